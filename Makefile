@@ -1,0 +1,54 @@
+# Two commands: `make demo` and `make test`. Each sets up its own virtual environment on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check format bench clean
+
+help:
+	@echo "make demo    set up, then plan a 1000-step loop and print the plan (the main job)"
+	@echo "make test    set up, then run every check: format, lint, types, layers, tests"
+	@echo "make format  rewrite the code in house format"
+	@echo "make bench   time planning against its nearest peer"
+
+$(VENV)/.core: pyproject.toml
+	@echo "== setting up $(VENV) with the core dependencies (numpy, autograd, rich)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core pyproject.toml
+	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, a peer)"
+	$(BIN)/python -m pip install --quiet --group dev
+	@touch $@
+
+demo: $(VENV)/.core
+	@echo "== planning the reversal of 1000 steps: first in 31 slots, then in 64 MiB"
+	$(BIN)/remat plan --steps 1000 --slots 31
+	@echo
+	$(BIN)/remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB
+	@echo "== next: '$(BIN)/remat sweep --steps 1000' shows the trade-off, '$(BIN)/remat --help' the rest"
+
+test: $(VENV)/.dev check
+	@echo "== tests"
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	@echo "== format and lint"
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	@echo "== types"
+	$(BIN)/mypy
+	@echo "== layers"
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/planning.py
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

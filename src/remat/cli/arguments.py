@@ -1,0 +1,177 @@
+"""Arguments that several commands share, and how they become a problem, a memory, a schedule."""
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from remat.errors import FileError, ProblemError
+from remat.planners import Plan, find_planner
+from remat.planners.loop.chunks import Chunks
+from remat.planners.plan import saved_ops
+from remat.planners.planner import Planner
+from remat.problem import Level, Loop, Memory
+from remat.problem.saved import check_envelope, read_json, read_limited
+from remat.schedule import Op, Schedule
+from remat.schedule.text import ScheduleFile, parse_lines
+
+__all__ = [
+    "Parser",
+    "add_loop",
+    "add_memory",
+    "add_planner",
+    "read_loop",
+    "read_memory",
+    "read_planner",
+    "read_subject",
+]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help starts with an example."""
+
+    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.example = example
+
+    def format_help(self) -> str:
+        """The help, after an example."""
+        return f"example: {self.example}\n\n{super().format_help()}"
+
+
+def add_loop(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the arguments that describe a loop."""
+    group = parser.add_argument_group("the loop")
+    group.add_argument("--steps", required=required, metavar="N", help='how many steps, or "unknown"')
+    group.add_argument("--state", default="1", metavar="SIZE", help="bytes of a state, such as 1MiB (default 1)")
+    group.add_argument("--tape", default="1", metavar="SIZE", help="bytes of one step's tape (default 1)")
+    group.add_argument("--forward", default="1", metavar="TIME", help="time of a step without tape (default 1)")
+    group.add_argument("--record", metavar="TIME", help="time of a step with tape (default: as forward)")
+    group.add_argument("--backward", default="2", metavar="TIME", help="time of pulling back a step (default 2)")
+    group.add_argument("--per-range", default="0", metavar="TIME", help="time of each recorded range (default 0)")
+    group.add_argument("--restartable", action="store_true", help="a step's tape also holds its output")
+
+
+def read_loop(arguments: argparse.Namespace) -> Loop:
+    """The loop that the arguments describe."""
+    steps = arguments.steps
+    return Loop(
+        None if steps == "unknown" else _whole(steps, "steps"),
+        _size(arguments.state),
+        _size(arguments.tape),
+        _time(arguments.forward),
+        None if arguments.record is None else _time(arguments.record),
+        _time(arguments.backward),
+        arguments.restartable,
+        _time(arguments.per_range),
+    )
+
+
+def add_memory(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that describe a memory: one of --slots, --memory, or --level once or more."""
+    group = parser.add_argument_group("the memory (one of)")
+    group.add_argument("--slots", metavar="N", help="a count of states")
+    group.add_argument("--memory", metavar="SIZE", help="bytes of peak, such as 64MiB")
+    group.add_argument(
+        "--level",
+        action="append",
+        metavar="NAME,SIZE[,READ,WRITE]",
+        help="a level: SIZE is bytes, 3slots or inf; READ and WRITE are times per byte (repeat for more levels)",
+    )
+
+
+def read_memory(arguments: argparse.Namespace) -> Memory:
+    """The memory that the arguments describe."""
+    given = [value for value in (arguments.slots, arguments.memory, arguments.level) if value is not None]
+    if len(given) != 1:
+        raise ProblemError("give one of --slots N, --memory SIZE or --level NAME,SIZE")
+    if arguments.level is not None:
+        return Memory(levels=[_level(text) for text in arguments.level])
+    if arguments.slots is not None:
+        return Memory(slots=_whole(arguments.slots, "slots"))
+    return Memory(_size(arguments.memory))
+
+
+def add_planner(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of a planner."""
+    parser.add_argument("--planner", default="auto", metavar="NAME", help="see `remat planners` (default auto)")
+    parser.add_argument("--chunk", metavar="K", help="steps in a range, for the chunks planner")
+
+
+def read_planner(arguments: argparse.Namespace) -> Planner:
+    """The planner that the arguments name."""
+    if arguments.chunk is None:
+        return find_planner(arguments.planner)
+    if arguments.planner not in ("auto", "chunks"):
+        raise ProblemError(f"--chunk is for the chunks planner, not {arguments.planner}")
+    return Chunks(_whole(arguments.chunk, "chunk"))
+
+
+def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Loop, Memory | None]:
+    """The schedule in a file (a saved plan, or text; - is stdin), its loop, and its memory if one is known."""
+    loop = None if arguments.steps is None else read_loop(arguments)
+    given = any(value is not None for value in (arguments.slots, arguments.memory, arguments.level))
+    memory = read_memory(arguments) if given else None
+    if arguments.file != "-" and _starts_json(Path(arguments.file)):
+        data = read_json(read_limited(arguments.file))
+        check_envelope(data, Plan.kind, Plan.version)
+        if loop is None and memory is None:
+            saved = Plan.from_envelope(data)
+            return saved.schedule, saved.problem, saved.memory
+        return saved_ops(data), loop or Loop.from_envelope(data.get("problem")), memory
+    if loop is None:
+        raise ProblemError("a schedule in text does not say how long the loop is: give --steps")
+    return Schedule(_text_ops(arguments.file)), loop, memory
+
+
+def _text_ops(name: str) -> ScheduleFile | tuple[Op, ...]:
+    if name != "-":
+        return ScheduleFile(name)
+    return tuple(parse_lines(_short_lines(sys.stdin), "stdin, line"))
+
+
+def _short_lines(file: io.TextIOBase | Any) -> Any:
+    return iter(lambda: file.readline(256), "")
+
+
+def _starts_json(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(64).lstrip().startswith(b"{")
+
+
+def _level(text: str) -> Level:
+    name, _, rest = text.partition(",")
+    parts = rest.split(",")
+    if len(parts) not in (1, 3) or not parts[0]:
+        raise ProblemError(f"--level {text[:60]!r}: write NAME,SIZE or NAME,SIZE,READ,WRITE")
+    read, write = (_time(part) for part in parts[1:]) if len(parts) == 3 else (0.0, 0.0)
+    if parts[0] == "inf":
+        return Level(name, read=read, write=write)
+    if parts[0].endswith("slots"):
+        return Level(name, slots=_whole(parts[0].removesuffix("slots"), "slots"), read=read, write=write)
+    return Level(name, _size(parts[0]), read=read, write=write)
+
+
+def _whole(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ProblemError(f"{name} must be a whole number, not {text[:40]!r}") from None
+
+
+def _size(text: str) -> int | str:
+    return int(text) if text.lstrip("-").isdigit() and len(text) < 40 else text
+
+
+def _time(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def refuse_to_overwrite(path: str, force: bool) -> None:
+    """Raise a FileError if something is at `path` already, unless forced."""
+    if Path(path).exists() and not force:
+        raise FileError(f"{path} exists; give --force to write over it")

@@ -1,0 +1,52 @@
+"""`remat plan`: plan a loop, print the plan, its ops or its JSON, save it."""
+
+import argparse
+import sys
+
+from remat.cli.arguments import (
+    add_loop,
+    add_memory,
+    add_planner,
+    read_loop,
+    read_memory,
+    read_planner,
+    refuse_to_overwrite,
+)
+
+EXAMPLE = "remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB"
+HELP = "plan the reversal of a loop and print what it costs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    add_loop(parser, required=True)
+    add_memory(parser)
+    add_planner(parser)
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--ops", action="store_true", help="print the ops, one a line (the plan goes to stderr)")
+    shown.add_argument("--json", action="store_true", help="print the plan with its ops as JSON")
+    parser.add_argument("--save", metavar="FILE", help="save the plan as JSON")
+    parser.add_argument("--force", action="store_true", help="write over an existing file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan and print."""
+    if arguments.save:
+        refuse_to_overwrite(arguments.save, arguments.force)
+    planner, loop, memory = read_planner(arguments), read_loop(arguments), read_memory(arguments)
+    planner.check(loop, memory)
+    plan = planner.plan(loop, memory)
+    if arguments.ops or arguments.json or arguments.save:
+        plan.schedule  # noqa: B018 (an unknown length has no schedule: say so before anything is printed)
+    if arguments.json:
+        plan.write(sys.stdout)
+    elif arguments.ops:
+        print(plan, file=sys.stderr)
+        for line in plan.schedule.lines():
+            print(line)
+    else:
+        print(plan)
+    if arguments.save:
+        plan.save(arguments.save)
+        print(f"saved {arguments.save}", file=sys.stderr)
+    return 0

@@ -1,0 +1,19 @@
+"""`remat planners`: which planners there are."""
+
+import argparse
+
+from remat.planners import PLANNERS
+
+EXAMPLE = "remat planners"
+HELP = "list the planners"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Take no arguments."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a line for each planner."""
+    for name, planner in PLANNERS.items():
+        print(f"{name:<12}{planner.summary}")
+    return 0

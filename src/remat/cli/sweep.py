@@ -1,0 +1,45 @@
+"""`remat sweep`: the trade-off curve, memory against forward steps and time."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from remat.cli.arguments import add_loop, add_planner, read_loop, read_planner
+from remat.planners import sweep
+from remat.units import to_count
+
+EXAMPLE = "remat sweep --steps 1000 --state 1MiB --tape 9MiB"
+HELP = "print what more memory buys: forward steps and time at several budgets"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    add_loop(parser, required=True)
+    budgets = parser.add_mutually_exclusive_group()
+    budgets.add_argument("--memory", metavar="SIZE,…", help="budgets in bytes, such as 16MiB,64MiB")
+    budgets.add_argument("--slots", metavar="N,…", help="budgets in slots, such as 10,31,100")
+    budgets.add_argument("--points", default="16", metavar="N", help="so many budgets, least to most (default 16)")
+    add_planner(parser)
+    parser.add_argument("--json", action="store_true", help="print the curve as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan at every budget and print the curve."""
+    curve = sweep(
+        read_loop(arguments),
+        [_number(text) for text in arguments.memory.split(",")] if arguments.memory else None,
+        slots=[_number(text) for text in arguments.slots.split(",")] if arguments.slots else None,
+        planner=read_planner(arguments),
+        points=to_count(_number(arguments.points), "points", least=2),
+    )
+    if arguments.json:
+        json.dump({"unit": curve.unit, "points": [asdict(point) for point in curve.points]}, sys.stdout, indent=1)
+        print()
+    else:
+        print(curve)
+    return 0
+
+
+def _number(text: str) -> int | str:
+    return int(text) if text.strip().isdigit() and len(text) < 40 else text

@@ -1,0 +1,27 @@
+"""`remat verify`: is a schedule legal? Exit 0 if it is, 1 if not."""
+
+import argparse
+
+from remat.cli.arguments import add_loop, add_memory, read_subject
+from remat.errors import ProblemError
+from remat.schedule import verify
+
+EXAMPLE = "remat verify plan.json, or: remat verify ops.txt --steps 1000 --slots 31"
+HELP = "check a saved plan or a schedule in text against the rules; exit 1 if it breaks one"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("file", metavar="FILE", help="a saved plan, or ops as text; - reads stdin")
+    add_loop(parser, required=False)
+    add_memory(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check and say what was found."""
+    schedule, loop, memory = read_subject(arguments)
+    if memory is None:
+        raise ProblemError("what may be kept? Give --slots N, --memory SIZE or --level NAME,SIZE")
+    verdict = verify(schedule, loop, memory)
+    print(verdict)
+    return 0 if verdict else 1

@@ -1,0 +1,44 @@
+"""WHO DECIDES: planners, each one file, and the plans they make.
+
+In: a `Problem` and a `Memory`. Out: a `Plan`: a schedule, the claim that is proved of it, and its predicted cost.
+`loop/` has one file for each planner of loops, `table.py` one line for each; `recurrence/` is their mathematics.
+"""
+
+from remat.planners.curve import Curve, Point, sweep
+from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.planner import Planner
+from remat.planners.table import PLANNERS, find_planner
+from remat.problem import Memory, Problem
+from remat.problem.memory import Capacity
+
+__all__ = [
+    "PLANNERS",
+    "Claim",
+    "Curve",
+    "Plan",
+    "Planner",
+    "Point",
+    "Prediction",
+    "find_planner",
+    "plan",
+    "sweep",
+]
+
+
+def plan(
+    problem: Problem, memory: Capacity = None, *, slots: int | None = None, planner: str | Planner = "auto"
+) -> Plan:
+    """The plan that reverses `problem` inside `memory` (bytes, text, a `Memory`) or `slots` (a count of states).
+
+    A memory in which nothing fits raises an InfeasibleError that carries the smallest one that works.
+
+    >>> from remat import Loop
+    >>> plan(Loop(1000), slots=31).forward_steps
+    3439
+    >>> plan(Loop(1000), slots=31, planner="mixed").forward_steps
+    2488
+    """
+    chosen = find_planner(planner)
+    budget = Memory.of(memory, slots)
+    chosen.check(problem, budget)
+    return chosen.plan(problem, budget)

@@ -1,0 +1,84 @@
+"""Auto: picks the planner for a problem and a memory, and says why.
+
+Slots are the theory's budget, so they get the theory's planner: binomial (or levels, or online). Bytes are the user's
+budget: the plan with the least predicted time of those that fit, keep-all first, since it recomputes nothing.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.errors import InfeasibleError
+from remat.planners.loop.binomial import Binomial
+from remat.planners.loop.chunks import Chunks
+from remat.planners.loop.keep_all import KeepAll
+from remat.planners.loop.levels import Levels
+from remat.planners.loop.mixed import Mixed
+from remat.planners.loop.online import Online
+from remat.planners.plan import Plan
+from remat.planners.planner import Planner
+from remat.problem import Loop, Memory, Problem
+
+__all__ = ["Auto"]
+
+
+@dataclass(frozen=True)
+class Auto(Planner):
+    """Chooses among the other planners; the plan's `reason` says which and why."""
+
+    name: ClassVar[str] = "auto"
+    summary: ClassVar[str] = "pick the best of the others for the problem and memory, and say why"
+
+    def accepts(self, problem: Problem, memory: Memory) -> str | None:
+        """None if the problem is a loop."""
+        if not isinstance(problem, Loop):
+            return f"there is no planner yet for a {type(problem).__name__.lower()}"
+        return None
+
+    def plan(self, problem: Problem, memory: Memory) -> Plan:
+        """The best plan that some planner makes, with the reason."""
+        assert isinstance(problem, Loop)
+        several = len(memory.levels) > 1 or not memory.device.free
+        if problem.steps is None:
+            Online().check(problem, memory)
+            return Online().plan(problem, memory).because("the loop's length is not known beforehand")
+        if several:
+            return _fastest(problem, memory, [Levels()])
+        if memory.device.slots is not None:
+            plan = Binomial().plan(problem, memory)
+            return plan.because("slots count kept states, and this placement of states is optimal for any length")
+        return _fastest(problem, memory, [])
+
+
+def _fastest(loop: Loop, memory: Memory, planners: list[Planner]) -> Plan:
+    """The fastest of the plans in all levels (by `planners`) and those in the device alone."""
+    device = Memory(levels=[memory.device])
+    if memory.device.free:
+        try:
+            return KeepAll().plan(loop, device).because("all tapes fit, so nothing is recomputed", memory)
+        except InfeasibleError:
+            planners = [*planners, Mixed(), *([Chunks()] if loop.per_range else [])]
+    plans: list[Plan] = []
+    errors: list[InfeasibleError] = []
+    for planner in planners:
+        try:
+            plans.append(planner.plan(loop, memory if isinstance(planner, Levels) else device))
+        except InfeasibleError as error:
+            errors.append(error)
+    if not plans:
+        raise min(errors, key=lambda error: error.minimum)
+    best, *others = sorted(plans, key=lambda plan: plan.seconds)
+    return best.because(_reason(best, others), memory)
+
+
+def _reason(best: Plan, others: list[Plan]) -> str:
+    if not others:
+        return {
+            Mixed.name: "states and tapes share the memory for the least recomputation",
+            Levels.name: "states go to the level that makes the reversal fastest",
+        }.get(best.planner, "it fits")
+    compared = ", ".join(f"{plan.planner} would take {_ratio(plan.seconds, best.seconds)}" for plan in others)
+    return f"the fastest that fits; {compared}"
+
+
+def _ratio(seconds: float, least: float) -> str:
+    return f"{seconds / least:.2f}x as long" if least and seconds > least else "as long"

@@ -1,0 +1,80 @@
+"""Lower bounds: what no schedule can beat. Claims of plans that are not proved optimal are factors over these."""
+
+from math import comb
+
+from remat.planners.budget import Budget
+from remat.planners.recurrence.budgets import on_grid
+from remat.planners.recurrence.layers import Layers
+from remat.planners.recurrence.revolve import advances
+from remat.planners.recurrence.tradeoff import Sizes
+from remat.problem import Level, Loop, Memory
+
+__all__ = ["anything_restarts", "level_seconds", "states_only", "states_or_tapes"]
+
+MANY_LAYERS = 100  # from so many forward steps a step on, layers say no more than the simple bound
+
+
+def states_only(steps: int, slots: int) -> int:
+    """Forward steps of any schedule that keeps at most `slots` states and holds no tape: n + p(n, s).
+
+    >>> states_only(1000, 31)
+    3439
+    """
+    return steps + advances(steps, slots)
+
+
+def anything_restarts(steps: int, units: int) -> int:
+    """Forward steps of any schedule that holds `units` things, if each were a tape to pull back *and* to restart from.
+
+    Things that are either state or tape can only be worse. The first of them is the initial state or the first tape, so
+    the rest are `steps - 1` with a free start and `units - 1` things: there E(r) = C(units+r, r) - 1 steps can be run
+    at most r times each, and filling these layers in order gives r·n + r - C(units+r, r-1).
+
+    >>> anything_restarts(1000, 31), anything_restarts(10, 9), anything_restarts(10, 1)
+    (2440, 10, 46)
+    """
+    if steps <= 1 or units < 1:
+        return steps
+    rest = steps - 1
+    low, high = 0, 1
+    while comb(units + high, high) - 1 < rest:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if comb(units + middle, middle) - 1 < rest else (low, middle)
+    return 1 + high * rest + high - comb(units + high, high - 1)
+
+
+def states_or_tapes(loop: Loop, level: Level) -> int:
+    """Forward steps of any schedule that keeps states and holds tapes in one level of such a size.
+
+    By layers (see `recurrence.layers`) where the budget takes few different values, else by `anything_restarts`.
+
+    >>> states_or_tapes(Loop(1000, tape=3), Level("ram", slots=31))
+    2802
+    """
+    budget = Budget.of(loop, level)
+    sizes = Sizes(loop.state, loop.tape, loop.restartable, budget.early)
+    smallest = min(loop.state, loop.tape)
+    if loop.units <= 1 or smallest == 0:
+        return loop.units
+    simple = anything_restarts(loop.units, (budget.held + budget.early) // smallest)
+    if simple > MANY_LAYERS * loop.units:
+        return simple
+    grid = on_grid(sizes, budget.held, up=False)
+    if grid is None or not grid[2]:
+        return simple
+    layers = Layers(*grid, loop.units)
+    return max(simple, layers.bound(layers.whole))
+
+
+def level_seconds(loop: Loop, memory: Memory) -> float:
+    """Seconds of any schedule that keeps states in several levels: as if all slots were one level without costs."""
+    n, slots = loop.units, 0
+    for level in memory.levels:
+        most = level.slots if level.slots is not None else None
+        if level.capacity is not None:
+            most = level.capacity // loop.state
+        slots += n if most is None else most
+    least = advances(n, min(slots, n)) if n > 1 else 0
+    return least * loop.forward + n * (loop.record + loop.backward + loop.per_range)

@@ -1,0 +1,205 @@
+"""Exhaustive: every legal schedule of a tiny problem is considered. The oracle for the other planners.
+
+A shortest-path search (A*) over what is live: the working state, what is kept in each level, which tapes are held,
+which cotangent is in flight. It shares no code with the recurrences, nor with the verifier's machine.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import ClassVar, NamedTuple
+
+from remat.errors import InfeasibleError
+from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.planner import Planner
+from remat.problem import Level, Loop, Memory, Problem
+from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
+from remat.schedule.ops import TAPE
+
+__all__ = ["Exhaustive"]
+
+MOST_STEPS = 8
+
+
+class _Now(NamedTuple):
+    """What is live between two ops; sets are bit masks, -1 is none."""
+
+    working: int
+    cotangent: int
+    kept: tuple[int, ...]
+    tapes: int
+    passing: int  # the unit recorded just now
+
+
+@dataclass(frozen=True)
+class Exhaustive(Planner):
+    """The least time that any schedule takes, found by trying them all; for up to eight steps."""
+
+    name: ClassVar[str] = "exhaustive"
+    summary: ClassVar[str] = f"try every schedule; the oracle for up to {MOST_STEPS} steps"
+
+    def accepts(self, problem: Problem, memory: Memory) -> str | None:
+        """None if the problem is a short loop."""
+        if not isinstance(problem, Loop):
+            return f"it plans loops, and this is a {type(problem).__name__.lower()}"
+        if problem.steps is None or problem.steps > MOST_STEPS:
+            return f"it tries every schedule, which takes too long for more than {MOST_STEPS} steps"
+        if problem.per_range:
+            return "it records steps one by one, so a cost per range has no meaning"
+        return None
+
+    def plan(self, problem: Problem, memory: Memory) -> Plan:
+        """The plan of least time, ties broken by fewer forward steps."""
+        assert isinstance(problem, Loop)
+        schedule = Schedule(tuple(_joined(_search(problem, memory))))
+        trace = simulate(schedule, problem, memory)
+        prediction = Prediction(trace.advances, trace.records, trace.peak, trace.seconds)
+        return Plan(problem, memory, self.name, Claim(1.0), prediction, schedule)
+
+
+def _search(loop: Loop, memory: Memory) -> list[Op]:
+    n = loop.units
+    start = _Now(0, -1, (0,) * len(memory.levels), 0, -1)
+    best: dict[_Now, tuple[float, int]] = {start: (0.0, 0)}
+    came: dict[_Now, tuple[_Now, Op]] = {}
+    order = count()
+    queue = [((0.0, 0), next(order), start)]
+    done: set[_Now] = set()
+    while queue:
+        _, _, now = heappop(queue)
+        if now in done:
+            continue
+        done.add(now)
+        cost = best[now]
+        if now.cotangent == 0 and not any(now.kept) and not now.tapes:
+            ops: list[Op] = []
+            while now != start:
+                now, op = came[now]
+                ops.append(op)
+            return ops[::-1]
+        for op, seconds, after in _moves(now, loop, memory, n):
+            total = (cost[0] + seconds, cost[1] + isinstance(op, Advance))
+            if (after not in best or total < best[after]) and _fits(op, now, after, loop, memory.levels):
+                best[after], came[after] = total, (now, op)
+                heappush(queue, ((total[0] + _to_come(after, loop), total[1]), next(order), after))
+    least = _least(loop, memory)
+    unit = "bytes" if memory.device.slots is None else "slots"
+    raise InfeasibleError(f"no schedule at all fits {memory}: the smallest that works is {least} {unit}", least, unit)
+
+
+def _to_come(now: _Now, loop: Loop) -> float:
+    """Time that every schedule still takes from here: each unit is recorded once and pulled back once."""
+    left = loop.units if now.cotangent < 0 else now.cotangent
+    return left * loop.backward + (left - now.tapes.bit_count()) * loop.record
+
+
+def _moves(now: _Now, loop: Loop, memory: Memory, n: int) -> Iterator[tuple[Op, float, _Now]]:
+    """The ops that may come next, less those that cannot be part of a best schedule.
+
+    A tape that can be pulled back is, at once: it costs the same later, and frees memory now. A kept state past the
+    cotangent is dropped, at once. After the turn no unit is run without tape just before the cotangent.
+    """
+    w, cot, kept, tapes, _ = now
+    if cot > 0 and tapes >> (cot - 1) & 1:
+        left = w if 0 <= w < cot - 1 else -1
+        after = _Now(left, cot - 1, kept, tapes & ~(1 << (cot - 1)), -1)
+        yield Pullback(cot, cot - 1), loop.backward, after
+        return
+    top = n if cot < 0 else cot
+    for k, level in enumerate(memory.levels):
+        for state in _members(kept[k]):
+            drop = Drop(state, level.name), 0.0, now._replace(kept=_put(kept, k, kept[k] & ~(1 << state)))
+            yield drop
+            if state >= top:
+                return
+            if state != w:
+                yield (
+                    Fetch(state, level.name),
+                    level.read * loop.state,
+                    now._replace(working=state, passing=-1),
+                )
+    if 0 <= w < top:
+        if cot < 0 or w + 1 < cot:
+            yield Advance(w, w + 1), loop.forward, now._replace(working=w + 1, passing=-1)
+        if not tapes >> w & 1:
+            yield Record(w, w + 1), loop.record, now._replace(working=w + 1, tapes=tapes | 1 << w, passing=w)
+        for k, level in enumerate(memory.levels):
+            if not kept[k] >> w & 1:
+                more = _put(kept, k, kept[k] | 1 << w)
+                yield Keep(w, level.name), level.write * loop.state, now._replace(kept=more, passing=-1)
+    if loop.restartable:
+        for unit in _members(tapes):
+            if unit + 1 < top and unit + 1 != w:
+                yield Fetch(unit + 1, TAPE), 0.0, now._replace(working=unit + 1, passing=-1)
+    if cot < 0 and w == n:
+        yield Turn(), 0.0, now._replace(working=-1, cotangent=n)
+
+
+def _members(mask: int) -> Iterator[int]:
+    return (i for i in reversed(range(mask.bit_length())) if mask >> i & 1)
+
+
+def _put(kept: tuple[int, ...], level: int, mask: int) -> tuple[int, ...]:
+    return (*kept[:level], mask, *kept[level + 1 :])
+
+
+def _fits(op: Op, before: _Now, after: _Now, loop: Loop, levels: tuple[Level, ...]) -> bool:
+    for k, level in enumerate(levels):
+        states = after.kept[k].bit_count()
+        if k:
+            size = states * loop.state if level.slots is None else states
+        elif level.slots is not None:
+            held = after.tapes.bit_count() - (after.passing >= 0)
+            if states * loop.state + held * loop.tape > level.slots * loop.state:
+                return False
+            continue
+        else:
+            size = states * loop.state + _working_set(op, before, after, loop)
+        most = level.slots if level.slots is not None else level.capacity
+        if most is not None and size > most:
+            return False
+    return True
+
+
+def _working_set(op: Op, before: _Now, after: _Now, loop: Loop) -> int:
+    """Bytes on the device while `op` runs, beside kept states."""
+    cotangent = loop.state if after.cotangent >= 0 else 0
+    match op:
+        case Advance() | Record():
+            return after.tapes.bit_count() * loop.tape + 2 * loop.state + cotangent
+        case Pullback():
+            still = loop.state if after.working >= 0 else 0
+            return before.tapes.bit_count() * loop.tape + 2 * loop.state + still
+    return after.tapes.bit_count() * loop.tape + (loop.state if after.working >= 0 else 0) + cotangent
+
+
+def _least(loop: Loop, memory: Memory) -> int:
+    """The least capacity of the device with which some schedule fits, by bisection."""
+    device = memory.device
+    low = device.slots if device.slots is not None else device.capacity or 0
+    high = loop.units * (loop.state + loop.tape) + 4 * loop.state
+    while high - low > 1:
+        middle = (low + high) // 2
+        slots, capacity = (middle, None) if device.slots is not None else (None, middle)
+        level = Level(device.name, capacity, slots=slots, read=device.read, write=device.write)
+        try:
+            _search(loop, Memory(levels=[level, *memory.levels[1:]]))
+            high = middle
+        except InfeasibleError:
+            low = middle
+    return high
+
+
+def _joined(ops: list[Op]) -> Iterator[Op]:
+    """The ops with neighbouring advances as one."""
+    last: Op | None = None
+    for op in ops:
+        if isinstance(last, Advance) and isinstance(op, Advance):
+            last = Advance(last.start, op.stop)
+            continue
+        if last is not None:
+            yield last
+        last = op
+    if last is not None:
+        yield last

@@ -1,0 +1,127 @@
+"""Binomial: states only, placed by the closed form of Revolve; counts for n = 10⁹ come at once, ops stream.
+
+The generator here walks the reversal tree with an explicit stack of at most `slots` entries. With `chunk` > 1 its
+leaves are ranges of that many steps (the chunks planner), and it also reverses one segment of an online loop.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.planner import LoopPlanner, infeasible
+from remat.planners.recurrence.revolve import advances, beta, repetition, split
+from remat.problem import Level, Loop, Memory, Problem
+from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
+
+__all__ = ["Binomial", "RevolveOps", "fitting_states", "predict", "reverse"]
+
+
+@dataclass(frozen=True)
+class Binomial(LoopPlanner):
+    """The least advances that so many kept states allow, when every step is recorded just before it is pulled back."""
+
+    name: ClassVar[str] = "binomial"
+    summary: ClassVar[str] = "states only, optimal placement in closed form (Revolve); any n at once"
+
+    def plan(self, problem: Problem, memory: Memory) -> Plan:
+        """The plan with as many states as fit."""
+        assert isinstance(problem, Loop)
+        slots = fitting_states(problem, memory.device, 1)
+        prediction = predict(problem, slots, 1)
+        schedule = Schedule(RevolveOps(problem.units, slots, 1, memory.device.name))
+        return Plan(problem, memory, self.name, Claim(1.0, "states only"), prediction, schedule)
+
+
+@dataclass(frozen=True)
+class RevolveOps:
+    """All ops that reverse `steps` with `slots` states and recorded ranges of up to `chunk` steps."""
+
+    steps: int
+    slots: int
+    chunk: int
+    level: str
+
+    def __iter__(self) -> Iterator[Op]:
+        if self.steps == 0:
+            return iter((Turn(),))
+        return reverse(0, self.steps, self.slots, self.chunk, self.level, turn=True)
+
+
+def reverse(
+    first: int, last: int, slots: int, chunk: int, level: str, *, turn: bool = False, kept: bool = False
+) -> Iterator[Op]:
+    """Ops that pull units first..last-1 back, with `slots` states from `first` on, that one included.
+
+    `first` is the working state, and is `kept` already or not; in the end it is dropped. With `turn` the schedule turns
+    after the last unit ran.
+    """
+    # A pending segment starts at a kept state and waits for all that is right of it: (start, stop, slots, repetition).
+    pending: list[tuple[int, int, int, int]] = []
+    start, stop = first, last
+    times = repetition(-(-(last - first) // chunk), slots) if last - first > chunk else 0
+    while True:
+        while stop - start > chunk:
+            ranges = -(-(stop - start) // chunk)
+            while beta(slots, times - 1) >= ranges:
+                times -= 1
+            middle = stop - (ranges - split(ranges, slots, times)) * chunk
+            if not kept:
+                yield Keep(start, level)
+            yield Advance(start, middle)
+            pending.append((start, middle, slots, times))
+            start, slots, kept = middle, slots - 1, False
+        if kept:
+            yield Drop(start, level)
+        yield Record(start, stop)
+        if turn:
+            yield Turn()
+            turn = False
+        yield Pullback(stop, start)
+        if not pending:
+            return
+        start, stop, slots, times = pending.pop()
+        kept = True
+        yield Fetch(start, level)
+
+
+def predict(loop: Loop, slots: int, chunk: int) -> Prediction:
+    """What `RevolveOps` will cost, in closed form; equal to what `simulate` counts."""
+    n = loop.units
+    if n == 0:
+        return Prediction(0, 0, loop.state, 0.0)
+    count = advances(n, slots, chunk)
+    ranges = -(-n // chunk)
+    states = _peak_states(ranges, slots)
+    seconds = count * loop.forward + n * (loop.record + loop.backward) + ranges * loop.per_range
+    return Prediction(count, n, states * loop.state + min(n, chunk) * loop.tape, seconds)
+
+
+def _peak_states(ranges: int, slots: int) -> int:
+    """States live at the peak, the working set included.
+
+    Beside the kept ones, recording a range takes two before the turn (input and output) and three after it (and a
+    cotangent). All slots are in use after the turn if and only if some left segment has more ranges than slots, and
+    `split` makes the first of them so exactly when there are more than 2·slots ranges.
+    """
+    return slots + 3 if ranges > max(2 * slots, 1) else min(slots + 2, ranges + 1)
+
+
+def fitting_states(loop: Loop, level: Level, chunk: int) -> int:
+    """The most states that fit the level beside the working set, in ranges of `chunk` steps; too few is an error."""
+    ranges = -(-loop.units // chunk)
+    least = 0 if ranges <= 1 else 1
+    if level.slots is not None:
+        if level.slots < least:
+            raise infeasible(loop, level, least, "the initial state is kept")
+        return level.slots
+    every, tape = max(ranges - 1, 0), min(loop.units, chunk) * loop.tape
+    if level.capacity is None or predict(loop, every, chunk).peak <= level.capacity:
+        return every
+    states = (level.capacity - tape) // loop.state - 2  # the inverse of _peak_states
+    states -= ranges > 2 * states
+    if states < least:
+        minimum = predict(loop, least, chunk).peak
+        why = f"a working set of {(minimum - tape) // loop.state} states and the tape of a range"
+        raise infeasible(loop, level, minimum, why)
+    return states

@@ -1,0 +1,72 @@
+"""Chunks: binomial over ranges of k steps, each recorded and pulled back as one.
+
+Frameworks record and pull back a range of k steps far cheaper than k single steps, and fewer, longer ranges need
+fewer kept states. With a slot for every range this is the familiar √n scheme.
+"""
+
+from dataclasses import dataclass
+from math import isqrt
+from typing import ClassVar
+
+from remat.errors import InfeasibleError, ProblemError
+from remat.planners.loop.binomial import RevolveOps, fitting_states, predict
+from remat.planners.plan import Claim, Plan
+from remat.planners.planner import LoopPlanner
+from remat.problem import Level, Loop, Memory, Problem
+from remat.schedule import Schedule
+from remat.units import to_count
+
+__all__ = ["Chunks"]
+
+
+@dataclass(frozen=True)
+class Chunks(LoopPlanner):
+    """Ranges of `k` steps; without `k`, the length with the least predicted time in the memory.
+
+    The time weighs advances against `Loop.per_range`. In slots, where a range's tape is outside the budget, the
+    default k gives every range its slot.
+    """
+
+    k: int | None = None
+
+    name: ClassVar[str] = "chunks"
+    summary: ClassVar[str] = "binomial over ranges of k steps, each recorded and pulled back at once"
+
+    def __post_init__(self) -> None:
+        if self.k is not None:
+            to_count(self.k, "k", least=1)
+
+    def plan(self, problem: Problem, memory: Memory) -> Plan:
+        """The plan for ranges of k steps, k given or chosen."""
+        assert isinstance(problem, Loop)
+        level = memory.device
+        k = self.k or _best_length(problem, level)
+        slots = fitting_states(problem, level, k)
+        schedule = Schedule(RevolveOps(problem.units, slots, k, level.name))
+        claim = Claim(1.0, f"states and ranges of up to {k} step{'s' * (k != 1)}")
+        return Plan(problem, memory, self.name, claim, predict(problem, slots, k), schedule)
+
+
+def _best_length(loop: Loop, level: Level) -> int:
+    n = loop.units
+    if level.slots is not None:
+        return max(-(-n // (level.slots + 1)), 1)
+    best: tuple[float, int, int] | None = None
+    error: InfeasibleError | None = None
+    for k in _lengths(n):
+        try:
+            cost = predict(loop, fitting_states(loop, level, k), k)
+        except InfeasibleError as found:
+            error = found if error is None or found.minimum < error.minimum else error
+            continue
+        key = (cost.seconds, cost.peak, k)
+        best = key if best is None else min(best, key)
+    if best is None:
+        raise error or ProblemError("no length of a range to try")
+    return best[2]
+
+
+def _lengths(steps: int) -> list[int]:
+    """Every length worth trying: for each number of ranges the shortest that gives it, about 2√n of them."""
+    root = isqrt(steps)
+    return sorted({*range(1, root + 2), *(max(-(-steps // count), 1) for count in range(1, root + 2))})

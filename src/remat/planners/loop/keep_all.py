@@ -1,0 +1,53 @@
+"""Keep-all: record every step once, as one range, and recompute nothing."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.planner import LoopPlanner, infeasible
+from remat.problem import Level, Loop, Memory, Problem
+from remat.schedule import Op, Pullback, Record, Schedule, Turn
+
+__all__ = ["KeepAll", "least_for_all"]
+
+
+@dataclass(frozen=True)
+class _Ops:
+    steps: int
+
+    def __iter__(self) -> Iterator[Op]:
+        if self.steps:
+            yield Record(0, self.steps)
+        yield Turn()
+        if self.steps:
+            yield Pullback(self.steps, 0)
+
+
+@dataclass(frozen=True)
+class KeepAll(LoopPlanner):
+    """Every tape is held until it is used: no recomputation, memory that grows with n."""
+
+    name: ClassVar[str] = "keep-all"
+    summary: ClassVar[str] = "record every step once, recompute nothing"
+
+    def plan(self, problem: Problem, memory: Memory) -> Plan:
+        """The plan that records all; it fits where all tapes do."""
+        assert isinstance(problem, Loop)
+        level, least = memory.device, least_for_all(problem, memory.device)
+        have = level.slots if level.slots is not None else level.capacity
+        if have is not None and have < least:
+            raise infeasible(problem, level, least, f"the tapes of all {problem.units} steps are held at once")
+        n = problem.units
+        peak = n * problem.tape + 2 * problem.state if n else problem.state
+        seconds = problem.record_time(0, n) + problem.pullback_time(0, n) if n else 0.0
+        prediction = Prediction(0, n, peak, seconds)
+        return Plan(problem, memory, self.name, Claim(1.0), prediction, Schedule(_Ops(n)))
+
+
+def least_for_all(loop: Loop, level: Level) -> int:
+    """The least capacity for all tapes, in slots or bytes as the level is; the last tape takes no slot."""
+    n = loop.units
+    if level.slots is not None:
+        return -(-(n - 1) * loop.tape // loop.state) if n > 1 else 0
+    return n * loop.tape + 2 * loop.state if n else loop.state

@@ -1,0 +1,164 @@
+"""Levels: states in several memories with their read and write costs, the H-Revolve problem.
+
+Steps are recorded and pulled back one at a time; tapes are not held. Long loops are planned in groups of g steps, each
+reversed inside a part of the first level by the binomial schedule; the claim then is a factor over a bound.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isqrt
+from typing import ClassVar, NamedTuple
+
+from remat.errors import PlannerError
+from remat.planners.bounds import level_seconds
+from remat.planners.loop.binomial import reverse
+from remat.planners.nested import Line, NestedOps, Part, as_line
+from remat.planners.plan import Claim, Plan
+from remat.planners.planner import Planner, infeasible
+from remat.planners.recurrence.hierarchy import Hierarchy, Store
+from remat.planners.recurrence.revolve import advances
+from remat.problem import Level, Loop, Memory, Problem
+from remat.schedule import Advance, Drop, Fetch, Keep, Schedule, Turn
+
+__all__ = ["Levels"]
+
+EXACT = 600_000_000  # additions for the exact recurrence at the most: a second or two
+
+
+@dataclass(frozen=True)
+class Levels(Planner):
+    """States go to whichever level makes the whole reversal fastest. Levels are tried in the order of their cost."""
+
+    name: ClassVar[str] = "levels"
+    summary: ClassVar[str] = "states in several levels with read and write costs (H-Revolve)"
+
+    def accepts(self, problem: Problem, memory: Memory) -> str | None:
+        """None if the problem is a loop of known length."""
+        if not isinstance(problem, Loop):
+            return f"it plans loops, and this is a {type(problem).__name__.lower()}"
+        if problem.steps is None:
+            return "the loop's length is not known (steps=None); the online planner takes it"
+        return None
+
+    def plan(self, problem: Problem, memory: Memory) -> Plan:
+        """The plan of least predicted time."""
+        assert isinstance(problem, Loop)
+        n = problem.units
+        ranked = sorted(memory.levels, key=lambda level: (level.read + level.write, level is not memory.device))
+        slots = [min(_slots(problem, level, memory), max(n - 1, 0)) for level in ranked]
+        _check_memory(problem, memory, sum(slots))
+        group, inside = _group(n, slots, ranked.index(memory.device))
+        slots[ranked.index(memory.device)] -= inside
+        slots = [min(count, -(-n // group)) for count in slots]
+        tree = _Tree(problem, memory, ranked, slots, group, inside)
+        ops = NestedOps(tree.root(), tree.expand)
+        prediction = ops.predict(problem, memory)
+        ordered = all(a.read <= b.read and a.write <= b.write for a, b in pairwise(ranked))
+        claim = Claim(1.0, "states in levels" if ordered else "nested levels")
+        if group > 1:
+            claim = Claim(max(prediction.seconds / level_seconds(problem, memory), 1.0), "states in levels")
+        return Plan(problem, memory, self.name, claim, prediction, Schedule(ops))
+
+
+class _Node(NamedTuple):
+    """Reverse `length` + 1 groups with the slots of a column; the start is stored there or only in working memory."""
+
+    stored: bool
+    column: int
+    length: int
+    turned: bool
+    short: bool  # whether the first group is shorter than the others
+
+
+class _Tree:
+    """The subproblems of one problem, expanded into ops as the recurrence decides."""
+
+    def __init__(
+        self, loop: Loop, memory: Memory, ranked: list[Level], slots: list[int], group: int, inside: int
+    ) -> None:
+        self.loop, self.device, self.group, self.inside = loop, memory.device.name, group, inside
+        self.names = [level.name for level in ranked]
+        self.groups = max(-(-loop.units // group), 1)
+        self.first = loop.units - (self.groups - 1) * group
+        stores = [
+            Store(count, level.write * loop.state, level.read * loop.state)
+            for count, level in zip(slots, ranked, strict=True)
+        ]
+        again = advances(group, inside) * loop.forward if group > 1 else 0.0
+        one = group * (loop.record + loop.backward + loop.per_range) + again
+        self.best = Hierarchy(self.groups, stores, group * loop.forward, one)
+
+    def root(self) -> _Node:
+        last = len(self.names) - 1
+        column = self.best.column(last, self.best.slots[last])
+        return _Node(False, column, self.groups - 1, False, self.first < self.group)
+
+    def expand(self, node: _Node) -> Iterator[Line | Part]:
+        stored, column, length, turned, short = node
+        if length == 0:
+            if stored:
+                yield Drop, 0, self._name(column)
+            steps = self.first if short else self.group
+            if self.loop.units:
+                yield from map(as_line, reverse(0, steps, self.inside, 1, self.device, turn=not turned))
+            else:
+                yield as_line(Turn())
+            return
+        level, slots = self.best.place(column)
+        name, below = self.names[level], self.best.column(level, 0)
+        if self.best.time(False, below, length) <= self.best.time(stored, column, length):
+            if stored:
+                yield Drop, 0, name
+            yield Part(0, _Node(False, below, length, turned, short))
+            return
+        if not stored:
+            yield Keep, 0, name
+        j = self.best.split(column, length)
+        steps = j * self.group - (self.group - self.first if short else 0)
+        yield Advance, 0, steps
+        yield Part(steps, _Node(False, self.best.column(level, slots - 1), length - j, turned, False))
+        yield Fetch, 0, name
+        yield Part(0, _Node(True, column, j - 1, True, short))
+
+    def _name(self, column: int) -> str:
+        return self.names[self.best.place(column)[0]]
+
+
+def _slots(loop: Loop, level: Level, memory: Memory) -> int:
+    """How many states fit into the level; the device also needs room for the working set."""
+    if level.slots is not None:
+        return level.slots
+    if level.capacity is None:
+        return loop.units
+    if level is not memory.device:
+        return level.capacity // loop.state
+    beside = 3 if loop.units > 2 else 2
+    return max((level.capacity - loop.tape) // loop.state - beside, 0)
+
+
+def _check_memory(loop: Loop, memory: Memory, slots: int) -> None:
+    """Raise an InfeasibleError unless the working set fits the device, and the initial state fits somewhere."""
+    n, device = loop.units, memory.device
+    if device.capacity is not None:
+        states = min(n + 1, 3) + (n > 2 and slots == 0)
+        least = states * loop.state + min(n, 1) * loop.tape
+        if device.capacity < least:
+            raise infeasible(loop, device, least, f"a working set of {states} states and a tape")
+    elif slots == 0 and n > 1 and device.slots is not None:
+        raise infeasible(loop, device, 1, "the initial state is kept somewhere")
+
+
+def _group(units: int, slots: list[int], device: int) -> tuple[int, int]:
+    """How many steps are planned as one, and how many slots of the device reverse them."""
+    if units**2 * (sum(slots) + 1) <= 2 * EXACT:
+        return 1, 0
+    if slots[device] == 0:
+        raise PlannerError(
+            f"{units} steps in {sum(slots)} slots are too many to plan one by one, and grouping them takes a slot of "
+            "the first level: give it at least one"
+        )
+    group = 2
+    while (groups := -(-units // group)) ** 2 * (sum(min(count, groups) for count in slots) + 1) > 2 * EXACT:
+        group *= 2
+    return group, min(max(slots[device] // 2, 1), isqrt(2 * group) + 1)

@@ -1,0 +1,102 @@
+"""Mixed: states or tapes in one level, for any sizes. The least recomputation a budget in bytes allows.
+
+The exact table for small problems, the bound-guided search for long ones; the claim says which, and how far from the
+bound. Times of forward, record and backward do not change which schedule is best: every step is recorded and pulled
+back exactly once, so they only weigh a fixed sum against the number of advances.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.errors import InfeasibleError
+from remat.planners.bounds import MANY_LAYERS, states_or_tapes
+from remat.planners.budget import Budget
+from remat.planners.loop.binomial import Binomial
+from remat.planners.loop.keep_all import KeepAll, least_for_all
+from remat.planners.loop.mixed_ops import mixed_ops
+from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.planner import LoopPlanner, infeasible
+from remat.planners.recurrence.budgets import on_grid, reachable
+from remat.planners.recurrence.layers import Layers
+from remat.planners.recurrence.table import Table
+from remat.planners.recurrence.tradeoff import Sizes
+from remat.problem import Level, Loop, Memory, Problem
+from remat.schedule import Schedule
+
+__all__ = ["Mixed"]
+
+CLASS = "persistent states and tapes"  # persistent: what is kept stays until its own reverse
+EXACT = 600_000_000  # additions for the exact table at the most: about a second
+
+
+@dataclass(frozen=True)
+class Mixed(LoopPlanner):
+    """A budget holds states, tapes or both, whatever gives the least forward steps.
+
+    `exact=True` insists on the exact table, `exact=False` on the bound-guided search; None decides by size.
+    """
+
+    exact: bool | None = None
+
+    name: ClassVar[str] = "mixed"
+    summary: ClassVar[str] = "states or tapes, whichever saves more; exact for small problems, near the bound for long"
+
+    def plan(self, problem: Problem, memory: Memory) -> Plan:
+        """The plan with the least forward steps that the search finds."""
+        assert isinstance(problem, Loop)
+        level = memory.device
+        try:
+            return KeepAll().plan(problem, memory).named(self.name)
+        except InfeasibleError:
+            _check_memory(problem, level)
+        budget = Budget.of(problem, level)
+        sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
+        budgets = reachable(sizes, budget.held)
+        if budgets is not None and self._affords(problem.units, len(budgets) * (2 if budget.early else 1)):
+            table = Table(sizes, problem.units, budgets)
+            ops = mixed_ops(table, problem.units, budget.held, level.name)
+            return Plan(problem, memory, self.name, Claim(1.0, CLASS), ops.predict(problem, memory), Schedule(ops))
+        return _guided(problem, memory, sizes, budget.held)
+
+    def _affords(self, steps: int, columns: int) -> bool:
+        return steps**2 * columns * 2 <= EXACT if self.exact is None else self.exact
+
+
+def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int) -> Plan:
+    """The better of the bound-guided search and states only, with the factor over the bound as its claim."""
+    level, bound = memory.device, states_or_tapes(loop, memory.device)
+    found: list[tuple[Prediction, Schedule]] = []
+    try:
+        states = Binomial().plan(loop, memory)
+        found.append((states.predicted, states.schedule))
+    except InfeasibleError:
+        pass
+    if bound <= MANY_LAYERS * loop.units or not found:
+        grid = on_grid(sizes, top, up=True)
+        if grid is not None and grid[2]:
+            ops = mixed_ops(Layers(*grid, loop.units), loop.units, grid[1], level.name)
+            found.append((ops.predict(loop, memory), Schedule(ops)))
+    prediction, schedule = min(found, key=lambda pair: pair[0].advances)
+    factor = (prediction.advances + prediction.records) / bound
+    return Plan(loop, memory, Mixed.name, Claim(max(factor, 1.0), CLASS), prediction, schedule)
+
+
+def _check_memory(loop: Loop, level: Level) -> None:
+    """Raise an InfeasibleError unless some schedule fits.
+
+    Without a kept state all tapes are held at the turn, beside a step's input and output: n·τ+2σ bytes. If the initial
+    state is kept up to the turn only, half of the tapes are held before and half after it: ⌈n/2⌉·τ+3σ. If it is kept
+    for longer, one tape is enough: τ+4σ. The least memory is the least of the three.
+    """
+    n, state, tape = loop.units, loop.state, loop.tape
+    if level.slots is not None:
+        least, have = min(least_for_all(loop, level), 1), level.slots
+        why = "the initial state is kept"
+    else:
+        least = least_for_all(loop, level)
+        if n > 1:
+            least = min(least, -(-n // 2) * tape + 3 * state, tape + 4 * state)
+        have = least if level.capacity is None else level.capacity
+        why = "a step's input, output, cotangent and tape, beside the initial state"
+    if have < least:
+        raise infeasible(loop, level, least, why)

@@ -1,0 +1,73 @@
+"""The ops of one subproblem of states and tapes, from the move that a chooser makes there."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from remat.planners.nested import Line, NestedOps, Part
+from remat.planners.recurrence.tradeoff import Chooser, Move, Sub
+from remat.schedule import Advance, Drop, Fetch, Keep, Pullback, Record, Turn
+from remat.schedule.ops import TAPE
+
+__all__ = ["mixed_ops"]
+
+
+class Node(NamedTuple):
+    """A subproblem, and the level its start is fetched from if it is kept."""
+
+    sub: Sub
+    source: str
+
+
+def mixed_ops(chooser: Chooser, steps: int, budget: int, level: str) -> NestedOps:
+    """The ops that reverse `steps` in `budget` by the chooser's moves, states kept in `level`."""
+    return NestedOps(Node(Sub(False, False, steps, budget), level), lambda node: _expand(node, chooser, level))
+
+
+def _expand(node: Node, chooser: Chooser, level: str) -> Iterator[Line | Part]:
+    (kept, turned, steps, _), source = node
+    if steps == 1 or chooser.sizes.all_fit(node.sub):
+        yield Record, 0, steps
+        if not turned:
+            yield Turn, 0, 0
+        yield Pullback, steps, 0
+        return
+    move = chooser.choose(node.sub)
+    right, left = chooser.sizes.parts(node.sub, move)
+    if move.kind == "hold":
+        held, right = _join_tapes(chooser, right)
+        yield Record, 0, held
+        yield Part(held, Node(right, TAPE if right.kept else level))
+        yield Pullback, held, 0
+        return
+    if not kept:
+        yield Keep, 0, level
+        source = level
+    if move.kind == "keep":
+        yield Part(0, Node(right, level))
+        yield Drop, 0, level
+        return
+    advanced = move.y - 1 if move.kind == "tape" else move.y
+    if advanced:
+        yield Advance, 0, advanced
+    if move.kind == "tape":
+        yield Record, advanced, move.y
+    yield Part(move.y, Node(right, TAPE if right.kept else level))
+    if move.kind == "tape":
+        yield Pullback, move.y, advanced
+    if left is not None:
+        yield Fetch, 0, source
+    if not kept:
+        yield Drop, 0, level
+    if left is not None:
+        yield Part(0, Node(left, source))
+
+
+def _join_tapes(chooser: Chooser, right: Sub) -> tuple[int, Sub]:
+    """How many steps are held one after another, so that they are recorded as one range, and what comes after."""
+    held = 1
+    while not right.kept and right.steps > 1 and not chooser.sizes.all_fit(right):
+        move = chooser.choose(right)
+        if move.kind != "hold":
+            break
+        held, right = held + 1, chooser.sizes.parts(right, Move("hold", 1))[0]
+    return held, right

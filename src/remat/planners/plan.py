@@ -1,0 +1,230 @@
+"""A plan: a schedule, what is proved of it, and what it will cost.
+
+In: from a planner. Out: a value that people read (`print(plan)`), executors run (`plan.schedule`) and files hold
+(`plan.save`, `Plan.load`).
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import isclose
+from pathlib import Path
+from typing import Any, ClassVar, TextIO
+
+from remat.errors import FileError, PlannerError, ScheduleError
+from remat.problem import Loop, Memory
+from remat.problem.saved import Saved
+from remat.schedule import Schedule, simulate, verify
+from remat.schedule.text import parse_lines
+from remat.units import bytes_text, count_text
+
+__all__ = ["Claim", "Plan", "Prediction", "saved_ops"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is proved of a plan: `factor` 1.0 is optimal, inside `within` if that is given.
+
+    A larger factor is over a lower bound that `bounds` computed; None proves nothing.
+
+    >>> print(Claim(1.0)), print(Claim(1.0, "states only")), print(Claim(1.0271)), print(Claim(None))
+    optimal
+    optimal within states only
+    at most 1.028x the bound
+    heuristic
+    (None, None, None, None)
+    """
+
+    factor: float | None
+    within: str = ""
+
+    @property
+    def optimal(self) -> bool:
+        """Whether nothing in its class is better."""
+        return self.factor == 1.0
+
+    def __str__(self) -> str:
+        inside = f" within {self.within}" if self.within else ""
+        if self.factor is None:
+            return f"heuristic{inside}"
+        if self.optimal:
+            return f"optimal{inside}"
+        # Rounded up, so that what is printed is still true.
+        return f"at most {-(-int(self.factor * 1e6) // 1000) / 1000:g}x the bound{inside}"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a schedule will cost: units run without and with tape, peak bytes of the device, seconds."""
+
+    advances: int
+    records: int
+    peak: int
+    seconds: float
+
+    def agrees(self, other: "Prediction") -> bool:
+        """Whether both say the same, but for the rounding of sums of times."""
+        counts = (self.advances, self.records, self.peak) == (other.advances, other.records, other.peak)
+        return counts and isclose(self.seconds, other.seconds, rel_tol=1e-6, abs_tol=1e-12)
+
+
+@dataclass(frozen=True)
+class Plan(Saved):
+    """A schedule for a problem in a memory, with its claim, its predicted cost, and why it was chosen.
+
+    A plan for a loop of unknown length has no schedule yet: `start()` gives the driver that makes it as the loop runs.
+    """
+
+    problem: Loop
+    memory: Memory
+    planner: str
+    claim: Claim
+    prediction: Prediction | None
+    source: Schedule | None = None
+    reason: str = ""
+    starter: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+
+    kind: ClassVar[str] = "plan"
+
+    @property
+    def schedule(self) -> Schedule:
+        """The ops; a loop of unknown length has none until it ended."""
+        if self.source is None:
+            raise PlannerError("the loop's length is not known yet: run it with plan.start(), then take driver.plan()")
+        return self.source
+
+    def start(self) -> Any:
+        """A fresh driver, for a loop of unknown length."""
+        if self.starter is None:
+            raise PlannerError("this plan's schedule is known: iterate plan.schedule instead of driving it")
+        return self.starter()
+
+    @property
+    def advances(self) -> int:
+        """Units run without tape."""
+        return self.predicted.advances
+
+    @property
+    def records(self) -> int:
+        """Units run with tape."""
+        return self.predicted.records
+
+    @property
+    def forward_steps(self) -> int:
+        """Units run in all, the first sweep included."""
+        return self.advances + self.records
+
+    @property
+    def recomputed(self) -> int:
+        """Forward evaluations after each unit's first."""
+        return self.forward_steps - self.problem.units
+
+    @property
+    def peak(self) -> int:
+        """The largest bytes live on the device."""
+        return self.predicted.peak
+
+    @property
+    def seconds(self) -> float:
+        """The predicted time, in the unit of the problem's times."""
+        return self.predicted.seconds
+
+    @property
+    def predicted(self) -> Prediction:
+        """The cost; a loop of unknown length has none until it ended."""
+        if self.prediction is None:
+            raise PlannerError("the cost of a loop of unknown length is known when it ended: see driver.plan()")
+        return self.prediction
+
+    def named(self, planner: str) -> "Plan":
+        """The same plan, made on behalf of another planner."""
+        return replace(self, planner=planner)
+
+    def because(self, reason: str, memory: Memory | None = None) -> "Plan":
+        """The same plan with the reason it was chosen for."""
+        return replace(self, reason=reason, memory=memory or self.memory)
+
+    def __str__(self) -> str:
+        loop = self.problem
+        length = "steps of unknown number" if loop.steps is None else f"{count_text(loop.steps)} steps"
+        rows = [
+            ("plan", f"{length} in {self.memory}"),
+            ("step", f"state {bytes_text(loop.state)}, tape {bytes_text(loop.tape)}"),
+            ("planner", self.planner + (f": {self.reason}" if self.reason else "")),
+            ("claim", str(self.claim)),
+        ]
+        if self.prediction is not None:
+            rows += self._cost_rows()
+        return "\n".join(f"{name:<9}{value}" for name, value in rows)
+
+    def _cost_rows(self) -> Iterator[tuple[str, str]]:
+        per_step = f", {self.forward_steps / self.problem.units:.2f} a step" if self.problem.units else ""
+        yield "forward", f"{count_text(self.forward_steps)} step evaluations{per_step}"
+        yield "", f"{count_text(self.records)} recorded + {count_text(self.advances)} advanced"
+        yield "", f"{count_text(self.recomputed)} of them recomputed"
+        yield "peak", f"{bytes_text(self.peak)} on {self.memory.device.name}"
+        least = self.problem.record_time(0, self.problem.units) + self.problem.pullback_time(0, self.problem.units)
+        ratio = f" ({self.seconds / least:.2f}x of recording everything once)" if least else ""
+        yield "time", f"{self.seconds:.6g}{ratio}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, its ops as lines of text."""
+        return {**self._head(), "ops": list(self.schedule.lines())}
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to `path` as JSON, one op a line, without holding the ops in memory."""
+        self.schedule  # noqa: B018 (a plan without a schedule is an error before a file is touched)
+        with Path(path).open("w", encoding="utf-8") as file:
+            self.write(file)
+
+    def write(self, file: TextIO) -> None:
+        """Write the plan to an open file as JSON, one op a line, without holding the ops in memory."""
+        lines = self.schedule.lines()
+        head = json.dumps({"remat": self.kind, "version": self.version, **self._head()}, indent=1)
+        file.write(head.removesuffix("\n}") + ',\n "ops": [')
+        file.writelines(f"{',' * (i > 0)}\n  {json.dumps(line)}" for i, line in enumerate(lines))
+        file.write("\n ]\n}\n")
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Plan":
+        """The plan from plain data; ops that cannot be read, are not legal or cost something else are a FileError."""
+        problem, memory = Loop.from_envelope(data["problem"]), Memory.from_envelope(data["memory"])
+        schedule = saved_ops(data)
+        verdict = verify(schedule, problem, memory)
+        if not verdict:
+            raise FileError(f"the saved plan is damaged: {verdict}")
+        saved, trace = Prediction(**data["prediction"]), simulate(schedule, problem, memory)
+        found = Prediction(trace.advances, trace.records, trace.peak, trace.seconds)
+        if not saved.agrees(found):
+            raise FileError(f"the saved plan is damaged: it says {saved}, and its ops cost {found}")
+        claim = Claim(_factor(data["claim"]["factor"]), str(data["claim"]["within"]))
+        return cls(problem, memory, str(data["planner"]), claim, saved, schedule, str(data["reason"]))
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "planner": self.planner,
+            "reason": self.reason,
+            "claim": {"factor": self.claim.factor, "within": self.claim.within},
+            "prediction": vars(self.predicted),
+            "problem": self.problem.envelope(),
+            "memory": self.memory.envelope(),
+        }
+
+
+def saved_ops(data: dict[str, Any]) -> Schedule:
+    """The schedule in the data of a saved plan; ops that cannot be read are a FileError."""
+    lines = data.get("ops")
+    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+        raise FileError('the saved plan is damaged: it has no list of lines under "ops"')
+    try:
+        return Schedule(parse_lines(lines, "op"))
+    except ScheduleError as error:
+        raise FileError(f"the saved plan is damaged: {error}") from error
+
+
+def _factor(value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1.0:
+        raise FileError(f"the saved plan is damaged: {str(value)[:40]!r} is no factor over a bound")
+    return float(value)

@@ -1,0 +1,38 @@
+"""The table of planners: one line each. `auto` tries them; `remat planners` lists them."""
+
+from remat.errors import PlannerError
+from remat.planners.auto import Auto
+from remat.planners.exhaustive import Exhaustive
+from remat.planners.loop.binomial import Binomial
+from remat.planners.loop.chunks import Chunks
+from remat.planners.loop.keep_all import KeepAll
+from remat.planners.loop.levels import Levels
+from remat.planners.loop.mixed import Mixed
+from remat.planners.loop.online import Online
+from remat.planners.planner import Planner
+
+__all__ = ["PLANNERS", "find_planner"]
+
+PLANNERS: dict[str, type[Planner]] = {
+    "auto": Auto,
+    "keep-all": KeepAll,
+    "chunks": Chunks,
+    "binomial": Binomial,
+    "mixed": Mixed,
+    "levels": Levels,
+    "online": Online,
+    "exhaustive": Exhaustive,
+}
+
+
+def find_planner(planner: str | Planner) -> Planner:
+    """The planner of that name with its defaults, or the planner itself.
+
+    >>> find_planner("chunks")
+    Chunks(k=None)
+    """
+    if isinstance(planner, Planner):
+        return planner
+    if planner not in PLANNERS:
+        raise PlannerError(f"there is no planner {str(planner)[:40]!r}; there are {', '.join(PLANNERS)}")
+    return PLANNERS[planner]()

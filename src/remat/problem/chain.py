@@ -1,0 +1,132 @@
+"""A chain: unequal stages one after another. State i is the input of stage i, state n the result."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from remat.errors import ProblemError
+from remat.problem.saved import Saved
+from remat.units import to_bytes, to_seconds
+
+__all__ = ["Chain", "Stage"]
+
+
+@dataclass(frozen=True, init=False)
+class Stage:
+    """One stage of a chain: its times, the bytes of its output and tape, and what it needs while it runs.
+
+    >>> Stage(forward=1.0, backward=2.0, output="1 MiB", tape="4 MiB", name="layer3.0").output
+    1048576
+    """
+
+    forward: float
+    backward: float
+    record: float
+    output: int
+    tape: int
+    forward_workspace: int
+    backward_workspace: int
+    name: str
+
+    def __init__(
+        self,
+        forward: float | str = 1.0,
+        backward: float | str = 2.0,
+        record: float | str | None = None,
+        output: int | str = 1,
+        tape: int | str = 1,
+        forward_workspace: int | str = 0,
+        backward_workspace: int | str = 0,
+        name: str = "",
+    ) -> None:
+        put = object.__setattr__
+        put(self, "forward", to_seconds(forward, "forward"))
+        put(self, "backward", to_seconds(backward, "backward"))
+        put(self, "record", self.forward if record is None else to_seconds(record, "record"))
+        put(self, "output", to_bytes(output, "output"))
+        put(self, "tape", to_bytes(tape, "tape"))
+        put(self, "forward_workspace", to_bytes(forward_workspace, "forward_workspace"))
+        put(self, "backward_workspace", to_bytes(backward_workspace, "backward_workspace"))
+        put(self, "name", str(name))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stage as plain data."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+@dataclass(frozen=True, init=False)
+class Chain(Saved):
+    """Stages that run one after another on an `input` of so many bytes.
+
+    >>> Chain([Stage(output=4), Stage(output=2)], input=8).state_size(1)
+    4
+    """
+
+    stages: tuple[Stage, ...]
+    input: int
+    restartable: bool
+    _sums: tuple[tuple[float, ...], ...] = field(repr=False, compare=False)
+
+    kind: ClassVar[str] = "chain"
+
+    def __init__(self, stages: Iterable[Stage], input: int | str = 1, restartable: bool = False) -> None:
+        put = object.__setattr__
+        put(self, "stages", tuple(stages))
+        for position, stage in enumerate(self.stages):
+            if not isinstance(stage, Stage):
+                raise ProblemError(f"stage {position} must be a Stage, not {type(stage).__name__}")
+        put(self, "input", to_bytes(input, "input"))
+        put(self, "restartable", bool(restartable))
+        columns = ("forward", "record", "backward", "tape")
+        sums = (tuple(accumulate((getattr(s, c) for s in self.stages), initial=0)) for c in columns)
+        put(self, "_sums", tuple(sums))
+
+    @property
+    def units(self) -> int:
+        """The number of stages."""
+        return len(self.stages)
+
+    def state_size(self, state: int) -> int:
+        """Bytes of one state."""
+        return self.input if state == 0 else self.stages[state - 1].output
+
+    def tape_size(self, start: int, stop: int) -> int:
+        """Bytes of the tape of stages start..stop-1."""
+        return int(self._between(3, start, stop))
+
+    def running_size(self, start: int, stop: int, *, record: bool) -> int:
+        """The most bytes of input, output and workspace while one of the stages runs."""
+        return max(self._pair(i) + self.stages[i].forward_workspace for i in range(start, stop))
+
+    def pulling_size(self, start: int, stop: int) -> int:
+        """The most bytes of cotangents and workspace while one of the stages is pulled back."""
+        return max(self._pair(i) + self.stages[i].backward_workspace for i in range(start, stop))
+
+    def advance_time(self, start: int, stop: int) -> float:
+        """Time to run stages start..stop-1 without tape."""
+        return self._between(0, start, stop)
+
+    def record_time(self, start: int, stop: int) -> float:
+        """Time to run stages start..stop-1 and hold their tape."""
+        return self._between(1, start, stop)
+
+    def pullback_time(self, start: int, stop: int) -> float:
+        """Time to pull a cotangent back through stages start..stop-1."""
+        return self._between(2, start, stop)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The chain as plain data."""
+        stages = [stage.to_dict() for stage in self.stages]
+        return {"input": self.input, "restartable": self.restartable, "stages": stages}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Chain":
+        """The chain from plain data."""
+        return cls([Stage(**stage) for stage in data["stages"]], data["input"], data["restartable"])
+
+    def _pair(self, stage: int) -> int:
+        return self.state_size(stage) + self.state_size(stage + 1)
+
+    def _between(self, column: int, start: int, stop: int) -> float:
+        return self._sums[column][stop] - self._sums[column][start]

@@ -1,0 +1,117 @@
+"""A loop: n equal steps. State i is the input of step i, state n the result."""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from remat.errors import ProblemError
+from remat.problem.chain import Chain, Stage
+from remat.problem.saved import Saved
+from remat.units import to_bytes, to_count, to_seconds
+
+__all__ = ["Loop"]
+
+
+@dataclass(frozen=True, init=False)
+class Loop(Saved):
+    """`steps` equal steps, each with its sizes and times.
+
+    `steps=None` is a loop whose length is not known beforehand. Sizes are bytes (an int, or text like "1 MiB"),
+    times are in any unit. `record` is the time of a step that also holds its tape (default: `forward`);
+    `restartable` says that the tape of a step also holds its output; `per_range` is a fixed time for each
+    recorded range, whatever its length.
+
+    >>> Loop(1000, state="1 MiB", tape="9 MiB").tape
+    9437184
+    """
+
+    steps: int | None
+    state: int
+    tape: int
+    forward: float
+    record: float
+    backward: float
+    restartable: bool
+    per_range: float
+
+    kind: ClassVar[str] = "loop"
+
+    def __init__(
+        self,
+        steps: int | None,
+        state: int | str = 1,
+        tape: int | str = 1,
+        forward: float | str = 1.0,
+        record: float | str | None = None,
+        backward: float | str = 2.0,
+        restartable: bool = False,
+        per_range: float | str = 0.0,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "steps", None if steps is None else to_count(steps, "steps"))
+        put(self, "state", to_bytes(state, "state", least=1))
+        put(self, "tape", to_bytes(tape, "tape"))
+        put(self, "forward", to_seconds(forward, "forward"))
+        put(self, "record", self.forward if record is None else to_seconds(record, "record"))
+        put(self, "backward", to_seconds(backward, "backward"))
+        if not isinstance(restartable, bool):
+            raise ProblemError(f"restartable must be True or False, not {restartable!r}")
+        if restartable and self.tape < self.state:
+            raise ProblemError(
+                f"a restartable tape also holds the step's output, so it cannot be smaller ({self.tape} bytes) "
+                f"than a state ({self.state} bytes)"
+            )
+        put(self, "restartable", restartable)
+        put(self, "per_range", to_seconds(per_range, "per_range"))
+
+    @property
+    def units(self) -> int:
+        """The number of steps; a loop of unknown length raises a ProblemError."""
+        if self.steps is None:
+            raise ProblemError("the loop's length is not known (steps=None): only the online planner takes it")
+        return self.steps
+
+    def with_steps(self, steps: int | None) -> "Loop":
+        """The same loop with another number of steps."""
+        return Loop(**{**self.to_dict(), "steps": steps})
+
+    def state_size(self, state: int) -> int:
+        """Bytes of one state."""
+        return self.state
+
+    def tape_size(self, start: int, stop: int) -> int:
+        """Bytes of the tape of steps start..stop-1."""
+        return (stop - start) * self.tape
+
+    def running_size(self, start: int, stop: int, *, record: bool) -> int:
+        """A step's input and its output, both live while it runs."""
+        return 2 * self.state
+
+    def pulling_size(self, start: int, stop: int) -> int:
+        """The cotangents of a step's output and input."""
+        return 2 * self.state
+
+    def advance_time(self, start: int, stop: int) -> float:
+        """Time to run steps start..stop-1 without tape."""
+        return (stop - start) * self.forward
+
+    def record_time(self, start: int, stop: int) -> float:
+        """Time to run steps start..stop-1 and hold their tape, as one range."""
+        return (stop - start) * self.record + self.per_range
+
+    def pullback_time(self, start: int, stop: int) -> float:
+        """Time to pull a cotangent back through steps start..stop-1."""
+        return (stop - start) * self.backward
+
+    def as_chain(self) -> Chain:
+        """The loop as a chain of equal stages (a cost per range has no place there and is left out)."""
+        stage = Stage(self.forward, self.backward, self.record, self.state, self.tape)
+        return Chain([stage] * self.units, input=self.state, restartable=self.restartable)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The loop as plain data."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Loop":
+        """The loop from plain data."""
+        return cls(**data)

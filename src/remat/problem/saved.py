@@ -1,0 +1,98 @@
+"""Values as versioned JSON: one small envelope for every kind of value that remat saves.
+
+`{"remat": "loop", "version": 1, ...}`. In: text or a path from anywhere, trusted or not. Out: the value, or one
+FileError that says what is wrong with the file.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from remat.errors import FileError, ProblemError
+
+__all__ = ["Saved", "check_envelope", "read_json"]
+
+LARGEST = 256 * 2**20  # bytes of JSON that are read at the most; a million-step plan takes about half
+
+
+class Saved:
+    """A value that is saved as JSON; the final class says its kind, its fields and how to build it from them."""
+
+    kind: ClassVar[str]
+    version: ClassVar[int] = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """The value as plain data, without the envelope."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The value from plain data."""
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        """The value as versioned JSON text."""
+        return json.dumps(self.envelope(), indent=1)
+
+    def envelope(self) -> dict[str, Any]:
+        """The value as plain data inside its envelope: kind and version first."""
+        return {"remat": self.kind, "version": self.version, **self.to_dict()}
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The value that `to_json` wrote; anything else raises a FileError."""
+        return cls.from_envelope(read_json(text))
+
+    @classmethod
+    def from_envelope(cls, data: Any) -> Self:
+        """The value from data inside its envelope."""
+        fields = check_envelope(data, cls.kind, cls.version)
+        try:
+            return cls.from_dict(fields)
+        except ProblemError as error:
+            raise FileError(f"the saved {cls.kind} makes no sense: {error}") from error
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FileError(f"the saved {cls.kind} lacks a field or has a wrong one: {error}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the value to `path` as JSON."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The value that `save` wrote to `path`."""
+        return cls.from_json(read_limited(path))
+
+
+def read_limited(path: str | Path) -> bytes:
+    """The bytes of the file at `path`, unless there are more than a saved value can have."""
+    size = Path(path).stat().st_size
+    if size > LARGEST:
+        raise FileError(f"{path} has {size} bytes; a saved file has at most {LARGEST}")
+    return Path(path).read_bytes()
+
+
+def read_json(text: str | bytes) -> Any:
+    """The data that JSON `text` spells; text that is no JSON, or nested beyond reason, raises a FileError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise FileError("the file is nested too deeply to be a saved remat value") from None
+    except ValueError as error:
+        raise FileError(f"the file is not JSON, or it is cut off: {error}") from None
+
+
+def check_envelope(data: Any, kind: str, version: int) -> dict[str, Any]:
+    """The fields inside the envelope, after its kind and version were found right."""
+    if not isinstance(data, dict) or "remat" not in data:
+        raise FileError(f'this is no saved remat value: it has no "remat" field (expected "{kind}")')
+    fields = dict(data)
+    found, found_version = fields.pop("remat"), fields.pop("version", None)
+    if found != kind:
+        raise FileError(f"this is a saved {str(found)[:40]!r}, not a {kind}")
+    if found_version != version or isinstance(found_version, bool):
+        raise FileError(
+            f"this {kind} is of format version {str(found_version)[:20]}; this remat reads version {version}. "
+            "Save it again with a matching remat"
+        )
+    return fields

@@ -1,0 +1,144 @@
+"""What is live while a schedule runs: the one model that `verify` and `simulate` share.
+
+In: a problem, then ops one by one, each already found legal. Out: after each op, what is kept, held and in flight, and
+the bytes that were live *while the op ran*. Memory grows with what is live, never with the length of the schedule.
+"""
+
+from bisect import bisect_left
+
+from remat.problem import Problem
+from remat.schedule.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+
+__all__ = ["Machine"]
+
+
+class Machine:
+    """The state of a run between two ops, and the bytes live during the last one."""
+
+    def __init__(self, problem: Problem, device: str = "ram") -> None:
+        self.problem = problem
+        self.units = problem.units
+        self.device = device
+        self.working: int | None = 0  # the number of the working state
+        self.cotangent: int | None = None  # the state whose cotangent is in flight; None before Turn
+        self.kept: dict[str, dict[int, int]] = {}  # level → state → bytes
+        self.kept_size: dict[str, int] = {device: 0}
+        self.tapes: list[tuple[int, int, int]] = []  # (start, stop, bytes), by start
+        # Bytes while the last op ran, beside kept states: tapes, the working set, cotangents in flight.
+        self.tape_size = 0
+        self.running_size = problem.state_size(0)
+        self.pulling_size = 0
+        self.passing_size = 0  # what was just recorded: not yet *held*
+        self._after_tape = 0
+
+    @property
+    def device_size(self) -> int:
+        """Bytes live on the device while the last op ran."""
+        return self.kept_size[self.device] + self.tape_size + self.running_size + self.pulling_size
+
+    @property
+    def held_size(self) -> int:
+        """Bytes of tapes that are held for later: all but the one just recorded, which may be pulled back at once."""
+        return self._after_tape - self.passing_size
+
+    def find_tape(self, start: int, stop: int) -> int | None:
+        """The place of the tape of exactly units start..stop-1, or None."""
+        place = bisect_left(self.tapes, (start,))
+        if place < len(self.tapes) and self.tapes[place][:2] == (start, stop):
+            return place
+        return None
+
+    def overlapping_tape(self, start: int, stop: int) -> tuple[int, int] | None:
+        """A held tape that shares a unit with start..stop-1, or None."""
+        place = bisect_left(self.tapes, (start,))
+        for near in self.tapes[max(0, place - 1) : place + 1]:
+            if near[0] < stop and start < near[1]:
+                return near[:2]
+        return None
+
+    def tape_ending_at(self, state: int) -> bool:
+        """Whether a held tape ends at `state`, so that it holds that state where tapes hold outputs."""
+        place = bisect_left(self.tapes, (state,)) - 1
+        return place >= 0 and self.tapes[place][1] == state
+
+    def apply(self, op: Op) -> None:
+        """Carry out one legal op."""
+        self.tape_size = self._after_tape
+        match op:
+            case Advance(start, stop):
+                self._run(start, stop, record=False)
+                self.passing_size = 0
+            case Record(start, stop):
+                self._run(start, stop, record=True)
+                size = self.problem.tape_size(start, stop)
+                self.tapes.insert(bisect_left(self.tapes, (start,)), (start, stop, size))
+                self.tape_size = self._after_tape = self.tape_size + size
+                self.passing_size = size
+            case Pullback(stop, start):
+                place = self.find_tape(start, stop)
+                assert place is not None
+                self._after_tape -= self.tapes.pop(place)[2]
+                self.cotangent = start
+                self.pulling_size = self.problem.pulling_size(start, stop)
+                if self.working is not None and self.working >= start:
+                    self.working = None  # nothing can use a state at or past the cotangent
+                self._settle()
+                self.passing_size = 0
+            case Keep(state, level):
+                size = self.problem.state_size(state)
+                self.kept.setdefault(level, {})[state] = size
+                self.kept_size[level] = self.kept_size.get(level, 0) + size
+                self._settle(cotangent=True)
+                self.passing_size = 0
+            case Fetch(state, _):
+                self.working = state
+                self._settle(cotangent=True)
+                self.passing_size = 0
+            case Drop(state, level):
+                self.kept_size[level] -= self.kept[level].pop(state)
+                self._settle(cotangent=True)
+            case Turn():
+                self.working, self.cotangent = None, self.units
+                self._settle(cotangent=True)
+
+    def holders(self) -> list[tuple[str, str, int]]:
+        """Who is live: (what, level, bytes), the kept states first."""
+        who = [(f"state {s}", level, size) for level, kept in self.kept.items() for s, size in kept.items()]
+        who += [(f"tape {start}..{stop - 1}", self.device, size) for start, stop, size in self.tapes]
+        held = sum(size for _, _, size in self.tapes)
+        if self.tape_size > held:  # a pullback: its tape is live while it runs, and gone after
+            who.append(("tape pulled back", self.device, self.tape_size - held))
+        if self.running_size:
+            who.append(("working state", self.device, self.running_size))
+        if self.pulling_size:
+            who.append(("cotangent", self.device, self.pulling_size))
+        return who
+
+    def describe(self) -> str:
+        """What is live now, in words, for an error message."""
+        kept = [f"{state} in {level}" for level, states in self.kept.items() for state in states]
+        tapes = [f"{start}..{stop - 1}" for start, stop, _ in self.tapes]
+        parts = [
+            f"working state {'none' if self.working is None else self.working}",
+            f"kept {_some(kept)}",
+            f"tapes {_some(tapes)}",
+        ]
+        if self.cotangent is not None:
+            parts.append(f"cotangent of state {self.cotangent}")
+        return ", ".join(parts)
+
+    def _run(self, start: int, stop: int, *, record: bool) -> None:
+        self.working = stop
+        self.running_size = self.problem.running_size(start, stop, record=record)
+        self.pulling_size = 0 if self.cotangent is None else self.problem.state_size(self.cotangent)
+
+    def _settle(self, *, cotangent: bool = False) -> None:
+        self.running_size = 0 if self.working is None else self.problem.state_size(self.working)
+        if cotangent:
+            self.pulling_size = 0 if self.cotangent is None else self.problem.state_size(self.cotangent)
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "none"
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

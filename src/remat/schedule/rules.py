@@ -1,0 +1,176 @@
+"""The rules of a legal schedule, one small function each, numbered.
+
+A rule looks at the machine before an op (R1 to R8), while it ran (R9) or at the end (R10), and says what is wrong, or
+None. `verify` asks them all in order; the first that objects decides.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from remat.errors import ProblemError
+from remat.problem import Loop, Memory
+from remat.schedule.machine import Machine
+from remat.schedule.ops import TAPE, Advance, Drop, Fetch, Keep, Pullback, Record, Turn
+
+__all__ = ["BEFORE", "RULES", "Rule", "over_capacity", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule: its number, what must hold, and what to do if it does not."""
+
+    number: int
+    title: str
+    hint: str
+    check: Callable[[Machine, Any], str | None]
+
+
+RULES: list[Rule] = []
+BEFORE: dict[type, tuple[Rule, ...]] = {}
+
+
+def _rule(title: str, hint: str, *ops: type) -> Callable[[Callable[..., str | None]], Callable[..., str | None]]:
+    def enter(check: Callable[..., str | None]) -> Callable[..., str | None]:
+        rule = Rule(len(RULES) + 1, title, hint, check)
+        RULES.append(rule)
+        for op in ops:
+            BEFORE[op] = (*BEFORE.get(op, ()), rule)
+        return check
+
+    return enter
+
+
+@_rule(
+    "units and states exist",
+    "units go from 0 to n-1, states from 0 to n, and a range has at least one unit",
+    *(Advance, Record, Pullback, Keep, Fetch, Drop),
+)
+def _exists(now: Machine, op: Any) -> str | None:
+    if isinstance(op, Keep | Fetch | Drop):
+        if not 0 <= op.state <= now.units:
+            return f"there is no state {op.state} among 0..{now.units}"
+    elif not 0 <= op.start < op.stop <= now.units:
+        return f"{op.start} to {op.stop} is no range of units inside 0..{now.units}"
+    return None
+
+
+@_rule(
+    "an op starts from the working state",
+    "advance to that state, or fetch it, first",
+    *(Advance, Record, Keep),
+)
+def _from_working(now: Machine, op: Any) -> str | None:
+    wanted = op.state if isinstance(op, Keep) else op.start
+    if now.working != wanted:
+        has = "there is none" if now.working is None else f"it is {now.working}"
+        return f"state {wanted} is not the working state: {has}"
+    return None
+
+
+@_rule("a state is kept once in a level", "drop it there first, or leave out the second keep", Keep)
+def _kept_once(now: Machine, op: Keep) -> str | None:
+    if op.level == TAPE:
+        return 'a state cannot be kept in "tape"; record a tape to hold one'
+    if op.state in now.kept.get(op.level, ()):
+        return f"state {op.state} is kept in {op.level} already"
+    return None
+
+
+@_rule(
+    "only what is kept is fetched or dropped",
+    "keep it when it is the working state, and drop it last",
+    Fetch,
+    Drop,
+)
+def _is_kept(now: Machine, op: Fetch | Drop) -> str | None:
+    if isinstance(op, Fetch) and op.level == TAPE:
+        if not now.problem.restartable:
+            return "tapes of this problem do not hold their unit's output (restartable is False)"
+        return None if now.tape_ending_at(op.state) else f"no held tape ends at state {op.state}"
+    if op.state not in now.kept.get(op.level, ()):
+        return f"state {op.state} is not kept in {op.level}"
+    return None
+
+
+@_rule("turn happens once, at state n", "run every unit up to the last, then turn, once", Turn)
+def _turns_once(now: Machine, op: Turn) -> str | None:
+    if now.cotangent is not None:
+        return "the schedule has turned already"
+    if now.working != now.units:
+        return f"the working state is {now.working}, and the result is state {now.units}"
+    return None
+
+
+@_rule("cotangents go from last to first", "pull units back in order, each once, after turn", Pullback)
+def _in_order(now: Machine, op: Pullback) -> str | None:
+    if now.cotangent is None:
+        return "there is no cotangent before turn"
+    if now.cotangent != op.stop:
+        return f"the cotangent in flight is of state {now.cotangent}, not {op.stop}"
+    return None
+
+
+@_rule(
+    "a pullback uses exactly one recorded range",
+    "record that range, or pull back the range recorded",
+    Pullback,
+)
+def _has_tape(now: Machine, op: Pullback) -> str | None:
+    if now.find_tape(op.start, op.stop) is None:
+        return f"no tape of exactly units {op.start}..{op.stop - 1} is held"
+    return None
+
+
+@_rule(
+    "a unit is recorded to be pulled back, once",
+    "advance over units whose tape is held or used already",
+    Record,
+)
+def _of_use(now: Machine, op: Record) -> str | None:
+    if now.cotangent is not None and op.stop > now.cotangent:
+        return f"units from {now.cotangent} on are pulled back already"
+    other = now.overlapping_tape(op.start, op.stop)
+    return other and f"the tape of units {other[0]}..{other[1] - 1} is held already"
+
+
+@_rule("no level holds more than its capacity", "keep fewer states, hold fewer tapes, or give more memory")
+def over_capacity(now: Machine, memory: Memory) -> str | None:
+    """What is wrong with the sizes while the last op ran."""
+    for level in memory.levels:
+        kept = now.kept_size.get(level.name, 0)
+        if level.slots is not None:
+            unit = _slot_size(now, level.name)
+            held = now.held_size if level is memory.device else 0
+            if kept + held > level.slots * unit:
+                return f"{level.name} would hold {(kept + held) / unit:g} states' worth, and has {level.slots} slots"
+        elif level.capacity is not None:
+            live = now.device_size if level is memory.device else kept
+            if live > level.capacity:
+                return f"{level.name} would hold {live} bytes, and has {level.capacity}"
+    for name, size in now.kept_size.items():
+        if size and memory.level(name) is None:
+            names = ", ".join(level.name for level in memory.levels)
+            return f"there is no level {name!r}; the memory has {names}"
+    return None
+
+
+@_rule(
+    "at the end all is pulled back and nothing is held",
+    "go on until unit 0 is pulled back, and drop what is kept",
+)
+def unfinished(now: Machine, _: object = None) -> str | None:
+    """What is left to do when the ops have run out."""
+    if now.cotangent is None:
+        return "the schedule ends before turn"
+    if now.cotangent != 0:
+        return f"units 0..{now.cotangent - 1} are not pulled back"
+    left = [f"state {s} in {level}" for level, kept in now.kept.items() for s in kept]
+    left += [f"the tape of units {start}..{stop - 1}" for start, stop, _ in now.tapes]
+    return f"still held: {', '.join(left[:8])}" if left else None
+
+
+def _slot_size(now: Machine, level: str) -> int:
+    if not isinstance(now.problem, Loop):
+        raise ProblemError(f"level {level!r} has slots, which count equal states; give a chain its memory in bytes")
+    return now.problem.state

@@ -1,0 +1,110 @@
+"""What a schedule costs: seconds and live bytes, op by op, without running anything.
+
+In: a schedule, a problem, and (for the cost of moving states) a memory. Out: a `Trace`. Streams: totals take one pass
+in the memory of what is live at once; events are simulated anew when they are iterated.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from remat.problem import Memory, Problem
+from remat.schedule.machine import Machine
+from remat.schedule.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
+from remat.schedule.schedule import Schedule
+from remat.schedule.trace import Event, Holder, Live, Totals, Trace
+from remat.schedule.verify import run_legally
+
+__all__ = ["simulate"]
+
+
+def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | None = None) -> Trace:
+    """What happens when `schedule` reverses `problem`; without `memory`, moving states takes no time.
+
+    An illegal schedule raises a ScheduleError that names the broken rule. Capacities are the business of `verify`.
+
+    >>> from remat import Loop, plan
+    >>> simulate(plan(Loop(10), slots=3).schedule, Loop(10)).forward_steps
+    25
+    """
+    ops = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
+    device = "ram" if memory is None else memory.device.name
+    clock = _Clock(problem, memory)
+    machine = Machine(problem, device)
+    totals = Totals(peaks={device: machine.device_size})
+    for index, op in run_legally(machine, ops):
+        _count(totals, machine, index, op)
+        totals.seconds += clock.seconds(op)
+    events = _Events(ops, problem, device, clock)
+    return Trace(problem.units, device, totals, events, events.holders)
+
+
+def _count(totals: Totals, machine: Machine, index: int, op: Op) -> None:
+    totals.ops += 1
+    match op:
+        case Advance(start, stop):
+            totals.advances += stop - start
+        case Record(start, stop):
+            totals.records += stop - start
+            totals.ranges += 1
+        case Keep(_, level):
+            totals.keeps[level] = totals.keeps.get(level, 0) + 1
+            if level != machine.device:
+                totals.peaks[level] = max(totals.peaks.get(level, 0), machine.kept_size[level])
+        case Fetch(_, level):
+            totals.fetches[level] = totals.fetches.get(level, 0) + 1
+    size = machine.device_size
+    if size > totals.peaks[machine.device] or totals.peak_index < 0:
+        totals.peaks[machine.device] = max(size, totals.peaks[machine.device])
+        totals.peak_index = index
+
+
+class _Clock:
+    """The seconds of an op, from the problem's times and the memory's read and write costs."""
+
+    def __init__(self, problem: Problem, memory: Memory | None) -> None:
+        self.problem = problem
+        levels = () if memory is None else memory.levels
+        self.read = {level.name: level.read for level in levels}
+        self.write = {level.name: level.write for level in levels}
+
+    def seconds(self, op: Op) -> float:
+        match op:
+            case Advance(start, stop):
+                return self.problem.advance_time(start, stop)
+            case Record(start, stop):
+                return self.problem.record_time(start, stop)
+            case Pullback(stop, start):
+                return self.problem.pullback_time(start, stop)
+            case Keep(state, level):
+                return self.write.get(level, 0.0) * self.problem.state_size(state)
+            case Fetch(state, level) if level != TAPE:
+                return self.read.get(level, 0.0) * self.problem.state_size(state)
+        return 0.0
+
+
+@dataclass(frozen=True)
+class _Events:
+    """The events of a simulated run, made anew each time they are iterated."""
+
+    schedule: Schedule
+    problem: Problem
+    device: str
+    clock: _Clock
+
+    def __iter__(self) -> Iterator[Event]:
+        machine, now = Machine(self.problem, self.device), 0.0
+        for index, op in run_legally(machine, self.schedule):
+            state = dict(machine.kept_size)
+            state[self.device] += machine.running_size
+            live = Live(self.device, state, machine.tape_size, machine.pulling_size)
+            seconds = self.clock.seconds(op)
+            yield Event(index, op, now, seconds, live)
+            now += seconds
+
+    def holders(self, at: int) -> tuple[Holder, ...]:
+        """Who is live while op `at` runs."""
+        machine = Machine(self.problem, self.device)
+        for index, _ in run_legally(machine, self.schedule):
+            if index == at:
+                return tuple(machine.holders())
+        return ()

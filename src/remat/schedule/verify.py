@@ -1,0 +1,105 @@
+"""Is a schedule legal? The first broken rule, where, with what was live, and what to do.
+
+In: ops (a schedule or any iterable of them), a problem, a memory. Out: a `Verdict`. Streams: a million-step schedule
+is checked in the memory of what is live at once.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from remat.errors import ScheduleError
+from remat.problem import Memory, Problem
+from remat.schedule.machine import Machine
+from remat.schedule.ops import Op
+from remat.schedule.rules import BEFORE, RULES, Rule, over_capacity, unfinished
+from remat.schedule.text import format_op
+
+__all__ = ["Verdict", "run_legally", "verify"]
+
+_CAPACITY = next(rule for rule in RULES if rule.check is over_capacity)
+_END = next(rule for rule in RULES if rule.check is unfinished)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Legal, or the first broken rule. True in a condition if and only if the schedule is legal.
+
+    >>> from remat import Loop, Memory, Schedule
+    >>> print(verify(Schedule.parse("record 0 1"), Loop(1), Memory(slots=1)))
+    illegal at the end, rule R10 (at the end all is pulled back and nothing is held): the schedule ends before turn.
+    Live: working state 1, kept none, tapes 0..0. Hint: go on until unit 0 is pulled back, and drop what is kept.
+    """
+
+    legal: bool
+    rule: int | None = None
+    title: str = ""
+    index: int | None = None
+    op: Op | None = None
+    fact: str = ""
+    live: str = ""
+    hint: str = ""
+
+    def __bool__(self) -> bool:
+        return self.legal
+
+    def __str__(self) -> str:
+        if self.legal:
+            return "legal"
+        where = "at the end" if self.op is None else f"at op {self.index} ({format_op(self.op)})"
+        return f"illegal {where}, rule R{self.rule} ({self.title}): {self.fact}.\nLive: {self.live}. Hint: {self.hint}."
+
+
+class _Broken(Exception):
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(str(verdict))
+        self.verdict = verdict
+
+
+def verify(schedule: Iterable[Op], problem: Problem, memory: Memory) -> Verdict:
+    """Whether `schedule` reverses `problem` legally inside `memory`; if not, the first broken rule.
+
+    >>> from remat import Loop, Memory, Schedule
+    >>> bool(verify(Schedule.parse("record 0 1; turn; pullback 1 0".replace("; ", "\\n")), Loop(1), Memory(slots=0)))
+    True
+    """
+    machine = Machine(problem, memory.device.name)
+    try:
+        for _ in _steps(machine, schedule, memory):
+            pass
+    except _Broken as broken:
+        return broken.verdict
+    return Verdict(True)
+
+
+def run_legally(machine: Machine, schedule: Iterable[Op]) -> Iterator[tuple[int, Op]]:
+    """Apply each op to the machine and give it back; a broken rule raises a ScheduleError."""
+    try:
+        yield from _steps(machine, schedule, None)
+    except _Broken as broken:
+        raise ScheduleError(str(broken)) from None
+
+
+def _steps(machine: Machine, schedule: Iterable[Op], memory: Memory | None) -> Iterator[tuple[int, Op]]:
+    index, apply = -1, machine.apply
+    for index, op in enumerate(schedule):
+        rules = BEFORE.get(type(op))
+        if rules is None:
+            raise ScheduleError(f"item {index} of the schedule is {str(op)[:60]!r}, which is no op")
+        for rule in rules:
+            fact = rule.check(machine, op)
+            if fact is not None:
+                raise _broken(rule, fact, machine, index, op)
+        apply(op)
+        if memory is not None:
+            fact = over_capacity(machine, memory)
+            if fact is not None:
+                raise _broken(_CAPACITY, fact, machine, index, op)
+        yield index, op
+    fact = unfinished(machine)
+    if fact is not None:
+        raise _broken(_END, fact, machine, index + 1, None)
+
+
+def _broken(rule: Rule, fact: str, machine: Machine, index: int, op: Op | None) -> _Broken:
+    live = machine.describe()
+    return _Broken(Verdict(False, rule.number, rule.title, index, op, fact, live, rule.hint))

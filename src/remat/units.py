@@ -1,0 +1,105 @@
+"""Bytes, seconds and whole numbers: parsed from what people write, printed as people read them.
+
+In: an int, or text such as "64 MiB", "1.5 GB", "20 ms". Out: exact ints (bytes) and floats (seconds).
+Every room uses this one; it uses only `errors`.
+"""
+
+import math
+import operator
+import re
+from fractions import Fraction
+from typing import Any
+
+from remat.errors import ProblemError
+
+__all__ = ["bytes_text", "count_text", "to_bytes", "to_count", "to_seconds"]
+
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+_DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{0,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
+_TIME = re.compile(r"\s*([0-9.eE+-]{1,40})\s*(s|ms|us|µs|ns)\s*")
+_TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+
+
+def to_count(value: Any, name: str, *, least: int = 0) -> int:
+    """The whole number `value`, at least `least`; anything else raises an error that names it.
+
+    >>> to_count(3, "steps")
+    3
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ProblemError(f"{name} must be a whole number, not {_shown(value)}") from None
+    if number < least:
+        raise ProblemError(f"{name} must be at least {least}, not {number}")
+    return number
+
+
+def to_bytes(value: Any, name: str, *, least: int = 0) -> int:
+    """A size in bytes from an int or text; a fraction of a byte is rounded up.
+
+    >>> to_bytes("1.5 KiB", "state"), to_bytes("2MB", "state"), to_bytes(7, "state")
+    (1536, 2000000, 7)
+    """
+    if not isinstance(value, str):
+        return to_count(value, name, least=least)
+    match = _SIZE.fullmatch(value) if len(value) <= 80 else None
+    if match is None or (match[3] and not match[2]):
+        raise ProblemError(f'{name}: {_shown(value)} is no size; write bytes as 4096, "64 MiB" or "1.5 GB"')
+    scale = (_BINARY if match[3] else _DECIMAL)[match[2].upper()] if match[2] else 1
+    return to_count(math.ceil(Fraction(match[1].rstrip(".")) * scale), name, least=least)
+
+
+def to_seconds(value: Any, name: str) -> float:
+    """A time as a finite float that is not negative, from a number or text such as "20 ms".
+
+    >>> to_seconds(2, "forward"), to_seconds("20 ms", "forward")
+    (2.0, 0.02)
+    """
+    if isinstance(value, str):
+        match = _TIME.fullmatch(value)
+        try:
+            number = float(match[1]) * _TIME_UNITS[match[2]] if match else math.nan
+        except ValueError:
+            number = math.nan
+    elif isinstance(value, bool):
+        number = math.nan
+    else:
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+    if not (0.0 <= number < math.inf):
+        raise ProblemError(f"{name} must be a time of zero or more, not {_shown(value)}")
+    return number
+
+
+def bytes_text(size: int, *, up: bool = False) -> str:
+    """`size` as text in binary units; with `up` never less than it truly is, so that it can be given back.
+
+    >>> bytes_text(67108864), bytes_text(35), bytes_text(1048577, up=True)
+    ('64 MiB', '35 B', '1.01 MiB')
+    """
+    if size < 1024:
+        return f"{size} B"
+    unit = next((u for u in "KMGTP" if size < _BINARY[u] * 1024), "P")
+    hundredths = size * 100 / _BINARY[unit]
+    value = (math.ceil(hundredths) if up else round(hundredths)) / 100
+    return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}iB"
+
+
+def count_text(count: int) -> str:
+    """`count` with thousands set apart.
+
+    >>> count_text(3439)
+    '3,439'
+    """
+    return f"{count:,}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

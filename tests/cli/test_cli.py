@@ -1,0 +1,167 @@
+"""The commands as a person types them: what goes where, and the exit status."""
+
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from remat import Loop, Plan, plan
+from remat.cli import main
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        try:
+            status = main(words)
+        except SystemExit as stop:  # argparse
+            status = stop.code
+        out = capsys.readouterr()
+        return status, out.out, out.err
+
+    return call
+
+
+def test_plan_prints_the_plan(run):
+    status, out, err = run("plan", "--steps", "1000", "--slots", "31")
+    assert (status, err) == (0, "")
+    assert "3,439 step evaluations" in out
+    assert out == str(plan(Loop(1000), slots=31)) + "\n"
+
+
+def test_plan_takes_sizes_times_and_a_planner(run):
+    words = "plan --steps 100 --state 1KiB --tape 9KiB --memory 64KiB --forward 20ms --record 0.03 --per-range 2us"
+    status, out, _ = run(*words.split(), "--planner", "binomial")
+    assert status == 0
+    assert "state 1 KiB, tape 9 KiB" in out
+    assert (
+        run("plan", "--steps", "100", "--slots", "9", "--planner", "chunks", "--chunk", "7")[1].count("up to 7 steps")
+        == 1
+    )
+
+
+def test_ops_go_to_stdout_and_the_plan_to_stderr(run):
+    status, out, err = run("plan", "--steps", "20", "--slots", "3", "--ops")
+    assert status == 0
+    assert out == str(plan(Loop(20), slots=3).schedule) + "\n"
+    assert "planner" in err
+
+
+def test_json_is_a_whole_plan(run):
+    _, out, _ = run("plan", "--steps", "20", "--slots", "3", "--json")
+    assert Plan.from_json(out) == plan(Loop(20), slots=3)
+
+
+def test_save_verify_simulate(run, tmp_path):
+    path = str(tmp_path / "plan.json")
+    words = ["plan", "--steps", "30", "--level", "ram,2slots", "--level", "disk,inf,2,2", "--save", path]
+    assert run(*words)[0] == 0
+    status, out, err = run(*words)
+    assert (status, out) == (2, "")
+    assert "--force" in err
+    assert run(*words, "--force")[0] == 0
+    assert run("verify", path)[:2] == (0, "legal\n")
+    assert run("verify", path, "--slots", "1")[0] == 1
+    status, out, _ = run("simulate", path)
+    assert status == 0
+    assert "disk" in out
+    _, out, _ = run("simulate", path, "--json")
+    assert json.loads(out)["seconds"] == Plan.load(path).seconds
+    _, out, _ = run("simulate", path, "--events")
+    assert len(out.splitlines()) == 1 + len(Plan.load(path).schedule.ops())
+
+
+def test_text_files_and_stdin(run, tmp_path, monkeypatch):
+    path = tmp_path / "ops.txt"
+    path.write_text(str(plan(Loop(20), slots=3).schedule))
+    assert run("verify", str(path), "--steps", "20", "--slots", "3")[0] == 0
+    status, out, _ = run("verify", str(path), "--steps", "20", "--slots", "2")
+    assert status == 1
+    assert "R9" in out
+    status, _, err = run("verify", str(path), "--slots", "2")
+    assert status == 2
+    assert "--steps" in err
+    assert run("verify", str(path), "--steps", "20")[0] == 2
+    monkeypatch.setattr(sys, "stdin", io.StringIO(path.read_text()))
+    assert run("simulate", "-", "--steps", "20", "--state", "1MiB")[0] == 0
+
+
+def test_sweep_and_planners(run):
+    status, out, _ = run("sweep", "--steps", "100", "--slots", "1,3,10")
+    assert status == 0
+    assert "590" in out
+    _, out, _ = run("sweep", "--steps", "100", "--memory", "16,1KiB", "--json")
+    assert [point["budget"] for point in json.loads(out)["points"]] == [16, 1024]
+    assert run("sweep", "--steps", "50", "--points", "5")[0] == 0
+    assert "binomial" in run("planners")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [
+        ("plan --steps 100 --memory 3", 1),
+        ("plan --steps 100 --slots 0", 1),
+        ("sweep --steps 100 --memory 3", 1),
+        ("plan --steps 100", 2),
+        ("plan --steps 100 --slots 3 --memory 3", 2),
+        ("plan --slots 3", 2),
+        ("plan --steps ten --slots 3", 2),
+        ("plan --steps -1 --slots 3", 2),
+        ("plan --steps 10 --slots 3.5", 2),
+        ("plan --steps 10 --memory plenty", 2),
+        ("plan --steps 10 --memory -5", 2),
+        ("plan --steps 10 --slots 3 --planner magic", 2),
+        ("plan --steps 10 --slots 3 --planner binomial --chunk 3", 2),
+        ("plan --steps 10 --slots 3 --forward soon", 2),
+        ("plan --steps 10 --level ram", 2),
+        ("plan --steps 10 --level ram,3slots,1", 2),
+        ("plan --steps 10 --level tape,3slots", 2),
+        ("plan --steps unknown --slots 3 --ops", 2),
+        ("plan --steps unknown --slots 3 --save x.json", 2),
+        ("sweep --steps 10 --points 1", 2),
+        ("sweep --steps 10 --slots a,b", 2),
+        ("verify no-such-file --steps 3 --slots 3", 2),
+        ("simulate . --steps 3", 2),
+        ("dance", 2),
+        ("", 2),
+    ],
+)  # fmt: skip
+def test_no_is_1_and_nonsense_is_2_and_never_a_traceback(run, words, status):
+    found, out, err = run(*words.split())
+    assert (found, out) == (status, "")
+    assert err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "nonsense", "{", "[" * 10**5, '{"a":' * 10**5, "9" * 10**6, "advance 0 1\nadvance 1", "\x00\x01\x02"),
+        *('{"remat": "plan", "version": 7}', '{"remat": "loop"}', '{"remat": "plan", "version": 1}'),
+        '{"remat":"plan","version":1,"ops":3}',
+    ],
+)
+def test_files_that_are_no_schedule(run, tmp_path, content):
+    path = tmp_path / "file"
+    path.write_text(content)
+    for words in ((), ("--steps", "3", "--slots", "3")):
+        for command in ("verify", "simulate"):
+            status, _, err = run(command, str(path), *words)
+            assert status in (1, 2)
+            assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", [(), ("plan",), ("sweep",), ("verify",), ("simulate",), ("planners",)])
+def test_help_starts_with_an_example(run, command):
+    status, out, _ = run(*command, "--help")
+    assert status == 0
+    assert out.startswith("example: remat ")
+
+
+def test_a_reader_that_goes_away_is_no_traceback():
+    code = f"{sys.executable} -m remat plan --steps 200000 --slots 50 --ops 2>/dev/null | head -1"
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "keep 0 ram\n"
+    assert "Traceback" not in done.stderr

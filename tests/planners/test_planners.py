@@ -1,0 +1,209 @@
+"""What holds of every planner: legal, inside its memory, costing what it predicts, and honest about what it refuses."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from remat import Chain, InfeasibleError, Level, Loop, Memory, PlannerError, ProblemError, Stage, plan, verify
+from remat.planners import PLANNERS
+from remat.planners.loop.chunks import Chunks
+from remat.planners.loop.levels import Levels
+from remat.planners.loop.mixed import Mixed
+from remat.testing import check_plan, loops, memories
+
+KNOWN_LENGTH = [name for name in PLANNERS if name != "exhaustive"]
+
+
+def or_minimum(problem, memory, planner):
+    """The plan, or if nothing fits the plan for the smallest memory that does."""
+    try:
+        return plan(problem, memory, planner=planner)
+    except InfeasibleError as caught:
+        error, device = caught, memory.device
+    size = {"slots": error.minimum} if error.unit == "slots" else {"capacity": error.minimum}
+    assert error.minimum > (device.slots if error.unit == "slots" else device.capacity)
+    assert "smallest that works" in str(error)
+    level = Level(device.name, **size, read=device.read, write=device.write)
+    return plan(problem, Memory(levels=[level, *memory.levels[1:]]), planner=planner)
+
+
+@pytest.mark.parametrize("name", KNOWN_LENGTH)
+@given(loops(), memories())
+def test_every_plan_is_legal_fits_and_costs_what_it_predicts(name, loop, memory):
+    if PLANNERS[name]().accepts(loop, memory) is not None:
+        memory = Memory(levels=[Level("ram", memory.device.capacity, slots=memory.device.slots)])
+    found = or_minimum(loop, memory, name)
+    check_plan(found)
+    assert found.records == loop.steps
+    assert found.recomputed == found.advances
+    assert found.claim.factor is None or found.claim.factor >= 1.0
+    assert found.schedule == found.schedule
+
+
+@given(loops(), st.integers(0, 200), st.booleans())
+def test_the_guided_search_is_legal_and_within_its_factor_of_the_exact_table(loop, budget, in_slots):
+    memory = Memory(slots=budget % 12) if in_slots else Memory(budget)
+    guided, exact = (or_minimum(loop, memory, Mixed(exact=exact)) for exact in (False, True))
+    check_plan(guided)
+    assert exact.forward_steps <= guided.forward_steps
+    assert guided.forward_steps <= guided.claim.factor * exact.forward_steps + 1e-9
+
+
+@given(loops(), st.integers(1, 9), st.integers(0, 9))
+def test_chunks_of_any_length(loop, k, slots):
+    found = or_minimum(loop, Memory(slots=slots), Chunks(k))
+    check_plan(found)
+    assert max((op.stop - op.start for op in found.schedule if type(op).__name__ == "Record"), default=0) <= k
+
+
+@settings(max_examples=40)
+@given(loops(7), st.integers(0, 3))
+def test_slots_equal_exhaustive_search(loop, slots):
+    loop = Loop(loop.steps, loop.state, loop.tape, 1, 1, 2, loop.restartable)
+    oracle, found = (or_minimum(loop, Memory(slots=slots), name) for name in ("exhaustive", "mixed"))
+    assert found.forward_steps == oracle.forward_steps
+    assert oracle.memory == found.memory
+    check_plan(oracle)
+
+
+@settings(max_examples=30)
+@given(loops(5), st.integers(0, 45))
+def test_bytes_of_peak_equal_exhaustive_search(loop, budget):
+    loop = Loop(loop.steps, loop.state, loop.tape, 1, 1, 2, loop.restartable)
+    oracle, found = (or_minimum(loop, Memory(budget), name) for name in ("exhaustive", "mixed"))
+    assert found.forward_steps == oracle.forward_steps
+    assert oracle.memory == found.memory
+    check_plan(oracle)
+
+
+@settings(max_examples=30)
+@given(loops(6), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=3))
+def test_levels_equal_exhaustive_search_where_they_are_ordered_by_cost(loop, levels):
+    write, read = sorted(w / 2 for _, w, _ in levels), sorted(r / 2 for _, _, r in levels)
+    memory = Memory(
+        levels=[Level(f"l{k}", slots=c, write=write[k], read=read[k]) for k, (c, _, _) in enumerate(levels)]
+    )
+    loop = Loop(loop.steps, 1, 99, loop.forward, loop.record, loop.backward)  # tapes too large to be held
+    oracle, found = (or_minimum(loop, memory, name) for name in ("exhaustive", "levels"))
+    assert found.claim.within == "states in levels"
+    assert found.seconds == pytest.approx(oracle.seconds)
+
+
+@settings(max_examples=30)
+@given(loops(6), st.permutations([0, 1, 2]), st.lists(st.integers(0, 4), min_size=6, max_size=6))
+def test_levels_in_any_order_are_never_better_than_exhaustive_search(loop, order, costs):
+    levels = [Level(f"l{k}", slots=order[k], write=costs[k], read=costs[k + 3]) for k in range(3)]
+    loop = Loop(loop.steps, 1, 99, loop.forward, loop.record, loop.backward)
+    oracle, found = (or_minimum(loop, Memory(levels=levels), name) for name in ("exhaustive", "levels"))
+    assert found.seconds >= oracle.seconds - 1e-9
+
+
+def test_a_long_loop_in_levels_is_grouped_legal_and_says_its_factor():
+    memory = Memory(levels=[Level("ram", slots=12), Level("disk", slots=150, read=3, write=3)])
+    found = plan(Loop(6000), memory, planner=Levels())
+    assert 1.0 < found.claim.factor < 1.5
+    check_plan(found)
+
+
+@pytest.mark.parametrize("name", [name for name in KNOWN_LENGTH if name != "keep-all"])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("slots", [0, 1, 5])
+def test_tiny_loops(name, steps, slots):
+    if steps == 2 and slots == 0 and name != "chunks":
+        with pytest.raises(InfeasibleError) as caught:
+            plan(Loop(steps), slots=slots, planner=name)
+        assert (caught.value.minimum, caught.value.unit) == (1, "slots")
+        return
+    check_plan(plan(Loop(steps), slots=slots, planner=name))
+
+
+def test_slots_at_least_n_keep_every_state():
+    assert plan(Loop(10), slots=10).forward_steps == plan(Loop(10), slots=10**6).forward_steps == 19
+    assert plan(Loop(10), slots=9, planner="mixed").forward_steps == 10
+
+
+def test_a_billion_steps_are_counted_at_once():
+    for s in (1, 2, 100, 10**9):
+        assert plan(Loop(10**9), slots=s).forward_steps >= 10**9
+    assert plan(Loop(10**9), slots=1).forward_steps == 10**9 * (10**9 + 1) // 2
+
+
+def test_the_square_root_scheme_has_a_slot_for_every_chunk():
+    found = plan(Loop(1000), slots=31, planner="chunks")
+    assert found.forward_steps == 1000 + 1000 - 32  # 32 chunks of up to 32; only the last is not run twice
+    assert found.claim.within == "states and ranges of up to 32 steps"
+
+
+def test_chunks_weigh_the_cost_of_a_range_against_recomputation():
+    def seconds(loop, k):
+        try:
+            return plan(loop, 60, planner=Chunks(k)).seconds
+        except InfeasibleError:
+            return float("inf")
+
+    chosen = set()
+    for per_range in (0.0, 5.0, 100.0):
+        loop = Loop(1000, per_range=per_range)
+        found = plan(loop, 60, planner="chunks")
+        assert found.seconds == pytest.approx(min(seconds(loop, k) for k in range(1, 60)))
+        chosen.add(found.claim.within)
+    assert len(chosen) == 3
+
+
+@pytest.mark.parametrize(
+    ("problem", "arguments", "error", "said"),
+    [
+        (Loop(5), {}, ProblemError, "neither"),
+        (Loop(5), {"memory": 5, "slots": 5}, ProblemError, "both"),
+        (Loop(5), {"memory": 0.5}, ProblemError, "fraction"),
+        (Loop(5), {"slots": 1.5}, ProblemError, "slots"),
+        (Loop(5), {"slots": -1}, ProblemError, "slots"),
+        (Loop(5), {"memory": "plenty"}, ProblemError, "no size"),
+        (Loop(5), {"slots": 1, "planner": "magic"}, PlannerError, "there are auto, keep-all"),
+        (Loop(None), {"slots": 1, "planner": "binomial"}, PlannerError, "online"),
+        (Loop(9), {"slots": 1, "planner": "exhaustive"}, PlannerError, "8 steps"),
+        (Chain([Stage()]), {"memory": 100}, PlannerError, "chain"),
+        (Chain([Stage()]), {"memory": 100, "planner": "mixed"}, PlannerError, "chain"),
+        (
+            Loop(5),
+            {"memory": Memory(levels=[Level("a", 9), Level("b", 9)]), "planner": "mixed"},
+            PlannerError,
+            "levels",
+        ),
+        (Loop(5), {"memory": Memory(levels=[Level("a", 99, read=1)]), "planner": "binomial"}, PlannerError, "costs"),
+        (Loop(None), {"memory": Memory(levels=[Level("a")])}, PlannerError, "limit"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_reason(problem, arguments, error, said):
+    with pytest.raises(error, match=said):
+        plan(problem, **arguments)
+
+
+def test_a_chunk_length_must_be_a_whole_number():
+    with pytest.raises(ProblemError):
+        Chunks(0)
+
+
+def test_planners_are_values():
+    assert Chunks(3) == Chunks(3) != Chunks(4)
+    assert hash(Mixed()) == hash(Mixed())
+
+
+def test_a_million_steps_of_mixed_are_planned_and_legal_where_they_are_looked_at():
+    found = plan(Loop(10**6, tape=9), slots=100, planner="mixed")
+    assert found.claim.factor < 1.01
+    assert verify(
+        plan(Loop(20_000, tape=9), slots=50, planner="mixed").schedule, Loop(20_000, tape=9), Memory(slots=50)
+    )
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_mixed_with_hardly_any_slots_and_many_steps(slots):
+    found = plan(Loop(10**6), slots=slots, planner="mixed")
+    assert found.claim.factor < 1.1
+
+
+def test_odd_sizes_in_bytes_are_planned_close_to_the_bound():
+    found = plan(Loop(20_000, 1_234, 93_456), "8 MiB", planner="mixed")
+    assert found.claim.factor < 1.02
+    check_plan(found)

@@ -1,0 +1,112 @@
+"""Problems and memories: values that are compared, hashed, saved and checked."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remat import Chain, FileError, Level, Loop, Memory, ProblemError, Stage, plan, simulate
+from remat.testing import loops, memories
+
+
+@given(loops())
+def test_a_loop_comes_back_from_json(loop):
+    assert Loop.from_json(loop.to_json()) == loop
+    assert hash(Loop.from_json(loop.to_json())) == hash(loop)
+
+
+@given(memories())
+def test_a_memory_comes_back_from_json(memory):
+    assert Memory.from_json(memory.to_json()) == memory
+
+
+def test_a_chain_comes_back_from_a_file(tmp_path):
+    stages = [Stage(1, 2, None, "1 KiB", "4 KiB", 5, 6, "läyer"), Stage(0.5, 1, 0.75, 8, 9)]
+    chain = Chain(stages, input="2 KiB")
+    chain.save(tmp_path / "chain.json")
+    assert Chain.load(tmp_path / "chain.json") == chain
+    assert {chain: 1}[Chain(stages, input=2048)] == 1
+
+
+def test_values_cannot_be_changed():
+    for value, name in ((Loop(3), "steps"), (Memory(5), "levels"), (Stage(), "tape"), (Chain([]), "input")):
+        with pytest.raises(AttributeError):
+            setattr(value, name, 9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Loop(-1),
+        lambda: Loop(2.5),
+        lambda: Loop("10"),
+        lambda: Loop(3, state=0),
+        lambda: Loop(3, state="huge"),
+        lambda: Loop(3, tape=-1),
+        lambda: Loop(3, forward=-1.0),
+        lambda: Loop(3, backward=float("nan")),
+        lambda: Loop(3, restartable="yes"),
+        lambda: Loop(3, state=2, tape=1, restartable=True),
+        lambda: Chain([1, 2]),
+        lambda: Memory(),
+        lambda: Memory(5, slots=3),
+        lambda: Memory(slots=-1),
+        lambda: Memory(levels=[]),
+        lambda: Memory(levels=[Level("a", 1), Level("a", 2)]),
+        lambda: Memory(levels=["ram"]),
+        lambda: Memory(5, levels=[Level("a", 1)]),
+        lambda: Level("tape", 3),
+        lambda: Level("two words", 3),
+        lambda: Level("", 3),
+        lambda: Level("ram", 3, slots=3),
+        lambda: Level("ram", 3, read=-1),
+        lambda: Memory.of(None, None),
+        lambda: Memory.of(5, 3),
+        lambda: Memory.of(0.25),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make):
+    with pytest.raises(ProblemError):
+        make()
+
+
+def test_an_unknown_length_says_what_to_do():
+    with pytest.raises(ProblemError, match="online"):
+        _ = Loop(None).units
+
+
+@given(st.integers(1, 40), st.integers(1, 6))
+def test_a_loop_as_a_chain_costs_the_same(n, slots):
+    loop = Loop(n, state=3, tape=5, forward=1.5, record=2, backward=4)
+    schedule = plan(loop, slots=slots).schedule
+    one, other = simulate(schedule, loop), simulate(schedule, loop.as_chain())
+    assert (one.advances, one.peak, one.seconds) == pytest.approx((other.advances, other.peak, other.seconds))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda data: data.pop("remat"), "no saved remat value"),
+        (lambda data: data.update(remat="memory"), "not a loop"),
+        (lambda data: data.update(version=2), "version 2"),
+        (lambda data: data.update(version=True), "version True"),
+        (lambda data: data.pop("version"), "version None"),
+        (lambda data: data.pop("state") and data.pop("steps"), "lacks a field"),
+        (lambda data: data.update(surprise=1), "lacks a field or has a wrong one"),
+        (lambda data: data.update(steps=-3), "makes no sense"),
+    ],
+)
+def test_a_damaged_file_says_what_is_wrong(damage, said):
+    data = json.loads(Loop(5).to_json())
+    damage(data)
+    with pytest.raises(FileError, match=said):
+        Loop.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "[" * 100_000, '{"remat":' * 50_000, "\x00", b"\xff\xfe", "7" * 5000]
+)
+def test_hostile_text_is_one_clear_error(text):
+    with pytest.raises(FileError):
+        Loop.from_json(text)
