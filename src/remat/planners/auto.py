@@ -20,6 +20,8 @@ from remat.problem import Loop, Memory, Problem
 
 __all__ = ["Auto"]
 
+QUICK = 1.2e9  # additions for an exact plan at the most: a second or two
+
 
 @dataclass(frozen=True)
 class Auto(Planner):
@@ -56,7 +58,7 @@ def _fastest(loop: Loop, memory: Memory, planners: list[Planner]) -> Plan:
         try:
             return KeepAll().plan(loop, device).because("all tapes fit, so nothing is recomputed", memory)
         except InfeasibleError:
-            planners = [*planners, Mixed(), *([Chunks()] if loop.per_range else [])]
+            planners = [*planners, Mixed(most=QUICK), *([Chunks()] if loop.per_range else [])]
     plans: list[Plan] = []
     errors: list[InfeasibleError] = []
     for planner in planners:

@@ -26,17 +26,17 @@ from remat.schedule import Schedule
 __all__ = ["Mixed"]
 
 CLASS = "persistent states and tapes"  # persistent: what is kept stays until its own reverse
-EXACT = 600_000_000  # additions for the exact table at the most: about a second
 
 
 @dataclass(frozen=True)
 class Mixed(LoopPlanner):
     """A budget holds states, tapes or both, whatever gives the least forward steps.
 
-    `exact=True` insists on the exact table, `exact=False` on the bound-guided search; None decides by size.
+    The exact table is used up to `most` additions (a billion is about a second), the bound-guided search beyond;
+    `most=0` asks for the search, `most=inf` for the table whatever it takes.
     """
 
-    exact: bool | None = None
+    most: float = 2.5e9
 
     name: ClassVar[str] = "mixed"
     summary: ClassVar[str] = "states or tapes, whichever saves more; exact for small problems, near the bound for long"
@@ -52,14 +52,11 @@ class Mixed(LoopPlanner):
         budget = Budget.of(problem, level)
         sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
         budgets = reachable(sizes, budget.held)
-        if budgets is not None and self._affords(problem.units, len(budgets) * (2 if budget.early else 1)):
+        if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
             table = Table(sizes, problem.units, budgets)
             ops = mixed_ops(table, problem.units, budget.held, level.name)
             return Plan(problem, memory, self.name, Claim(1.0, CLASS), ops.predict(problem, memory), Schedule(ops))
         return _guided(problem, memory, sizes, budget.held)
-
-    def _affords(self, steps: int, columns: int) -> bool:
-        return steps**2 * columns * 2 <= EXACT if self.exact is None else self.exact
 
 
 def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int) -> Plan:
