@@ -100,6 +100,14 @@ def test_a_claim_is_rounded_up_so_that_it_stays_true():
     assert not Claim(None).optimal
 
 
-def test_plans_of_the_closed_form_can_be_pickled():
-    found = plan(Loop(50), slots=4)
+@pytest.mark.parametrize("name", [name for name in PLANNERS if name != "exhaustive"])
+def test_plans_can_be_pickled(name):
+    found = plan(Loop(50, tape=3), slots=200, planner=name)
     assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_a_plan_for_an_unknown_length_can_be_pickled_and_driven():
+    driver = pickle.loads(pickle.dumps(plan(Loop(None), slots=3))).start()
+    driver.advance()
+    driver.last()
+    assert driver.plan().forward_steps == 3

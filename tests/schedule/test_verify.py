@@ -51,7 +51,7 @@ def test_a_legal_schedule_is_legal():
         ("record 0 2\nrecord 2 3\nturn\npullback 3 0", 7, 3, "exactly units 0..2"),
         ("keep 0 ram\nrecord 0 2\nfetch 0 ram\nrecord 0 1", 8, 3, "0..1 is held"),
         ("keep 0 ram\nrecord 0 3\nturn\npullback 3 0\nfetch 0 ram\nrecord 0 1", 8, 5, "pulled back already"),
-        ("keep 0 disk", 9, 0, "no level 'disk'"),
+        ("keep 0 disk", 3, 0, "no level 'disk'"),
         ("", 10, 0, "before turn"),
         ("record 0 3\nturn", 10, 2, "units 0..2 are not pulled back"),
         ("keep 0 ram\nrecord 0 3\nturn\npullback 3 0", 10, 4, "still held: state 0 in ram"),
@@ -80,6 +80,7 @@ def test_bytes_bound_the_whole_peak_of_the_device():
     loop = Loop(3, state=2, tape=3)
     peak = simulate(Schedule.parse(GOOD), loop).peak
     assert verdict(GOOD, loop, Memory(peak))
+    assert verify(Schedule.parse(GOOD), loop, peak)
     short = verdict(GOOD, loop, Memory(peak - 1))
     assert short.rule == 9
     assert f"{peak} bytes" in short.fact

@@ -5,8 +5,10 @@ the bytes that were live *while the op ran*. Memory grows with what is live, nev
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
 
-from remat.problem import Problem
+from remat.problem import Memory, Problem
 from remat.schedule.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 
 __all__ = ["Machine"]
@@ -15,10 +17,11 @@ __all__ = ["Machine"]
 class Machine:
     """The state of a run between two ops, and the bytes live during the last one."""
 
-    def __init__(self, problem: Problem, device: str = "ram") -> None:
+    def __init__(self, problem: Problem, memory: Memory | None = None) -> None:
         self.problem = problem
+        self.memory = memory  # None: levels of any name, without limit
         self.units = problem.units
-        self.device = device
+        self.device = device = "ram" if memory is None else memory.device.name
         self.working: int | None = 0  # the number of the working state
         self.cotangent: int | None = None  # the state whose cotangent is in flight; None before Turn
         self.kept: dict[str, dict[int, int]] = {}  # level → state → bytes
@@ -30,6 +33,7 @@ class Machine:
         self.pulling_size = 0
         self.passing_size = 0  # what was just recorded: not yet *held*
         self._after_tape = 0
+        self._resting_cotangent = 0
 
     @property
     def device_size(self) -> int:
@@ -64,42 +68,51 @@ class Machine:
     def apply(self, op: Op) -> None:
         """Carry out one legal op."""
         self.tape_size = self._after_tape
-        match op:
-            case Advance(start, stop):
-                self._run(start, stop, record=False)
-                self.passing_size = 0
-            case Record(start, stop):
-                self._run(start, stop, record=True)
-                size = self.problem.tape_size(start, stop)
-                self.tapes.insert(bisect_left(self.tapes, (start,)), (start, stop, size))
-                self.tape_size = self._after_tape = self.tape_size + size
-                self.passing_size = size
-            case Pullback(stop, start):
-                place = self.find_tape(start, stop)
-                assert place is not None
-                self._after_tape -= self.tapes.pop(place)[2]
-                self.cotangent = start
-                self.pulling_size = self.problem.pulling_size(start, stop)
-                if self.working is not None and self.working >= start:
-                    self.working = None  # nothing can use a state at or past the cotangent
-                self._settle()
-                self.passing_size = 0
-            case Keep(state, level):
-                size = self.problem.state_size(state)
-                self.kept.setdefault(level, {})[state] = size
-                self.kept_size[level] = self.kept_size.get(level, 0) + size
-                self._settle(cotangent=True)
-                self.passing_size = 0
-            case Fetch(state, _):
-                self.working = state
-                self._settle(cotangent=True)
-                self.passing_size = 0
-            case Drop(state, level):
-                self.kept_size[level] -= self.kept[level].pop(state)
-                self._settle(cotangent=True)
-            case Turn():
-                self.working, self.cotangent = None, self.units
-                self._settle(cotangent=True)
+        _APPLY[type(op)](self, op)
+
+    def _advance(self, op: Advance) -> None:
+        self._run(op.start, op.stop, record=False)
+        self.passing_size = 0
+
+    def _record(self, op: Record) -> None:
+        self._run(op.start, op.stop, record=True)
+        size = self.problem.tape_size(op.start, op.stop)
+        self.tapes.insert(bisect_left(self.tapes, (op.start,)), (op.start, op.stop, size))
+        self.tape_size = self._after_tape = self.tape_size + size
+        self.passing_size = size
+
+    def _pullback(self, op: Pullback) -> None:
+        place = self.find_tape(op.start, op.stop)
+        assert place is not None
+        self._after_tape -= self.tapes.pop(place)[2]
+        self.cotangent = op.start
+        self._resting_cotangent = self.problem.state_size(op.start)
+        if self.working is not None and self.working >= op.start:
+            self.working = None  # nothing can use a state at or past the cotangent
+        self._settle()
+        self.pulling_size = self.problem.pulling_size(op.start, op.stop)
+        self.passing_size = 0
+
+    def _keep(self, op: Keep) -> None:
+        size = self.problem.state_size(op.state)
+        self.kept.setdefault(op.level, {})[op.state] = size
+        self.kept_size[op.level] = self.kept_size.get(op.level, 0) + size
+        self._settle()
+        self.passing_size = 0
+
+    def _fetch(self, op: Fetch) -> None:
+        self.working = op.state
+        self._settle()
+        self.passing_size = 0
+
+    def _drop(self, op: Drop) -> None:
+        self.kept_size[op.level] -= self.kept[op.level].pop(op.state)
+        self._settle()
+
+    def _turn(self, op: Turn) -> None:
+        self.working, self.cotangent = None, self.units
+        self._resting_cotangent = self.problem.state_size(self.units)
+        self._settle()
 
     def holders(self) -> list[tuple[str, str, int]]:
         """Who is live: (what, level, bytes), the kept states first."""
@@ -130,12 +143,22 @@ class Machine:
     def _run(self, start: int, stop: int, *, record: bool) -> None:
         self.working = stop
         self.running_size = self.problem.running_size(start, stop, record=record)
-        self.pulling_size = 0 if self.cotangent is None else self.problem.state_size(self.cotangent)
+        self.pulling_size = self._resting_cotangent
 
-    def _settle(self, *, cotangent: bool = False) -> None:
+    def _settle(self) -> None:
         self.running_size = 0 if self.working is None else self.problem.state_size(self.working)
-        if cotangent:
-            self.pulling_size = 0 if self.cotangent is None else self.problem.state_size(self.cotangent)
+        self.pulling_size = self._resting_cotangent
+
+
+_APPLY: dict[type, Callable[[Machine, Any], None]] = {
+    Advance: Machine._advance,
+    Record: Machine._record,
+    Pullback: Machine._pullback,
+    Keep: Machine._keep,
+    Fetch: Machine._fetch,
+    Drop: Machine._drop,
+    Turn: Machine._turn,
+}
 
 
 def _some(names: list[str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.errors import ProblemError
-from remat.problem import Loop, Memory
+from remat.problem import Loop
 from remat.schedule.machine import Machine
 from remat.schedule.ops import TAPE, Advance, Drop, Fetch, Keep, Pullback, Record, Turn
 
@@ -68,10 +68,12 @@ def _from_working(now: Machine, op: Any) -> str | None:
     return None
 
 
-@_rule("a state is kept once in a level", "drop it there first, or leave out the second keep", Keep)
+@_rule("a state is kept once in a level that there is", "name one of the memory's levels, and keep it there once", Keep)
 def _kept_once(now: Machine, op: Keep) -> str | None:
     if op.level == TAPE:
         return 'a state cannot be kept in "tape"; record a tape to hold one'
+    if now.memory is not None and now.memory.level(op.level) is None:
+        return f"there is no level {op.level!r}; the memory has {', '.join(level.name for level in now.memory.levels)}"
     if op.state in now.kept.get(op.level, ()):
         return f"state {op.state} is kept in {op.level} already"
     return None
@@ -135,23 +137,21 @@ def _of_use(now: Machine, op: Record) -> str | None:
 
 
 @_rule("no level holds more than its capacity", "keep fewer states, hold fewer tapes, or give more memory")
-def over_capacity(now: Machine, memory: Memory) -> str | None:
+def over_capacity(now: Machine, _: object = None) -> str | None:
     """What is wrong with the sizes while the last op ran."""
-    for level in memory.levels:
+    if now.memory is None:
+        return None
+    for level in now.memory.levels:
         kept = now.kept_size.get(level.name, 0)
         if level.slots is not None:
             unit = _slot_size(now, level.name)
-            held = now.held_size if level is memory.device else 0
+            held = now.held_size if level.name == now.device else 0
             if kept + held > level.slots * unit:
                 return f"{level.name} would hold {(kept + held) / unit:g} states' worth, and has {level.slots} slots"
         elif level.capacity is not None:
-            live = now.device_size if level is memory.device else kept
+            live = now.device_size if level.name == now.device else kept
             if live > level.capacity:
                 return f"{level.name} would hold {live} bytes, and has {level.capacity}"
-    for name, size in now.kept_size.items():
-        if size and memory.level(name) is None:
-            names = ", ".join(level.name for level in memory.levels)
-            return f"there is no level {name!r}; the memory has {names}"
     return None
 
 

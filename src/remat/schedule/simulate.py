@@ -17,7 +17,7 @@ from remat.schedule.verify import run_legally
 __all__ = ["simulate"]
 
 
-def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | None = None) -> Trace:
+def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str | None = None) -> Trace:
     """What happens when `schedule` reverses `problem`; without `memory`, moving states takes no time.
 
     An illegal schedule raises a ScheduleError that names the broken rule. Capacities are the business of `verify`.
@@ -27,15 +27,15 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | None = N
     25
     """
     ops = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
-    device = "ram" if memory is None else memory.device.name
-    clock = _Clock(problem, memory)
-    machine = Machine(problem, device)
-    totals = Totals(peaks={device: machine.device_size})
+    levels = None if memory is None else Memory.of(memory)
+    clock = _Clock(problem, levels)
+    machine = Machine(problem, levels)
+    totals = Totals(peaks={machine.device: machine.device_size})
     for index, op in run_legally(machine, ops):
         _count(totals, machine, index, op)
         totals.seconds += clock.seconds(op)
-    events = _Events(ops, problem, device, clock)
-    return Trace(problem.units, device, totals, events, events.holders)
+    events = _Events(ops, problem, levels, clock)
+    return Trace(problem.units, machine.device, totals, events, events.holders)
 
 
 def _count(totals: Totals, machine: Machine, index: int, op: Op) -> None:
@@ -88,22 +88,23 @@ class _Events:
 
     schedule: Schedule
     problem: Problem
-    device: str
+    memory: Memory | None
     clock: _Clock
 
     def __iter__(self) -> Iterator[Event]:
-        machine, now = Machine(self.problem, self.device), 0.0
+        machine, now = Machine(self.problem, self.memory), 0.0
+        device = machine.device
         for index, op in run_legally(machine, self.schedule):
             state = dict(machine.kept_size)
-            state[self.device] += machine.running_size
-            live = Live(self.device, state, machine.tape_size, machine.pulling_size)
+            state[device] += machine.running_size
+            live = Live(device, state, machine.tape_size, machine.pulling_size)
             seconds = self.clock.seconds(op)
             yield Event(index, op, now, seconds, live)
             now += seconds
 
     def holders(self, at: int) -> tuple[Holder, ...]:
         """Who is live while op `at` runs."""
-        machine = Machine(self.problem, self.device)
+        machine = Machine(self.problem, self.memory)
         for index, _ in run_legally(machine, self.schedule):
             if index == at:
                 return tuple(machine.holders())

@@ -55,16 +55,15 @@ class _Broken(Exception):
         self.verdict = verdict
 
 
-def verify(schedule: Iterable[Op], problem: Problem, memory: Memory) -> Verdict:
-    """Whether `schedule` reverses `problem` legally inside `memory`; if not, the first broken rule.
+def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str) -> Verdict:
+    """Whether `schedule` reverses `problem` legally inside `memory` (or so many bytes); if not, the first broken rule.
 
     >>> from remat import Loop, Memory, Schedule
     >>> bool(verify(Schedule.parse("record 0 1; turn; pullback 1 0".replace("; ", "\\n")), Loop(1), Memory(slots=0)))
     True
     """
-    machine = Machine(problem, memory.device.name)
     try:
-        for _ in _steps(machine, schedule, memory):
+        for _ in _steps(Machine(problem, Memory.of(memory)), schedule, capacities=True):
             pass
     except _Broken as broken:
         return broken.verdict
@@ -74,12 +73,12 @@ def verify(schedule: Iterable[Op], problem: Problem, memory: Memory) -> Verdict:
 def run_legally(machine: Machine, schedule: Iterable[Op]) -> Iterator[tuple[int, Op]]:
     """Apply each op to the machine and give it back; a broken rule raises a ScheduleError."""
     try:
-        yield from _steps(machine, schedule, None)
+        yield from _steps(machine, schedule, capacities=False)
     except _Broken as broken:
         raise ScheduleError(str(broken)) from None
 
 
-def _steps(machine: Machine, schedule: Iterable[Op], memory: Memory | None) -> Iterator[tuple[int, Op]]:
+def _steps(machine: Machine, schedule: Iterable[Op], *, capacities: bool) -> Iterator[tuple[int, Op]]:
     index, apply = -1, machine.apply
     for index, op in enumerate(schedule):
         rules = BEFORE.get(type(op))
@@ -90,8 +89,8 @@ def _steps(machine: Machine, schedule: Iterable[Op], memory: Memory | None) -> I
             if fact is not None:
                 raise _broken(rule, fact, machine, index, op)
         apply(op)
-        if memory is not None:
-            fact = over_capacity(machine, memory)
+        if capacities:
+            fact = over_capacity(machine)
             if fact is not None:
                 raise _broken(_CAPACITY, fact, machine, index, op)
         yield index, op

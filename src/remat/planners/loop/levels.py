@@ -16,7 +16,6 @@ from remat.planners.loop.binomial import reverse
 from remat.planners.nested import Line, NestedOps, Part, as_line
 from remat.planners.plan import Claim, Plan
 from remat.planners.planner import Planner, infeasible
-from remat.planners.recurrence.hierarchy import Hierarchy, Store
 from remat.planners.recurrence.revolve import advances
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Advance, Drop, Fetch, Keep, Schedule, Turn
@@ -77,6 +76,8 @@ class _Tree:
     def __init__(
         self, loop: Loop, memory: Memory, ranked: list[Level], slots: list[int], group: int, inside: int
     ) -> None:
+        from remat.planners.recurrence.hierarchy import Hierarchy, Store  # here, since NumPy makes importing remat slow
+
         self.loop, self.device, self.group, self.inside = loop, memory.device.name, group, inside
         self.names = [level.name for level in ranked]
         self.groups = max(-(-loop.units // group), 1)

@@ -18,7 +18,6 @@ from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import LoopPlanner, infeasible
 from remat.planners.recurrence.budgets import on_grid, reachable
 from remat.planners.recurrence.layers import Layers
-from remat.planners.recurrence.table import Table
 from remat.planners.recurrence.tradeoff import Sizes
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Schedule
@@ -53,6 +52,8 @@ class Mixed(LoopPlanner):
         sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
         budgets = reachable(sizes, budget.held)
         if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
+            from remat.planners.recurrence.table import Table  # here, since NumPy makes importing remat slow
+
             table = Table(sizes, problem.units, budgets)
             ops = mixed_ops(table, problem.units, budget.held, level.name)
             return Plan(problem, memory, self.name, Claim(1.0, CLASS), ops.predict(problem, memory), Schedule(ops))

@@ -6,6 +6,7 @@ when it ends, optimally for them. Afterwards `driver.plan()` is an ordinary plan
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
@@ -41,10 +42,7 @@ class Online(Planner):
         assert isinstance(problem, Loop)
         slots = _slots(problem, memory.device)
         claim = Claim(None, "loops of unknown length; the finished plan says its factor")
-
-        def start() -> Driver:
-            return Driver(problem, memory, slots)
-
+        start = partial(Driver, problem, memory, slots)
         if problem.steps is None:
             return Plan(problem, memory, self.name, claim, None, starter=start)
         driver = start()

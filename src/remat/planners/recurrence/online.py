@@ -13,8 +13,6 @@ the reversal is binomial, with all slots that are free by then.
 from functools import lru_cache
 from itertools import pairwise
 
-import numpy as np
-
 from remat.planners.recurrence.revolve import advances, advances_of, beta
 
 __all__ = ["Sweep", "best_of_held", "reversal_advances"]
@@ -112,6 +110,8 @@ def best_of_held(held: list[int], end: int, slots: int) -> list[int]:
     """
     if len(held) <= 2 or len(held) > _MOST_HELD:
         return held
+    import numpy as np  # here, so that importing remat stays quick
+
     x = np.array(held)
     # cost[c][j]: the c-th state used is held[j]; advances for all segments before it. came[c][j]: the one before.
     cost = np.full(len(held), 2**61)

@@ -10,14 +10,13 @@ advanced over exactly r times, and a leaf has at most k steps.
 """
 
 from math import comb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["advances", "advances_of", "beta", "repetition", "split"]
-
-Ints = NDArray[np.int64]
 
 
 def beta(slots: int, times: int) -> int:
@@ -62,8 +61,10 @@ def split(ranges: int, slots: int, times: int) -> int:
     return min(beta(slots, times - 1), ranges - beta(slots - 1, times - 1))
 
 
-def advances_of(steps: Any, slots: int) -> Ints:
+def advances_of(steps: Any, slots: int) -> "NDArray[np.int64]":
     """`advances` of an array of step counts, for one number of slots; infeasible ones are huge."""
+    import numpy as np  # here, so that importing remat stays quick
+
     counts = np.asarray(steps, dtype=np.int64)
     if slots < 1:
         return np.where(counts <= 1, 0, 2**61)
