@@ -1,24 +1,25 @@
 """Levels: states in several memories with their read and write costs, the H-Revolve problem.
 
 Steps are recorded and pulled back one at a time; tapes are not held. Long loops are planned in groups of g steps, each
-reversed inside a part of the first level by the binomial schedule; the claim then is a factor over a bound.
+reversed inside a part of the first level by the binomial schedule, or with all levels as one pool (`pooled.py`),
+whichever is faster; the claim then is a factor over a bound.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isqrt
 from typing import ClassVar, NamedTuple
 
-from remat.errors import PlannerError
 from remat.planners.bounds import level_seconds
 from remat.planners.loop.binomial import reverse
+from remat.planners.loop.pooled import best_pool
 from remat.planners.nested import Line, NestedOps, Part, as_line
-from remat.planners.plan import Claim, Plan
+from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner, infeasible
 from remat.planners.recurrence.revolve import advances
 from remat.problem import Level, Loop, Memory, Problem
-from remat.schedule import Advance, Drop, Fetch, Keep, Schedule, Turn
+from remat.schedule import Advance, Drop, Fetch, Keep, Op, Schedule, Turn
 
 __all__ = ["Levels"]
 
@@ -48,11 +49,16 @@ class Levels(Planner):
         slots = [min(_slots(problem, level, memory), max(n - 1, 0)) for level in ranked]
         _check_memory(problem, memory, sum(slots))
         group, inside = _group(n, slots, ranked.index(memory.device))
-        slots[ranked.index(memory.device)] -= inside
-        slots = [min(count, -(-n // group)) for count in slots]
-        tree = _Tree(problem, memory, ranked, slots, group, inside)
-        ops = NestedOps(tree.root(), tree.expand)
-        prediction = ops.predict(problem, memory)
+        found: list[tuple[Prediction, Iterable[Op]]] = []
+        if group > 1 and (pool := best_pool(problem, memory, ranked, slots)) is not None:
+            found.append((pool[1], pool[0]))
+        if group == 1 or inside:
+            slots[ranked.index(memory.device)] -= inside
+            slots = [min(count, -(-n // group)) for count in slots]
+            tree = _Tree(problem, memory, ranked, slots, group, inside)
+            nested = NestedOps(tree.root(), tree.expand)
+            found.append((nested.predict(problem, memory), nested))
+        prediction, ops = min(found, key=lambda pair: pair[0].seconds)
         ordered = all(a.read <= b.read and a.write <= b.write for a, b in pairwise(ranked))
         claim = Claim(1.0, "states in levels" if ordered else "nested levels")
         if group > 1:
@@ -154,12 +160,7 @@ def _group(units: int, slots: list[int], device: int) -> tuple[int, int]:
     """How many steps are planned as one, and how many slots of the device reverse them."""
     if units**2 * (sum(slots) + 1) <= 2 * EXACT:
         return 1, 0
-    if slots[device] == 0:
-        raise PlannerError(
-            f"{units} steps in {sum(slots)} slots are too many to plan one by one, and grouping them takes a slot of "
-            "the first level: give it at least one"
-        )
     group = 2
     while (groups := -(-units // group)) ** 2 * (sum(min(count, groups) for count in slots) + 1) > 2 * EXACT:
         group *= 2
-    return group, min(max(slots[device] // 2, 1), isqrt(2 * group) + 1)
+    return group, min(-(-slots[device] // 2), isqrt(2 * group) + 1)

@@ -1,0 +1,97 @@
+"""All levels as one pool of slots, for long loops: the binomial schedule, its states spread over the levels by depth.
+
+Kept states form a stack, the initial one at the bottom; those near the top come and go most. So the fastest levels hold
+the top of the stack, and as many slower slots below as make the whole fastest. Costs are counted depth by depth, without
+a table over n. The levels planner takes the better of this and its groups.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from remat.planners.loop.binomial import RevolveOps
+from remat.planners.plan import Prediction
+from remat.planners.recurrence.revolve import advances, repetition, split
+from remat.problem import Level, Loop, Memory
+from remat.schedule import Drop, Fetch, Keep, Op
+
+__all__ = ["PooledOps", "best_pool"]
+
+
+@dataclass(frozen=True)
+class PooledOps:
+    """The binomial schedule with states at depth d of the stack kept in the level of the d-th slot."""
+
+    steps: int
+    rooms: tuple[tuple[str, int], ...]  # level names and slots, the bottom of the stack first
+
+    def __iter__(self) -> Iterator[Op]:
+        names = [name for name, slots in self.rooms for _ in range(slots)]
+        where: dict[int, str] = {}
+        for op in RevolveOps(self.steps, len(names), 1, ""):
+            match op:
+                case Keep(state, _):
+                    where[state] = names[len(where)]
+                    yield Keep(state, where[state])
+                case Fetch(state, _):
+                    yield Fetch(state, where[state])
+                case Drop(state, _):
+                    yield Drop(state, where.pop(state))
+                case _:
+                    yield op
+
+
+def best_pool(loop: Loop, memory: Memory, ranked: list[Level], slots: list[int]) -> tuple[PooledOps, Prediction] | None:
+    """The fastest pool that uses all slots of the faster levels before any of a slower one; None without a slot."""
+    total = min(sum(slots), loop.units - 1)
+    if total < 1:
+        return None
+    sizes = {total} | {2**i for i in range(total.bit_length())} | {3 * 2**i for i in range(total.bit_length() - 2)}
+    sizes |= {min(sum(slots[: k + 1]), total) for k in range(len(slots))} - {0}
+    found = []
+    for size in sorted(sizes):
+        rooms, left = [], size
+        for level, count in zip(ranked, slots, strict=True):
+            rooms.append((level, min(count, left)))
+            left -= rooms[-1][1]
+        found.append((_predict(loop, memory, rooms[::-1]), rooms[::-1]))
+    prediction, rooms = min(found, key=lambda pair: pair[0].seconds)
+    return PooledOps(loop.units, tuple((level.name, count) for level, count in rooms if count)), prediction
+
+
+def _predict(loop: Loop, memory: Memory, rooms: list[tuple[Level, int]]) -> Prediction:
+    n, slots = loop.units, sum(count for _, count in rooms)
+    levels = [level for level, count in rooms for _ in range(count)]
+    moving = 0.0
+    lengths = {n: 1}  # segments whose start is kept at this depth → how many
+    for depth, level in enumerate(levels):
+        keeps, fetches, lengths = _one_depth(lengths, slots - depth)
+        moving += (keeps * level.write + fetches * level.read) * loop.state
+        if not lengths:
+            break
+    count = advances(n, slots)
+    seconds = count * loop.forward + n * (loop.record + loop.backward + loop.per_range) + moving
+    return Prediction(count, n, _peak(loop, [level is memory.device for level in levels]), seconds)
+
+
+def _one_depth(lengths: dict[int, int], slots: int) -> tuple[int, int, dict[int, int]]:
+    """Keeps and fetches of the starts of segments, and the segments to the right of them, one deeper."""
+    keeps = fetches = 0
+    deeper: dict[int, int] = {}
+    for length, times in lengths.items():
+        if length > 1:
+            keeps += times
+        while length > 1:
+            middle = split(length, slots, repetition(length, slots))
+            deeper[length - middle] = deeper.get(length - middle, 0) + times
+            fetches += times
+            length = middle
+    return keeps, fetches, {length: times for length, times in deeper.items() if length > 1}
+
+
+def _peak(loop: Loop, on_device: list[bool]) -> int:
+    """Bytes at the peak of the device: its part of the stack, and the working set on either side of the turn."""
+    n, slots = loop.units, len(on_device)
+    before = min(slots, n - 1)  # the depth of the stack when the last unit is recorded
+    after = slots if n > 2 * slots else min(slots - 1, n - 2)  # and at the most when a unit is recorded after the turn
+    states = max(sum(on_device[:before]) + 2, sum(on_device[:after]) + 3 if n > 1 else 0)
+    return states * loop.state + loop.tape
