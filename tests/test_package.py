@@ -12,8 +12,8 @@ from remat.planners import loop as loop_room
 from remat.schedule import ops
 
 PUBLIC = """
-Advance Chain Claim Curve Drop Event Fetch FileError InfeasibleError Keep Level Live Loop Memory Op Plan Planner
-PlannerError ProblemError Pullback Record RematError Schedule ScheduleError Stage Trace Turn Verdict __version__
+Advance Chain Claim Curve Drop Event Fetch FileError IllegalError InfeasibleError Keep Level Live Loop Memory Op Plan
+Planner PlannerError ProblemError Pullback Record RematError Schedule ScheduleError Stage Trace Turn Verdict __version__
 plan simulate sweep verify
 """
 

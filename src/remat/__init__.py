@@ -3,7 +3,7 @@
 Importing remat imports no framework.
 """
 
-from remat.errors import FileError, InfeasibleError, PlannerError, ProblemError, RematError, ScheduleError
+from remat.errors import FileError, IllegalError, InfeasibleError, PlannerError, ProblemError, RematError, ScheduleError
 from remat.planners import Claim, Curve, Plan, Planner, plan, sweep
 from remat.problem import Chain, Level, Loop, Memory, Stage
 from remat.schedule import (
@@ -35,6 +35,7 @@ __all__ = [
     "Event",
     "Fetch",
     "FileError",
+    "IllegalError",
     "InfeasibleError",
     "Keep",
     "Level",

@@ -2,13 +2,22 @@
 
 RematError
 ├── ProblemError     a problem, a memory or a number that makes no sense     (also a ValueError)
-├── ScheduleError    a schedule that cannot be read, or is not legal          (also a ValueError)
+├── ScheduleError    a schedule that cannot be read                           (also a ValueError)
+│   └── IllegalError     one that can be read and breaks a rule
 ├── FileError        a saved file that is damaged, too large or of another version
 ├── PlannerError     an unknown planner, or one that does not take the problem (also a ValueError)
 └── InfeasibleError  no schedule fits the memory; carries the smallest that works
 """
 
-__all__ = ["FileError", "InfeasibleError", "PlannerError", "ProblemError", "RematError", "ScheduleError"]
+__all__ = [
+    "FileError",
+    "IllegalError",
+    "InfeasibleError",
+    "PlannerError",
+    "ProblemError",
+    "RematError",
+    "ScheduleError",
+]
 
 
 class RematError(Exception):
@@ -20,7 +29,11 @@ class ProblemError(RematError, ValueError):
 
 
 class ScheduleError(RematError, ValueError):
-    """A schedule cannot be read, or breaks a rule."""
+    """A schedule cannot be read, or is not legal."""
+
+
+class IllegalError(ScheduleError):
+    """A schedule breaks a rule."""
 
 
 class FileError(RematError):

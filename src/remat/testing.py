@@ -6,7 +6,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from remat.planners import Plan
+from remat.planners import Plan, Prediction
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Op, Trace, simulate, verify
 
@@ -32,7 +32,7 @@ def check_plan(plan: Plan) -> Trace:
     316
     """
     trace = check_schedule(plan.schedule, plan.problem, plan.memory)
-    found = type(plan.predicted)(trace.advances, trace.records, trace.peak, trace.seconds)
+    found = Prediction.of(trace)
     if not plan.predicted.agrees(found):
         raise AssertionError(f"the plan predicts {plan.predicted}, and its ops cost {found}")
     if plan.memory.device.capacity is not None and trace.peak > plan.memory.device.capacity:

@@ -12,7 +12,7 @@ from typing import Any
 
 from remat.errors import ProblemError
 
-__all__ = ["bytes_text", "count_text", "to_bytes", "to_count", "to_seconds"]
+__all__ = ["bytes_text", "count_text", "to_bytes", "to_count", "to_seconds", "to_seconds_per_byte"]
 
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -73,8 +73,21 @@ def to_seconds(value: Any, name: str) -> float:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
     if not (0.0 <= number < math.inf):
-        raise ProblemError(f"{name} must be a time of zero or more, not {_shown(value)}")
+        raise ProblemError(
+            f"{name} must be a time of zero or more, such as 0.02 or '20 ms' (s, ms, us, ns), not {_shown(value)}"
+        )
     return number
+
+
+def to_seconds_per_byte(value: Any, name: str) -> float:
+    """The cost of moving a byte, from seconds per byte or a bandwidth such as "25 GB/s".
+
+    >>> to_seconds_per_byte("25 GB/s", "read"), to_seconds_per_byte(2, "read")
+    (4e-11, 2.0)
+    """
+    if isinstance(value, str) and value.strip().endswith("/s"):
+        return 1 / to_bytes(value.strip().removesuffix("/s"), name, least=1)
+    return to_seconds(value, name)
 
 
 def bytes_text(size: int, *, up: bool = False) -> str:

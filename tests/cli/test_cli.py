@@ -161,7 +161,14 @@ def test_help_starts_with_an_example(run, command):
 
 
 def test_a_reader_that_goes_away_is_no_traceback():
-    code = f"{sys.executable} -m remat plan --steps 200000 --slots 50 --ops 2>/dev/null | head -1"
+    code = f"{sys.executable} -m remat plan --steps 200000 --slots 50 --json | head -2"
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "keep 0 ram\n"
-    assert "Traceback" not in done.stderr
+    assert done.stdout == '{\n "remat": "plan",\n'
+    assert done.stderr == ""
+
+
+def test_simulating_an_illegal_schedule_is_a_no(run, tmp_path):
+    (tmp_path / "ops.txt").write_text("advance 1 2")
+    status, _, err = run("simulate", str(tmp_path / "ops.txt"), "--steps", "3")
+    assert status == 1
+    assert "R2" in err

@@ -9,7 +9,7 @@ from remat.testing import check_plan
 @pytest.mark.parametrize(
     ("loop", "memory", "planner", "reason"),
     [
-        (Loop(100), Memory(slots=5), "binomial", "slots count kept states"),
+        (Loop(100), Memory(slots=5), "binomial", "slots count states"),
         (Loop(100, 1, 9), Memory(10_000), "keep-all", "all tapes fit"),
         (Loop(100, 1, 9), Memory(100), "mixed", "least recomputation"),
         (Loop(1000, 1, 2, per_range=50), Memory(300), "chunks", "mixed would take"),
@@ -69,7 +69,10 @@ def test_the_trade_off_curve_falls():
     assert len(curve) == len(curve.points) == 12
 
 
-def test_a_curve_leaves_out_what_does_not_fit():
-    assert [point.budget for point in sweep(Loop(10), memory=[1, 20, "1 KiB"])] == [20, 1024]
+def test_a_curve_lists_what_does_not_fit_apart():
+    curve = sweep(Loop(10), memory=[1, 20, "1 KiB"])
+    assert [point.budget for point in curve] == [20, 1024]
+    assert curve.infeasible == ((1, 5),)
+    assert "1 B does not fit: 5 B would" in str(curve)
     with pytest.raises(InfeasibleError):
         sweep(Loop(10), memory=[1, 2])

@@ -6,11 +6,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remat import Chain, InfeasibleError, Level, Loop, Memory, PlannerError, ProblemError, Stage, plan, verify
-from remat.planners import PLANNERS
+from remat import (
+    Chain,
+    InfeasibleError,
+    Level,
+    Loop,
+    Memory,
+    PlannerError,
+    ProblemError,
+    Schedule,
+    Stage,
+    plan,
+    simulate,
+    verify,
+)
+from remat.planners import PLANNERS, Prediction
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.levels import Levels
 from remat.planners.loop.mixed import Mixed
+from remat.planners.loop.pooled import best_pool
 from remat.testing import check_plan, loops, memories
 
 KNOWN_LENGTH = [name for name in PLANNERS if name != "exhaustive"]
@@ -27,6 +41,24 @@ def or_minimum(problem, memory, planner):
     assert "smallest that works" in str(error)
     level = Level(device.name, **size, read=device.read, write=device.write)
     return plan(problem, Memory(levels=[level, *memory.levels[1:]]), planner=planner)
+
+
+@given(loops(), memories())
+def test_a_pool_of_levels_costs_what_it_predicts(loop, memory):
+    ranked = sorted(memory.levels, key=lambda level: level.read + level.write)
+    found = best_pool(loop, memory, ranked, [level.slots or 3 for level in ranked])
+    if found is not None:
+        trace = simulate(Schedule(found[0]), loop, memory)
+        assert found[1].agrees(Prediction.of(trace))
+
+
+@pytest.mark.parametrize("host", ["6 GB", "64 GB"])
+def test_long_loops_in_levels_are_faster_than_keeping_every_state_in_the_slow_one(host):
+    loop = Loop(4000, 3_000_000, 20_000_000, 0.002, 0.003, 0.006)
+    found = plan(loop, Memory(levels=[Level("gpu", "500 MB"), Level("host", host, read="25 GB/s", write="25 GB/s")]))
+    check_plan(found)
+    slow = plan(loop, Memory(levels=[Level("host", host, read="25 GB/s", write="25 GB/s")]), planner="levels")
+    assert found.seconds < slow.seconds
 
 
 @pytest.mark.parametrize("name", KNOWN_LENGTH)
@@ -107,16 +139,20 @@ def test_a_long_loop_in_levels_is_grouped_legal_and_says_its_factor():
     check_plan(found)
 
 
-@pytest.mark.parametrize("name", [name for name in KNOWN_LENGTH if name != "keep-all"])
+@pytest.mark.parametrize("name", KNOWN_LENGTH)
 @pytest.mark.parametrize("steps", [0, 1, 2])
 @pytest.mark.parametrize("slots", [0, 1, 5])
-def test_tiny_loops(name, steps, slots):
-    if steps == 2 and slots == 0 and name != "chunks":
+def test_tiny_loops_are_planned_or_need_one_slot(name, steps, slots):
+    found = or_minimum(Loop(steps), Memory(slots=slots), name)
+    check_plan(found)
+    assert found.memory.device.slots <= max(slots, 1)
+
+
+def test_two_steps_without_a_slot_need_one():
+    for name in ("auto", "binomial", "mixed", "levels", "online", "keep-all"):
         with pytest.raises(InfeasibleError) as caught:
-            plan(Loop(steps), slots=slots, planner=name)
+            plan(Loop(2), slots=0, planner=name)
         assert (caught.value.minimum, caught.value.unit) == (1, "slots")
-        return
-    check_plan(plan(Loop(steps), slots=slots, planner=name))
 
 
 def test_slots_at_least_n_keep_every_state():
@@ -155,6 +191,7 @@ def test_chunks_weigh_the_cost_of_a_range_against_recomputation():
 @pytest.mark.parametrize(
     ("problem", "arguments", "error", "said"),
     [
+        (5000, {"slots": 3}, ProblemError, r"did you mean Loop\(5000\)"),
         (Loop(5), {}, ProblemError, "neither"),
         (Loop(5), {"memory": 5, "slots": 5}, ProblemError, "both"),
         (Loop(5), {"memory": 0.5}, ProblemError, "fraction"),

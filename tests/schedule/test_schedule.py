@@ -41,7 +41,7 @@ def test_text_is_printed_and_parsed_exactly(listed):
 
 def test_the_text_form_is_the_documented_one():
     assert str(Schedule.parse(TEXT)) == TEXT
-    assert Schedule.parse("advance 3 9").ops() == (Advance(3, 9),)
+    assert Schedule.parse("advance 3 9; turn;").ops() == (Advance(3, 9), Turn())
     assert Schedule.parse("pullback 12 9").ops() == (Pullback(12, 9),)
 
 
@@ -96,7 +96,7 @@ def test_comments_and_blank_lines_are_passed_over():
 @pytest.mark.parametrize(
     "line",
     ["advance 1", "advance 1 2 3", "advance a b", "advance -1 2", "advance 1.0 2", "turn 3", "leap 1 2", "Advance 1 2",
-     "keep x ram", "keep 3", "advance ١ ٢", "advance 1 " + "9" * 30, "record 1 2; turn"],
+     "keep x ram", "keep 3", "advance ١ ٢", "advance 1 " + "9" * 30, "turn; leap"],
 )  # fmt: skip
 def test_a_line_that_is_no_op_is_named(line):
     with pytest.raises(ScheduleError, match="line 2"):

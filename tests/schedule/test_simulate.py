@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat import Chain, Level, Loop, Memory, Schedule, ScheduleError, Stage, plan, simulate
+from remat import Chain, IllegalError, Level, Loop, Memory, Schedule, Stage, plan, simulate
 
 TEXT = """
 keep 0 ram
@@ -73,7 +73,7 @@ def test_totals_are_sums_and_maxima_of_the_events(n, slots):
 
 
 def test_an_illegal_schedule_is_refused_with_its_rule():
-    with pytest.raises(ScheduleError, match="R2"):
+    with pytest.raises(IllegalError, match="R2"):
         simulate(Schedule.parse("advance 1 2"), Loop(3))
 
 

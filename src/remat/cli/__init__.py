@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from remat import __version__
 from remat.cli import plan, planners, simulate, sweep, verify
 from remat.cli.arguments import Parser
-from remat.errors import InfeasibleError, RematError
+from remat.errors import IllegalError, InfeasibleError, RematError
 
 __all__ = ["main"]
 
@@ -36,13 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
-    except InfeasibleError as error:
+    except BrokenPipeError:  # the reader went away, and has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (InfeasibleError, IllegalError) as error:
         print(f"remat: {error}", file=sys.stderr)
         return 1
     except (RematError, OSError) as error:
         print(f"remat: {error}", file=sys.stderr)
-        if isinstance(error, BrokenPipeError):  # the reader went away: nothing more can be said there
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     except KeyboardInterrupt:
         print("remat: interrupted", file=sys.stderr)

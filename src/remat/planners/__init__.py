@@ -4,11 +4,12 @@ In: a `Problem` and a `Memory`. Out: a `Plan`: a schedule, the claim that is pro
 `loop/` has one file for each planner of loops, `table.py` one line for each; `recurrence/` is their mathematics.
 """
 
+from remat.errors import ProblemError
 from remat.planners.curve import Curve, Point, sweep
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner
 from remat.planners.table import PLANNERS, find_planner
-from remat.problem import Memory, Problem
+from remat.problem import Chain, Loop, Memory, Problem
 from remat.problem.memory import Capacity
 
 __all__ = [
@@ -38,6 +39,10 @@ def plan(
     >>> plan(Loop(1000), slots=31, planner="mixed").forward_steps
     2488
     """
+    if not isinstance(problem, Loop | Chain):
+        raise ProblemError(
+            f"a plan is made for a Loop or a Chain, not {problem!r:.60}; did you mean Loop({problem!r:.20})?"
+        )
     chosen = find_planner(planner)
     budget = Memory.of(memory, slots)
     chosen.check(problem, budget)

@@ -4,7 +4,7 @@ Slots are the theory's budget, so they get the theory's planner: binomial (or le
 budget: the plan with the least predicted time of those that fit, keep-all first, since it recomputes nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import InfeasibleError
@@ -20,12 +20,15 @@ from remat.problem import Loop, Memory, Problem
 
 __all__ = ["Auto"]
 
-QUICK = 1.2e9  # additions for an exact plan at the most: a second or two
-
 
 @dataclass(frozen=True)
 class Auto(Planner):
-    """Chooses among the other planners; the plan's `reason` says which and why."""
+    """Chooses among the other planners; the plan's `reason` says which and why.
+
+    `most` bounds the additions for an exact plan of states and tapes, as in `Mixed`: about a second by default.
+    """
+
+    most: float = 1.2e9
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = "pick the best of the others for the problem and memory, and say why"
@@ -42,23 +45,25 @@ class Auto(Planner):
         several = len(memory.levels) > 1 or not memory.device.free
         if problem.steps is None:
             Online().check(problem, memory)
-            return Online().plan(problem, memory).because("the loop's length is not known beforehand")
+            return (
+                Online().plan(problem, memory).because("the length is not known; the finished plan says how good it is")
+            )
         if several:
-            return _fastest(problem, memory, [Levels()])
+            return _fastest(problem, memory, [Levels()], self.most)
         if memory.device.slots is not None:
             plan = Binomial().plan(problem, memory)
-            return plan.because("slots count kept states, and this placement of states is optimal for any length")
-        return _fastest(problem, memory, [])
+            return plan.because("slots count states, and this is their best placement (mixed may hold tapes there too)")
+        return _fastest(problem, memory, [], self.most)
 
 
-def _fastest(loop: Loop, memory: Memory, planners: list[Planner]) -> Plan:
+def _fastest(loop: Loop, memory: Memory, planners: list[Planner], most: float) -> Plan:
     """The fastest of the plans in all levels (by `planners`) and those in the device alone."""
     device = Memory(levels=[memory.device])
     if memory.device.free:
         try:
             return KeepAll().plan(loop, device).because("all tapes fit, so nothing is recomputed", memory)
         except InfeasibleError:
-            planners = [*planners, Mixed(most=QUICK), *([Chunks()] if loop.per_range else [])]
+            planners = [*planners, Mixed(most), *([Chunks()] if loop.per_range else [])]
     plans: list[Plan] = []
     errors: list[InfeasibleError] = []
     for planner in planners:
@@ -69,6 +74,8 @@ def _fastest(loop: Loop, memory: Memory, planners: list[Planner]) -> Plan:
     if not plans:
         raise min(errors, key=lambda error: error.minimum)
     best, *others = sorted(plans, key=lambda plan: plan.seconds)
+    if len(memory.levels) > 1 and best.planner != Levels.name:
+        best = replace(best, claim=replace(best.claim, within=f"{best.claim.within} in {memory.device.name} alone"))
     return best.because(_reason(best, others), memory)
 
 

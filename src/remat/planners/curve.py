@@ -32,6 +32,7 @@ class Curve:
     problem: Loop
     unit: str
     points: tuple[Point, ...]
+    infeasible: tuple[tuple[int, int], ...] = ()  # budgets in which nothing fits, and what would
 
     def __iter__(self) -> Iterator[Point]:
         return iter(self.points)
@@ -48,7 +49,8 @@ class Curve:
             f"{p.seconds:>12.6g} {bytes_text(p.peak):>12}  {p.planner}"
             for p in self.points
         ]
-        return "\n".join([head, *rows])
+        short = [f"{shown(budget):>12} does not fit: {shown(least)} would" for budget, least in self.infeasible]
+        return "\n".join([head, *short, *rows])
 
 
 def sweep(
@@ -61,7 +63,7 @@ def sweep(
 ) -> Curve:
     """The curve memory → forward steps and time, at the budgets given, or at `points` from the least to all tapes.
 
-    Budgets in which nothing fits are left out; if that is all of them, the InfeasibleError of the largest is raised.
+    Budgets in which nothing fits are listed apart; if all are such, the InfeasibleError of the largest is raised.
 
     >>> print(sweep(Loop(1000), slots=[10, 31]))
            slots    forward steps  a step         time         peak  planner
@@ -78,6 +80,7 @@ def sweep(
     else:
         budgets = _spread(problem, chosen, to_count(points, "points", least=2))
     found: list[Point] = []
+    short: list[tuple[int, int]] = []
     error: InfeasibleError | None = None
     for budget in budgets:
         level = Memory(slots=budget) if slots is not None else Memory(budget)
@@ -86,9 +89,10 @@ def sweep(
             found.append(_point(budget, chosen.plan(problem, level)))
         except InfeasibleError as caught:
             error = caught
+            short.append((budget, caught.minimum))
     if not found:
         raise error or ProblemError("a sweep needs at least one budget")
-    return Curve(problem, "slots" if slots is not None else "bytes", tuple(found))
+    return Curve(problem, "slots" if slots is not None else "bytes", tuple(found), tuple(short))
 
 
 def _point(budget: int, plan: Plan) -> Point:

@@ -53,8 +53,7 @@ class Exhaustive(Planner):
         """The plan of least time, ties broken by fewer forward steps."""
         assert isinstance(problem, Loop)
         schedule = Schedule(tuple(_joined(_search(problem, memory))))
-        trace = simulate(schedule, problem, memory)
-        prediction = Prediction(trace.advances, trace.records, trace.peak, trace.seconds)
+        prediction = Prediction.of(simulate(schedule, problem, memory))
         return Plan(problem, memory, self.name, Claim(1.0), prediction, schedule)
 
 

@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import isclose
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from remat.errors import FileError, PlannerError, ScheduleError
 from remat.problem import Loop, Memory
 from remat.problem.saved import Saved
-from remat.schedule import Schedule, simulate, verify
+from remat.schedule import Schedule, Trace, Verdict, simulate, verify
 from remat.schedule.text import parse_lines
 from remat.units import bytes_text, count_text
+
+if TYPE_CHECKING:
+    from remat.planners.loop.online import Driver
 
 __all__ = ["Claim", "Plan", "Prediction", "saved_ops"]
 
@@ -62,6 +65,11 @@ class Prediction:
     peak: int
     seconds: float
 
+    @classmethod
+    def of(cls, trace: Trace) -> "Prediction":
+        """What a trace says: the way to predict for planners without a formula of their own."""
+        return cls(trace.advances, trace.records, trace.peak, trace.seconds)
+
     def agrees(self, other: "Prediction") -> bool:
         """Whether both say the same, but for the rounding of sums of times."""
         counts = (self.advances, self.records, self.peak) == (other.advances, other.records, other.peak)
@@ -82,7 +90,7 @@ class Plan(Saved):
     prediction: Prediction | None
     source: Schedule | None = None
     reason: str = ""
-    starter: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+    starter: "Callable[[], Driver] | None" = field(default=None, repr=False, compare=False)
 
     kind: ClassVar[str] = "plan"
 
@@ -93,7 +101,7 @@ class Plan(Saved):
             raise PlannerError("the loop's length is not known yet: run it with plan.start(), then take driver.plan()")
         return self.source
 
-    def start(self) -> Any:
+    def start(self) -> "Driver":
         """A fresh driver, for a loop of unknown length."""
         if self.starter is None:
             raise PlannerError("this plan's schedule is known: iterate plan.schedule instead of driving it")
@@ -136,6 +144,14 @@ class Plan(Saved):
             raise PlannerError("the cost of a loop of unknown length is known when it ended: see driver.plan()")
         return self.prediction
 
+    def verify(self) -> Verdict:
+        """Whether the schedule is legal in the plan's memory."""
+        return verify(self.schedule, self.problem, self.memory)
+
+    def simulate(self) -> Trace:
+        """What the schedule costs, op by op."""
+        return simulate(self.schedule, self.problem, self.memory)
+
     def named(self, planner: str) -> "Plan":
         """The same plan, made on behalf of another planner."""
         return replace(self, planner=planner)
@@ -158,14 +174,14 @@ class Plan(Saved):
         return "\n".join(f"{name:<9}{value}" for name, value in rows)
 
     def _cost_rows(self) -> Iterator[tuple[str, str]]:
-        per_step = f", {self.forward_steps / self.problem.units:.2f} a step" if self.problem.units else ""
+        per_step = f" ({self.forward_steps / self.problem.units:.2f} a step)" if self.problem.units else ""
         yield "forward", f"{count_text(self.forward_steps)} step evaluations{per_step}"
-        yield "", f"{count_text(self.records)} recorded + {count_text(self.advances)} advanced"
-        yield "", f"{count_text(self.recomputed)} of them recomputed"
+        yield "", f"= {count_text(self.records)} recorded + {count_text(self.advances)} advanced"
+        yield "", f"{count_text(self.recomputed)} more than once each"
         yield "peak", f"{bytes_text(self.peak)} on {self.memory.device.name}"
         least = self.problem.record_time(0, self.problem.units) + self.problem.pullback_time(0, self.problem.units)
-        ratio = f" ({self.seconds / least:.2f}x of recording everything once)" if least else ""
-        yield "time", f"{self.seconds:.6g}{ratio}"
+        ratio = f", {self.seconds / least:.2f}x of recording everything once" if least else ""
+        yield "time", f"{self.seconds:.6g} in the unit of the step's times{ratio}"
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, its ops as lines of text."""
@@ -193,8 +209,7 @@ class Plan(Saved):
         verdict = verify(schedule, problem, memory)
         if not verdict:
             raise FileError(f"the saved plan is damaged: {verdict}")
-        saved, trace = Prediction(**data["prediction"]), simulate(schedule, problem, memory)
-        found = Prediction(trace.advances, trace.records, trace.peak, trace.seconds)
+        saved, found = Prediction(**data["prediction"]), Prediction.of(simulate(schedule, problem, memory))
         if not saved.agrees(found):
             raise FileError(f"the saved plan is damaged: it says {saved}, and its ops cost {found}")
         claim = Claim(_factor(data["claim"]["factor"]), str(data["claim"]["within"]))

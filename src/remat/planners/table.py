@@ -1,4 +1,4 @@
-"""The table of planners: one line each. `auto` tries them; `remat planners` lists them."""
+"""The table of planners: one line each. `plan(..., planner=name)` finds them here, `remat planners` lists them."""
 
 from remat.errors import PlannerError
 from remat.planners.auto import Auto

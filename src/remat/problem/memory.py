@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Union
 
 from remat.errors import ProblemError
 from remat.problem.saved import Saved
-from remat.units import bytes_text, count_text, to_bytes, to_count, to_seconds
+from remat.units import bytes_text, count_text, to_bytes, to_count, to_seconds_per_byte
 
 __all__ = ["Level", "Memory"]
 
@@ -22,7 +22,7 @@ Capacity = Union[int, str, "Memory", None]
 class Level:
     """One place for states: its name, its capacity in bytes or in slots (None of both: no limit), its speed.
 
-    `read` and `write` are seconds per byte for fetching and keeping a state.
+    `read` and `write` are seconds per byte for fetching and keeping a state, or text such as "25 GB/s".
 
     >>> print(Level("disk", "2 GiB", read=1e-9, write=2e-9))
     disk 2 GiB (read 1e-09, write 2e-09 per byte)
@@ -53,8 +53,8 @@ class Level:
         put(self, "name", name)
         put(self, "capacity", None if capacity is None else to_bytes(capacity, f"capacity of {name}"))
         put(self, "slots", None if slots is None else to_count(slots, f"slots of {name}"))
-        put(self, "read", to_seconds(read, f"read of {name}"))
-        put(self, "write", to_seconds(write, f"write of {name}"))
+        put(self, "read", to_seconds_per_byte(read, f"read of {name}"))
+        put(self, "write", to_seconds_per_byte(write, f"write of {name}"))
 
     @property
     def free(self) -> bool:

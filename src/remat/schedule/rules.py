@@ -147,7 +147,8 @@ def over_capacity(now: Machine, _: object = None) -> str | None:
             unit = _slot_size(now, level.name)
             held = now.held_size if level.name == now.device else 0
             if kept + held > level.slots * unit:
-                return f"{level.name} would hold {(kept + held) / unit:g} states' worth, and has {level.slots} slots"
+                slots = f"{level.slots} slot{'s' * (level.slots != 1)}"
+                return f"{level.name} would hold {(kept + held) / unit:g} states' worth, and has {slots}"
         elif level.capacity is not None:
             live = now.device_size if level.name == now.device else kept
             if live > level.capacity:

@@ -20,7 +20,7 @@ __all__ = ["simulate"]
 def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str | None = None) -> Trace:
     """What happens when `schedule` reverses `problem`; without `memory`, moving states takes no time.
 
-    An illegal schedule raises a ScheduleError that names the broken rule. Capacities are the business of `verify`.
+    An illegal schedule raises an IllegalError that names the broken rule. Capacities are the business of `verify`.
 
     >>> from remat import Loop, plan
     >>> simulate(plan(Loop(10), slots=3).schedule, Loop(10)).forward_steps

@@ -7,7 +7,8 @@
     pullback 4 3
 
 In: lines from a person, a file or another program, trusted or not. Out: ops, one by one, never the whole file at once.
-Blank lines and lines that start with # are passed over; a first line "# remat schedule 1" states the version.
+Semicolons separate ops on a line. Blank lines and comments (#) are passed over; a first line "# remat schedule 1" states
+the version.
 """
 
 import io
@@ -73,7 +74,8 @@ def parse_lines(lines: Iterable[str], name: str = "line") -> Iterator[Op]:
                 version = text.removeprefix(_STEM)[:20]
                 raise FileError(f"{where}: schedule text of version {version}; this remat reads version 1")
             continue
-        yield parse_op(text, where)
+        for part in filter(None, map(str.strip, text.split(";"))):
+            yield parse_op(part, where)
 
 
 def parse_text(text: str) -> Iterator[Op]:

@@ -7,7 +7,7 @@ is checked in the memory of what is live at once.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from remat.errors import ScheduleError
+from remat.errors import IllegalError, ScheduleError
 from remat.problem import Memory, Problem
 from remat.schedule.machine import Machine
 from remat.schedule.ops import Op
@@ -71,11 +71,11 @@ def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str)
 
 
 def run_legally(machine: Machine, schedule: Iterable[Op]) -> Iterator[tuple[int, Op]]:
-    """Apply each op to the machine and give it back; a broken rule raises a ScheduleError."""
+    """Apply each op to the machine and give it back; a broken rule raises an IllegalError."""
     try:
         yield from _steps(machine, schedule, capacities=False)
     except _Broken as broken:
-        raise ScheduleError(str(broken)) from None
+        raise IllegalError(str(broken)) from None
 
 
 def _steps(machine: Machine, schedule: Iterable[Op], *, capacities: bool) -> Iterator[tuple[int, Op]]:

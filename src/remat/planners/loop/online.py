@@ -41,10 +41,9 @@ class Online(Planner):
         """A plan to be driven; if the length is known after all, the plan that the driver ends with."""
         assert isinstance(problem, Loop)
         slots = _slots(problem, memory.device)
-        claim = Claim(None, "loops of unknown length; the finished plan says its factor")
         start = partial(Driver, problem, memory, slots)
         if problem.steps is None:
-            return Plan(problem, memory, self.name, claim, None, starter=start)
+            return Plan(problem, memory, self.name, Claim(None), None, starter=start)
         driver = start()
         for _ in range(problem.steps - 1):
             driver.advance()
@@ -80,8 +79,11 @@ class Driver:
         self._sweep = Sweep(slots)
         self._finished: Plan | None = None
 
+    def __repr__(self) -> str:
+        return f"Driver({self.at} units run, {len(self._sweep.held)} of {self.slots} slots in use)"
+
     def advance(self) -> tuple[Op, ...]:
-        """The ops that run the next unit, which is not the last."""
+        """The ops that run the next unit, which is not the last: drop and keep if need be, then advance."""
         self._check_running()
         dropped, keep = self._sweep.pass_over(self.at)
         ops: list[Op] = [] if dropped is None else [Drop(dropped, self.level)]

@@ -1,8 +1,8 @@
 """All levels as one pool of slots, for long loops: the binomial schedule, its states spread over the levels by depth.
 
-Kept states form a stack, the initial one at the bottom; those near the top come and go most. So the fastest levels hold
-the top of the stack, and as many slower slots below as make the whole fastest. Costs are counted depth by depth, without
-a table over n. The levels planner takes the better of this and its groups.
+Kept states form a stack, the initial one at the bottom; those near the top come and go most. So the fastest levels
+hold the top of the stack, and as many slower slots below as make the whole fastest. Costs are counted depth by depth,
+without a table over n. The levels planner takes the better of this and its groups.
 """
 
 from collections.abc import Iterator
