@@ -7,8 +7,8 @@
     pullback 4 3
 
 In: lines from a person, a file or another program, trusted or not. Out: ops, one by one, never the whole file at once.
-Semicolons separate ops on a line. Blank lines and comments (#) are passed over; a first line "# remat schedule 1" states
-the version.
+Semicolons separate ops on a line. Blank lines and comments (#) are passed over; a first line "# remat schedule 1"
+states the version.
 """
 
 import io

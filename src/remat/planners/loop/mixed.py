@@ -76,7 +76,8 @@ def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int) -> Plan:
             found.append((ops.predict(loop, memory), Schedule(ops)))
     prediction, schedule = min(found, key=lambda pair: pair[0].advances)
     factor = (prediction.advances + prediction.records) / bound
-    return Plan(loop, memory, Mixed.name, Claim(max(factor, 1.0), CLASS), prediction, schedule)
+    assert factor >= 1.0, f"a plan of {prediction} is below its bound of {bound}"
+    return Plan(loop, memory, Mixed.name, Claim(factor, CLASS), prediction, schedule)
 
 
 def _check_memory(loop: Loop, level: Level) -> None:

@@ -64,7 +64,7 @@ class Layers:
             while len(self.rows) <= r:
                 self._next_row()
             edge = self.rows[r][kind][place]
-            if edge <= edges[-1] and self._stuck(kind, place, r):
+            if r > 3 and edge <= edges[-1] and not self._grows(sub):
                 break
             sums.append(sums[-1] + r * (edge - edges[-1]))
             edges.append(edge)
@@ -94,9 +94,9 @@ class Layers:
             points.update(sub.steps - edge for edge in self.edges(right)[0])
             yield from (Move(kind, y) for y in points if first <= y < sub.steps)
 
-    def _stuck(self, kind: int, place: int, r: int) -> bool:
-        """Whether more layers never come: nothing can be kept here, so no step can be run again."""
-        return r > 1 and self.rows[r][kind][place] <= self.rows[r - 1][kind][place]
+    def _grows(self, sub: Sub) -> bool:
+        """Whether more runs of a step reverse ever more steps: after the turn the start is kept, or can be."""
+        return sub.budget >= (0 if sub.kept else self.sizes.state)
 
     def _next_row(self) -> None:
         sizes, last = self.sizes, self.rows[-1]
