@@ -14,6 +14,9 @@ from remat.errors import ProblemError
 
 __all__ = ["bytes_text", "count_text", "to_bytes", "to_count", "to_seconds", "to_seconds_per_byte"]
 
+LARGEST = 10**18  # of any count or size: above that, something is wrong
+_LONGEST = 1e100  # of any time
+
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{0,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
@@ -35,6 +38,8 @@ def to_count(value: Any, name: str, *, least: int = 0) -> int:
         raise ProblemError(f"{name} must be a whole number, not {_shown(value)}") from None
     if number < least:
         raise ProblemError(f"{name} must be at least {least}, not {number}")
+    if number > LARGEST:
+        raise ProblemError(f"{name} must be at most {LARGEST}, not {_shown(number)}")
     return number
 
 
@@ -72,7 +77,7 @@ def to_seconds(value: Any, name: str) -> float:
             number = float(value)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
-    if not (0.0 <= number < math.inf):
+    if not (0.0 <= number <= _LONGEST):
         raise ProblemError(
             f"{name} must be a time of zero or more, such as 0.02 or '20 ms' (s, ms, us, ns), not {_shown(value)}"
         )
@@ -99,8 +104,7 @@ def bytes_text(size: int, *, up: bool = False) -> str:
     if size < 1024:
         return f"{size} B"
     unit = next((u for u in "KMGTP" if size < _BINARY[u] * 1024), "P")
-    hundredths = size * 100 / _BINARY[unit]
-    value = (math.ceil(hundredths) if up else round(hundredths)) / 100
+    value = (-(-size * 100 // _BINARY[unit]) if up else round(size * 100 / _BINARY[unit])) / 100
     return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}iB"
 
 
@@ -114,5 +118,7 @@ def count_text(count: int) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = (
+        f"a number of {value.bit_length()} bits" if isinstance(value, int) and value.bit_length() > 200 else repr(value)
+    )
     return text if len(text) <= 60 else text[:57] + "..."

@@ -37,7 +37,9 @@ def test_plan_takes_sizes_times_and_a_planner(run):
     assert status == 0
     assert "state 1 KiB, tape 9 KiB" in out
     assert (
-        run("plan", "--steps", "100", "--slots", "9", "--planner", "chunks", "--chunk", "7")[1].count("up to 7 steps")
+        run("plan", "--steps", "100", "--slots", "9", "--planner", "chunks", "--chunk", "7")[1].count(
+            "ranges of 7 steps"
+        )
         == 1
     )
 
@@ -88,6 +90,23 @@ def test_text_files_and_stdin(run, tmp_path, monkeypatch):
     assert run("simulate", "-", "--steps", "20", "--state", "1MiB")[0] == 0
 
 
+def test_a_pipe_is_read_once(tmp_path):
+    path = tmp_path / "ops.txt"
+    path.write_text(str(plan(Loop(20), slots=3).schedule))
+    code = f"{sys.executable} -m remat verify <(cat {path}) --steps 20 --slots 3"
+    assert subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout == "legal\n"
+
+
+def test_a_saved_plan_brings_what_is_not_given_and_may_be_illegal(run, tmp_path):
+    path = tmp_path / "plan.json"
+    plan(Loop(20), slots=3).save(path)
+    assert run("verify", str(path), "--steps", "20")[0] == 0
+    path.write_text("\n" * 100 + path.read_text().replace("advance 0 ", "advance 1 "))
+    status, out, _ = run("verify", str(path))
+    assert status == 1
+    assert "R2" in out
+
+
 def test_sweep_and_planners(run):
     status, out, _ = run("sweep", "--steps", "100", "--slots", "1,3,10")
     assert status == 0
@@ -112,6 +131,11 @@ def test_sweep_and_planners(run):
         ("plan --steps 10 --slots 3.5", 2),
         ("plan --steps 10 --memory plenty", 2),
         ("plan --steps 10 --memory -5", 2),
+        ("plan --steps 10 --memory=--5", 2),
+        ("plan --steps 10 --memory ²", 2),
+        ("plan --steps 10 --state ² --slots 3", 2),
+        ("sweep --steps 10 --slots ²", 2),
+        ("plan --slots 3 --steps 1" + "0" * 400, 2),
         ("plan --steps 10 --slots 3 --planner magic", 2),
         ("plan --steps 10 --slots 3 --planner binomial --chunk 3", 2),
         ("plan --steps 10 --slots 3 --forward soon", 2),

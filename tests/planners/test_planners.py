@@ -2,6 +2,7 @@
 
 from math import inf
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,10 +21,7 @@ from remat import (
     simulate,
     verify,
 )
-from remat.planners import PLANNERS, Prediction
-from remat.planners.loop.chunks import Chunks
-from remat.planners.loop.levels import Levels
-from remat.planners.loop.mixed import Mixed
+from remat.planners import PLANNERS, Chunks, Levels, Mixed, Prediction
 from remat.planners.loop.pooled import best_pool
 from remat.testing import check_plan, loops, memories
 
@@ -169,7 +167,18 @@ def test_a_billion_steps_are_counted_at_once():
 def test_the_square_root_scheme_has_a_slot_for_every_chunk():
     found = plan(Loop(1000), slots=31, planner="chunks")
     assert found.forward_steps == 1000 + 1000 - 32  # 32 chunks of up to 32; only the last is not run twice
-    assert found.claim.within == "states and ranges of up to 32 steps"
+    assert found.claim.within == "states only and ranges of 32 steps"
+
+
+@given(loops(40), st.integers(0, 200))
+def test_the_chosen_length_of_ranges_is_the_best(loop, budget):
+    found = or_minimum(loop, Memory(budget), "chunks")
+    for k in range(1, loop.steps + 1):
+        try:
+            other = plan(loop, found.memory, planner=Chunks(k))
+        except InfeasibleError:
+            continue
+        assert found.seconds <= other.seconds + 1e-9
 
 
 def test_chunks_weigh_the_cost_of_a_range_against_recomputation():
@@ -221,6 +230,70 @@ def test_what_cannot_be_planned_is_refused_with_the_reason(problem, arguments, e
 def test_a_chunk_length_must_be_a_whole_number():
     with pytest.raises(ProblemError):
         Chunks(0)
+    assert Chunks(np.int64(3)) == Chunks(3)
+    assert type(Chunks(np.int64(3)).k) is int
+
+
+def test_a_byte_budget_says_how_many_states_its_claim_is_about():
+    """One more state may fit before the turn, where there is no cotangent; mixed makes use of it."""
+    binomial = plan(Loop(5, tape=1000), 1004, planner="binomial")
+    assert binomial.claim.within == "at most 1 kept state"
+    assert binomial.forward_steps == 15 > plan(Loop(5, tape=1000), 1004, planner="mixed").forward_steps == 12
+    assert plan(Loop(3, tape=1000), 1004, planner="levels").claim.within == "states in levels, at most 1 in ram"
+
+
+def test_a_cost_per_range_is_not_part_of_the_claim_of_mixed():
+    loop = Loop(6, tape=3, per_range=5)
+    assert "counting forward steps" in str(plan(loop, 14, planner="mixed").claim)
+    assert plan(loop, 14).planner == "chunks"
+
+
+def test_keep_all_holds_its_tapes_in_slots():
+    found = plan(Loop(8), slots=7, planner="keep-all")
+    check_plan(found)
+    assert verify(found.schedule, found.problem, Memory(slots=6)).rule == 9
+
+
+@pytest.mark.parametrize("disk", [None, 1000, 50_000])
+def test_a_long_loop_with_hardly_any_fast_memory(disk):
+    memory = Memory(levels=[Level("ram", slots=1), Level("disk", slots=disk, read=0.01, write=0.01)])
+    found = plan(Loop(8000), memory, planner="levels")
+    check_plan(found)
+    assert found.claim.factor < 1.02
+
+
+def test_a_long_loop_without_fast_memory_is_planned():
+    memory = Memory(levels=[Level("ram", slots=0), Level("disk", slots=400)])
+    check_plan(plan(Loop(2000), memory, planner="levels"))
+
+
+@pytest.mark.parametrize("name", ["chunks", "binomial", "levels", "mixed", "auto"])
+def test_a_billion_steps_are_no_hang(name):
+    levels = [Level("ram", "20 GB"), Level("disk", slots=50, read=1, write=1)]
+    memory = Memory(levels=levels) if name in ("levels", "auto") else Memory("20 GB")
+    assert (
+        plan(Loop(10**9, 10**7, 10**8), memory, planner=name if name != "keep-all" else "auto").forward_steps >= 10**9
+    )
+
+
+def test_many_slots_cost_an_online_loop_nothing_while_they_are_free():
+    driver = plan(Loop(None), "16 MiB").start()
+    assert len([op for _ in range(1000) for op in driver.advance()]) == 2000
+    driver.last()
+    assert driver.plan().recomputed == 1000
+
+
+def test_thousands_of_slots_in_use_are_still_quick():
+    driver = plan(Loop(None), slots=3000).start()
+    for _ in range(8000):
+        driver.advance()
+    driver.last()
+    assert driver.plan().claim.factor < 1.01
+
+
+def test_times_of_nothing_have_no_factor():
+    memory = Memory(levels=[Level("ram", slots=10), Level("disk", slots=100, read=1, write=1)])
+    assert plan(Loop(10**5, forward=0, backward=0), memory, planner="levels").claim.factor is None
 
 
 def test_planners_are_values():

@@ -1,6 +1,7 @@
 """Schedules as values, and their text form."""
 
 import itertools
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -63,10 +64,11 @@ def test_a_one_shot_iterator_becomes_re_iterable():
 
 
 def test_a_list_that_changes_later_does_not_change_the_schedule():
-    listed = [Turn()]
-    schedule = Schedule(listed)
-    listed.append(Turn())
-    assert schedule.ops() == (Turn(),)
+    for kind in (list, deque):
+        listed = kind([Turn()])
+        schedule = Schedule(listed)
+        listed.append(Turn())
+        assert schedule.ops() == (Turn(),)
 
 
 def test_repr_is_short_and_str_is_whole():
@@ -104,8 +106,9 @@ def test_a_line_that_is_no_op_is_named(line):
 
 
 def test_another_version_is_refused():
-    with pytest.raises(FileError, match="version 2"):
-        Schedule.parse("# remat schedule 2\nturn\n")
+    for text in ("# remat schedule 2\nturn\n", "\n# remat schedule 2\nturn\n"):
+        with pytest.raises(FileError, match="version 2"):
+            Schedule.parse(text)
 
 
 def test_an_endless_line_is_refused_at_once(tmp_path):

@@ -77,6 +77,11 @@ def test_an_illegal_schedule_is_refused_with_its_rule():
         simulate(Schedule.parse("advance 1 2"), Loop(3))
 
 
+def test_the_only_level_is_the_device_whatever_its_name():
+    found = plan(Loop(100, tape=50), Memory(levels=[Level("gpu", 80)]), planner="binomial")
+    assert simulate(found.schedule, found.problem).peak == found.peak == found.simulate().peak == 80
+
+
 def test_a_chain_has_workspace_and_unequal_sizes():
     chain = Chain([Stage(1, 2, 3, 10, 100, 1000, 0), Stage(4, 5, 6, 20, 200, 0, 5000)], input=1)
     trace = simulate(Schedule.parse("record 0 1\nrecord 1 2\nturn\npullback 2 1\npullback 1 0"), chain)

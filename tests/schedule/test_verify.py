@@ -4,7 +4,21 @@ import tracemalloc
 
 import pytest
 
-from remat import Chain, Level, Loop, Memory, ProblemError, Schedule, ScheduleError, Stage, plan, simulate, verify
+from remat import (
+    Advance,
+    Chain,
+    Keep,
+    Level,
+    Loop,
+    Memory,
+    ProblemError,
+    Schedule,
+    ScheduleError,
+    Stage,
+    plan,
+    simulate,
+    verify,
+)
 
 GOOD = """
 keep 0 ram
@@ -66,6 +80,11 @@ def test_the_first_broken_rule_is_named(text, rule, index, fact):
     assert found.live.startswith("working state")
     assert found.hint
     assert f"R{rule}" in str(found)
+
+
+def test_units_and_states_are_whole_numbers():
+    for op in (Advance(0, 0.5), Advance(0, True), Advance("a", "b"), Keep(0.0, "ram"), Keep(False, "ram")):
+        assert verify([op], Loop(2), Memory(slots=3)).rule == 1
 
 
 def test_slots_count_states_and_held_tapes_but_not_the_one_pulled_back_at_once():

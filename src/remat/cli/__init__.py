@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InfeasibleError, IllegalError) as error:
         print(f"remat: {error}", file=sys.stderr)
         return 1
-    except (RematError, OSError) as error:
+    except (RematError, OSError, UnicodeDecodeError) as error:
         print(f"remat: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

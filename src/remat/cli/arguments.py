@@ -1,7 +1,6 @@
 """Arguments that several commands share, and how they become a problem, a memory, a schedule."""
 
 import argparse
-import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from remat.planners.planner import Planner
 from remat.problem import Level, Loop, Memory
 from remat.problem.saved import check_envelope, read_json, read_limited
 from remat.schedule import Op, Schedule
-from remat.schedule.text import ScheduleFile, parse_lines
+from remat.schedule.text import ScheduleFile, parse_lines, short_lines
 
 __all__ = [
     "Parser",
@@ -109,35 +108,35 @@ def read_planner(arguments: argparse.Namespace) -> Planner:
 
 
 def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Loop, Memory | None]:
-    """The schedule in a file (a saved plan, or text; - is stdin), its loop, and its memory if one is known."""
+    """The schedule in a file (a saved plan, or text; - is stdin), its loop, and its memory if one is known.
+
+    A saved plan brings its own loop and memory; arguments given beside it are used instead.
+    """
     loop = None if arguments.steps is None else read_loop(arguments)
     given = any(value is not None for value in (arguments.slots, arguments.memory, arguments.level))
     memory = read_memory(arguments) if given else None
-    if arguments.file != "-" and _starts_json(Path(arguments.file)):
-        data = read_json(read_limited(arguments.file))
-        check_envelope(data, Plan.kind, Plan.version)
-        if loop is None and memory is None:
-            saved = Plan.from_envelope(data)
-            return saved.schedule, saved.problem, saved.memory
-        return saved_ops(data), loop or Loop.from_envelope(data.get("problem")), memory
+    if arguments.file != "-" and _is_json(Path(arguments.file)):
+        data = check_envelope(read_json(read_limited(arguments.file)), Plan.kind, Plan.version)
+        loop = loop or Loop.from_envelope(data.get("problem"))
+        return saved_ops(data), loop, memory or Memory.from_envelope(data.get("memory"))
     if loop is None:
         raise ProblemError("a schedule in text does not say how long the loop is: give --steps")
     return Schedule(_text_ops(arguments.file)), loop, memory
 
 
 def _text_ops(name: str) -> ScheduleFile | tuple[Op, ...]:
-    if name != "-":
+    if name == "-":
+        return tuple(parse_lines(short_lines(sys.stdin), "stdin, line"))
+    if Path(name).is_file():
         return ScheduleFile(name)
-    return tuple(parse_lines(_short_lines(sys.stdin), "stdin, line"))
+    return tuple(ScheduleFile(name))  # a pipe can be read only once
 
 
-def _short_lines(file: io.TextIOBase | Any) -> Any:
-    return iter(lambda: file.readline(256), "")
-
-
-def _starts_json(path: Path) -> bool:
+def _is_json(path: Path) -> bool:
+    if not path.is_file():
+        return False
     with path.open("rb") as file:
-        return file.read(64).lstrip().startswith(b"{")
+        return file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"{")
 
 
 def _level(text: str) -> Level:
@@ -155,13 +154,15 @@ def _level(text: str) -> Level:
 
 def _whole(text: str, name: str) -> int:
     try:
+        if len(text) > 40:
+            raise ValueError
         return int(text)
     except ValueError:
         raise ProblemError(f"{name} must be a whole number, not {text[:40]!r}") from None
 
 
 def _size(text: str) -> int | str:
-    return int(text) if text.lstrip("-").isdigit() and len(text) < 40 else text
+    return _whole(text, "size") if text.isascii() and text.removeprefix("-").isdigit() else text
 
 
 def _time(text: str) -> float | str:

@@ -42,4 +42,4 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.strip().isdigit() and len(text) < 40 else text
+    return int(text) if text.isascii() and text.strip().isdigit() and len(text) < 40 else text

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Check and say what was found."""
     schedule, loop, memory = read_subject(arguments)
     if memory is None:
-        raise ProblemError("what may be kept? Give --slots N, --memory SIZE or --level NAME,SIZE")
+        raise ProblemError("text does not say what may be kept: give --slots N, --memory SIZE or --level NAME,SIZE")
     verdict = verify(schedule, loop, memory)
     print(verdict)
     return 0 if verdict else 1

@@ -5,7 +5,15 @@ In: a `Problem` and a `Memory`. Out: a `Plan`: a schedule, the claim that is pro
 """
 
 from remat.errors import ProblemError
+from remat.planners.auto import Auto
 from remat.planners.curve import Curve, Point, sweep
+from remat.planners.exhaustive import Exhaustive
+from remat.planners.loop.binomial import Binomial
+from remat.planners.loop.chunks import Chunks
+from remat.planners.loop.keep_all import KeepAll
+from remat.planners.loop.levels import Levels
+from remat.planners.loop.mixed import Mixed
+from remat.planners.loop.online import Driver, Online
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner
 from remat.planners.table import PLANNERS, find_planner
@@ -14,8 +22,17 @@ from remat.problem.memory import Capacity
 
 __all__ = [
     "PLANNERS",
+    "Auto",
+    "Binomial",
+    "Chunks",
     "Claim",
     "Curve",
+    "Driver",
+    "Exhaustive",
+    "KeepAll",
+    "Levels",
+    "Mixed",
+    "Online",
     "Plan",
     "Planner",
     "Point",

@@ -55,9 +55,9 @@ class Curve:
 
 def sweep(
     problem: Loop,
-    memory: Iterable[int | str] | None = None,
+    memory: Iterable[int | str] | int | str | None = None,
     *,
-    slots: Iterable[int | str] | None = None,
+    slots: Iterable[int | str] | int | None = None,
     planner: str | Planner = "auto",
     points: int = 16,
 ) -> Curve:
@@ -70,6 +70,10 @@ def sweep(
               10            4,636    4.64         6636         14 B  binomial
               31            3,439    3.44         5439         35 B  binomial
     """
+    if not isinstance(problem, Loop):
+        raise ProblemError(f"a sweep is made for a Loop, not {problem!r:.60}")
+    memory = [memory] if isinstance(memory, int | str) else memory
+    slots = [slots] if isinstance(slots, int) else slots
     if memory is not None and slots is not None:
         raise ProblemError("give a sweep memory= or slots=, not both")
     chosen = find_planner(planner)

@@ -52,12 +52,18 @@ class Exhaustive(Planner):
     def plan(self, problem: Problem, memory: Memory) -> Plan:
         """The plan of least time, ties broken by fewer forward steps."""
         assert isinstance(problem, Loop)
-        schedule = Schedule(tuple(_joined(_search(problem, memory))))
+        ops = _search(problem, memory)
+        if ops is None:
+            least, unit = _least(problem, memory), "bytes" if memory.device.slots is None else "slots"
+            message = f"no schedule at all fits {memory}: the smallest that works is {least} {unit}"
+            raise InfeasibleError(message, least, unit)
+        schedule = Schedule(tuple(_joined(ops)))
         prediction = Prediction.of(simulate(schedule, problem, memory))
-        return Plan(problem, memory, self.name, Claim(1.0), prediction, schedule)
+        return Plan(problem, memory, self.name, Claim(1.0, "steps recorded one by one"), prediction, schedule)
 
 
-def _search(loop: Loop, memory: Memory) -> list[Op]:
+def _search(loop: Loop, memory: Memory) -> list[Op] | None:
+    """The ops of least time, or None if nothing fits."""
     n = loop.units
     start = _Now(0, -1, (0,) * len(memory.levels), 0, -1)
     best: dict[_Now, tuple[float, int]] = {start: (0.0, 0)}
@@ -82,9 +88,7 @@ def _search(loop: Loop, memory: Memory) -> list[Op]:
             if (after not in best or total < best[after]) and _fits(op, now, after, loop, memory.levels):
                 best[after], came[after] = total, (now, op)
                 heappush(queue, ((total[0] + _to_come(after, loop), total[1]), next(order), after))
-    least = _least(loop, memory)
-    unit = "bytes" if memory.device.slots is None else "slots"
-    raise InfeasibleError(f"no schedule at all fits {memory}: the smallest that works is {least} {unit}", least, unit)
+    return None
 
 
 def _to_come(now: _Now, loop: Loop) -> float:
@@ -182,11 +186,10 @@ def _least(loop: Loop, memory: Memory) -> int:
         middle = (low + high) // 2
         slots, capacity = (middle, None) if device.slots is not None else (None, middle)
         level = Level(device.name, capacity, slots=slots, read=device.read, write=device.write)
-        try:
-            _search(loop, Memory(levels=[level, *memory.levels[1:]]))
-            high = middle
-        except InfeasibleError:
+        if _search(loop, Memory(levels=[level, *memory.levels[1:]])) is None:
             low = middle
+        else:
+            high = middle
     return high
 
 

@@ -7,7 +7,7 @@ In: from a planner. Out: a value that people read (`print(plan)`), executors run
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from math import isclose
+from math import ceil, isclose, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
@@ -53,7 +53,7 @@ class Claim:
         if self.optimal:
             return f"optimal{inside}"
         # Rounded up, so that what is printed is still true.
-        return f"at most {-(-int(self.factor * 1e6) // 1000) / 1000:g}x the bound{inside}"
+        return f"at most {ceil(self.factor * 1000) / 1000:.3f}".rstrip("0").rstrip(".") + f"x the bound{inside}"
 
 
 @dataclass(frozen=True)
@@ -240,6 +240,6 @@ def saved_ops(data: dict[str, Any]) -> Schedule:
 def _factor(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1.0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (value >= 1.0 and isfinite(value)):
         raise FileError(f"the saved plan is damaged: {str(value)[:40]!r} is no factor over a bound")
     return float(value)

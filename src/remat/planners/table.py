@@ -33,6 +33,6 @@ def find_planner(planner: str | Planner) -> Planner:
     """
     if isinstance(planner, Planner):
         return planner
-    if planner not in PLANNERS:
+    if not isinstance(planner, str) or planner not in PLANNERS:
         raise PlannerError(f"there is no planner {str(planner)[:40]!r}; there are {', '.join(PLANNERS)}")
     return PLANNERS[planner]()

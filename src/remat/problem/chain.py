@@ -77,7 +77,9 @@ class Chain(Saved):
             if not isinstance(stage, Stage):
                 raise ProblemError(f"stage {position} must be a Stage, not {type(stage).__name__}")
         put(self, "input", to_bytes(input, "input"))
-        put(self, "restartable", bool(restartable))
+        if not isinstance(restartable, bool):
+            raise ProblemError(f"restartable must be True or False, not {restartable!r}")
+        put(self, "restartable", restartable)
         columns = ("forward", "record", "backward", "tape")
         sums = (tuple(accumulate((getattr(s, c) for s in self.stages), initial=0)) for c in columns)
         put(self, "_sums", tuple(sums))

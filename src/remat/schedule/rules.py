@@ -48,9 +48,9 @@ def _rule(title: str, hint: str, *ops: type) -> Callable[[Callable[..., str | No
 )
 def _exists(now: Machine, op: Any) -> str | None:
     if isinstance(op, Keep | Fetch | Drop):
-        if not 0 <= op.state <= now.units:
+        if type(op.state) is not int or not 0 <= op.state <= now.units:
             return f"there is no state {op.state} among 0..{now.units}"
-    elif not 0 <= op.start < op.stop <= now.units:
+    elif not (type(op.start) is type(op.stop) is int and 0 <= op.start < op.stop <= now.units):
         return f"{op.start} to {op.stop} is no range of units inside 0..{now.units}"
     return None
 

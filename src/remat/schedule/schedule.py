@@ -4,7 +4,7 @@ In: ops, as a tuple or as a *source* that makes a fresh iterator each time (the 
 is then a handful of numbers). Out: something to iterate as often as one likes, compare, print, save and load.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 
@@ -28,12 +28,11 @@ class Schedule:
     __slots__ = ("_source",)
 
     def __init__(self, ops: Iterable[Op]) -> None:
-        # A one-shot iterator would make a schedule that can be read only once: hold its ops instead.
-        self._source: Iterable[Op] = tuple(ops) if iter(ops) is ops else ops
-        if isinstance(self._source, list):
-            self._source = tuple(self._source)
         if isinstance(ops, str | bytes):
             raise ScheduleError("a schedule is made of ops; for text use Schedule.parse")
+        # A one-shot iterator could be read only once, and a container could change: hold their ops instead.
+        held = isinstance(ops, Sized) or iter(ops) is ops
+        self._source: Iterable[Op] = tuple(ops) if held else ops
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":

@@ -7,7 +7,7 @@ in the memory of what is live at once; events are simulated anew when they are i
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from remat.problem import Memory, Problem
+from remat.problem import Level, Memory, Problem
 from remat.schedule.machine import Machine
 from remat.schedule.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.schedule.schedule import Schedule
@@ -27,7 +27,7 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | st
     25
     """
     ops = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
-    levels = None if memory is None else Memory.of(memory)
+    levels = _only_level(ops) if memory is None else Memory.of(memory)
     clock = _Clock(problem, levels)
     machine = Machine(problem, levels)
     totals = Totals(peaks={machine.device: machine.device_size})
@@ -36,6 +36,18 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | st
         totals.seconds += clock.seconds(op)
     events = _Events(ops, problem, levels, clock)
     return Trace(problem.units, machine.device, totals, events, events.holders)
+
+
+def _only_level(schedule: Schedule) -> Memory | None:
+    """The memory of a schedule that keeps states in one level, which is then the device whatever its name."""
+    names: set[str] = set()
+    for op in schedule:
+        if isinstance(op, Keep):
+            names.add(op.level)
+            if op.level == "ram" or len(names) > 1:
+                return None
+    name = names.pop() if names else TAPE
+    return None if name == TAPE else Memory(levels=[Level(name)])
 
 
 def _count(totals: Totals, machine: Machine, index: int, op: Op) -> None:

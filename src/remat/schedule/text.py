@@ -14,11 +14,12 @@ states the version.
 import io
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TextIO
 
 from remat.errors import FileError, ScheduleError
 from remat.schedule.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 
-__all__ = ["HEADER", "ScheduleFile", "format_op", "parse_lines", "parse_text"]
+__all__ = ["HEADER", "ScheduleFile", "format_op", "parse_lines", "parse_text", "short_lines"]
 
 HEADER = "# remat schedule 1"
 _STEM = "# remat schedule "
@@ -70,7 +71,7 @@ def parse_lines(lines: Iterable[str], name: str = "line") -> Iterator[Op]:
             raise ScheduleError(f"{where} is longer than {_LONGEST} characters, and no op is")
         text = line.strip()
         if not text or text.startswith("#"):
-            if number == 1 and text.startswith(_STEM) and text != HEADER:
+            if text.startswith(_STEM) and text != HEADER:
                 version = text.removeprefix(_STEM)[:20]
                 raise FileError(f"{where}: schedule text of version {version}; this remat reads version 1")
             continue
@@ -83,6 +84,11 @@ def parse_text(text: str) -> Iterator[Op]:
     return parse_lines(io.StringIO(text))
 
 
+def short_lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, of which none is read further than it takes to see that it is too long."""
+    return iter(lambda: file.readline(_LONGEST + 1), "")
+
+
 class ScheduleFile:
     """The ops in a text file, read anew each time they are iterated; never held in memory."""
 
@@ -92,7 +98,7 @@ class ScheduleFile:
     def __iter__(self) -> Iterator[Op]:
         try:
             with self.path.open(encoding="utf-8") as file:
-                yield from parse_lines(iter(lambda: file.readline(_LONGEST + 1), ""), f"{self.path}, line")
+                yield from parse_lines(short_lines(file), f"{self.path}, line")
         except UnicodeDecodeError as error:
             raise ScheduleError(f"{self.path} is not text: {error}") from None
 

@@ -14,7 +14,7 @@ from remat.planners.recurrence.revolve import advances, beta, repetition, split
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
 
-__all__ = ["Binomial", "RevolveOps", "fitting_states", "predict", "reverse"]
+__all__ = ["Binomial", "RevolveOps", "fitting_states", "predict", "reverse", "states_text"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Binomial(LoopPlanner):
         slots = fitting_states(problem, memory.device, 1)
         prediction = predict(problem, slots, 1)
         schedule = Schedule(RevolveOps(problem.units, slots, 1, memory.device.name))
-        return Plan(problem, memory, self.name, Claim(1.0, "states only"), prediction, schedule)
+        return Plan(problem, memory, self.name, Claim(1.0, states_text(memory.device, slots)), prediction, schedule)
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,11 @@ def _peak_states(ranges: int, slots: int) -> int:
     `split` makes the first of them so exactly when there are more than 2·slots ranges.
     """
     return slots + 3 if ranges > max(2 * slots, 1) else min(slots + 2, ranges + 1)
+
+
+def states_text(level: Level, slots: int) -> str:
+    """The class of schedules that keep states: in bytes, one more might fit before the turn, so the number is said."""
+    return "states only" if level.slots is not None else f"at most {slots} kept state{'s' * (slots != 1)}"
 
 
 def fitting_states(loop: Loop, level: Level, chunk: int) -> int:

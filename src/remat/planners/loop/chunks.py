@@ -4,12 +4,12 @@ Frameworks record and pull back a range of k steps far cheaper than k single ste
 fewer kept states. With a slot for every range this is the familiar √n scheme.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import isqrt
 from typing import ClassVar
 
 from remat.errors import InfeasibleError, ProblemError
-from remat.planners.loop.binomial import RevolveOps, fitting_states, predict
+from remat.planners.loop.binomial import RevolveOps, fitting_states, predict, states_text
 from remat.planners.plan import Claim, Plan
 from remat.planners.planner import LoopPlanner
 from remat.problem import Level, Loop, Memory, Problem
@@ -34,7 +34,7 @@ class Chunks(LoopPlanner):
 
     def __post_init__(self) -> None:
         if self.k is not None:
-            to_count(self.k, "k", least=1)
+            object.__setattr__(self, "k", to_count(self.k, "k", least=1))
 
     def plan(self, problem: Problem, memory: Memory) -> Plan:
         """The plan for ranges of k steps, k given or chosen."""
@@ -43,17 +43,17 @@ class Chunks(LoopPlanner):
         k = self.k or _best_length(problem, level)
         slots = fitting_states(problem, level, k)
         schedule = Schedule(RevolveOps(problem.units, slots, k, level.name))
-        claim = Claim(1.0, f"states and ranges of up to {k} step{'s' * (k != 1)}")
+        claim = Claim(1.0, f"{states_text(level, slots)} and ranges of {k} step{'s' * (k != 1)}")
         return Plan(problem, memory, self.name, claim, predict(problem, slots, k), schedule)
 
 
 def _best_length(loop: Loop, level: Level) -> int:
     n = loop.units
-    if level.slots is not None:
-        return max(-(-n // (level.slots + 1)), 1)
+    if level.slots is not None or level.capacity is None:
+        return max(-(-n // ((level.slots or 0) + 1)), 1)
     best: tuple[float, int, int] | None = None
     error: InfeasibleError | None = None
-    for k in _lengths(n):
+    for k in _lengths(loop, level.capacity):
         try:
             cost = predict(loop, fitting_states(loop, level, k), k)
         except InfeasibleError as found:
@@ -66,7 +66,21 @@ def _best_length(loop: Loop, level: Level) -> int:
     return best[2]
 
 
-def _lengths(steps: int) -> list[int]:
-    """Every length worth trying: for each number of ranges the shortest that gives it, about 2√n of them."""
-    root = isqrt(steps)
-    return sorted({*range(1, root + 2), *(max(-(-steps // count), 1) for count in range(1, root + 2))})
+def _lengths(loop: Loop, capacity: int) -> Iterable[int]:
+    """Every length worth trying: the longest of those that leave room for the same number of states.
+
+    Longer ranges are fewer and need no more advances in the same slots. All lengths, where these are fewer; and not
+    more than some ten thousand, evenly spread.
+    """
+    n = max(loop.units, 1)
+    if loop.tape == 0:
+        return (n,)
+    longest = min(capacity // loop.tape, n)
+    states = min(capacity // loop.state, n + 2)
+    if longest <= states:
+        return range(1, longest + 1, longest // _MOST_LENGTHS + 1) if longest else (1,)
+    rooms = range(2, states + 1, states // _MOST_LENGTHS + 1)
+    return sorted({1, *(min((capacity - room * loop.state) // loop.tape, n) for room in rooms)} - {0})
+
+
+_MOST_LENGTHS = 10_000

@@ -15,13 +15,18 @@ __all__ = ["KeepAll", "least_for_all"]
 @dataclass(frozen=True)
 class _Ops:
     steps: int
+    held: int  # steps that are recorded as a range of their own, before the range that is pulled back at once
 
     def __iter__(self) -> Iterator[Op]:
+        if self.held:
+            yield Record(0, self.held)
         if self.steps:
-            yield Record(0, self.steps)
+            yield Record(self.held, self.steps)
         yield Turn()
         if self.steps:
-            yield Pullback(self.steps, 0)
+            yield Pullback(self.steps, self.held)
+        if self.held:
+            yield Pullback(self.held, 0)
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,11 @@ class KeepAll(LoopPlanner):
             raise infeasible(problem, level, least, f"the tapes of all {problem.units} steps are held at once")
         n = problem.units
         peak = n * problem.tape + 2 * problem.state if n else problem.state
-        seconds = problem.record_time(0, n) + problem.pullback_time(0, n) if n else 0.0
+        # In slots only the tape that is pulled back at once is outside: the others are held, and must be seen to be.
+        held = max(n - 1, 0) if level.slots is not None else 0
+        seconds = n * (problem.record + problem.backward) + (bool(n) + bool(held)) * problem.per_range
         prediction = Prediction(0, n, peak, seconds)
-        return Plan(problem, memory, self.name, Claim(1.0), prediction, Schedule(_Ops(n)))
+        return Plan(problem, memory, self.name, Claim(1.0), prediction, Schedule(_Ops(n, held)))
 
 
 def least_for_all(loop: Loop, level: Level) -> int:

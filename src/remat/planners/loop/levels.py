@@ -23,6 +23,7 @@ from remat.schedule import Advance, Drop, Fetch, Keep, Op, Schedule, Turn
 
 __all__ = ["Levels"]
 
+MOST_GROUPED = 2_000_000
 EXACT = 600_000_000  # additions for the exact recurrence at the most: a second or two
 
 
@@ -48,6 +49,7 @@ class Levels(Planner):
         ranked = sorted(memory.levels, key=lambda level: (level.read + level.write, level is not memory.device))
         slots = [min(_slots(problem, level, memory), max(n - 1, 0)) for level in ranked]
         _check_memory(problem, memory, sum(slots))
+        room = slots[ranked.index(memory.device)]
         group, inside = _group(n, slots, ranked.index(memory.device))
         found: list[tuple[Prediction, Iterable[Op]]] = []
         if group > 1 and (pool := best_pool(problem, memory, ranked, slots)) is not None:
@@ -60,9 +62,13 @@ class Levels(Planner):
             found.append((nested.predict(problem, memory), nested))
         prediction, ops = min(found, key=lambda pair: pair[0].seconds)
         ordered = all(a.read <= b.read and a.write <= b.write for a, b in pairwise(ranked))
-        claim = Claim(1.0, "states in levels" if ordered else "nested levels")
+        within = "states in levels" if ordered else "nested levels"
+        if memory.device.capacity is not None:
+            within += f", at most {room} in {memory.device.name}"
+        claim = Claim(1.0, within)
         if group > 1:
-            claim = Claim(max(prediction.seconds / level_seconds(problem, memory), 1.0), "states in levels")
+            bound = level_seconds(problem, memory)
+            claim = Claim(max(prediction.seconds / bound, 1.0) if bound else None, "states in levels")
         return Plan(problem, memory, self.name, claim, prediction, Schedule(ops))
 
 
@@ -161,6 +167,8 @@ def _group(units: int, slots: list[int], device: int) -> tuple[int, int]:
     if units**2 * (sum(slots) + 1) <= 2 * EXACT:
         return 1, 0
     group = 2
+    if units > MOST_GROUPED:
+        return group, 0  # a group of so many steps is too long to write down: one pool it is
     while (groups := -(-units // group)) ** 2 * (sum(min(count, groups) for count in slots) + 1) > 2 * EXACT:
         group *= 2
     return group, min(-(-slots[device] // 2), isqrt(2 * group) + 1)

@@ -22,6 +22,9 @@ from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Sch
 __all__ = ["Driver", "Online"]
 
 
+MOST_KNOWN = 1_000_000  # steps of a known length that are driven through at the most
+
+
 @dataclass(frozen=True)
 class Online(Planner):
     """Keeps states as an unknown end may come at any time. A known length is planned as if it were not."""
@@ -35,6 +38,8 @@ class Online(Planner):
             return f"it plans loops, and this is a {type(problem).__name__.lower()}"
         if len(memory.levels) > 1 or not memory.device.free:
             return "it plans one level without read and write costs"
+        if problem.steps is not None and problem.steps > MOST_KNOWN:
+            return f"it goes step by step, and {problem.steps} steps are known: the binomial planner takes them at once"
         return None
 
     def plan(self, problem: Problem, memory: Memory) -> Plan:

@@ -17,6 +17,9 @@ from remat.schedule import Drop, Fetch, Keep, Op
 __all__ = ["PooledOps", "best_pool"]
 
 
+MOST_SLOTS = 100_000  # costs are counted slot by slot
+
+
 @dataclass(frozen=True)
 class PooledOps:
     """The binomial schedule with states at depth d of the stack kept in the level of the d-th slot."""
@@ -42,10 +45,10 @@ class PooledOps:
 
 def best_pool(loop: Loop, memory: Memory, ranked: list[Level], slots: list[int]) -> tuple[PooledOps, Prediction] | None:
     """The fastest pool that uses all slots of the faster levels before any of a slower one; None without a slot."""
-    total = min(sum(slots), loop.units - 1)
+    total = min(sum(slots), loop.units - 1, MOST_SLOTS)
     if total < 1:
         return None
-    sizes = {total} | {2**i for i in range(total.bit_length())} | {3 * 2**i for i in range(total.bit_length() - 2)}
+    sizes = {total} | {2**i for i in range(total.bit_length())}
     sizes |= {min(sum(slots[: k + 1]), total) for k in range(len(slots))} - {0}
     found = []
     for size in sorted(sizes):
@@ -61,31 +64,44 @@ def best_pool(loop: Loop, memory: Memory, ranked: list[Level], slots: list[int])
 def _predict(loop: Loop, memory: Memory, rooms: list[tuple[Level, int]]) -> Prediction:
     n, slots = loop.units, sum(count for _, count in rooms)
     levels = [level for level, count in rooms for _ in range(count)]
-    moving = 0.0
-    lengths = {n: 1}  # segments whose start is kept at this depth → how many
-    for depth, level in enumerate(levels):
-        keeps, fetches, lengths = _one_depth(lengths, slots - depth)
-        moving += (keeps * level.write + fetches * level.read) * loop.state
-        if not lengths:
-            break
+    keeps, fetches = _moves_by_depth(n, slots)
+    moving = sum(
+        (kept * level.write + fetched * level.read) * loop.state
+        for level, kept, fetched in zip(levels, keeps, fetches, strict=True)
+    )
     count = advances(n, slots)
     seconds = count * loop.forward + n * (loop.record + loop.backward + loop.per_range) + moving
     return Prediction(count, n, _peak(loop, [level is memory.device for level in levels]), seconds)
 
 
-def _one_depth(lengths: dict[int, int], slots: int) -> tuple[int, int, dict[int, int]]:
-    """Keeps and fetches of the starts of segments, and the segments to the right of them, one deeper."""
-    keeps = fetches = 0
-    deeper: dict[int, int] = {}
-    for length, times in lengths.items():
-        if length > 1:
-            keeps += times
-        while length > 1:
-            middle = split(length, slots, repetition(length, slots))
-            deeper[length - middle] = deeper.get(length - middle, 0) + times
-            fetches += times
-            length = middle
-    return keeps, fetches, {length: times for length, times in deeper.items() if length > 1}
+def _moves_by_depth(steps: int, slots: int) -> tuple[list[int], list[int]]:
+    """How many states the binomial schedule keeps and fetches at each depth of its stack."""
+    keeps, fetches = [0] * slots, [0] * slots
+    runs = [0] * (slots + 1)  # segments with a slot for each of their units: one keep and one fetch, depth after depth
+    running = 0
+    segments = {steps: 1}  # segments that start at this depth → how many
+    for depth in range(slots):
+        left, deeper = slots - depth, dict[int, int]()
+        for length, times in segments.items():
+            if length <= left + 1:
+                runs[depth] += times
+                runs[depth + length - 1] -= times
+                continue
+            keeps[depth] += times
+            if left == 1:
+                fetches[depth] += (length - 1) * times
+                continue
+            while length > 1:
+                middle = split(length, left, repetition(length, left))
+                if length - middle > 1:
+                    deeper[length - middle] = deeper.get(length - middle, 0) + times
+                fetches[depth] += times
+                length = middle
+        running += runs[depth]
+        keeps[depth] += running
+        fetches[depth] += running
+        segments = deeper
+    return keeps, fetches
 
 
 def _peak(loop: Loop, on_device: list[bool]) -> int:

@@ -10,6 +10,7 @@ and Walther is, and beyond that it was never seen more than a few percent (s=10:
 the reversal is binomial, with all slots that are free by then.
 """
 
+from bisect import bisect_left
 from functools import lru_cache
 from itertools import pairwise
 
@@ -31,69 +32,78 @@ class Sweep:
         self._phase = 0
         self._edge = 0
         self._targets: frozenset[int] = frozenset()
-        self._cheapest: tuple[int, int] | None = None  # (extra advances, place) of dropping one but the last
-        self._stale = True
+        # (extra advances, state) of states to drop, the cheapest last. One is looked for at a time; with hundreds of
+        # slots a few that do not touch, so that the search stays a small part of a step.
+        self._cheapest: list[tuple[int, int]] = []
+        self._batch = max(1, slots // 64)
 
     def pass_over(self, state: int) -> tuple[int | None, bool]:
         """Which held state to drop (or None), and whether to keep `state`."""
+        if len(self.held) < self.slots:
+            self.held.append(state)
+            return None, True
         while self._edge <= state:
             self._next_phase()
-        if len(self.held) < self.slots:
-            self._hold(state)
-            return None, True
-        place = self._to_drop(state)
-        if place is None:
+        dropped = self._to_drop(state)
+        if dropped is None:
             return None, False
-        dropped = self.held.pop(place)
-        self._hold(state)
+        self.held.pop(bisect_left(self.held, dropped))
+        self.held.append(state)
+        if self._cheapest and self._cheapest[-1][1] == dropped:
+            self._cheapest.pop()
+        if self._batch == 1 or (self._cheapest and self._cheapest[-1][1] == self.held[-2]):
+            self._cheapest = []  # what is cheapest has changed
         return dropped, True
 
-    def _hold(self, state: int) -> None:
-        self.held.append(state)
-        self._stale = True
-
     def _next_phase(self) -> None:
-        self._phase += 1
+        self._phase = max(self._phase + 1, 1)
         self._edge = beta(self.slots, self._phase)
         position, targets = 0, [0]
         for j in range(self.slots - 1):
             position += beta(self.slots - j, self._phase - 1)
             targets.append(position)
         self._targets = frozenset(targets)
-        self._stale = True
+        self._cheapest = []
 
     def _to_drop(self, state: int) -> int | None:
-        """The place of the held state that gives way to `state`, or None if it is better not kept."""
+        """The held state that gives way to `state`, or None if it is better not kept."""
         if self.slots == 1:
             return None
-        if self._stale:
-            self._cheapest, self._stale = self._cheapest_drop(), False
+        if not self._cheapest:
+            self._cheapest = self._cheapest_drops()
         length = state - self.held[-1]
         best: tuple[int, int | None] | None = None
         if state not in self._targets:
             best = (_advances(length + 1, 1), None)
-        if self._cheapest is not None:
-            cost = self._cheapest[0] + _advances(length, 2)
-            best = (cost, self._cheapest[1]) if best is None or cost < best[0] else best
+        if self._cheapest:
+            cost = self._cheapest[-1][0] + _advances(length, 2)
+            best = (cost, self._cheapest[-1][1]) if best is None or cost < best[0] else best
         if self.held[-1] not in self._targets:
             cost = _advances(state - self.held[-2], 2) - _advances(self.held[-1] - self.held[-2], 2)
-            best = (cost, self.slots - 1) if best is None or cost < best[0] else best
+            best = (cost, self.held[-1]) if best is None or cost < best[0] else best
         return best[1] if best is not None else None
 
-    def _cheapest_drop(self) -> tuple[int, int] | None:
+    def _cheapest_drops(self) -> list[tuple[int, int]]:
         """Extra advances of the reversal if a held state (not a target, not the last) gave its slot to a later one."""
         held, slots = self.held, self.slots
-        best: tuple[int, int] | None = None
+        found: list[tuple[int, int]] = []
         gain = 0  # what the segments right of it save by having one slot more
         for j in range(len(held) - 2, 0, -1):
             before, after = held[j] - held[j - 1], held[j + 1] - held[j]
             if held[j] not in self._targets:
                 joined = _advances(before + after, slots - j + 1) - _advances(before, slots - j + 1)
-                extra = joined - _advances(after, slots - j) + gain
-                if best is None or extra < best[0]:
-                    best = (extra, j)
+                found.append((joined - _advances(after, slots - j) + gain, j))
             gain += _advances(after, slots - j + 1) - _advances(after, slots - j)
-        return best
+        if self._batch == 1:
+            extra, j = min(found, key=lambda pair: (pair[0], -pair[1]), default=(0, 0))
+            return [(extra, held[j])] if j else []
+        chosen: dict[int, int] = {}
+        for extra, j in sorted(found, key=lambda pair: (pair[0], -pair[1])):
+            if j - 1 not in chosen and j + 1 not in chosen:
+                chosen[j] = extra
+                if len(chosen) == self._batch:
+                    break
+        return [(extra, held[j]) for j, extra in chosen.items()][::-1]
 
 
 def reversal_advances(held: list[int], end: int, slots: int) -> int:
