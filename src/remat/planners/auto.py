@@ -15,7 +15,7 @@ from remat.planners.loop.levels import Levels
 from remat.planners.loop.mixed import Mixed
 from remat.planners.loop.online import Online
 from remat.planners.plan import Plan
-from remat.planners.planner import Planner
+from remat.planners.planner import Planner, wants_loop
 from remat.problem import Loop, Memory, Problem
 
 __all__ = ["Auto"]
@@ -35,9 +35,7 @@ class Auto(Planner):
 
     def accepts(self, problem: Problem, memory: Memory) -> str | None:
         """None if the problem is a loop."""
-        if not isinstance(problem, Loop):
-            return f"there is no planner yet for a {type(problem).__name__.lower()}"
-        return None
+        return wants_loop(problem)
 
     def plan(self, problem: Problem, memory: Memory) -> Plan:
         """The best plan that some planner makes, with the reason."""

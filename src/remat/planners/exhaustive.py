@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from remat.errors import InfeasibleError
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import Planner
+from remat.planners.planner import Planner, wants_loop
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
 from remat.schedule.ops import TAPE
@@ -42,7 +42,7 @@ class Exhaustive(Planner):
     def accepts(self, problem: Problem, memory: Memory) -> str | None:
         """None if the problem is a short loop."""
         if not isinstance(problem, Loop):
-            return f"it plans loops, and this is a {type(problem).__name__.lower()}"
+            return wants_loop(problem)
         if problem.steps is None or problem.steps > MOST_STEPS:
             return f"it tries every schedule, which takes too long for more than {MOST_STEPS} steps"
         if problem.per_range:

@@ -12,7 +12,7 @@ from remat.planners.plan import Plan
 from remat.problem import Level, Loop, Memory, Problem
 from remat.units import bytes_text, count_text
 
-__all__ = ["LoopPlanner", "Planner", "infeasible"]
+__all__ = ["LoopPlanner", "Planner", "infeasible", "wants_known_loop", "wants_loop"]
 
 
 class Planner(ABC):
@@ -41,15 +41,26 @@ class LoopPlanner(Planner):
 
     def accepts(self, problem: Problem, memory: Memory) -> str | None:
         """None if the problem is a loop of known length and the memory is one free level."""
-        if not isinstance(problem, Loop):
-            return f"it plans loops, and this is a {type(problem).__name__.lower()}"
-        if problem.steps is None:
-            return "the loop's length is not known (steps=None); the online planner takes it"
+        reason = wants_known_loop(problem)
+        if reason is not None:
+            return reason
         if len(memory.levels) > 1:
             return f"it plans one level, and the memory has {len(memory.levels)}; the levels planner takes several"
         if not memory.device.free:
             return "it knows no read and write costs; the levels planner weighs them"
         return None
+
+
+def wants_loop(problem: Problem) -> str | None:
+    """The reason to refuse what is no loop."""
+    return None if isinstance(problem, Loop) else f"it plans loops, and this is a {type(problem).__name__.lower()}"
+
+
+def wants_known_loop(problem: Problem) -> str | None:
+    """The reason to refuse what is no loop of known length."""
+    if isinstance(problem, Loop) and problem.steps is None:
+        return "the loop's length is not known (steps=None); the online planner takes it"
+    return wants_loop(problem)
 
 
 def infeasible(loop: Loop, level: Level, minimum: int, why: str) -> InfeasibleError:

@@ -16,14 +16,14 @@ from remat.planners.loop.binomial import reverse
 from remat.planners.loop.pooled import best_pool
 from remat.planners.nested import Line, NestedOps, Part, as_line
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import Planner, infeasible
+from remat.planners.planner import Planner, infeasible, wants_known_loop
 from remat.planners.recurrence.revolve import advances
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Schedule, Turn
 
 __all__ = ["Levels"]
 
-MOST_GROUPED = 2_000_000
+MOST_GROUPED = 2_000_000  # steps that are planned in groups at the most: a group is written down
 EXACT = 600_000_000  # additions for the exact recurrence at the most: a second or two
 
 
@@ -36,11 +36,7 @@ class Levels(Planner):
 
     def accepts(self, problem: Problem, memory: Memory) -> str | None:
         """None if the problem is a loop of known length."""
-        if not isinstance(problem, Loop):
-            return f"it plans loops, and this is a {type(problem).__name__.lower()}"
-        if problem.steps is None:
-            return "the loop's length is not known (steps=None); the online planner takes it"
-        return None
+        return wants_known_loop(problem)
 
     def plan(self, problem: Problem, memory: Memory) -> Plan:
         """The plan of least predicted time."""

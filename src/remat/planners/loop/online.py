@@ -14,7 +14,7 @@ from remat.errors import PlannerError
 from remat.planners.bounds import states_only
 from remat.planners.loop.binomial import reverse
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import Planner, infeasible
+from remat.planners.planner import Planner, infeasible, wants_loop
 from remat.planners.recurrence.online import Sweep, best_of_held, reversal_advances
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
@@ -35,7 +35,7 @@ class Online(Planner):
     def accepts(self, problem: Problem, memory: Memory) -> str | None:
         """None if the problem is a loop and the memory is one level."""
         if not isinstance(problem, Loop):
-            return f"it plans loops, and this is a {type(problem).__name__.lower()}"
+            return wants_loop(problem)
         if len(memory.levels) > 1 or not memory.device.free:
             return "it plans one level without read and write costs"
         if problem.steps is not None and problem.steps > MOST_KNOWN:
