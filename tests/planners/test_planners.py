@@ -291,6 +291,17 @@ def test_thousands_of_slots_in_use_are_still_quick():
     assert driver.plan().claim.factor < 1.01
 
 
+@pytest.mark.parametrize("steps", [500, 30_000, 10**6])
+def test_tiny_tapes_and_large_states_at_the_least_memory(steps):
+    loop = Loop(steps, state=5 * steps - 5, tape=10)
+    with pytest.raises(InfeasibleError) as caught:
+        plan(loop, 0, planner="mixed")
+    found = plan(loop, caught.value.minimum, planner="mixed")
+    assert found.peak == caught.value.minimum == 5 * steps + 3 * loop.state
+    if steps < 10**5:
+        check_plan(found)
+
+
 def test_times_of_nothing_have_no_factor():
     memory = Memory(levels=[Level("ram", slots=10), Level("disk", slots=100, read=1, write=1)])
     assert plan(Loop(10**5, forward=0, backward=0), memory, planner="levels").claim.factor is None

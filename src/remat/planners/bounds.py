@@ -62,10 +62,10 @@ def states_or_tapes(loop: Loop, level: Level) -> int:
     if simple > MANY_LAYERS * loop.units:
         return simple
     grid = on_grid(sizes, budget.held, up=False)
-    if grid is None or not grid[2]:
+    if grid is None:
         return simple
     layers = Layers(*grid, loop.units)
-    return max(simple, layers.bound(layers.whole))
+    return max(simple, layers.bound(layers.whole)) if layers.feasible else simple
 
 
 def level_seconds(loop: Loop, memory: Memory) -> float:

@@ -5,6 +5,7 @@ bound. Times of forward, record and backward do not change which schedule is bes
 back exactly once, so they only weigh a fixed sum against the number of advances. A cost per range is not weighed.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from remat.errors import InfeasibleError
 from remat.planners.bounds import MANY_LAYERS, states_or_tapes
 from remat.planners.budget import Budget
 from remat.planners.loop.binomial import Binomial
+from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll, least_for_all
 from remat.planners.loop.mixed_ops import mixed_ops
 from remat.planners.plan import Claim, Plan, Prediction
@@ -61,18 +63,19 @@ class Mixed(LoopPlanner):
 
 
 def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int) -> Plan:
-    """The better of the bound-guided search and states only, with the factor over the bound as its claim."""
+    """The best of the bound-guided search, states only and chunks, with the factor over the bound as its claim."""
     level, bound = memory.device, states_or_tapes(loop, memory.device)
     found: list[tuple[Prediction, Schedule]] = []
-    try:
-        states = Binomial().plan(loop, memory)
-        found.append((states.predicted, states.schedule))
-    except InfeasibleError:
-        pass
-    if bound <= MANY_LAYERS * loop.units or not found:
-        grid = on_grid(sizes, top, up=True)
-        if grid is not None and grid[2]:
-            ops = mixed_ops(Layers(*grid, loop.units), loop.units, grid[1], level.name)
+    # In slots the tape of a range that is pulled back at once is free of charge, so chunks are of another class there.
+    for planner in (Binomial(), Chunks()) if level.slots is None else (Binomial(),):
+        with suppress(InfeasibleError):
+            plan = planner.plan(loop, memory)
+            found.append((plan.predicted, plan.schedule))
+    grid = on_grid(sizes, top, up=True) if bound <= MANY_LAYERS * loop.units else None
+    if grid is not None:
+        layers = Layers(*grid, loop.units)
+        if layers.feasible:
+            ops = mixed_ops(layers, loop.units, grid[1], level.name)
             found.append((ops.predict(loop, memory), Schedule(ops)))
     prediction, schedule = min(found, key=lambda pair: pair[0].advances)
     factor = (prediction.advances + prediction.records) / bound

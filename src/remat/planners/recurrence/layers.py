@@ -40,6 +40,11 @@ class Layers:
         self.whole = Sub(False, False, steps, top)
         self.most = len(self.edges(self.whole)[0])
 
+    @property
+    def feasible(self) -> bool:
+        """Whether the whole problem fits its budget at all."""
+        return self.bound(self.whole) < INFINITE
+
     def bound(self, sub: Sub) -> int:
         """No schedule for the subproblem runs fewer steps than this; INFINITE if the budget is too small."""
         if sub.budget < self.sizes.floor(sub.turned) or sub.budget not in self.place:
