@@ -24,6 +24,8 @@ __all__ = [
     "read_memory",
     "read_planner",
     "read_subject",
+    "read_whole",
+    "refuse_to_overwrite",
 ]
 
 
@@ -56,9 +58,9 @@ def read_loop(arguments: argparse.Namespace) -> Loop:
     """The loop that the arguments describe."""
     steps = arguments.steps
     return Loop(
-        None if steps == "unknown" else _whole(steps, "steps"),
-        _size(arguments.state),
-        _size(arguments.tape),
+        None if steps == "unknown" else read_whole(steps, "steps"),
+        arguments.state,
+        arguments.tape,
         _time(arguments.forward),
         None if arguments.record is None else _time(arguments.record),
         _time(arguments.backward),
@@ -88,8 +90,8 @@ def read_memory(arguments: argparse.Namespace) -> Memory:
     if arguments.level is not None:
         return Memory(levels=[_level(text) for text in arguments.level])
     if arguments.slots is not None:
-        return Memory(slots=_whole(arguments.slots, "slots"))
-    return Memory(_size(arguments.memory))
+        return Memory(slots=read_whole(arguments.slots, "slots"))
+    return Memory(arguments.memory)
 
 
 def add_planner(parser: argparse.ArgumentParser) -> None:
@@ -104,7 +106,7 @@ def read_planner(arguments: argparse.Namespace) -> Planner:
         return find_planner(arguments.planner)
     if arguments.planner not in ("auto", "chunks"):
         raise ProblemError(f"--chunk is for the chunks planner, not {arguments.planner}")
-    return Chunks(_whole(arguments.chunk, "chunk"))
+    return Chunks(read_whole(arguments.chunk, "chunk"))
 
 
 def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Loop, Memory | None]:
@@ -148,21 +150,18 @@ def _level(text: str) -> Level:
     if parts[0] == "inf":
         return Level(name, read=read, write=write)
     if parts[0].endswith("slots"):
-        return Level(name, slots=_whole(parts[0].removesuffix("slots"), "slots"), read=read, write=write)
-    return Level(name, _size(parts[0]), read=read, write=write)
+        return Level(name, slots=read_whole(parts[0].removesuffix("slots"), "slots"), read=read, write=write)
+    return Level(name, parts[0], read=read, write=write)
 
 
-def _whole(text: str, name: str) -> int:
+def read_whole(text: str, name: str) -> int:
+    """The whole number that an argument spells."""
     try:
         if len(text) > 40:
             raise ValueError
         return int(text)
     except ValueError:
         raise ProblemError(f"{name} must be a whole number, not {text[:40]!r}") from None
-
-
-def _size(text: str) -> int | str:
-    return _whole(text, "size") if text.isascii() and text.removeprefix("-").isdigit() else text
 
 
 def _time(text: str) -> float | str:

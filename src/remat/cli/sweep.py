@@ -5,9 +5,8 @@ import json
 import sys
 from dataclasses import asdict
 
-from remat.cli.arguments import add_loop, add_planner, read_loop, read_planner
+from remat.cli.arguments import add_loop, add_planner, read_loop, read_planner, read_whole
 from remat.planners import sweep
-from remat.units import to_count
 
 EXAMPLE = "remat sweep --steps 1000 --state 1MiB --tape 9MiB"
 HELP = "print what more memory buys: forward steps and time at several budgets"
@@ -28,10 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan at every budget and print the curve."""
     curve = sweep(
         read_loop(arguments),
-        [_number(text) for text in arguments.memory.split(",")] if arguments.memory else None,
-        slots=[_number(text) for text in arguments.slots.split(",")] if arguments.slots else None,
+        arguments.memory.split(",") if arguments.memory else None,
+        slots=[read_whole(text, "slots") for text in arguments.slots.split(",")] if arguments.slots else None,
         planner=read_planner(arguments),
-        points=to_count(_number(arguments.points), "points", least=2),
+        points=read_whole(arguments.points, "points"),
     )
     if arguments.json:
         json.dump({"unit": curve.unit, "points": [asdict(point) for point in curve.points]}, sys.stdout, indent=1)
@@ -39,7 +38,3 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(curve)
     return 0
-
-
-def _number(text: str) -> int | str:
-    return int(text) if text.isascii() and text.strip().isdigit() and len(text) < 40 else text

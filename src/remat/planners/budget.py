@@ -20,16 +20,12 @@ class Budget:
     early: int
 
     @classmethod
-    def of(cls, loop: Loop, level: Level, chunk: int = 1) -> "Budget":
-        """The budget that `level` leaves when ranges of up to `chunk` steps are recorded at once."""
+    def of(cls, loop: Loop, level: Level) -> "Budget":
+        """The budget that `level` leaves beside the working set."""
         if level.slots is not None:
             return cls(level.slots * loop.state, 0)
         everything = loop.units * (loop.tape + loop.state)
         if level.capacity is None:
             return cls(everything, 0)
-        working_set = 3 * loop.state + chunk * loop.tape
+        working_set = 3 * loop.state + loop.tape
         return cls(min(level.capacity - working_set, everything), loop.state)
-
-    def states(self, loop: Loop) -> int:
-        """How many states fit; negative if not even the working set does."""
-        return self.held // loop.state

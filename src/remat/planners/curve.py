@@ -57,7 +57,7 @@ def sweep(
     problem: Loop,
     memory: Iterable[int | str] | int | str | None = None,
     *,
-    slots: Iterable[int | str] | int | None = None,
+    slots: Iterable[int] | int | None = None,
     planner: str | Planner = "auto",
     points: int = 16,
 ) -> Curve:

@@ -5,6 +5,7 @@ FileError that says what is wrong with the file.
 """
 
 import json
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,20 +16,20 @@ __all__ = ["Saved", "check_envelope", "read_json"]
 LARGEST = 256 * 2**20  # bytes of JSON that are read at the most; a million-step plan takes about half
 
 
-class Saved:
+class Saved(ABC):
     """A value that is saved as JSON; the final class says its kind, its fields and how to build it from them."""
 
     kind: ClassVar[str]
     version: ClassVar[int] = 1
 
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """The value as plain data, without the envelope."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
         """The value from plain data."""
-        raise NotImplementedError
 
     def to_json(self) -> str:
         """The value as versioned JSON text."""

@@ -46,8 +46,7 @@ def _only_level(schedule: Schedule) -> Memory | None:
             names.add(op.level)
             if op.level == "ram" or len(names) > 1:
                 return None
-    name = names.pop() if names else TAPE
-    return None if name == TAPE else Memory(levels=[Level(name)])
+    return Memory(levels=[Level(names.pop())]) if names and TAPE not in names else None
 
 
 def _count(totals: Totals, machine: Machine, index: int, op: Op) -> None:

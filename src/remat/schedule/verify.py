@@ -59,7 +59,7 @@ def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str)
     """Whether `schedule` reverses `problem` legally inside `memory` (or so many bytes); if not, the first broken rule.
 
     >>> from remat import Loop, Memory, Schedule
-    >>> bool(verify(Schedule.parse("record 0 1; turn; pullback 1 0".replace("; ", "\\n")), Loop(1), Memory(slots=0)))
+    >>> bool(verify(Schedule.parse("record 0 1; turn; pullback 1 0"), Loop(1), Memory(slots=0)))
     True
     """
     try:

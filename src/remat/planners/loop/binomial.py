@@ -14,7 +14,16 @@ from remat.planners.recurrence.revolve import advances, beta, repetition, split
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
 
-__all__ = ["Binomial", "RevolveOps", "fitting_states", "predict", "reverse", "states_text"]
+__all__ = [
+    "Binomial",
+    "RevolveOps",
+    "fitting_states",
+    "peak_states",
+    "predict",
+    "reverse",
+    "stack_depths",
+    "states_text",
+]
 
 
 @dataclass(frozen=True)
@@ -92,19 +101,26 @@ def predict(loop: Loop, slots: int, chunk: int) -> Prediction:
         return Prediction(0, 0, loop.state, 0.0)
     count = advances(n, slots, chunk)
     ranges = -(-n // chunk)
-    states = _peak_states(ranges, slots)
+    states = peak_states(ranges, *stack_depths(ranges, slots))
     seconds = count * loop.forward + n * (loop.record + loop.backward) + ranges * loop.per_range
     return Prediction(count, n, states * loop.state + min(n, chunk) * loop.tape, seconds)
 
 
-def _peak_states(ranges: int, slots: int) -> int:
-    """States live at the peak, the working set included.
+def stack_depths(ranges: int, slots: int) -> tuple[int, int]:
+    """The most kept states while a range is recorded: before the turn, and after it.
 
-    Beside the kept ones, recording a range takes two before the turn (input and output) and three after it (and a
-    cotangent). All slots are in use after the turn if and only if some left segment has more ranges than slots, and
-    `split` makes the first of them so exactly when there are more than 2·slots ranges.
+    All slots are in use after the turn if and only if some left segment has more ranges than slots, and `split` makes
+    the first of them so exactly when there are more than 2·slots ranges.
     """
-    return slots + 3 if ranges > max(2 * slots, 1) else min(slots + 2, ranges + 1)
+    return min(slots, ranges - 1), slots if ranges > 2 * slots else min(slots - 1, ranges - 2)
+
+
+def peak_states(ranges: int, before: int, after: int) -> int:
+    """States live at the peak, the working set included, for so many kept before and after the turn.
+
+    Recording a range takes two more before the turn (input and output) and three after it (and a cotangent).
+    """
+    return max(before + 2, after + 3 if ranges > 1 else 0)
 
 
 def states_text(level: Level, slots: int) -> str:
@@ -123,7 +139,7 @@ def fitting_states(loop: Loop, level: Level, chunk: int) -> int:
     every, tape = max(ranges - 1, 0), min(loop.units, chunk) * loop.tape
     if level.capacity is None or predict(loop, every, chunk).peak <= level.capacity:
         return every
-    states = (level.capacity - tape) // loop.state - 2  # the inverse of _peak_states
+    states = (level.capacity - tape) // loop.state - 2  # the inverse of peak_states
     states -= ranges > 2 * states
     if states < least:
         minimum = predict(loop, least, chunk).peak

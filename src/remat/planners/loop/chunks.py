@@ -18,6 +18,8 @@ from remat.units import to_count
 
 __all__ = ["Chunks"]
 
+_MOST_LENGTHS = 10_000  # lengths that are tried at the most
+
 
 @dataclass(frozen=True)
 class Chunks(LoopPlanner):
@@ -81,6 +83,3 @@ def _lengths(loop: Loop, capacity: int) -> Iterable[int]:
         return range(1, longest + 1, longest // _MOST_LENGTHS + 1) if longest else (1,)
     rooms = range(2, states + 1, states // _MOST_LENGTHS + 1)
     return sorted({1, *(min((capacity - room * loop.state) // loop.tape, n) for room in rooms)} - {0})
-
-
-_MOST_LENGTHS = 10_000

@@ -8,7 +8,7 @@ without a table over n. The levels planner takes the better of this and its grou
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from remat.planners.loop.binomial import RevolveOps
+from remat.planners.loop.binomial import RevolveOps, peak_states, stack_depths
 from remat.planners.plan import Prediction
 from remat.planners.recurrence.revolve import advances, repetition, split
 from remat.problem import Level, Loop, Memory
@@ -106,8 +106,5 @@ def _moves_by_depth(steps: int, slots: int) -> tuple[list[int], list[int]]:
 
 def _peak(loop: Loop, on_device: list[bool]) -> int:
     """Bytes at the peak of the device: its part of the stack, and the working set on either side of the turn."""
-    n, slots = loop.units, len(on_device)
-    before = min(slots, n - 1)  # the depth of the stack when the last unit is recorded
-    after = slots if n > 2 * slots else min(slots - 1, n - 2)  # and at the most when a unit is recorded after the turn
-    states = max(sum(on_device[:before]) + 2, sum(on_device[:after]) + 3 if n > 1 else 0)
-    return states * loop.state + loop.tape
+    before, after = (sum(on_device[:depth]) for depth in stack_depths(loop.units, len(on_device)))
+    return peak_states(loop.units, before, after) * loop.state + loop.tape

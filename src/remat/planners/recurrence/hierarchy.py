@@ -40,7 +40,6 @@ class Hierarchy:
     """
 
     def __init__(self, units: int, stores: list[Store], forward: float, reverse: float) -> None:
-        self.forward = forward
         self.units = max(units, 1)
         below = np.full(self.units, np.inf)  # O_{-1}, then O_k with all slots of level k
         below[0] = reverse

@@ -52,11 +52,11 @@ class Sweep:
         if self._cheapest and self._cheapest[-1][1] == dropped:
             self._cheapest.pop()
         if self._batch == 1 or (self._cheapest and self._cheapest[-1][1] == self.held[-2]):
-            self._cheapest = []  # what is cheapest has changed
+            self._cheapest = []  # this drop changed what the next would cost
         return dropped, True
 
     def _next_phase(self) -> None:
-        self._phase = max(self._phase + 1, 1)
+        self._phase += 1
         self._edge = beta(self.slots, self._phase)
         position, targets = 0, [0]
         for j in range(self.slots - 1):

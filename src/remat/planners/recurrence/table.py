@@ -28,14 +28,6 @@ class Table:
         before = after if sizes.early == 0 else _Half(self, budgets, steps, after)
         self._halves = (before, after)
 
-    def least(self, sub: Sub) -> int | None:
-        """The least forward steps, or None if the budget is too small."""
-        if sub.budget not in self.place:
-            return None
-        half = self._halves[sub.turned]
-        value = int((half.b if sub.kept else half.a)[sub.steps, self.place[sub.budget]])
-        return None if value >= _INFINITE else value
-
     def choose(self, sub: Sub) -> Move:
         """A move of least forward steps."""
         return self._halves[sub.turned].choose(sub, self.place[sub.budget])
