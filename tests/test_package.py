@@ -12,9 +12,10 @@ from remat.planners import loop as loop_room
 from remat.schedule import ops
 
 PUBLIC = """
-Advance Chain Claim Curve Drop Event Fetch FileError IllegalError InfeasibleError Keep Level Live Loop Memory Op Plan
-Planner PlannerError ProblemError Pullback Record RematError Schedule ScheduleError Stage Trace Turn Verdict __version__
-plan simulate sweep verify
+Advance Chain Claim Curve DeterminismError Drop Event Fetch FileError IllegalError InfeasibleError Keep Level Live Loop
+Memory Op Plan Planner PlannerError ProblemError Pullback Record RematError Schedule ScheduleError Stage StepError Trace
+Turn Verdict __version__ ag_tuple binomial_checkpoint checkpointed_loop compute_checkpoint_positions
+estimate_checkpoint_savings get_memory_savings plan scan should_checkpoint simulate sweep verify while_loop
 """
 
 

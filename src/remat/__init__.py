@@ -3,7 +3,29 @@
 Importing remat imports no framework.
 """
 
-from remat.errors import FileError, IllegalError, InfeasibleError, PlannerError, ProblemError, RematError, ScheduleError
+from typing import TYPE_CHECKING, Any
+
+from remat.errors import (
+    DeterminismError,
+    FileError,
+    IllegalError,
+    InfeasibleError,
+    PlannerError,
+    ProblemError,
+    RematError,
+    ScheduleError,
+    StepError,
+)
+from remat.interface import (
+    binomial_checkpoint,
+    checkpointed_loop,
+    compute_checkpoint_positions,
+    estimate_checkpoint_savings,
+    get_memory_savings,
+    scan,
+    should_checkpoint,
+    while_loop,
+)
 from remat.planners import Claim, Curve, Plan, Planner, plan, sweep
 from remat.problem import Chain, Level, Loop, Memory, Stage
 from remat.schedule import (
@@ -24,6 +46,9 @@ from remat.schedule import (
     verify,
 )
 
+if TYPE_CHECKING:
+    from remat.frameworks.numpy import ag_tuple
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -31,6 +56,7 @@ __all__ = [
     "Chain",
     "Claim",
     "Curve",
+    "DeterminismError",
     "Drop",
     "Event",
     "Fetch",
@@ -53,12 +79,31 @@ __all__ = [
     "Schedule",
     "ScheduleError",
     "Stage",
+    "StepError",
     "Trace",
     "Turn",
     "Verdict",
     "__version__",
+    "ag_tuple",
+    "binomial_checkpoint",
+    "checkpointed_loop",
+    "compute_checkpoint_positions",
+    "estimate_checkpoint_savings",
+    "get_memory_savings",
     "plan",
+    "scan",
+    "should_checkpoint",
     "simulate",
     "sweep",
     "verify",
+    "while_loop",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`ag_tuple` is autograd's, which is imported when it is asked for."""
+    if name == "ag_tuple":
+        from remat.frameworks.numpy import ag_tuple
+
+        return ag_tuple
+    raise AttributeError(f"module 'remat' has no attribute {name!r}")

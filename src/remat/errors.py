@@ -6,10 +6,13 @@ RematError
 │   └── IllegalError     one that can be read and breaks a rule
 ├── FileError        a saved file that is damaged, too large or of another version
 ├── PlannerError     an unknown planner, or one that does not take the problem (also a ValueError)
+├── StepError        a step, a state or an input that a loop cannot run with   (also a TypeError)
+├── DeterminismError a step that gave something else when it ran again
 └── InfeasibleError  no schedule fits the memory; carries the smallest that works
 """
 
 __all__ = [
+    "DeterminismError",
     "FileError",
     "IllegalError",
     "InfeasibleError",
@@ -17,6 +20,7 @@ __all__ = [
     "ProblemError",
     "RematError",
     "ScheduleError",
+    "StepError",
 ]
 
 
@@ -42,6 +46,14 @@ class FileError(RematError):
 
 class PlannerError(RematError, ValueError):
     """There is no planner of that name, or it does not take this problem and memory."""
+
+
+class StepError(RematError, TypeError):
+    """A step returns what it must not, or a state or an input is nothing that a loop can run with."""
+
+
+class DeterminismError(RematError, RuntimeError):
+    """A step gave something else when it ran again, so a gradient by recomputation would be wrong."""
 
 
 class InfeasibleError(RematError):

@@ -7,6 +7,6 @@ the planners, the verifier and the simulator read. They know nothing of schedule
 from remat.problem.chain import Chain, Stage
 from remat.problem.loop import Loop
 from remat.problem.memory import Level, Memory
-from remat.problem.problem import Problem
+from remat.problem.problem import Problem, Sizes
 
-__all__ = ["Chain", "Level", "Loop", "Memory", "Problem", "Stage"]
+__all__ = ["Chain", "Level", "Loop", "Memory", "Problem", "Sizes", "Stage"]

@@ -7,11 +7,11 @@ cotangents of both; the tape comes on top, once it is recorded and until it is p
 
 from typing import Protocol
 
-__all__ = ["Problem"]
+__all__ = ["Problem", "Sizes"]
 
 
-class Problem(Protocol):
-    """A sequence of `units` between states 0 and `units`."""
+class Sizes(Protocol):
+    """A sequence of `units` between states 0 and `units`, and how large its states and tapes are."""
 
     @property
     def units(self) -> int:
@@ -32,6 +32,10 @@ class Problem(Protocol):
 
     def pulling_size(self, start: int, stop: int) -> int:
         """The most bytes of cotangents and workspace while units start..stop-1 are pulled back."""
+
+
+class Problem(Sizes, Protocol):
+    """Units with their sizes and their times."""
 
     def advance_time(self, start: int, stop: int) -> float:
         """Seconds to run units start..stop-1 without tape."""

@@ -8,8 +8,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
-from remat.problem import Memory, Problem
+from remat.problem import Memory, Sizes
 from remat.schedule.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+from remat.schedule.trace import Live
 
 __all__ = ["Machine"]
 
@@ -17,7 +18,7 @@ __all__ = ["Machine"]
 class Machine:
     """The state of a run between two ops, and the bytes live during the last one."""
 
-    def __init__(self, problem: Problem, memory: Memory | None = None) -> None:
+    def __init__(self, problem: Sizes, memory: Memory | None = None) -> None:
         self.problem = problem
         self.memory = memory  # None: levels of any name, without limit
         self.units = problem.units
@@ -126,6 +127,12 @@ class Machine:
         if self.pulling_size:
             who.append(("cotangent", self.device, self.pulling_size))
         return who
+
+    def live(self) -> Live:
+        """Bytes by level and kind while the last op ran."""
+        state = dict(self.kept_size)
+        state[self.device] += self.running_size
+        return Live(self.device, state, self.tape_size, self.pulling_size)
 
     def describe(self) -> str:
         """What is live now, in words, for an error message."""

@@ -11,7 +11,7 @@ from remat.problem import Level, Memory, Problem
 from remat.schedule.machine import Machine
 from remat.schedule.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.schedule.schedule import Schedule
-from remat.schedule.trace import Event, Holder, Live, Totals, Trace
+from remat.schedule.trace import Event, Holder, Totals, Trace
 from remat.schedule.verify import run_legally
 
 __all__ = ["simulate"]
@@ -32,7 +32,7 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | st
     machine = Machine(problem, levels)
     totals = Totals(peaks={machine.device: machine.device_size})
     for index, op in run_legally(machine, ops):
-        _count(totals, machine, index, op)
+        totals.count(machine, index, op)
         totals.seconds += clock.seconds(op)
     events = _Events(ops, problem, levels, clock)
     return Trace(problem.units, machine.device, totals, events, events.holders)
@@ -47,26 +47,6 @@ def _only_level(schedule: Schedule) -> Memory | None:
             if op.level == "ram" or len(names) > 1:
                 return None
     return Memory(levels=[Level(names.pop())]) if names and TAPE not in names else None
-
-
-def _count(totals: Totals, machine: Machine, index: int, op: Op) -> None:
-    totals.ops += 1
-    match op:
-        case Advance(start, stop):
-            totals.advances += stop - start
-        case Record(start, stop):
-            totals.records += stop - start
-            totals.ranges += 1
-        case Keep(_, level):
-            totals.keeps[level] = totals.keeps.get(level, 0) + 1
-            if level != machine.device:
-                totals.peaks[level] = max(totals.peaks.get(level, 0), machine.kept_size[level])
-        case Fetch(_, level):
-            totals.fetches[level] = totals.fetches.get(level, 0) + 1
-    size = machine.device_size
-    if size > totals.peaks[machine.device] or totals.peak_index < 0:
-        totals.peaks[machine.device] = max(size, totals.peaks[machine.device])
-        totals.peak_index = index
 
 
 class _Clock:
@@ -104,13 +84,9 @@ class _Events:
 
     def __iter__(self) -> Iterator[Event]:
         machine, now = Machine(self.problem, self.memory), 0.0
-        device = machine.device
         for index, op in run_legally(machine, self.schedule):
-            state = dict(machine.kept_size)
-            state[device] += machine.running_size
-            live = Live(device, state, machine.tape_size, machine.pulling_size)
             seconds = self.clock.seconds(op)
-            yield Event(index, op, now, seconds, live)
+            yield Event(index, op, now, seconds, machine.live())
             now += seconds
 
     def holders(self, at: int) -> tuple[Holder, ...]:

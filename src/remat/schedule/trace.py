@@ -6,9 +6,13 @@ holds its totals only; its events are made anew when they are iterated.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from remat.schedule.ops import Op
+from remat.schedule.ops import Advance, Fetch, Keep, Op, Record
 from remat.units import bytes_text, count_text
+
+if TYPE_CHECKING:
+    from remat.schedule.machine import Machine
 
 __all__ = ["Event", "Holder", "Live", "Totals", "Trace"]
 
@@ -60,6 +64,26 @@ class Totals:
     fetches: dict[str, int] = field(default_factory=dict)
     peaks: dict[str, int] = field(default_factory=dict)
     peak_index: int = -1
+
+    def count(self, machine: "Machine", index: int, op: Op) -> None:
+        """Add an op that the machine has just carried out."""
+        self.ops += 1
+        match op:
+            case Advance(start, stop):
+                self.advances += stop - start
+            case Record(start, stop):
+                self.records += stop - start
+                self.ranges += 1
+            case Keep(_, level):
+                self.keeps[level] = self.keeps.get(level, 0) + 1
+                if level != machine.device:
+                    self.peaks[level] = max(self.peaks.get(level, 0), machine.kept_size[level])
+            case Fetch(_, level):
+                self.fetches[level] = self.fetches.get(level, 0) + 1
+        size = machine.device_size
+        if size > self.peaks[machine.device] or self.peak_index < 0:
+            self.peaks[machine.device] = max(size, self.peaks[machine.device])
+            self.peak_index = index
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,81 @@
+"""The guard: a step that gives something else when it runs again would make a wrong gradient; here it is found out.
+
+The first sweep notes a summary of the states it passes (some thousand at the most, evenly spread); whoever computes one
+of these states again is compared with it.
+"""
+
+from array import array
+from typing import Any
+
+from remat.errors import DeterminismError, ProblemError
+from remat.execute.verbs import Verbs
+
+__all__ = ["CHECKS", "Guard", "check_word"]
+
+CHECKS = ("first", "always", "never")
+MOST_NUMBERS = 8192  # of all summaries of a loop: 64 KiB
+
+
+def check_word(check: Any) -> str:
+    """`check`, if it is a word that says when to compare."""
+    if check not in CHECKS:
+        raise ProblemError(f'check must be "first", "always" or "never", not {check!r:.40}')
+    return str(check)
+
+
+class Guard:
+    """Summaries of the states that the first sweep computed, and the comparison with those computed later."""
+
+    def __init__(self, units: int | None) -> None:
+        self.units = units
+        self.stride = 0  # known with the first summary
+        self._width = 0
+        self._numbers = array("d")
+
+    def next_stop(self, start: int, stop: int) -> int:
+        """The next position after `start` where a summary is due, `stop` at the latest."""
+        if self.stride == 0:
+            return start + 1
+        return min(stop, (start // self.stride + 1) * self.stride)
+
+    def note(self, position: int, verbs: Verbs, state: Any) -> None:
+        """Hold the summary of a state that the first sweep reached, if one is due there."""
+        if self.stride == 0:
+            summary = verbs.summary(state)
+            self._width = len(summary)
+            most = max(64, MOST_NUMBERS // max(1, self._width))
+            self.stride = 1 if self.units is None else -(-self.units // most)
+        if position % self.stride == 0:
+            if self.units is None and len(self._numbers) >= 2 * MOST_NUMBERS:
+                self._thin_out()
+                if position % self.stride:
+                    return
+            place = (position // self.stride - 1) * self._width
+            gap = place - len(self._numbers)  # positions that were recorded, not advanced over: nothing to compare
+            if gap >= 0:
+                self._numbers.extend([float("nan")] * gap)
+                self._numbers.extend(verbs.summary(state))
+
+    def compare(self, position: int, verbs: Verbs, state: Any, *, recorded: bool) -> None:
+        """Raise a DeterminismError if the state is not what the first sweep saw at that position."""
+        if self.stride == 0 or position % self.stride:
+            return
+        place = (position // self.stride - 1) * self._width
+        noted = self._numbers[place : place + self._width]
+        if place < 0 or len(noted) < self._width:
+            return
+        found = verbs.differ(state, noted, recorded=recorded)
+        if found is not None:
+            raise DeterminismError(
+                f"the step is not deterministic: {found} after step {position - 1} when it was computed again, so the "
+                "gradient would be wrong. It may count calls, write into what it captured, or draw from a private "
+                "random generator. Draw random numbers before the loop and pass them in xs, or draw from np.random or "
+                'random, which are replayed; check="never" turns this comparison off.'
+            )
+
+    def _thin_out(self) -> None:
+        """Every second summary goes: the loop is longer than was thought."""
+        width = self._width
+        kept = [self._numbers[i : i + width] for i in range(width, len(self._numbers), 2 * width)]
+        self._numbers = array("d", [number for numbers in kept for number in numbers])
+        self.stride *= 2

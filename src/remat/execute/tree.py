@@ -1,0 +1,171 @@
+"""Nested containers, taken apart and put together: tuples, named tuples, lists, dicts, dataclasses, None.
+
+In: a value as users write it. Out: its leaves in order, and a `Tree` that puts leaves back and names them. What counts
+as a leaf is everything else; the frameworks decide which leaves they can use.
+"""
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+__all__ = ["LEAF", "Mismatch", "Tree", "take_apart"]
+
+
+class Mismatch(Exception):
+    """A value has another structure than expected; says where and how."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The structure of a value: the container's type and keys, and the trees below; a leaf has no type.
+
+    >>> leaves, tree = take_apart({"h": 1.0, "c": (2.0, None)})
+    >>> leaves, list(tree.names("carry"))
+    ([1.0, 2.0], ["carry['h']", "carry['c'][0]"])
+    >>> tree.build([10, 20])
+    {'h': 10, 'c': (20, None)}
+    """
+
+    kind: Any = None
+    keys: tuple[Any, ...] = ()
+    below: tuple["Tree", ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many leaves there are."""
+        return 1 if self.kind is None else sum(tree.size for tree in self.below)
+
+    def build(self, leaves: Sequence[Any]) -> Any:
+        """The value with these leaves."""
+        if self.kind is None:
+            return leaves[0]
+        return self._build(iter(leaves))
+
+    def _build(self, leaves: Iterator[Any]) -> Any:
+        if self.kind is None:
+            return next(leaves)
+        return _put_together(self.kind, self.keys, [tree._build(leaves) for tree in self.below])
+
+    def apart(
+        self, value: Any, name: str, unpack: Callable[[Any], Any] | None = None, *, gaps: bool = False
+    ) -> list[Any]:
+        """The leaves of a value that has this structure; another structure raises a Mismatch that says where.
+
+        With `gaps`, None may stand for any part, and each of its leaves is None.
+        """
+        leaves: list[Any] = []
+        self._apart(value, name, unpack, leaves, gaps)
+        return leaves
+
+    def _apart(self, value: Any, name: str, unpack: Callable[[Any], Any] | None, leaves: list[Any], gaps: bool) -> None:
+        if gaps and value is None:
+            leaves.extend([None] * self.size)
+            return
+        if unpack is not None:
+            value = unpack(value)
+        found = _contents(value)
+        if found is None and self.kind is None:
+            leaves.append(value)
+            return
+        kind, keys = (None, ()) if found is None else (found[0], tuple(found[1]))
+        if (
+            found is None
+            or _name_of(kind) != _name_of(self.kind)
+            or (keys != self.keys and set(keys) != set(self.keys))
+        ):
+            raise Mismatch(f"{name} was {self.describe()} and became {_describe(kind, keys, value)}")
+        for key, tree in zip(self.keys, self.below, strict=True):
+            tree._apart(found[1][key], name + _suffix(self.kind, key), unpack, leaves, gaps)
+
+    def names(self, name: str) -> Iterator[str]:
+        """A name for each leaf, as one would write it in Python."""
+        if self.kind is None:
+            yield name
+        for key, tree in zip(self.keys, self.below, strict=True):
+            yield from tree.names(name + _suffix(self.kind, key))
+
+    def describe(self) -> str:
+        """The outermost container in words."""
+        return _describe(self.kind, self.keys, None)
+
+
+LEAF = Tree()
+
+
+def take_apart(value: Any, unpack: Callable[[Any], Any] | None = None) -> tuple[list[Any], Tree]:
+    """The leaves of a value and its tree; `unpack` turns a framework's own containers into plain ones."""
+    leaves: list[Any] = []
+    return leaves, _take_apart(value, unpack, leaves)
+
+
+def _take_apart(value: Any, unpack: Callable[[Any], Any] | None, leaves: list[Any]) -> Tree:
+    if unpack is not None:
+        value = unpack(value)
+    found = _contents(value)
+    if found is None:
+        leaves.append(value)
+        return LEAF
+    kind, contents = found
+    return Tree(kind, tuple(contents), tuple(_take_apart(part, unpack, leaves) for part in contents.values()))
+
+
+def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:
+    """What a container is, and its parts by key; None for a leaf. A kind of its own: a default dict has a factory."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind, dict(enumerate(value))
+    if value is None:
+        return kind, {}
+    if kind is dict or kind is OrderedDict:
+        return kind, dict(value)
+    if kind is defaultdict:
+        return (kind, value.default_factory), dict(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return kind, dict(zip(value._fields, value, strict=True))
+    if is_dataclass(value) and not isinstance(value, type):
+        return kind, {field.name: getattr(value, field.name) for field in fields(value)}
+    return None
+
+
+def _put_together(kind: Any, keys: tuple[Any, ...], parts: list[Any]) -> Any:
+    if kind is tuple:
+        return tuple(parts)
+    if kind is list:
+        return parts
+    if kind is type(None):
+        return None
+    if isinstance(kind, tuple):
+        return defaultdict(kind[1], zip(keys, parts, strict=True))
+    if issubclass(kind, dict):
+        return kind(zip(keys, parts, strict=True))
+    if issubclass(kind, tuple):
+        return kind._make(parts)
+    value = object.__new__(kind)  # a dataclass; its __init__ may refuse what stands for an array while it is traced
+    for key, part in zip(keys, parts, strict=True):
+        object.__setattr__(value, key, part)
+    return value
+
+
+def _suffix(kind: Any, key: Any) -> str:
+    return f"[{key!r}]" if isinstance(kind, tuple) or issubclass(kind, dict) or kind in (tuple, list) else f".{key}"
+
+
+def _name_of(kind: Any) -> str | None:
+    """A container's type by name: an ordered and a default dict may stand for a dict."""
+    if kind is None:
+        return None
+    if isinstance(kind, tuple) or issubclass(kind, dict):
+        return "dict"
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _describe(kind: Any, keys: tuple[Any, ...], value: Any) -> str:
+    if kind is None:
+        return "an array or a number" if value is None else f"a single {type(value).__name__}"
+    if kind is type(None):
+        return "None"
+    if kind in (tuple, list):
+        return f"a {kind.__name__} of {len(keys)}"
+    shown = ", ".join(map(str, keys[:6])) + (", …" if len(keys) > 6 else "")
+    return f"a {_name_of(kind).rpartition('.')[2]} with {shown or 'nothing'}"  # type: ignore[union-attr]

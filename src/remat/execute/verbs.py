@@ -1,0 +1,41 @@
+"""The verbs: all that the interpreter asks of a framework."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+__all__ = ["Verbs"]
+
+
+class Verbs(Protocol):
+    """How one framework runs the steps of one loop; states, tapes and cotangents are its own business.
+
+    The interpreter passes a state or a tape on without holding it, so that a verb can let go of it while it runs.
+    """
+
+    def advance(self, state: Any, start: int, stop: int) -> Any:
+        """State `stop`, by running units start..stop-1 from state `start` and holding nothing."""
+        ...
+
+    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+        """State `stop` and the tape of units start..stop-1."""
+        ...
+
+    def pull_back(self, tape: Any, cotangent: Any) -> Any:
+        """The cotangent at the start of the tape; gradients of inputs and captured values are gathered by the verbs."""
+        ...
+
+    def copy(self, state: Any) -> Any:
+        """A private copy of a state, which no step can write into."""
+        ...
+
+    def size(self, value: Any) -> int:
+        """Bytes of a state, a tape or a cotangent."""
+        ...
+
+    def summary(self, state: Any) -> "Sequence[float]":
+        """One number for each leaf of a state just computed, by which another run of the same step is known again."""
+        ...
+
+    def differ(self, state: Any, summary: "Sequence[float]", *, recorded: bool) -> str | None:
+        """What makes a state another one than that of the summary, or None; a recorded step may round otherwise."""
+        ...

@@ -1,0 +1,13 @@
+"""NumPy, differentiated by autograd or by the user's own adjoint: the room for arrays, numbers and autograd's boxes.
+
+`calls.py` takes a user's values apart, `loop.py` is the autograd primitive, `verbs.py` what the interpreter asks for,
+`tape.py` records by autograd, `captured.py` finds what a step closes over, `derived.py` goes beyond first order.
+"""
+
+from autograd.builtins import tuple as ag_tuple
+
+from remat.frameworks.numpy.calls import scan, while_loop
+from remat.frameworks.numpy.leaves import unpack
+from remat.frameworks.numpy.sequences import stacked, with_first
+
+__all__ = ["ag_tuple", "scan", "stacked", "unpack", "while_loop", "with_first"]

@@ -1,0 +1,189 @@
+"""Leaves of NumPy: arrays and numbers, plain or in autograd's boxes; their looks, copies, sizes and summaries.
+
+In: values as a step takes and returns them. Out: `Spec`s to hold later values against, private copies, and one number
+for each leaf by which a recomputed value is known again.
+"""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from autograd.builtins import DictBox, SequenceBox
+from autograd.tracer import getval, isbox
+
+from remat.errors import StepError
+from remat.execute.tree import Tree
+
+__all__ = ["Spec", "copied", "differ", "is_boxed", "matcher", "nbytes", "protected", "summary", "unpack"]
+
+HEADER = sys.getsizeof(np.empty(0))  # bytes of an array beside its numbers
+_RANKS = "biufc"
+_PYTHON = {bool: "b", int: "i", float: "f", complex: "c"}
+
+
+def unpack(value: Any) -> Any:
+    """Autograd's boxed tuples, lists and dicts as plain ones of boxes; anything else as it is."""
+    kind = type(value)
+    if kind is SequenceBox:
+        inside = type(getval(value))
+        parts = [value[i] for i in range(len(value))]
+        return inside._make(parts) if hasattr(inside, "_make") else inside(parts)
+    if kind is DictBox:
+        return {key: value[key] for key in value}
+    return value
+
+
+def is_boxed(leaf: Any) -> bool:
+    """Whether autograd is tracing this leaf."""
+    return bool(isbox(leaf))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a leaf looks like: shape and dtype; a Python number is `weak`, its dtype may give way to another."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    weak: bool = False
+
+    @classmethod
+    def of(cls, leaf: Any, name: str) -> "Spec":
+        """The looks of a leaf; what is no array and no number raises a StepError that names it."""
+        value = getval(leaf)
+        kind = type(value)
+        if kind in _PYTHON:
+            return cls((), np.dtype(kind), weak=True)
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _RANKS:
+            if isinstance(value, np.ndarray) and kind is not np.ndarray and not isinstance(value, np.memmap):
+                raise StepError(f"{name} is a {_type_name(kind)}: give np.asarray of it, or another plain array")
+            return cls(value.shape, value.dtype)
+        of_dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
+        raise StepError(
+            f"{name} is a {_type_name(kind)}{of_dtype}: a leaf must be a NumPy array or a number. Tuples, lists, "
+            "dicts, named tuples and dataclasses are taken apart; let the step close over anything else"
+        )
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient can flow through such a leaf: real and complex floats."""
+        return self.dtype.kind in "fc"
+
+    @property
+    def eps(self) -> float:
+        """The relative spacing of its numbers."""
+        return float(np.finfo(self.dtype).eps) if self.differentiable else 2.0**-52
+
+    def gives_way(self, other: "Spec") -> bool:
+        """Whether a value like `other` may follow one like this: the same, but for the dtype of a Python number."""
+        if self.shape != other.shape or self.dtype == other.dtype:
+            return self.shape == other.shape
+        return self.weak and _RANKS.index(self.dtype.kind) <= _RANKS.index(other.dtype.kind)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+def matcher(tree: Tree, specs: list[Spec]) -> Callable[[Any], bool]:
+    """A fast test for values of this structure with leaves like these."""
+    return _matcher(tree, iter(specs))
+
+
+def _matcher(tree: Tree, specs: Any) -> Callable[[Any], bool]:
+    if tree.kind is None:
+        return _leaf_matcher(next(specs))
+    if tree.kind is type(None):
+        return lambda value: value is None
+    below = [_matcher(part, specs) for part in tree.below]
+    count = len(below)
+    if tree.kind is tuple and count == 1:
+        return lambda value: type(value) is tuple and len(value) == 1 and below[0](value[0])
+    if tree.kind is tuple and count == 2:
+        one, two = below
+        return lambda value: type(value) is tuple and len(value) == 2 and one(value[0]) and two(value[1])
+    kind, keys = tree.kind, tree.keys
+    if isinstance(kind, tuple) or issubclass(kind, dict):
+        return lambda value: (
+            isinstance(value, dict)
+            and len(value) == count
+            and all(key in value and f(value[key]) for key, f in zip(keys, below, strict=True))
+        )
+    if issubclass(kind, tuple | list):
+        return lambda value: (
+            type(value) is kind and len(value) == count and all(f(v) for f, v in zip(below, value, strict=True))
+        )
+    return lambda value: type(value) is kind and all(f(getattr(value, key)) for key, f in zip(keys, below, strict=True))
+
+
+def _leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
+    shape, dtype, array = spec.shape, spec.dtype, np.ndarray
+    if shape:
+        return lambda value: type(value) is array and value.shape == shape and value.dtype == dtype
+    rank = _RANKS.index(dtype.kind)
+    kinds = {dtype.type, *(kind for kind, letter in _PYTHON.items() if _RANKS.index(letter) <= rank)}
+    return lambda value: (
+        type(value) in kinds or (type(value) is array and value.shape == shape and value.dtype == dtype)
+    )
+
+
+def copied(leaf: Any) -> Any:
+    """A private copy that nobody can write into; numbers are that already."""
+    if isinstance(leaf, np.ndarray):
+        leaf = np.array(leaf, order="K")
+        leaf.flags.writeable = False
+    return leaf
+
+
+def protected(leaf: Any) -> Any:
+    """The same numbers, seen through a view that nobody can write into."""
+    if isinstance(leaf, np.ndarray):
+        leaf = leaf.view()
+        leaf.flags.writeable = False
+    return leaf
+
+
+def nbytes(leaf: Any) -> int:
+    """Bytes of a leaf, its Python object included."""
+    return leaf.nbytes + HEADER if isinstance(leaf, np.ndarray) else sys.getsizeof(leaf)
+
+
+_WIDTH = 4096
+_WEIGHTS = 0.5 + np.modf(np.arange(1, _WIDTH + 1) * 0.6180339887498949)[0]  # all different, so that order matters
+_weights = {np.dtype(np.float64): _WEIGHTS}
+
+
+def summary(leaf: Any) -> float:
+    """One number that another value of the leaf is most unlikely to have: a sum with weights."""
+    numbers = np.asarray(leaf)
+    if numbers.dtype.kind == "c":
+        numbers = np.ascontiguousarray(numbers)
+        numbers = numbers.view(numbers.real.dtype)
+    elif numbers.dtype.kind != "f":
+        numbers = numbers.astype(np.float64)
+    weights = _weights.get(numbers.dtype)
+    if weights is None:
+        weights = _weights.setdefault(numbers.dtype, _WEIGHTS.astype(numbers.dtype))
+    flat = numbers.reshape(-1)
+    total = 0.0
+    if flat.size > _WIDTH:
+        rows = flat.size // _WIDTH
+        total = 0.7 * summary(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ weights)
+        flat = flat[rows * _WIDTH :]
+    return total + float(flat @ weights[: flat.size])
+
+
+def differ(leaf: Any, noted: float, tolerance: float) -> float:
+    """How far a leaf is from the one that was summed up, relative to its size; 0 where rounding explains it."""
+    found = summary(leaf)
+    if found == noted or not (np.isfinite(found) or np.isfinite(noted)) or np.isnan(noted):
+        return 0.0
+    if not np.isfinite(found) or not np.isfinite(noted):
+        return float("inf")
+    scale = max(summary(np.abs(leaf)), abs(noted), 1e-300)
+    change = abs(found - noted) / scale
+    return change if change > tolerance else 0.0
+
+
+def _type_name(kind: type) -> str:
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"

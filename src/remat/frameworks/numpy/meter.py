@@ -1,0 +1,37 @@
+"""The meter of NumPy's memory: tracemalloc, which counts array data and Python objects alike."""
+
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["NumpyMeter"]
+
+
+class NumpyMeter:
+    """Bytes that Python and NumPy have allocated, by tracemalloc."""
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Count in the block; who counts already goes on afterwards."""
+        gc.collect()
+        running = tracemalloc.is_tracing()
+        if not running:
+            tracemalloc.start()
+        try:
+            yield
+        finally:
+            if not running:
+                tracemalloc.stop()
+
+    def now(self) -> int:
+        """Bytes that are allocated now."""
+        return tracemalloc.get_traced_memory()[0]
+
+    def peak(self) -> int:
+        """The most bytes that were allocated since `forget`."""
+        return tracemalloc.get_traced_memory()[1]
+
+    def forget(self) -> None:
+        """Begin anew with the peak."""
+        tracemalloc.reset_peak()

@@ -1,0 +1,9 @@
+"""HOW MUCH: the time, state, tape and workspace of one step, measured by running it a few times.
+
+In: a framework's verbs, a meter of its memory, a state. Out: `Measured`, which holds a `Loop` for the planners and the
+bytes that every step allocates beside what the planners count.
+"""
+
+from remat.measure.step import Measured, Meter, measure_step
+
+__all__ = ["Measured", "Meter", "measure_step"]

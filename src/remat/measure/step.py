@@ -1,0 +1,155 @@
+"""One step, measured: once to warm up, once with the meter on, then a few times with the clock on; medians count."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any, Protocol
+
+from remat.problem import Loop
+
+__all__ = ["Measured", "Meter", "Stepper", "measure_step"]
+
+QUICK = 0.02  # seconds: a step that takes longer is timed once
+TIMES = 3  # runs of a quick step
+LONGEST = 4  # steps of the range that is compared with single steps
+
+
+class Meter(Protocol):
+    """The memory of a framework's device."""
+
+    def on(self) -> AbstractContextManager[Any]:
+        """Count what is allocated in the block."""
+        ...
+
+    def now(self) -> int:
+        """Bytes that are allocated now."""
+        ...
+
+    def peak(self) -> int:
+        """The most bytes that were allocated since the last call of `forget`."""
+        ...
+
+    def forget(self) -> None:
+        """Begin anew with the peak."""
+        ...
+
+
+class Stepper(Protocol):
+    """The verbs of the interpreter that measuring needs."""
+
+    def advance(self, state: Any, start: int, stop: int) -> Any:
+        """State `stop` from state `start`."""
+        ...
+
+    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+        """State `stop` and a tape."""
+        ...
+
+    def pull_back(self, tape: Any, cotangent: Any) -> Any:
+        """The cotangent before the tape."""
+        ...
+
+    def copy(self, state: Any) -> Any:
+        """A private copy of a state."""
+        ...
+
+    def size(self, value: Any) -> int:
+        """Bytes of a state or a tape."""
+        ...
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A loop of unknown length with measured sizes and times, and the bytes that a step allocates while it runs."""
+
+    loop: Loop
+    aside: int
+
+
+def measure_step(
+    verbs: Stepper, meter: Meter, state: Any, steps: int, room: int, ones_like: Callable[[Any], Any]
+) -> Measured:
+    """What a step of the loop costs, from runs of its first `steps` steps; the state that is given is not changed.
+
+    `ones_like` makes a cotangent for a state. No more than `room` bytes are used, if that is enough for one step.
+    """
+    at = 1 if steps > 1 else 0  # the second step, since the first may start from numbers that become arrays
+    state = verbs.copy(verbs.advance(verbs.copy(state), 0, 1)) if at else verbs.copy(state)
+    _range_times(verbs, state, at, at + 1, ones_like)  # from now on the sums of gradients exist
+    with meter.on():
+        sizes = _Sizes.of(verbs, meter, state, at, ones_like)
+    forward = _seconds(lambda: verbs.advance(verbs.copy(state), at, at + 1))
+    record, backward = _range_times(verbs, state, at, at + 1, ones_like)
+    per_range = 0.0
+    if forward + record + backward < QUICK:
+        forward = median(_seconds(lambda: verbs.advance(verbs.copy(state), at, at + 1)) for _ in range(TIMES))
+        times = [_range_times(verbs, state, at, at + 1, ones_like) for _ in range(TIMES)]
+        record, backward = (median(part) for part in zip(*times, strict=True))
+        tapes = (room - sizes.aside - 6 * sizes.state) // max(1, sizes.tape)
+        longer = min(LONGEST, steps - at, tapes)
+        if longer > 1:
+            whole = median(sum(_range_times(verbs, state, at, at + longer, ones_like)) for _ in range(TIMES))
+            per_range = max(0.0, (longer * (record + backward) - whole) / (longer - 1))
+            per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range  # within the noise
+    share = 1 - per_range / (record + backward) if record + backward else 1.0
+    loop = Loop(None, sizes.state, sizes.tape, forward, share * record, share * backward, per_range=per_range)
+    return Measured(loop, sizes.aside)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    state: int
+    tape: int
+    aside: int
+
+    @classmethod
+    def of(cls, verbs: Stepper, meter: Meter, state: Any, at: int, ones_like: Callable[[Any], Any]) -> "_Sizes":
+        """Bytes of a state and of a tape, and the most that is live beside them and the working set of the planners.
+
+        The working set is two states while a step runs, and two cotangents while it is pulled back.
+        """
+        before = meter.now()
+        kept = [verbs.copy(state)]
+        size = max(verbs.size(kept[0]), meter.now() - before)
+        meter.forget()
+        before = meter.now() - size
+        after = verbs.advance(kept.pop(), at, at + 1)
+        running = meter.peak() - before - 2 * size
+        cotangent = [ones_like(after)]
+        del after
+        kept.append(verbs.copy(state))
+        meter.forget()
+        before = meter.now() - size
+        after, tape = verbs.record(kept.pop(), at, at + 1)
+        peak = meter.peak() - before
+        held = verbs.size(tape)
+        del after
+        held = max(held, meter.now() - before)
+        recording = peak - held - 2 * size
+        tapes = [tape]
+        del tape
+        meter.forget()
+        verbs.pull_back(tapes.pop(), cotangent.pop())
+        pulling = meter.peak() - before - held - size  # one cotangent was there before
+        return cls(size, held, max(0, running, recording, pulling))
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    began = perf_counter()
+    call()
+    return perf_counter() - began
+
+
+def _range_times(
+    verbs: Stepper, state: Any, start: int, stop: int, ones_like: Callable[[Any], Any]
+) -> tuple[float, float]:
+    """Seconds to record a range, and to pull it back."""
+    given = [verbs.copy(state)]
+    began = perf_counter()
+    after, tape = verbs.record(given.pop(), start, stop)
+    recorded = perf_counter() - began
+    cotangent, tapes = ones_like(after), [tape]
+    del after, tape
+    return recorded, _seconds(lambda: verbs.pull_back(tapes.pop(), cotangent))

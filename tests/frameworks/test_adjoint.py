@@ -1,0 +1,109 @@
+"""`vjp=`: the user's own adjoint of a step, for models that autograd cannot or need not differentiate."""
+
+import autograd.numpy as np
+import numpy
+import pytest
+from autograd import grad
+
+import remat
+
+from .conftest import assert_same
+
+RNG = numpy.random.default_rng(1)
+W, H, XS = RNG.normal(size=(3, 3)), RNG.normal(size=3), RNG.normal(size=(12, 3))
+
+
+def plain(w, h, xs):
+    total = 0.0
+    for i in range(12):
+        total = total + np.sum(h**2)
+        h = np.tanh(np.dot(h, w) + xs[i])
+    return total + np.sum(h)
+
+
+def ours(w, h, xs, writes=False, **budget):
+    def step(h, x):
+        assert isinstance(h, numpy.ndarray)
+        y = numpy.sum(h**2)
+        if writes:
+            h[...] = numpy.tanh(numpy.dot(h, w) + x)
+            return h, y
+        return numpy.tanh(numpy.dot(h, w) + x), y
+
+    def step_vjp(h, x, h_bar, y_bar):
+        slope = (1 - numpy.tanh(numpy.dot(h, w) + x) ** 2) * h_bar
+        return numpy.dot(w, slope) + 2 * h * y_bar, slope, {"w": numpy.outer(h, slope)}
+
+    h, ys = remat.scan(step, h, xs, vjp=step_vjp, **budget)
+    return np.sum(ys) + np.sum(h)
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("budget", [{"slots": 1}, {"slots": 3}, {"memory": "200 KiB"}], ids=str)
+def test_the_adjoint_gives_the_gradients(budget, writes):
+    assert_same(grad(ours, (0, 1, 2))(W, H, XS, writes, **budget), grad(plain, (0, 1, 2))(W, H, XS))
+    for argnum in range(3):
+        assert_same(grad(ours, argnum)(W, H, XS, writes, **budget), grad(plain, argnum)(W, H, XS))
+
+
+def test_the_step_is_run_as_often_as_the_plan_says():
+    calls = []
+
+    def step(x, _):
+        calls.append(None)
+        return x * 1.01, None
+
+    grad(lambda x: remat.scan(step, x, length=100, slots=10, vjp=lambda x, _, g, y: (1.01 * g, None))[0])(1.0)
+    assert len(calls) == 322
+
+
+def test_containers_and_integers():
+    params = {"a": numpy.array([0.9, 0.8])}
+
+    def loss(params, state):
+        def step(state, x):
+            count, (h,) = state
+            return (count + 1, [h * params["a"] + x]), {"h": h}
+
+        def vjp(state, x, bar, y_bar):
+            assert bar[0] is None  # integers have no cotangent
+            h_bar = bar[1][0] * params["a"] + y_bar["h"]
+            return (None, [h_bar]), bar[1][0], {"params": {"a": bar[1][0] * state[1][0]}}
+
+        (count, (h,)), ys = remat.scan(step, state, numpy.ones((6, 2)), slots=2, vjp=vjp)
+        assert count == 6
+        return np.sum(h**2) + np.sum(ys["h"] ** 2)
+
+    def reference(params, state):
+        h, total = state[1][0], 0.0
+        for _ in range(6):
+            total = total + np.sum(h**2)
+            h = h * params["a"] + 1.0
+        return total + np.sum(h**2)
+
+    h = numpy.array([0.3, 0.4])
+    assert_same(grad(loss)(params, (0, [h])), grad(reference)(params, (0, [h])))
+    assert_same(grad(lambda h: loss(params, (0, [h])))(h), grad(lambda h: reference(params, (0, [h])))(h))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda g: g, "returned a float"),
+        (lambda g: (g,), "returned a tuple of 1"),
+        (lambda g: ((g, g), None), "another structure"),
+        (lambda g: (numpy.ones(3), None), r"carry_bar of step 2 has shape \[3\] instead of \[\]"),
+        (lambda g: (g, None), "closes over w, which want gradients"),
+        (lambda g: (g, None, {"v": g}), "none for w"),
+        (lambda g: (g, None, {"w": numpy.ones(2)}), r"gradient of w of step 2 has shape \[2\]"),
+    ],
+    ids=range(7),
+)
+def test_an_adjoint_that_returns_something_else(returned, message):
+    def loss(w):
+        return remat.scan(
+            lambda x, _: (x * w, None), 1.0, length=3, slots=1, vjp=lambda x, _, g, y: returned(float(g))
+        )[0]
+
+    with pytest.raises(remat.StepError, match=message):
+        grad(loss)(2.0)

@@ -1,0 +1,365 @@
+"""Gradients through `scan` are those of the plain loop, for any program, budget and container."""
+
+import functools
+import warnings
+
+import autograd.numpy as np
+import numpy
+import pytest
+from autograd import grad, jacobian, value_and_grad
+from autograd.tracer import isbox
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import remat
+
+from .conftest import assert_same, plain_loss, remat_loss
+from .programs import programs
+
+NAMES = list(programs())
+
+
+def differentiable_parts(program):
+    """The program with its differentiable leaves as one list, and how to put them back."""
+    from remat.execute.tree import take_apart
+
+    parts = (program.params, program.init, program.xs)
+    leaves, tree = take_apart(parts)
+    floats = [i for i, leaf in enumerate(leaves) if numpy.asarray(leaf).dtype.kind in "fc"]
+
+    def back(values):
+        full = list(leaves)
+        for k, i in enumerate(floats):
+            full[i] = values[k]
+        return tree.build(full)
+
+    return [leaves[i] for i in floats], back
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("budget", [{"slots": 1}, {"slots": 3}, {"slots": 20}, {"memory": "2 MiB"}], ids=str)
+def test_gradients_of_params_state_and_inputs_together_are_those_of_the_plain_loop(name, budget):
+    program = programs()[name]
+    values, back = differentiable_parts(program)
+
+    def loss(values, run, **budget):
+        return run(program.step, *back(values), program.steps, **budget)
+
+    expected = value_and_grad(loss)(values, plain_loss)
+    found = value_and_grad(loss)(values, remat_loss, **budget)
+    assert_same(found[0], expected[0])
+    assert_same(found[1], expected[1])
+
+
+@pytest.mark.parametrize("name", ["rnn"])
+def test_gradients_are_bit_for_bit_those_of_autograd(name):
+    program = programs(30)[name]
+    values, back = differentiable_parts(program)
+    expected = grad(lambda v: plain_loss(program.step, *back(v), program.steps))(values)
+    found = grad(lambda v: remat_loss(program.step, *back(v), program.steps, slots=4))(values)
+    assert all(numpy.array_equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_gradient_it_is_a_plain_loop_that_runs_every_step_once(name):
+    program = programs()[name]
+    calls = []
+
+    def step(carry, x):
+        calls.append(None)
+        assert not any(map(isbox, [carry, x]))
+        return program.step(program.params, carry, x)
+
+    carry, _ = remat.scan(step, program.init, program.xs, length=program.steps, slots=2)
+    assert len(calls) == program.steps
+    expected = plain_loss(program.step, program.params, program.init, program.xs, program.steps)
+    found = remat_loss(program.step, program.params, program.init, program.xs, program.steps, slots=2)
+    assert found == expected
+    assert type(carry) is type(program.init)
+
+
+@pytest.mark.parametrize(
+    ("steps", "slots", "count"), [(10, 1, 55), (10, 3, 25), (100, 10, 322), (512, 64, 1470), (1000, 31, 3439)]
+)
+def test_the_step_is_run_as_often_as_the_plan_says(steps, slots, count):
+    calls = []
+
+    def step(x, _):
+        calls.append(None)
+        return np.tanh(1.1 * x + 0.1), None
+
+    grad(lambda x: remat.scan(step, x, length=steps, slots=slots)[0])(0.3)
+    assert len(calls) == count == remat.plan(remat.Loop(steps), slots=slots).forward_steps
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(6, 0.14382639340295014), (4, 0.3820445144477567)])
+@pytest.mark.parametrize("slots", [1, 2, 3, 6])
+def test_known_derivatives(steps, expected, slots):
+    assert grad(lambda x: remat.scan(lambda x, _: (np.tanh(1.1 * x + 0.1), None), x, length=steps, slots=slots)[0])(
+        0.3
+    ) == pytest.approx(expected, rel=1e-15)
+
+
+def test_as_many_slots_as_steps():
+    found = grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=5000, slots=5000)[0])(1.0)
+    x, expected = 1.0, 1.0
+    for _ in range(5000):
+        x, expected = numpy.sin(x), expected * numpy.cos(x)
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_plan_of_ones_own_is_run():
+    plan = remat.plan(remat.Loop(12), slots=3, planner="mixed")
+    program = programs(12)["rnn"]
+    expected = grad(lambda h: plain_loss(program.step, program.params, h, program.xs, 12))(program.init)
+    found = grad(lambda h: remat_loss(program.step, program.params, h, program.xs, 12, plan=plan))(program.init)
+    assert_same(found, expected)
+
+
+def test_every_planner_runs():
+    program = programs(7)["lstm"]
+    expected = grad(lambda p: plain_loss(program.step, p, program.init, program.xs, 7))(program.params)
+    for name in ("keep-all", "binomial", "chunks", "mixed", "online", "exhaustive"):
+        plan = remat.plan(remat.Loop(7), slots=7, planner=name)
+        found = grad(lambda p, plan=plan: remat_loss(program.step, p, program.init, program.xs, 7, plan=plan))
+        assert_same(found(program.params), expected)
+
+
+def test_jacobian_sweeps_again_for_every_row():
+    w = programs()["rnn"].params["w"]
+
+    def last(h):
+        return remat.scan(lambda h, _: (np.tanh(np.dot(h, w)), None), h, length=9, slots=3)[0]
+
+    def plain(h):
+        for _ in range(9):
+            h = np.tanh(np.dot(h, w))
+        return h
+
+    h = numpy.array([0.1, -0.4, 0.3])
+    assert_same(jacobian(last)(h), jacobian(plain)(h))
+
+
+def test_two_loops_in_one_program_and_one_inside_the_other():
+    w = numpy.array([[0.3, -0.2], [0.5, 0.1]])
+
+    def inner(h, w, scan):
+        if scan:
+            return remat.scan(lambda h, _: (np.tanh(np.dot(h, w)), h), h, length=5, slots=2)[0]
+        for _ in range(5):
+            h = np.tanh(np.dot(h, w))
+        return h
+
+    def outer(h, w, scan):
+        if scan:
+            return remat.scan(lambda h, _: (inner(h, w * 0.9, True) + h, None), h, length=6, slots=2)[0]
+        for _ in range(6):
+            h = inner(h, w * 0.9, False) + h
+        return h
+
+    def loss(h, w, scan):
+        return np.sum(outer(outer(h, w, scan), np.sin(w), scan) ** 2)
+
+    h = numpy.array([0.3, 0.7])
+    for argnum in (0, 1):
+        assert_same(grad(loss, argnum)(h, w, True), grad(loss, argnum)(h, w, False))
+
+
+def test_layers_made_in_a_python_loop_see_their_own_variables_again():
+    """A lambda reads its enclosing variables when it runs: in the reverse sweep they must be those of the forward."""
+
+    def loss(weights, scan):
+        xs = numpy.linspace(0, 1, 10).reshape(10, 1)
+        for index in range(3):
+            scale = index + 1.0
+            step = lambda h, x: (np.tanh(h * weights[index] + x * scale), h)  # noqa: E731, B023
+            if scan:
+                _, xs = remat.scan(step, numpy.zeros(1), xs, slots=3)
+            else:
+                h, ys = numpy.zeros(1), []
+                for x in xs:
+                    h, y = step(h, x)
+                    ys.append(y)
+                xs = np.stack(ys)
+        return np.sum(xs**2)
+
+    weights = numpy.array([0.5, 0.8, 0.2])
+    assert_same(grad(loss)(weights, True), grad(loss)(weights, False))
+
+
+class Cell:
+    def __init__(self, w):
+        self.w, self.calls = w, 0
+
+    def step(self, h, x):
+        self.calls += 1
+        return np.tanh(h * self.w + x), h
+
+    def __call__(self, h, x):
+        return self.step(h, x)
+
+
+class Slotted:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+    def step(self, h, x):
+        return np.tanh(h * self.w + x), h
+
+
+def rnn_step(w, h, x):
+    return np.tanh(h * w + x), h
+
+
+def rnn_step_of_tuple(h, x, *, pair):
+    return np.tanh(h * pair[0] + x * pair[1]["b"]), h
+
+
+WAYS = {
+    "closure": lambda w: lambda h, x: rnn_step(w, h, x),
+    "nested closure": lambda w: (lambda f: lambda h, x: f(h, x))(lambda h, x: rnn_step(w, h, x)),
+    "default": lambda w: lambda h, x, w=w: rnn_step(w, h, x),
+    "keyword default": lambda w: lambda h, x, *, w=w: rnn_step(w, h, x),
+    "partial": lambda w: functools.partial(rnn_step, w),
+    "partial keyword": lambda w: functools.partial(rnn_step_of_tuple, pair=(w, {"b": 1.0})),
+    "bound method": lambda w: Cell(w).step,
+    "callable object": lambda w: Cell(w),
+    "slots": lambda w: Slotted(w).step,
+    "partial of a bound method in a list": lambda w: (lambda fs: lambda h, x: fs[0](h, x))(
+        [functools.partial(Cell(w).step)]
+    ),
+    "dict in closure": lambda w: (lambda p: lambda h, x: rnn_step(p["layers"][0]["w"], h, x))({"layers": [{"w": w}]}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_that_a_step_closes_over_gets_its_gradient(way):
+    xs = numpy.linspace(-1, 1, 9)
+
+    def plain(w):
+        h = 0.1
+        for x in xs:
+            h = np.tanh(h * w + x)
+        return h
+
+    found = grad(lambda w: remat.scan(WAYS[way](w), 0.1, xs, slots=2)[0])(0.7)
+    assert found == pytest.approx(grad(plain)(0.7), rel=1e-14)
+
+
+def test_a_bound_method_counts_on_its_own_object():
+    cells = []
+
+    def loss(w):
+        cells.append(Cell(w))
+        return remat.scan(cells[0].step, 0.1, numpy.zeros(10), slots=3)[0]
+
+    grad(loss)(0.7)
+    assert cells[0].calls == 25
+    assert isbox(cells[0].w)  # put back as it was
+
+
+def test_a_global_is_found():
+    space = {"np": np, "w": None}
+    exec("def step(h, x):\n    return np.tanh(h * w + x), h", space)
+
+    def loss(w):
+        space["w"] = w
+        return remat.scan(space["step"], 0.1, numpy.ones(5), slots=2)[0]
+
+    def plain(w):
+        h = 0.1
+        for _ in range(5):
+            h = np.tanh(h * w + 1.0)
+        return h
+
+    assert grad(loss)(0.7) == pytest.approx(grad(plain)(0.7), rel=1e-14)
+
+
+class Hidden:
+    """A place where nobody looks: on the class."""
+
+    w = None
+
+    @staticmethod
+    def step(h, x):
+        return np.tanh(h * Hidden.w), None
+
+
+def test_a_traced_variable_that_cannot_be_found_is_an_error_not_a_wrong_gradient():
+    def loss(w):
+        Hidden.w = w
+        return remat.scan(Hidden.step, 0.1, length=5, slots=2)[0]
+
+    with pytest.raises(remat.StepError, match="could not find"):
+        grad(loss)(0.7)
+    Hidden.w = None
+
+
+def test_outputs_alone_and_carry_alone():
+    w = 0.6
+
+    def step(h, x):
+        return np.tanh(w * h + x), np.sin(h)
+
+    xs = numpy.linspace(0, 1, 8)
+
+    def plain(h, which):
+        ys = []
+        for x in xs:
+            h, y = step(h, x)
+            ys.append(y)
+        return h if which == "carry" else np.sum(np.stack(ys))
+
+    for which in ("carry", "ys"):
+
+        def loss(h, which=which):
+            carry, ys = remat.scan(step, h, xs, slots=2)
+            return carry if which == "carry" else np.sum(ys)
+
+        assert grad(loss)(0.2) == pytest.approx(grad(plain)(0.2, which), rel=1e-13)
+
+
+def test_an_unused_carry_with_an_infinite_slope_does_no_harm():
+    def loss(x):
+        _, ys = remat.scan(lambda c, _: (np.sqrt(c * 0.0), c), x, length=1, slots=1)
+        return np.sum(ys)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert grad(loss)(2.0) == 1.0
+
+
+def test_float32_stays_float32():
+    w = numpy.float32(0.5) * numpy.eye(3, dtype=numpy.float32)
+    h = numpy.ones(3, numpy.float32)
+
+    def loss(h, w):
+        carry, ys = remat.scan(lambda h, _: (np.tanh(np.dot(h, w)), h), h, length=8, slots=2)
+        assert carry.dtype == ys.dtype == numpy.float32
+        return np.sum(carry)
+
+    assert grad(loss)(h, w).dtype == numpy.float32
+
+
+def test_the_caller_keeps_its_arrays():
+    h, xs = numpy.zeros(3), numpy.ones((6, 3))
+
+    def step(h, x):
+        h += x
+        return h, None
+
+    assert numpy.array_equal(remat.scan(step, h, xs, slots=2)[0], numpy.full(3, 6.0))
+    assert not h.any()
+    assert xs.flags.writeable
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_random_lengths_and_slots(steps, slots, seed):
+    program = programs(steps)[NAMES[seed]]
+    values, back = differentiable_parts(program)
+    expected = grad(lambda v: plain_loss(program.step, *back(v), steps))(values)
+    found = grad(lambda v: remat_loss(program.step, *back(v), steps, slots=slots))(values)
+    assert_same(found, expected, 1e-11)
