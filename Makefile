@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 .PHONY: help demo test check format bench clean
 
 help:
-	@echo "make demo    set up, then plan a 1000-step loop and print the plan (the main job)"
+	@echo "make demo    set up, then train an LSTM through 512 steps, plainly and inside 4 MiB (the main job)"
 	@echo "make test    set up, then run every check: format, lint, types, layers, tests"
 	@echo "make format  rewrite the code in house format"
-	@echo "make bench   time planning against its nearest peer"
+	@echo "make bench   time planning against its nearest peer, and gradients against plain autograd"
 
 $(VENV)/.core: pyproject.toml
 	@echo "== setting up $(VENV) with the core dependencies (numpy, autograd, rich)"
@@ -24,11 +24,8 @@ $(VENV)/.dev: $(VENV)/.core pyproject.toml
 	@touch $@
 
 demo: $(VENV)/.core
-	@echo "== planning the reversal of 1000 steps: first in 31 slots, then in 64 MiB"
-	$(BIN)/remat plan --steps 1000 --slots 31
-	@echo
-	$(BIN)/remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB
-	@echo "== next: '$(BIN)/remat sweep --steps 1000' shows the trade-off, '$(BIN)/remat --help' the rest"
+	@echo "== a character LSTM through 512 steps: plain autograd, then remat inside 4 MiB (half a minute)"
+	OMP_NUM_THREADS=1 $(BIN)/remat demo
 
 test: $(VENV)/.dev check
 	@echo "== tests"
@@ -49,6 +46,7 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/numpy_lstm.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from remat import __version__
-from remat.cli import plan, planners, simulate, sweep, verify
+from remat.cli import demo, plan, planners, simulate, sweep, verify
 from remat.cli.arguments import Parser
 from remat.errors import IllegalError, InfeasibleError, RematError
 
 __all__ = ["main"]
 
-COMMANDS = (plan, sweep, verify, simulate, planners)
+COMMANDS = (demo, plan, sweep, verify, simulate, planners)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog="remat",
         example="remat plan --steps 1000 --slots 31",
-        description="Plan the reversal of a long loop inside a memory budget, check it, and see what it costs.",
+        description="Exact gradients of long loops inside a memory budget: see it work, plan it, check and cost it.",
     )
     parser.add_argument("--version", action="version", version=f"remat {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

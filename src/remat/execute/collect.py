@@ -1,11 +1,13 @@
 """Traces of real runs: filled by the interpreter in the form that the simulator fills too.
 
-`with collect_traces() as traces:` gathers a `Trace` of every run that ends inside. Without it nothing is measured.
+`with collect_runs() as runs:` gathers what every run that ends inside was `about` (its plan), and its `Trace`. Without
+it nothing is measured.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,37 +19,46 @@ from remat.schedule.trace import Holder, Totals
 if TYPE_CHECKING:
     from remat.execute.run import Run
 
-__all__ = ["Recorder", "collect_traces", "new_recorder"]
+__all__ = ["Ran", "Recorder", "collect_runs", "new_recorder"]
 
-_collected: ContextVar[list[Trace] | None] = ContextVar("collected", default=None)
+
+@dataclass(frozen=True, eq=False)
+class Ran:
+    """A run that has ended: what it was about, which is its plan, and what happened."""
+
+    about: Any
+    trace: Trace
+
+
+_collected: ContextVar[list[Ran] | None] = ContextVar("collected", default=None)
 
 
 @contextmanager
-def collect_traces() -> Iterator[list[Trace]]:
-    """A list that grows by the trace of every run that ends in the block."""
-    traces: list[Trace] = []
-    token = _collected.set(traces)
+def collect_runs() -> Iterator[list[Ran]]:
+    """A list that grows by every run that ends in the block."""
+    runs: list[Ran] = []
+    token = _collected.set(runs)
     try:
-        yield traces
+        yield runs
     finally:
         _collected.reset(token)
 
 
 def new_recorder(verbs: Verbs, state: Any) -> "Recorder | None":
-    """A recorder for a run, if traces are collected."""
-    traces = _collected.get()
-    return None if traces is None else Recorder(verbs, state, traces)
+    """A recorder for a run, if runs are collected."""
+    runs = _collected.get()
+    return None if runs is None else Recorder(verbs, state, runs)
 
 
 class Recorder:
     """Measures one run: the time of each op, and the bytes of what is live, by the sizes of the values themselves."""
 
-    def __init__(self, verbs: Verbs, state: Any, traces: list[Trace]) -> None:
+    def __init__(self, verbs: Verbs, state: Any, runs: list[Ran]) -> None:
         self.sizes = _Measured(verbs.size(state))
         self.machine = Machine(self.sizes)
         self.totals = Totals(peaks={self.machine.device: self.machine.device_size})
         self.events: list[Event] = []
-        self.traces = traces
+        self.runs = runs
         self.at_peak: tuple[Holder, ...] = ()
         self._began = 0.0
 
@@ -69,8 +80,9 @@ class Recorder:
         start = self.events[-1].start + self.events[-1].seconds if self.events else 0.0
         self.events.append(Event(index, op, start, seconds, self.machine.live()))
         if isinstance(op, Pullback) and op.start == 0:
-            units = run.units or 0
-            self.traces.append(Trace(units, self.machine.device, self.totals, self.events, lambda _: self.at_peak))
+            units, at_peak = run.units or 0, self.at_peak
+            trace = Trace(units, self.machine.device, self.totals, self.events, lambda _: at_peak)
+            self.runs.append(Ran(run.about, trace))
 
 
 class _Measured:

@@ -32,8 +32,9 @@ class Run:
         guard: Guard | None = None,
         progress: Progress | None = None,
         total: int | None = None,
+        about: Any = None,
     ) -> None:
-        self.verbs, self.units = verbs, units
+        self.verbs, self.units, self.about = verbs, units, about
         self.guard, self.progress, self.total = guard, progress, total
         self.at: int | None = 0  # the number of the working state
         self.pulled: int | None = None  # the state whose cotangent is in flight; None before the turn
@@ -71,7 +72,8 @@ class Run:
                 case Keep(state, level):
                     self._expect(op, self.at == state)
                     self._working = [self.verbs.copy(self._working.pop())]  # go on with the private copy
-                    self.kept[state, level] = self._working[0], self.replay.mark()
+                    marks = self.pulled is None or self.replay.drew  # whether the generators may have moved
+                    self.kept[state, level] = self._working[0], self.replay.mark() if marks else self.replay.first
                 case Fetch(state, level):
                     self._expect(op, (state, level) in self.kept)
                     kept, mark = self.kept[state, level]

@@ -5,7 +5,7 @@ as a leaf is everything else; the frameworks decide which leaves they can use.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -55,8 +55,35 @@ class Tree:
         With `gaps`, None may stand for any part, and each of its leaves is None.
         """
         leaves: list[Any] = []
-        self._apart(value, name, unpack, leaves, gaps)
+        if not self._quick(value, unpack, leaves):  # names are only made when something is unusual
+            leaves = []
+            self._apart(value, name, unpack, leaves, gaps)
         return leaves
+
+    def _quick(self, value: Any, unpack: Callable[[Any], Any] | None, leaves: list[Any]) -> bool:
+        """Whether the value has this structure, with the very same types; then its leaves are added."""
+        kind = self.kind
+        if kind is None:
+            leaves.append(value)
+            return type(value) in _leaf_types or _learn_leaf_type(value, unpack)
+        if type(value) is not kind:
+            return False
+        if kind is tuple or kind is list:
+            parts: Iterable[Any] = value
+        elif kind is dict:
+            if len(value) != len(self.keys):
+                return False
+            parts = (value.get(key) for key in self.keys)
+        elif issubclass(kind, tuple):
+            parts = value
+        else:
+            return kind is type(None)  # dataclasses and others go the slow way
+        count = 0
+        for tree, part in zip(self.below, parts, strict=False):
+            if not tree._quick(part, unpack, leaves):
+                return False
+            count += 1
+        return count == len(self.below) and (kind is dict or len(value) == count)
 
     def _apart(self, value: Any, name: str, unpack: Callable[[Any], Any] | None, leaves: list[Any], gaps: bool) -> None:
         if gaps and value is None:
@@ -91,6 +118,14 @@ class Tree:
 
 
 LEAF = Tree()
+_leaf_types: set[type] = set()  # of leaves that no framework unpacks
+
+
+def _learn_leaf_type(value: Any, unpack: Callable[[Any], Any] | None) -> bool:
+    if unpack is None or unpack(value) is not value or _contents(value) is not None:
+        return False
+    _leaf_types.add(type(value))
+    return True
 
 
 def take_apart(value: Any, unpack: Callable[[Any], Any] | None = None) -> tuple[list[Any], Tree]:

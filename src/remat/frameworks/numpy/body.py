@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from autograd.tracer import getval
 
 from remat.errors import StepError
 from remat.execute.tree import LEAF, Mismatch, Tree, take_apart
@@ -20,12 +21,16 @@ class Inputs:
 
     def __init__(self, leaves: Sequence[Any], tree: Tree) -> None:
         self.leaves, self.tree = [protected(leaf) for leaf in leaves], tree
+        self.at: Callable[[int], Any] = self._at
+        if tree is LEAF:
+            self.at = self.leaves[0].__getitem__
+        elif not leaves:
+            nothing = tree.build(())
+            self.at = lambda i: nothing
 
-    def at(self, i: int) -> Any:
+    def _at(self, i: int) -> Any:
         """The input of step i, which no step can write into."""
-        if self.tree.kind is None:
-            return self.leaves[0][i]
-        return self.tree.build([leaf[i] for leaf in self.leaves]) if self.leaves else self.tree.build(())
+        return self.tree.build([leaf[i] for leaf in self.leaves])
 
 
 class Outputs:
@@ -45,19 +50,19 @@ class Outputs:
 
     def put(self, i: int, y: Any) -> None:
         """Hold the output of step i."""
-        row = self.row(i)
+        row = i if self.rows is None else self.rows.get(i)
         if row is None:
             return
         if self.tree is None:
             self.prepare(y, i)
-        if self._matches(y):
-            leaves = [y] if self.tree is LEAF else self.tree.apart(y, "y") if self.leaves else ()  # type: ignore[union-attr]
-        else:
+        quick = self._matches(y)
+        if quick and self.tree is LEAF:
+            self.leaves[0][row] = y
+        elif not quick or self.leaves:
             leaves = self.apart(y, i)
-            for leaf, name in zip(leaves, self.names, strict=True):
+            for stacked, leaf, name in zip(self.leaves, leaves, self.names, strict=True):
                 refuse_box(leaf, name)
-        for stacked, leaf in zip(self.leaves, leaves, strict=True):
-            stacked[row] = leaf
+                stacked[row] = leaf
 
     def apart(self, y: Any, i: int) -> list[Any]:
         """The leaves of an output, if it is like the first one."""
@@ -140,6 +145,9 @@ def checked_apart(tree: Tree, specs: list[Spec], names: list[str], value: Any, w
             f"{'it gets' if root == 'carry' else 'it had at first'}"
         ) from None
     for leaf, spec, name in zip(leaves, specs, names, strict=True):
+        plain = getval(leaf)
+        if type(plain) is np.ndarray and plain.shape == spec.shape and plain.dtype == spec.dtype:
+            continue
         found = Spec.of(leaf, f"{name} {when}")
         if not (spec.gives_way(found) or (found.weak and found.gives_way(spec))):
             cast = f"; cast it, as in {name}.astype({spec.dtype.name!r})" if spec.shape == found.shape else ""

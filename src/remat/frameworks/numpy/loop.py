@@ -168,7 +168,7 @@ class ScanCall(Call):
             self.plan = self.asked.plan_for(self.steps, lambda: self.measured(leaves))
         verbs, state = self.start(leaves, self.steps)
         total = self.plan.forward_steps + self.steps
-        run = Run(verbs, state, self.steps, guard=guard, progress=self.asked.progress, total=total)
+        run = Run(verbs, state, self.steps, guard=guard, progress=self.asked.progress, total=total, about=self.plan)
         del state
         run.play(self.plan.schedule)
         return verbs, run
@@ -184,7 +184,7 @@ class WhileCall(Call):
     def sweep(self, leaves: Sequence[Any], guard: Guard | None) -> tuple[NumpyVerbs, Run]:
         """Drive the loop to its end, keeping states as if any step could be the last; then it is a known schedule."""
         verbs, state = self.start(leaves, 0)
-        run = Run(verbs, state, self.steps, guard=guard, progress=self.asked.progress)
+        run = Run(verbs, state, self.steps, guard=guard, progress=self.asked.progress, about=self.plan)
         del state
         if self.plan is not None:  # it has been driven to its end before
             run.play(self.plan.schedule)
@@ -198,7 +198,7 @@ class WhileCall(Call):
         else:
             rest = driver.ended()
         run.play(rest)
-        self.plan = driver.plan()
+        self.plan = run.about = driver.plan()
         self.steps = self.plan.problem.units
         return verbs, run
 

@@ -1,0 +1,83 @@
+"""The model of the demo: a character LSTM, differentiated through all its steps, plainly or inside a budget."""
+
+from importlib.resources import files
+from typing import Any
+
+import autograd.numpy as np
+import numpy
+from autograd import value_and_grad
+from autograd.misc.optimizers import adam
+
+import remat
+from remat.errors import ProblemError
+from remat.execute import Progress
+
+__all__ = ["CharModel"]
+
+
+class CharModel:
+    """A character LSTM and a batch of text for it: `steps` characters long, `batch` passages at once."""
+
+    def __init__(self, steps: int, hidden: int, batch: int, seed: int = 0) -> None:
+        text = (files("remat.cli.demo") / "text.txt").read_text(encoding="utf-8")
+        letters = sorted(set(text))
+        codes = numpy.array([letters.index(letter) for letter in text])
+        if steps >= len(codes) - 1:
+            raise ProblemError(f"the text of the demo has {len(codes)} characters, too few for --steps {steps}")
+        rng = numpy.random.default_rng(seed)
+        starts = rng.integers(len(codes) - steps - 1, size=batch)
+        passages = numpy.stack([codes[start : start + steps + 1] for start in starts], axis=1)
+        self.xs, self.targets = passages[:-1], passages[1:]
+        self.ones = numpy.eye(len(letters))
+        self.state = numpy.zeros((batch, hidden)), numpy.zeros((batch, hidden))
+        self.params = {
+            "wx": rng.normal(size=(len(letters), 4 * hidden)) * 0.1,
+            "wh": rng.normal(size=(hidden, 4 * hidden)) / hidden**0.5,
+            "b": numpy.zeros(4 * hidden),
+            "out": rng.normal(size=(hidden, len(letters))) / hidden**0.5,
+        }
+
+    def step(self, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
+        """One character: the next state, and the loss of guessing the character after it."""
+        (h, c), (now, after) = state, x
+        gates = np.dot(self.ones[now], params["wx"]) + np.dot(h, params["wh"]) + params["b"]
+        size = h.shape[1]
+        i, f, o = (0.5 + 0.5 * np.tanh(0.5 * gates[:, k * size : (k + 1) * size]) for k in range(3))
+        c = f * c + i * np.tanh(gates[:, 3 * size :])
+        h = o * np.tanh(c)
+        scores = np.dot(h, params["out"])
+        top = np.max(scores, axis=1, keepdims=True)
+        surprise = np.log(np.sum(np.exp(scores - top), axis=1)) + top[:, 0] - np.sum(scores * self.ones[after], axis=1)
+        return (h, c), np.mean(surprise)
+
+    def plain_loss(self, params: Any) -> Any:
+        """The mean loss over all steps, as a plain Python loop."""
+        state, total = self.state, 0.0
+        for x in zip(self.xs, self.targets, strict=True):
+            state, loss = self.step(params, state, x)
+            total = total + loss
+        return total / len(self.xs)
+
+    def budget_loss(self, params: Any, memory: str, progress: Progress | None = None) -> Any:
+        """The same number by `remat.scan`."""
+        _, losses = remat.scan(
+            lambda state, x: self.step(params, state, x),
+            self.state,
+            (self.xs, self.targets),
+            memory=memory,
+            progress=progress,
+        )
+        return np.sum(losses) / len(self.xs)
+
+    def train(self, loss: Any, iterations: int, done: Any) -> list[float]:
+        """The losses while Adam takes so many steps from the same start; `done` is called after each."""
+        losses: list[float] = []
+
+        def gradient(params: Any, iteration: int) -> Any:
+            value, found = value_and_grad(loss)(params)
+            losses.append(float(value))
+            done()
+            return found
+
+        adam(gradient, self.params, num_iters=iterations, step_size=0.02)
+        return losses

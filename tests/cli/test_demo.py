@@ -1,0 +1,64 @@
+"""`remat demo`: the main job, small enough for a test."""
+
+import pytest
+
+from remat.cli import main
+
+SMALL = ["--steps", "40", "--hidden", "6", "--batch", "3", "--iterations", "2", "--memory", "300 KiB"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_demo_trains_compares_and_writes_a_page(here, capsys):
+    assert main(["demo", *SMALL]) == 0
+    out, err = capsys.readouterr()
+    for word in ("loss after 2 gradients", "equal", "peak memory", "planned", "done", "claim", "mixed"):
+        assert word in out
+    assert "wrote remat-demo.html" in err
+    assert "next:" in err
+    page = (here / "remat-demo.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "peak memory" in page
+    assert "http" not in page
+
+
+def test_the_demo_writes_over_its_own_page_only(here, capsys):
+    own = here / "remat-demo.html"
+    assert main(["demo", *SMALL]) == 0
+    assert main(["demo", *SMALL]) == 0
+    own.write_text("something of mine")
+    assert main(["demo", *SMALL]) == 2
+    assert "give another --output" in capsys.readouterr().err
+    assert own.read_text() == "something of mine"
+
+
+def test_too_little_memory_says_how_much(here, capsys):
+    assert main(["demo", *SMALL[:-1], "1 KiB"]) == 1
+    assert "smallest that works" in capsys.readouterr().err
+
+
+def test_numbers_that_make_no_sense(here, capsys):
+    assert main(["demo", "--steps", "0"]) == 2
+    assert "--steps" in capsys.readouterr().err
+    assert main(["demo", "--steps", "100000"]) == 2
+    assert "characters" in capsys.readouterr().err
+    assert main(["demo", *SMALL[:-1], "lots"]) == 2
+    assert not (here / "remat-demo.html").exists()
+
+
+def test_both_ways_give_the_same_losses_and_gradients():
+    import numpy
+    from autograd import value_and_grad
+
+    from remat.cli.demo.model import CharModel
+
+    model = CharModel(60, 5, 2)
+    value, gradient = value_and_grad(model.plain_loss)(model.params)
+    other, found = value_and_grad(lambda p: model.budget_loss(p, "200 KiB"))(model.params)
+    assert other == pytest.approx(value, rel=1e-14)
+    for key in gradient:
+        numpy.testing.assert_allclose(found[key], gradient[key], rtol=1e-11, atol=1e-14)

@@ -1,0 +1,106 @@
+"""Measuring finds what a step costs in bytes, and runs it a few times only."""
+
+import autograd.numpy as np
+import numpy
+import pytest
+from autograd import grad
+
+import remat
+from remat.execute import collect_runs
+from remat.frameworks.numpy import loop as numpy_loop
+
+
+def measured(step, init, steps=50, memory="50 MiB"):
+    numpy_loop._measured.clear()
+    with collect_runs() as runs:
+        grad(lambda h: np.sum(remat.scan(step, h, length=steps, memory=memory)[0]))(init)
+    (found,) = numpy_loop._measured.values()
+    return found, runs[0]
+
+
+def test_sizes_are_those_of_the_arrays():
+    h = numpy.ones((100, 100))
+    found, _ = measured(lambda h, _: (np.tanh(h), None), h)
+    assert found.loop.state == pytest.approx(h.nbytes, rel=0.02)
+    assert found.loop.tape == pytest.approx(h.nbytes, rel=0.1)  # tanh holds its result
+    found, _ = measured(lambda h, _: (np.sin(np.tanh(h)) * h, None), h)
+    assert found.loop.tape == pytest.approx(3 * h.nbytes, rel=0.1)  # h, tanh h, and sin of that
+    assert found.loop.backward > 0 < found.loop.forward
+    assert found.loop.record > 0
+
+
+def test_what_a_step_allocates_while_it_runs_is_set_aside():
+    h = numpy.ones((10, 10))
+
+    def step(h, _):
+        return h + np.sum(numpy.ones((300, 1000))) * 1e-9, None
+
+    found, ran = measured(step, h, memory="5 MiB")
+    assert found.aside >= 2_400_000
+    assert ran.about.memory.device.capacity <= 5 * 2**20 - 2_400_000
+    assert "set aside" in ran.about.reason
+
+
+def test_a_step_is_measured_once_for_all_calls_that_look_the_same():
+    calls = []
+    numpy_loop._measured.clear()
+
+    def gradient(h, scale):
+        def step(h, _):
+            calls.append(None)
+            return np.tanh(h * scale), None
+
+        calls.clear()
+        grad(lambda h: np.sum(remat.scan(step, h, length=100, memory="50 MiB")[0]))(h)
+        return len(calls)
+
+    first = gradient(numpy.ones(1000), 1.0)
+    assert 100 < first <= 130
+    assert gradient(numpy.ones(1000), 2.0) == 100  # all tapes fit
+    assert gradient(numpy.ones(2000), 2.0) == first
+    assert len(numpy_loop._measured) == 2
+
+
+def test_measuring_uses_up_no_random_numbers():
+    def step(x, _):
+        return x + numpy.random.rand(), None
+
+    numpy_loop._measured.clear()
+    results = []
+    for how in ({"slots": 5}, {"memory": "5 MiB"}):
+        numpy.random.seed(7)
+        values = []
+
+        def loss(x, how=how, values=values):
+            end = remat.scan(step, x, length=20, **how)[0]
+            values.append(end._value)
+            return end
+
+        grad(loss)(1.0)
+        results.append(values[0])
+    assert results[0] == results[1]
+
+
+def test_tape_sizes_agree_with_what_is_allocated():
+    from remat.frameworks.numpy.meter import NumpyMeter
+
+    numpy_loop._measured.clear()
+    w = numpy.ones((64, 64)) / 64
+
+    def step(state, _):
+        h, c = state
+        gate = np.tanh(np.dot(h, w))
+        c = c * gate + np.sin(h)
+        return (np.tanh(c), c), None
+
+    with collect_runs() as runs:
+        grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, slots=3)[0][0]))(numpy.ones((32, 64)))
+    by_walking = max(event.live.tape for event in runs[0].trace)
+    grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, memory="4 MiB")[0][0]))(numpy.ones((32, 64)))
+    by_meter = next(iter(numpy_loop._measured.values())).loop.tape
+    assert by_walking == pytest.approx(by_meter, rel=0.1)
+    meter = NumpyMeter()
+    with meter.on():
+        before = meter.now()
+        array = numpy.ones(100_000)
+        assert meter.now() - before >= array.nbytes
