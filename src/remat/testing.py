@@ -1,11 +1,13 @@
-"""Instruments for tests, ours and users': is a schedule what its plan says, and random problems to try it on.
+"""Instruments for tests, ours and users': is a gradient exact, is a schedule what its plan says, random problems.
 
-`check_plan` and `check_schedule` raise an AssertionError that says what is wrong. The strategies need hypothesis.
+`check_gradient`, `check_plan` and `check_schedule` raise an AssertionError that says what is wrong. The strategies need
+hypothesis.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from remat.execute.tree import take_apart
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Op, Trace, simulate, verify
@@ -13,7 +15,7 @@ from remat.schedule import Op, Trace, simulate, verify
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["check_plan", "check_schedule", "loops", "memories"]
+__all__ = ["check_gradient", "check_plan", "check_schedule", "loops", "memories"]
 
 
 def check_schedule(schedule: Iterable[Op], problem: Problem, memory: Memory) -> Trace:
@@ -75,3 +77,32 @@ def memories(most_levels: int = 3) -> "SearchStrategy[Memory]":
         return Memory(levels=levels)
 
     return build()
+
+
+def check_gradient(
+    function: Callable[..., Any], reference: Callable[..., Any], *args: Any, tolerance: float = 1e-12
+) -> None:
+    """Raise an AssertionError unless both functions have the same value and the same autograd gradients at `args`.
+
+    Differences are relative to the largest number of each array.
+
+    >>> import autograd.numpy as np
+    >>> import remat
+    >>> def loop(x):
+    ...     return remat.scan(lambda x, _: (np.sin(x), None), x, length=9, slots=2)[0]
+    >>> def plain(x):
+    ...     for _ in range(9):
+    ...         x = np.sin(x)
+    ...     return x
+    >>> check_gradient(loop, plain, 0.5)
+    """
+    import numpy as np
+    from autograd import value_and_grad
+
+    found, expected = (value_and_grad(f, tuple(range(len(args))))(*args) for f in (function, reference))
+    leaves, tree = take_apart(expected)
+    for name, a, b in zip(tree.names("(value, gradients)"), tree.apart(found, "found"), leaves, strict=True):
+        error = float(np.max(np.abs(np.asarray(a) - b), initial=0.0))
+        scale = float(np.max(np.abs(b), initial=0.0))
+        if not error <= tolerance * scale:
+            raise AssertionError(f"{name} differs by {error:.3g}, where its largest number is {scale:.3g}")

@@ -7,7 +7,7 @@ import autograd.numpy as np
 import numpy
 import pytest
 from autograd import grad, jacobian, value_and_grad
-from autograd.tracer import isbox
+from autograd.tracer import getval, isbox
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -353,6 +353,24 @@ def test_the_caller_keeps_its_arrays():
     assert numpy.array_equal(remat.scan(step, h, xs, slots=2)[0], numpy.full(3, 6.0))
     assert not h.any()
     assert xs.flags.writeable
+
+
+def test_results_can_be_written_into():
+    for init in (numpy.ones(3), (numpy.ones(2), 1.0)):
+        carry, _ = remat.scan(lambda h, x: (h, None), init, length=4, slots=2)
+        found = []
+
+        def loss(w, init=init, found=found):
+            carry, ys = remat.scan(lambda h, x: (h, h[0] * w), init, length=4, slots=2)
+            found.append(carry)
+            return np.sum(ys)
+
+        grad(loss)(1.0)
+        for result in (carry, getval(found[0])):
+            array = result[0] if isinstance(result, tuple) else result
+            getval(array)[...] = 5.0
+    x, _ = remat.scan(lambda h, x: (x, None), numpy.ones(3), numpy.ones((4, 3)), slots=2)
+    x += 1
 
 
 @given(st.integers(1, 40), st.integers(1, 12), st.integers(0, 3))

@@ -8,7 +8,7 @@ from remat.execute.tree import Tree, take_apart
 from remat.frameworks.asked import Asked
 from remat.frameworks.numpy.body import Body, Inputs, Outputs
 from remat.frameworks.numpy.captured import Captured
-from remat.frameworks.numpy.leaves import Spec, is_boxed, unpack
+from remat.frameworks.numpy.leaves import Spec, is_boxed, unpack, writable
 from remat.frameworks.numpy.loop import ScanCall, Step, WhileCall, run
 from remat.units import to_count
 
@@ -58,6 +58,7 @@ def _scan(
     body = _body(carry, parts[0], Inputs(parts[1], inputs), Outputs(steps, rows))
     with step.bind(parts[2]) as plain:
         after = body.run(plain, carry.build([_own(leaf) for leaf in parts[0]]), 0, steps)
+    after = carry.build([writable(leaf) for leaf in carry.apart(after, "carry")])
     outputs = body.outputs
     return after, None if outputs.tree is None else outputs.tree.build(outputs.leaves)
 
@@ -111,8 +112,12 @@ def _length(leaves: Sequence[Any], tree: Tree, length: int | None) -> int:
     if not found:
         raise ProblemError("the number of steps is not known: give xs, or length= if there are none")
     if len(set(found.values())) > 1:
-        said_by = ", ".join(f"{name} says {count}" for name, count in found.items())
-        raise ProblemError(f"the number of steps is not clear: {said_by}; every leaf of xs has one row for each step")
+        said_by = ", ".join(f"{name} says {count}" for name, count in list(found.items())[:6])
+        hint = "; a list is taken for a container of inputs: give np.stack of a list with one entry for each step"
+        raise ProblemError(
+            f"the number of steps is not clear: {said_by}; every leaf of xs has one row for each step"
+            + (hint if tree.kind in (list, tuple) else "")
+        )
     steps = next(iter(found.values()))
     if steps == 0:
         raise ProblemError(

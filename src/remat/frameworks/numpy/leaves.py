@@ -16,7 +16,7 @@ from autograd.tracer import getval, isbox
 from remat.errors import StepError
 from remat.execute.tree import Tree
 
-__all__ = ["Spec", "copied", "differ", "is_boxed", "matcher", "nbytes", "protected", "summary", "unpack"]
+__all__ = ["Spec", "copied", "differ", "is_boxed", "matcher", "nbytes", "protected", "summary", "unpack", "writable"]
 
 HEADER = sys.getsizeof(np.empty(0))  # bytes of an array beside its numbers
 _RANKS = "biufc"
@@ -141,6 +141,11 @@ def protected(leaf: Any) -> Any:
         leaf = leaf.view()
         leaf.flags.writeable = False
     return leaf
+
+
+def writable(leaf: Any) -> Any:
+    """The leaf, or a copy of it if it cannot be written into: for what is given to the caller."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf
 
 
 def nbytes(leaf: Any) -> int:

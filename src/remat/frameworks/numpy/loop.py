@@ -22,7 +22,7 @@ from remat.execute.tree import Tree
 from remat.frameworks.asked import Asked
 from remat.frameworks.numpy.body import Body, Inputs, Outputs
 from remat.frameworks.numpy.captured import Place
-from remat.frameworks.numpy.leaves import Spec, is_boxed, protected
+from remat.frameworks.numpy.leaves import Spec, is_boxed, protected, writable
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.verbs import AdjointVerbs, AutogradVerbs, NumpyVerbs, Wanted
 from remat.measure import Measured, measure_step
@@ -219,7 +219,7 @@ class Results:
     @classmethod
     def of(cls, body: Body, carry: Any) -> "Results":
         """The results of a body that has run."""
-        leaves = body.tree.apart(carry, "carry")
+        leaves = [writable(leaf) for leaf in body.tree.apart(carry, "carry")]
         specs = [*body.specs, *body.outputs.specs]
         tree = body.outputs.tree if body.outputs.tree is not None else Tree(type(None))
         return cls([*leaves, *body.outputs.leaves], [spec.differentiable for spec in specs], len(leaves), tree)

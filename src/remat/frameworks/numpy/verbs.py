@@ -75,26 +75,28 @@ class NumpyVerbs(ABC):
 
     def summary(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""
+        outputs = self.body.outputs
+        leaves = self.body.tree.apart(state, "carry")
+        if outputs.tree is not None and outputs.rows is None:
+            leaves += outputs.tree.apart(self.body.y, "y")
         with np.errstate(all="ignore"):
-            return [summary(leaf) for leaf, _, _ in self._watched(state)]
+            return [summary(leaf) for leaf in leaves]
 
     def differ(self, state: Any, noted: Sequence[float], *, recorded: bool) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
+        if self.summary(state) == list(noted):
+            return None
+        body, outputs = self.body, self.body.outputs
+        leaves, names, specs = body.tree.apart(state, "carry"), body.names, body.specs
+        if outputs.tree is not None and outputs.rows is None:
+            leaves = leaves + outputs.tree.apart(body.y, "y")
+            names, specs = names + outputs.names, specs + outputs.specs
         with np.errstate(all="ignore"):
-            for (leaf, name, eps), number in zip(self._watched(state), noted, strict=True):
-                change = differ(leaf, number, eps ** (0.5 if recorded else 0.75))
+            for leaf, name, spec, number in zip(leaves, names, specs, noted, strict=True):
+                change = differ(leaf, number, spec.eps ** (0.5 if recorded else 0.75))
                 if change:
                     return f"{name} was another one by {change:.1g} of its size"
         return None
-
-    def _watched(self, state: Any) -> list[tuple[Any, str, float]]:
-        body, outputs = self.body, self.body.outputs
-        leaves = zip(body.tree.apart(state, "carry"), body.names, body.specs, strict=True)
-        watched = [(leaf, name, spec.eps) for leaf, name, spec in leaves]
-        if outputs.tree is not None and outputs.rows is None:
-            leaves = zip(outputs.tree.apart(body.y, "y"), outputs.names, outputs.specs, strict=True)
-            watched += [(leaf, name, spec.eps) for leaf, name, spec in leaves]
-        return watched
 
     def _output_cotangents(self, i: int) -> list[Any] | None:
         """The cotangents of the output of step i by leaf, or None if it has none."""
