@@ -93,7 +93,7 @@ def test_containers_and_integers():
         (lambda g: (g,), "returned a tuple of 1"),
         (lambda g: ((g, g), None), "another structure"),
         (lambda g: (numpy.ones(3), None), r"carry_bar of step 2 has shape \[3\] instead of \[\]"),
-        (lambda g: (g, None), "closes over w, which want gradients"),
+        (lambda g: (g, None), "closes over, w, and at step 2 vjp returned none for w"),
         (lambda g: (g, None, {"v": g}), "none for w"),
         (lambda g: (g, None, {"w": numpy.ones(2)}), r"gradient of w of step 2 has shape \[2\]"),
     ],
@@ -107,3 +107,48 @@ def test_an_adjoint_that_returns_something_else(returned, message):
 
     with pytest.raises(remat.StepError, match=message):
         grad(loss)(2.0)
+
+
+def test_no_gradient_is_dropped_silently():
+    def forgets_xs(xs):
+        return np.sum(remat.scan(lambda h, x: (h + x, None), H, xs, slots=2, vjp=lambda h, x, g, y: (g, None))[0])
+
+    with pytest.raises(remat.StepError, match="None for x_bar"):
+        grad(forgets_xs)(XS)
+
+    def layer(w):
+        return lambda h: h * w
+
+    def two_of_a_name(ab):
+        first, second = layer(ab[0]), layer(ab[1])
+        vjp = lambda h, x, g, y: (g * 6.0, None, {"w": g * h * 3.0})  # noqa: E731
+        return remat.scan(lambda h, x: (second(first(h)), None), 1.0, length=3, slots=2, vjp=vjp)[0]
+
+    with pytest.raises(remat.StepError, match="two variables that are called 'w'"):
+        grad(two_of_a_name)((2.0, 3.0))
+
+
+def test_a_buffer_that_the_adjoint_uses_again_is_copied():
+    buffer = numpy.zeros(2)
+
+    def loss(w):
+        def vjp(h, x, g, y):
+            buffer[...] = g * x
+            return g, None, {"w": buffer}
+
+        return np.sum(
+            remat.scan(lambda h, x: (h + w * x, None), numpy.zeros(2), numpy.arange(1.0, 4.0), slots=2, vjp=vjp)[0]
+        )
+
+    assert grad(loss)(numpy.ones(2)).tolist() == [6.0, 6.0]
+
+
+def test_the_adjoint_keeps_the_dtype():
+    def loss(h, bar):
+        return np.sum(
+            remat.scan(lambda h, _: (h * 2, None), h, length=3, slots=2, vjp=lambda h, _, g, y: (bar(g), None))[0]
+        )
+
+    with pytest.raises(remat.StepError, match="dtype complex128 instead of float64"):
+        grad(loss)(numpy.ones(2), lambda g: g * 2j)
+    assert grad(loss)(numpy.ones(2), lambda g: numpy.array([8, 8])).dtype == numpy.float64

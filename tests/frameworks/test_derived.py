@@ -122,3 +122,19 @@ def test_what_cannot_be_done_is_said():
     with pytest.raises(remat.StepError, match="Leave vjp= out"):
         grad(grad(with_adjoint))(1.0)
     assert grad(with_adjoint)(3.0) == 4 * 27
+
+
+def test_a_python_number_as_initial_state():
+    xs = numpy.linspace(0.1, 1, 6)
+
+    def ours(w):
+        return remat.scan(lambda h, x: (np.sin(h * x * w) + w, None), 0, xs, slots=3)[0]
+
+    def plain(w):
+        h = 0
+        for x in xs:
+            h = np.sin(h * x * w) + w
+        return h
+
+    assert grad(grad(ours))(0.5) == pytest.approx(grad(grad(plain))(0.5), rel=1e-11)
+    assert make_jvp(ours)(0.5)(1.0) == pytest.approx(make_jvp(plain)(0.5)(1.0), rel=1e-12)

@@ -239,3 +239,77 @@ def test_jacobian_of_a_random_step_replays_for_every_row():
     numpy.testing.assert_allclose(
         jacobian(lambda x: remat.scan(step, x, length=9, slots=2)[0])(x), expected, rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("filler", [numpy.nan, numpy.inf, -numpy.inf])
+def test_numbers_that_are_not_finite_hide_no_change_beside_them(filler):
+    calls = [0]
+
+    def step(h, _):
+        calls[0] += 1
+        return np.concatenate([h[:1] * calls[0], numpy.array([filler, filler])]), None
+
+    with numpy.errstate(all="ignore"), pytest.raises(remat.DeterminismError):
+        grad(lambda w: remat.scan(step, numpy.array([1e3, 0.0, 0.0]) * w, length=5, slots=2)[0][0])(1.0)
+
+
+def test_numbers_that_are_too_large_to_be_summed_up():
+    calls = [0]
+
+    def step(h, _):
+        calls[0] += 1
+        return h * numpy.float32(1 + 0.01 * calls[0]), None
+
+    with numpy.errstate(all="ignore"), pytest.raises(remat.DeterminismError):
+        gradient(step, x=numpy.full(100, 1e37, numpy.float32), steps=5)
+
+
+def test_a_cached_gaussian_is_replayed():
+    def step(h, x):
+        return np.tanh(h * x + (numpy.random.randn() if x < 0.15 else 0.0)), None
+
+    def plain(w):
+        for x in numpy.linspace(0.1, 1, 8):
+            w, _ = step(w, x)
+        return w
+
+    found = []
+    for loss in (plain, lambda w: remat.scan(step, w, numpy.linspace(0.1, 1, 8), slots=3)[0]):
+        numpy.random.seed(0)
+        numpy.random.randn()
+        found.append(grad(loss)(0.3))
+    assert found[0] == pytest.approx(found[1], rel=1e-13)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_step_that_draws_and_then_writes_in_place(own):
+    def step(h, x):
+        noise = numpy.random.rand()
+        h *= 0.9
+        h += noise * x
+        return h, None
+
+    def plain(h):
+        for x in numpy.linspace(0, 1, 9):
+            noise = numpy.random.rand()
+            h = h * 0.9 + noise * x
+        return np.sum(h**2)
+
+    how = {"vjp": lambda h, x, g, y: (0.9 * g, None)} if own else {}
+    found = []
+    for loss in (plain, lambda h: np.sum(remat.scan(step, h, numpy.linspace(0, 1, 9), slots=3, **how)[0] ** 2)):
+        numpy.random.seed(0)
+        found.append(grad(loss)(numpy.array([0.3, 0.5])))
+    numpy.testing.assert_allclose(found[1], found[0], rtol=1e-13)
+
+
+def test_what_cannot_be_recorded_is_found_out_at_the_first_step():
+    calls = []
+
+    def step(h, x):
+        calls.append(None)
+        return numpy.float64(float(h)) * 2, None
+
+    with pytest.raises(remat.StepError, match="autograd cannot record step 0"):
+        gradient(step, steps=100)
+    assert len(calls) == 1

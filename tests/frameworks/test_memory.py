@@ -133,3 +133,15 @@ def test_progress_is_told():
     grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=10, slots=3, progress=bar)[0])(0.3)
     assert bar.told[-1] == (35, 35)  # 25 forward steps and 10 pullbacks
     assert bar.told == sorted(bar.told)
+
+
+def test_outputs_of_a_long_range_are_pulled_back_one_step_at_a_time():
+    def heat(h, x):
+        return h + 0.1 * (np.roll(h, 1) + np.roll(h, -1) - 2 * h), np.mean(h)
+
+    def loss(h):
+        return np.sum(remat.scan(heat, h, length=120, memory="3 MiB")[1] ** 2)
+
+    h = numpy.linspace(0, 1, 5000)
+    grad(loss)(h)
+    assert traced_peak(grad(loss), h) <= 3 * 2**20 + 3 * h.nbytes

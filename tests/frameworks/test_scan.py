@@ -1,5 +1,6 @@
 """Gradients through `scan` are those of the plain loop, for any program, budget and container."""
 
+import collections
 import functools
 import warnings
 
@@ -277,24 +278,20 @@ def test_a_global_is_found():
     assert grad(loss)(0.7) == pytest.approx(grad(plain)(0.7), rel=1e-14)
 
 
-class Hidden:
-    """A place where nobody looks: on the class."""
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_traced_variable_that_cannot_be_found_is_an_error_not_a_wrong_gradient(steps, late):
+    hidden = collections.deque([None])  # where nobody looks
 
-    w = None
-
-    @staticmethod
     def step(h, x):
-        return np.tanh(h * Hidden.w), None
+        return (h * hidden[0] if x == steps - 1 or not late else h * 2.0), None
 
-
-def test_a_traced_variable_that_cannot_be_found_is_an_error_not_a_wrong_gradient():
     def loss(w):
-        Hidden.w = w
-        return remat.scan(Hidden.step, 0.1, length=5, slots=2)[0]
+        hidden[0] = w
+        return remat.scan(step, w, numpy.arange(steps), slots=2)[0]
 
     with pytest.raises(remat.StepError, match="could not find"):
         grad(loss)(0.7)
-    Hidden.w = None
 
 
 def test_outputs_alone_and_carry_alone():
@@ -381,3 +378,29 @@ def test_random_lengths_and_slots(steps, slots, seed):
     expected = grad(lambda v: plain_loss(program.step, *back(v), steps))(values)
     found = grad(lambda v: remat_loss(program.step, *back(v), steps, slots=slots))(values)
     assert_same(found, expected, 1e-11)
+
+
+def test_a_python_number_gives_way_to_what_follows_it():
+    xs = numpy.array([0.5, 0.25, 0.125])
+    h, ys = remat.scan(lambda c, x: (c + x, c), 0, xs, slots=2)
+    assert ys.tolist() == [0.0, 0.5, 0.75]
+    assert h == 0.875
+
+    def loss(xs):
+        h, ys = remat.scan(lambda c, x: (c + x, c), 0, xs, slots=2)
+        return np.sum(ys**2) + h
+
+    assert grad(loss)(xs).tolist() == [3.5, 2.5, 1.0]
+    assert remat.scan(lambda c, x: (c, c > 0 or 0.5), 0, xs, slots=2)[1].tolist() == [0.5, 0.5, 0.5]
+    _, states = remat.checkpointed_loop(lambda x: x + 1 if x < 3 else x + 0.5, 0, 12, 4)
+    assert [float(state) for state in states.values()] == [2.0, 3.5, 4.5, 6.0]
+
+    def late(w):
+        return remat.scan(lambda c, i: (c + 1 if i < 3 else c * w, None), 0, numpy.arange(6), slots=2)[0]
+
+    assert grad(late)(0.5) == pytest.approx(9 * 0.25)
+
+
+def test_dict_keys_are_held_against_each_other_even_with_none():
+    with pytest.raises(remat.StepError, match="became a dict with b, h"):
+        remat.scan(lambda c, x: ({"b": 5.0, "h": c["h"]}, None), {"a": None, "h": 1.0}, length=2, slots=1)

@@ -94,7 +94,7 @@ def test_long_loops_are_guarded_in_little_memory():
 
 
 def test_a_budget_is_needed():
-    with pytest.raises(remat.ProblemError, match="not neither"):
+    with pytest.raises(remat.ProblemError, match="give a budget"):
         remat.while_loop(lambda x: x < 1, lambda x: x + 1, 0.0)
     with pytest.raises(remat.InfeasibleError):
         grad(lambda x: remat.while_loop(lambda x: x < 1, lambda x: x + 1, x, slots=0))(0.0)
@@ -105,3 +105,10 @@ def test_a_budget_is_needed():
 def test_a_body_that_returns_another_structure():
     with pytest.raises(remat.StepError, match="carry was a tuple of 2"):
         remat.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1,), (0, 1.0), slots=1)
+
+
+def test_a_condition_that_is_no_answer():
+    with pytest.raises(remat.StepError, match="returned None"):
+        remat.while_loop(lambda x: None, lambda x: x + 1, 0.0, slots=1)
+    with pytest.raises(remat.StepError, match="2 values"):
+        grad(lambda x: np.sum(remat.while_loop(lambda x: x < 1, lambda x: x + 1, x, slots=1)))(numpy.zeros(2))

@@ -1,5 +1,8 @@
 """Measuring finds what a step costs in bytes, and runs it a few times only."""
 
+import gc
+import weakref
+
 import autograd.numpy as np
 import numpy
 import pytest
@@ -14,7 +17,7 @@ def measured(step, init, steps=50, memory="50 MiB"):
     numpy_loop._measured.clear()
     with collect_runs() as runs:
         grad(lambda h: np.sum(remat.scan(step, h, length=steps, memory=memory)[0]))(init)
-    (found,) = numpy_loop._measured.values()
+    ((_, found),) = numpy_loop._measured.values()
     return found, runs[0]
 
 
@@ -56,7 +59,7 @@ def test_a_step_is_measured_once_for_all_calls_that_look_the_same():
 
     first = gradient(numpy.ones(1000), 1.0)
     assert 100 < first <= 130
-    assert gradient(numpy.ones(1000), 2.0) == 100  # all tapes fit
+    assert gradient(numpy.ones(1000), 2.0) == 101  # all tapes fit, and one step was looked at before
     assert gradient(numpy.ones(2000), 2.0) == first
     assert len(numpy_loop._measured) == 2
 
@@ -97,10 +100,53 @@ def test_tape_sizes_agree_with_what_is_allocated():
         grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, slots=3)[0][0]))(numpy.ones((32, 64)))
     by_walking = max(event.live.tape for event in runs[0].trace)
     grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, memory="4 MiB")[0][0]))(numpy.ones((32, 64)))
-    by_meter = next(iter(numpy_loop._measured.values())).loop.tape
+    by_meter = next(iter(numpy_loop._measured.values()))[1].loop.tape
     assert by_walking == pytest.approx(by_meter, rel=0.1)
     meter = NumpyMeter()
     with meter.on():
         before = meter.now()
         array = numpy.ones(100_000)
         assert meter.now() - before >= array.nbytes
+
+
+def test_a_step_that_is_larger_is_measured_anew():
+    def run(op, times):
+        def step(h, _):
+            for _ in range(times):
+                h = op(h)
+            return h, None
+
+        grad(lambda h: np.sum(remat.scan(step, h, length=50, memory="1 MiB")[0]))(numpy.ones(2000) * 0.5)
+        return list(numpy_loop._measured.values())[-1][1].loop.tape
+
+    numpy_loop._measured.clear()
+    small = run(np.negative, numpy.int64(3))
+    assert run(np.tanh, numpy.int64(3)) > small + 40_000
+    assert run(np.tanh, numpy.int64(6)) > small + 90_000
+    assert len(numpy_loop._measured) == 1
+
+
+def test_what_is_remembered_holds_nothing_of_the_users():
+    class Big:
+        pass
+
+    def loss(h):
+        big = Big()
+        alive.append(weakref.ref(big))
+        return np.sum(remat.scan(lambda h, _: (np.tanh(h) + (big is None), None), h, length=9, memory="1 MiB")[0])
+
+    alive = []
+    grad(loss)(numpy.ones(10))
+    gc.collect()
+    assert alive[0]() is None
+
+
+def test_a_loop_of_unknown_length_is_measured_on_its_first_step_only():
+    table = [1.0, 2.0]
+
+    def loss(w):
+        body = lambda c: (c[0] + 1, c[1] * table[c[0]] * w)  # noqa: E731
+        return remat.while_loop(lambda c: c[0] < 2, body, (0, 1.0), memory="4 MiB")[1]
+
+    assert grad(loss)(0.5) == pytest.approx(2.0)
+    assert grad(lambda w: remat.while_loop(lambda c: False, lambda c: 1 / 0, w, memory="4 MiB"))(0.5) == 1.0

@@ -201,7 +201,7 @@ def test_chunks_weigh_the_cost_of_a_range_against_recomputation():
     ("problem", "arguments", "error", "said"),
     [
         (5000, {"slots": 3}, ProblemError, r"did you mean Loop\(5000\)"),
-        (Loop(5), {}, ProblemError, "neither"),
+        (Loop(5), {}, ProblemError, "give a budget"),
         (Loop(5), {"memory": 5, "slots": 5}, ProblemError, "both"),
         (Loop(5), {"memory": 0.5}, ProblemError, "fraction"),
         (Loop(5), {"slots": 1.5}, ProblemError, "slots"),

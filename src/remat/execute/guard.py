@@ -13,7 +13,7 @@ from remat.execute.verbs import Verbs
 __all__ = ["CHECKS", "Guard", "check_word"]
 
 CHECKS = ("first", "always", "never")
-MOST_NUMBERS = 8192  # of all summaries of a loop: 64 KiB
+MOST_NUMBERS = 1024  # of all summaries of a loop: 8 KiB
 
 
 def check_word(check: Any) -> str:

@@ -42,7 +42,7 @@ class Run:
         self.kept: dict[tuple[int, str], tuple[Any, Any]] = {}  # state and mark of the random generators
         self.tapes: dict[tuple[int, int], Any] = {}
         self.replay = Replay()
-        self.advances = self.records = self.done = 0
+        self.done = 0
         self.recorder: Recorder | None = new_recorder(verbs, state)
         self._rest: Iterator[Op] = iter(())
         self._working = [state]  # in a list, so that it can be handed over without being held here
@@ -124,7 +124,6 @@ class Run:
             if self.guard is not None:
                 self.guard.compare(stop, self.verbs, self._working[0], recorded=False)
         self.at = stop
-        self.advances += stop - start
         self.done += stop - start
 
     def _record(self, start: int, stop: int) -> None:
@@ -134,7 +133,6 @@ class Run:
         self._working.append(state)
         self.tapes[start, stop] = tape
         self.at = stop
-        self.records += stop - start
         self.done += stop - start
 
     def _pull_back(self, start: int, stop: int) -> None:

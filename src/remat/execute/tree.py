@@ -6,7 +6,7 @@ as a leaf is everything else; the frameworks decide which leaves they can use.
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 __all__ = ["LEAF", "Mismatch", "Tree", "take_apart"]
@@ -30,6 +30,7 @@ class Tree:
     kind: Any = None
     keys: tuple[Any, ...] = ()
     below: tuple["Tree", ...] = ()
+    extra: dict[str, Any] | None = field(default=None, compare=False, repr=False)  # more attributes of a dataclass
 
     @property
     def size(self) -> int:
@@ -45,7 +46,10 @@ class Tree:
     def _build(self, leaves: Iterator[Any]) -> Any:
         if self.kind is None:
             return next(leaves)
-        return _put_together(self.kind, self.keys, [tree._build(leaves) for tree in self.below])
+        value = _put_together(self.kind, self.keys, [tree._build(leaves) for tree in self.below])
+        for name, held in (self.extra or {}).items():
+            object.__setattr__(value, name, held)
+        return value
 
     def apart(
         self, value: Any, name: str, unpack: Callable[[Any], Any] | None = None, *, gaps: bool = False
@@ -71,9 +75,9 @@ class Tree:
         if kind is tuple or kind is list:
             parts: Iterable[Any] = value
         elif kind is dict:
-            if len(value) != len(self.keys):
+            if len(value) != len(self.keys) or not all(key in value for key in self.keys):
                 return False
-            parts = (value.get(key) for key in self.keys)
+            parts = (value[key] for key in self.keys)
         elif issubclass(kind, tuple):
             parts = value
         else:
@@ -128,21 +132,32 @@ def _learn_leaf_type(value: Any, unpack: Callable[[Any], Any] | None) -> bool:
     return True
 
 
-def take_apart(value: Any, unpack: Callable[[Any], Any] | None = None) -> tuple[list[Any], Tree]:
-    """The leaves of a value and its tree; `unpack` turns a framework's own containers into plain ones."""
+def take_apart(
+    value: Any, unpack: Callable[[Any], Any] | None = None, *, only: type = object
+) -> tuple[list[Any], Tree]:
+    """The leaves of a value and its tree; `unpack` turns a framework's own containers into plain ones.
+
+    Containers that are no `only` are leaves.
+    """
     leaves: list[Any] = []
-    return leaves, _take_apart(value, unpack, leaves)
+    return leaves, _take_apart(value, unpack, only, leaves)
 
 
-def _take_apart(value: Any, unpack: Callable[[Any], Any] | None, leaves: list[Any]) -> Tree:
-    if unpack is not None:
+def _take_apart(value: Any, unpack: Callable[[Any], Any] | None, only: type, leaves: list[Any]) -> Tree:
+    if unpack is not None and only is object:
         value = unpack(value)
-    found = _contents(value)
+    found = _contents(value) if isinstance(value, only) else None
     if found is None:
         leaves.append(value)
         return LEAF
     kind, contents = found
-    return Tree(kind, tuple(contents), tuple(_take_apart(part, unpack, leaves) for part in contents.values()))
+    below = tuple(_take_apart(part, unpack, only, leaves) for part in contents.values())
+    return Tree(kind, tuple(contents), below, _extra(value, contents) if is_dataclass(value) else None)
+
+
+def _extra(value: Any, contents: dict[str, Any]) -> dict[str, Any] | None:
+    """Attributes of a dataclass that are no fields."""
+    return {key: held for key, held in getattr(value, "__dict__", {}).items() if key not in contents} or None
 
 
 def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:
@@ -159,7 +174,7 @@ def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return kind, dict(zip(value._fields, value, strict=True))
     if is_dataclass(value) and not isinstance(value, type):
-        return kind, {field.name: getattr(value, field.name) for field in fields(value)}
+        return kind, {item.name: getattr(value, item.name) for item in fields(value)}
     return None
 
 

@@ -55,9 +55,16 @@ class Asked:
             raise PlannerError(f"loops run in one level without read and write costs yet, and memory is {chosen}")
         return cls(chosen, None, check_word(check), progress)
 
+    def check_slots(self, steps: int) -> None:
+        """Raise now what a plan would raise, where no step must be measured for it."""
+        if self.memory is None or self.memory.device.capacity is None:
+            self.plan_for(steps, _no_measure)
+
     def plan_for(self, steps: int | None, measure: Callable[[], Measured]) -> Plan:
         """The plan for a loop of so many steps; `measure` is called if the budget is in bytes."""
         if self.plan is not None:
+            if self.plan.problem.steps is None:
+                raise ProblemError("the plan is for a loop of unknown length; make one for this length with remat.plan")
             if self.plan.problem.steps != steps:
                 raise ProblemError(
                     f"the plan is for {self.plan.problem.steps} steps and the loop has {steps}; "
@@ -71,6 +78,10 @@ class Asked:
 
 
 _planned = lru_cache(maxsize=64)(plan)
+
+
+def _no_measure() -> Measured:
+    raise AssertionError("a budget in slots needs no measuring")
 
 
 def _within(measured: Measured, steps: int | None, memory: Memory) -> Plan:

@@ -4,6 +4,7 @@ The documented keys keep their documented meaning; the true cost stands beside t
 """
 
 from math import inf, isqrt
+from numbers import Real
 from typing import Any
 
 from remat.errors import ProblemError
@@ -81,6 +82,6 @@ def should_checkpoint(seq_length: int, threshold: float = 0.5) -> bool:
     >>> should_checkpoint(1000), should_checkpoint(1)
     (True, False)
     """
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold <= 1:
         raise ProblemError(f"threshold is a share between 0 and 1, not {threshold!r:.40}")
     return bool(get_memory_savings(seq_length)["savings_percent"] >= 100.0 * threshold)

@@ -115,8 +115,10 @@ class Memory(Saved):
                 'give bytes, text like "64 MiB", or a Memory'
             )
         if (memory is None) == (slots is None):
-            given = "both" if slots is not None else "neither"
-            raise ProblemError(f'give memory= (bytes, "64 MiB", a Memory) or slots= (a count of states), not {given}')
+            not_both = ", not both" if slots is not None else ""
+            raise ProblemError(
+                f'give a budget: memory= (bytes, "64 MiB", a Memory) or slots= (a count of states){not_both}'
+            )
         return memory if isinstance(memory, Memory) else cls(memory, slots=slots)
 
     @property

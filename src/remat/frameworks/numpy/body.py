@@ -55,19 +55,24 @@ class Outputs:
             return
         if self.tree is None:
             self.prepare(y, i)
-        quick = self._matches(y)
-        if quick and self.tree is LEAF:
-            self.leaves[0][row] = y
-        elif not quick or self.leaves:
-            leaves = self.apart(y, i)
-            for stacked, leaf, name in zip(self.leaves, leaves, self.names, strict=True):
+        if not self._matches(y):
+            for leaf, name in zip(self.apart(y, i), self.names, strict=True):
                 refuse_box(leaf, name)
+        if self.tree is LEAF:
+            self.leaves[0][row] = y
+        elif self.leaves:
+            assert self.tree is not None
+            for stacked, leaf in zip(self.leaves, self.tree.apart(y, "y", unpack), strict=True):
                 stacked[row] = leaf
 
     def apart(self, y: Any, i: int) -> list[Any]:
-        """The leaves of an output, if it is like the first one."""
+        """The leaves of an output, if it is like the first one; arrays give way where that was a Python number."""
         assert self.tree is not None
-        return checked_apart(self.tree, self.specs, self.names, y, f"y after step {i}")
+        leaves, specs = checked_apart(self.tree, self.specs, self.names, y, f"y after step {i}")
+        if specs != self.specs:
+            self.leaves = [held.astype(spec.dtype) for held, spec in zip(self.leaves, specs, strict=True)]
+            self.specs, self._matches = specs, matcher(self.tree, specs)
+        return leaves
 
     def prepare(self, y: Any, i: int) -> None:
         """Make room for outputs like this one."""
@@ -91,14 +96,17 @@ class Body:
         self.at = 0  # the step that runs
         self.y: Any = None
         self._matches: Callable[[Any], bool] = lambda carry: False
-        self._settled = False
 
     def run(self, step: Callable[[Any, Any], Any], carry: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
         take, put, matches, y = self.inputs.at, self.outputs.put, self._matches, self.y
         for i in range(start, stop):
             self.at = i
-            out = step(carry, take(i))
+            try:
+                out = step(carry, take(i))
+            except Exception as error:
+                self.add_note(error, carry)
+                raise
             if type(out) is tuple and len(out) == 2:
                 carry, y = out
             else:
@@ -115,12 +123,23 @@ class Body:
 
     def settle(self, carry: Any, i: int) -> list[Any]:
         """The leaves of a carry that step i returned, if it is as it must be; the first one says how the others are."""
-        leaves = checked_apart(self.tree, self.specs, self.names, carry, f"carry after step {i}")
-        if not self._settled:
-            found = [Spec.of(leaf, name) for leaf, name in zip(leaves, self.names, strict=True)]
-            self.specs = [old if new.weak else new for old, new in zip(self.specs, found, strict=True)]
-            self._matches, self._settled = matcher(self.tree, self.specs), True
+        leaves, specs = checked_apart(self.tree, self.specs, self.names, carry, f"carry after step {i}")
+        self.specs, self._matches = specs, matcher(self.tree, specs)
         return leaves
+
+    def add_note(self, error: Exception, carry: Any) -> None:
+        """Say in which step an error of the user's came, and what went into the step."""
+        try:
+            looks = [
+                f"{name} {Spec.of(leaf, name)}"
+                for value, tree, root in ((carry, self.tree, "carry"), (self.inputs.at(self.at), self.inputs.tree, "x"))
+                for leaf, name in zip(tree.apart(value, root, unpack), tree.names(root), strict=True)
+            ]
+        except Exception:  # the error matters, not what can be said of it
+            looks = []
+        error.add_note(
+            f"in step {self.at} of a loop that remat runs, step(carry, x) with {', '.join(looks) or 'no arrays'}"
+        )
 
 
 def pair(out: Any, i: int) -> tuple[Any, Any]:
@@ -128,14 +147,20 @@ def pair(out: Any, i: int) -> tuple[Any, Any]:
     out = unpack(out)
     if type(out) in (tuple, list) and len(out) == 2:
         return out[0], out[1]
-    what = f"a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
+    what = "None" if out is None else f"a {type(out).__name__}"
+    what += f" of {len(out)}" if isinstance(out, tuple | list) else ""
     raise StepError(
         f"the step must return (carry, y), and step {i} returned {what}; without an output return (carry, None)"
     )
 
 
-def checked_apart(tree: Tree, specs: list[Spec], names: list[str], value: Any, where: str) -> list[Any]:
-    """The leaves of a value that is built like `tree` with leaves like `specs`, or a StepError that names the leaf."""
+def checked_apart(
+    tree: Tree, specs: list[Spec], names: list[str], value: Any, where: str
+) -> tuple[list[Any], list[Spec]]:
+    """The leaves of a value that is built like `tree` with leaves like `specs`, or a StepError that names the leaf.
+
+    The specs come back too, with what Python numbers have become.
+    """
     root, _, when = where.partition(" ")
     try:
         leaves = tree.apart(value, root, unpack)
@@ -144,22 +169,29 @@ def checked_apart(tree: Tree, specs: list[Spec], names: list[str], value: Any, w
             f"{mismatch} {when}: a step must return its {root} with the structure that "
             f"{'it gets' if root == 'carry' else 'it had at first'}"
         ) from None
-    for leaf, spec, name in zip(leaves, specs, names, strict=True):
+    for k, (leaf, spec, name) in enumerate(zip(leaves, specs, names, strict=True)):
         plain = getval(leaf)
         if type(plain) is np.ndarray and plain.shape == spec.shape and plain.dtype == spec.dtype:
             continue
         found = Spec.of(leaf, f"{name} {when}")
         if not (spec.gives_way(found) or (found.weak and found.gives_way(spec))):
-            cast = f"; cast it, as in {name}.astype({spec.dtype.name!r})" if spec.shape == found.shape else ""
-            raise StepError(f"{name} was {spec} and became {found} {when}: shapes and dtypes stay the same{cast}")
-    return leaves
+            advice = ""
+            if spec.shape == found.shape and spec.rank < found.rank:
+                advice = f"; start with {found.dtype.name}"
+            elif spec.shape == found.shape:
+                advice = f"; cast it, as in {name}.astype({spec.dtype.name!r})"
+            raise StepError(f"{name} was {spec} and became {found} {when}: shapes and dtypes stay the same{advice}")
+        if spec.weak and found != spec:
+            specs = [*specs[:k], spec.kept_up(found), *specs[k + 1 :]]
+    return leaves, specs
 
 
 def refuse_box(leaf: Any, name: str) -> None:
     """Raise a StepError if a leaf is traced although all that goes into the step is plain."""
     if is_boxed(leaf):
         raise StepError(
-            f"{name} is traced by autograd although its step was run on plain arrays: the step uses a traced variable "
-            "that remat could not find. Pass it through init or xs, or let the step close over it directly (closures, "
-            "partials, attributes of the object of a bound method and globals are searched)"
+            f"{name} is still traced by autograd where it must not be: the step uses a traced variable that remat "
+            "could not find, or something made from one in another call of it (a cache, a cached_property, a log). "
+            "Compute it in every call or before the loop, and pass it through init or xs, or close over it directly: "
+            "closures, partials, attributes, items of lists and dicts, and globals are searched"
         )

@@ -9,7 +9,8 @@ from remat.frameworks.asked import Asked
 from remat.frameworks.numpy.body import Body, Inputs, Outputs
 from remat.frameworks.numpy.captured import Captured
 from remat.frameworks.numpy.leaves import Spec, is_boxed, unpack, writable
-from remat.frameworks.numpy.loop import ScanCall, Step, WhileCall, run
+from remat.frameworks.numpy.loop import ScanCall, Step, WhileCall, holds, run
+from remat.frameworks.numpy.verbs import is_about_writing, refuse_writing
 from remat.units import to_count
 
 __all__ = ["scan", "scan_flat", "while_loop"]
@@ -55,9 +56,15 @@ def _scan(
     if any(map(is_boxed, leaves)):
         sizes = (len(parts[0]), len(parts[1]), len(parts[2]))
         return run(ScanCall(step, carry, inputs, sizes, asked, vjp, rows, steps), leaves)
+    asked.check_slots(steps)
     body = _body(carry, parts[0], Inputs(parts[1], inputs), Outputs(steps, rows))
     with step.bind(parts[2]) as plain:
-        after = body.run(plain, carry.build([_own(leaf) for leaf in parts[0]]), 0, steps)
+        try:
+            after = body.run(plain, carry.build([_own(leaf) for leaf in parts[0]]), 0, steps)
+        except ValueError as error:
+            if is_about_writing(error):
+                raise refuse_writing(error, body.at) from error
+            raise
     after = carry.build([writable(leaf) for leaf in carry.apart(after, "carry")])
     outputs = body.outputs
     return after, None if outputs.tree is None else outputs.tree.build(outputs.leaves)
@@ -81,7 +88,7 @@ def while_loop(
         return run(WhileCall(captured, carry, nothing, sizes, asked, cond=cond, most=most), [*leaves, *boxes])[0]
     plain = _body(carry, leaves, Inputs((), nothing), Outputs(0))
     value, done = carry.build([leaf if is_boxed(leaf) else _own(leaf) for leaf in leaves]), 0
-    while done != most and bool(cond(value)):
+    while done != most and holds(cond(value)):
         value = plain.run(step, value, done, done + 1)
         done += 1
     return value
@@ -107,13 +114,16 @@ def _length(leaves: Sequence[Any], tree: Tree, length: int | None) -> int:
     for leaf, name in zip(leaves, tree.names("xs"), strict=True):
         shape = Spec.of(leaf, name).shape
         if not shape:
-            raise StepError(f"{name} is a single number: the leaves of xs have one row for each step")
+            raise StepError(
+                f"{name} is a single number: the leaves of xs have one row for each step. A list is taken for a "
+                "container of inputs: give numpy.array of a list with one entry for each step"
+            )
         found[name] = shape[0]
     if not found:
         raise ProblemError("the number of steps is not known: give xs, or length= if there are none")
     if len(set(found.values())) > 1:
         said_by = ", ".join(f"{name} says {count}" for name, count in list(found.items())[:6])
-        hint = "; a list is taken for a container of inputs: give np.stack of a list with one entry for each step"
+        hint = "; a list is taken for a container of inputs: give numpy.stack of a list with one entry for each step"
         raise ProblemError(
             f"the number of steps is not clear: {said_by}; every leaf of xs has one row for each step"
             + (hint if tree.kind in (list, tuple) else "")

@@ -1,39 +1,41 @@
 """What a step closes over: autograd's boxes are found there, lifted out, and replaced while the step runs.
 
 A box in a closure is invisible to autograd's primitives, and a step that runs with boxes runs traced. So the places
-that hold boxes are found (cells, partials, defaults, attributes of the objects that bound methods and callables
-belong to, globals), their boxes become inputs of the loop, and `bind` puts plain arrays or other boxes there while
-steps run. Cells that the step only reads get back what they held when the loop was called, so that a lambda in a
-Python loop sees its own layer again in the reverse sweep.
+that hold boxes are found (cells, partials, defaults, globals, attributes of objects and of their classes, items of
+lists and dicts), their boxes become inputs of the loop, and `bind` puts plain arrays or other boxes there while steps
+run. Cells that nobody writes get back what they held when the loop was called, so that a lambda in a Python loop sees
+its own layer again in the reverse sweep.
 """
 
-import dis
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from functools import partial
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
-from autograd.tracer import getval
+from autograd.tracer import Box, Node, isbox
 
 from remat.execute.tree import Tree, take_apart
-from remat.frameworks.numpy.leaves import is_boxed, unpack
+from remat.frameworks.numpy.leaves import unpack
+from remat.frameworks.numpy.slots import EMPTY, Attribute, Cell, Item, PartialArguments, Slot, globals_read, written
+from remat.frameworks.numpy.tape import is_live
 
 __all__ = ["Captured", "Place"]
 
-_FOREIGN = ("autograd", "numpy", "scipy", "remat")  # packages whose functions close over no user's boxes
-_MOST_VISITS = 2_000  # objects looked into; a box that is not found is an error when the step returns it
+_FOREIGN = ("autograd", "numpy", "scipy", "remat", "builtins")  # packages whose functions hold no user's boxes
+_MOST_VISITS = 4_000  # objects looked into; a box that is not found is an error when the step returns it
+_LONG = 1_000  # items of a list that is looked into only if it begins with something interesting
 
 
 @dataclass(frozen=True)
 class Place:
-    """Somewhere that a value can be put: its name for people, how to get and put the value, and where its boxes are."""
+    """A slot that holds boxes, alone or in a tuple: whose name and keys people know it by, and where its boxes are."""
 
     name: str
-    get: Callable[[], Any]
-    put: Callable[[Any], None]
+    keys: tuple[Any, ...]  # from the named variable down to the slot
+    slot: Slot
     tree: Tree
     boxes: tuple[tuple[int, int], ...]  # (place among the leaves, number of the captured box)
     leaves: tuple[Any, ...]  # of the value, with None for each box
@@ -47,68 +49,63 @@ class Place:
 
 
 class Captured:
-    """A step as a function of what it captured: `boxes`, and `bind` to run it with other values for them."""
+    """A step as a function of what it captured: `release` its boxes, and `bind` others to run it with."""
 
     def __init__(self, step: Callable[..., Any], *others: Callable[..., Any] | None) -> None:
         self.step = step
-        self._places: list[Place] = []
-        self._cells: list[tuple[CellType, Any]] = []
-        self.boxes: list[Any] = []
-        self.names: list[str] = []
-        self.looks: list[Any] = []  # shapes, numbers and code met on the way: what the cost of a step depends on
+        self.places: list[Place] = []
+        self.looks: list[Any] = []  # the code met on the way
+        self._boxes: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._read: dict[int, tuple[CellType, Any]] = {}
+        self._written: set[int] = set()
         self._seen: set[int] = set()
-        self._visits = 0
         for function in (step, *others):
             if function is not None:
                 self._walk(function, "step")
-        del self._seen
+        self._cells = [pair for number, pair in self._read.items() if number not in self._written]
+        del self._seen, self._read, self._written
 
     def release(self) -> list[Any]:
         """The boxes, given away: what is left holds none, so that nothing of a trace outlives it."""
-        boxes, self.boxes = self.boxes, []
-        self._numbers = {}
+        boxes, self._boxes, self._numbers = self._boxes, [], {}
         return boxes
-
-    @property
-    def places(self) -> list[Place]:
-        """Where boxes were found."""
-        return self._places
 
     @contextmanager
     def bind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
         """The step, as long as `values` are in the places of the captured boxes."""
-        if not self._places and not self._cells:
-            yield self.step
-            return
-        before: list[tuple[Callable[[Any], None], Any]] = []
+        before: list[tuple[Slot, Any]] = []
         try:
             for cell, content in self._cells:
-                if cell.cell_contents is not content:
-                    before.append((partial(setattr, cell, "cell_contents"), cell.cell_contents))
-                    cell.cell_contents = content
-            for place in self._places:
-                before.append((place.put, place.get()))
-                place.put(place.with_boxes(values))
+                slot = Cell(cell)
+                now = slot.get()
+                if now is not content:
+                    before.append((slot, now))
+                    slot.put(content)
+            for place in self.places:
+                before.append((place.slot, place.slot.get()))
+                place.slot.put(place.with_boxes(values))
             yield self.step
         finally:
-            for put, value in reversed(before):
-                put(value)
+            for slot, value in reversed(before):
+                slot.put(value)
 
     def _walk(self, value: Any, name: str) -> None:
-        """Look for places below a value that is itself in no place that could be changed."""
-        if id(value) in self._seen or self._visits > _MOST_VISITS:
+        """Look for places below a value that is no container."""
+        if id(value) in self._seen or len(self._seen) > _MOST_VISITS:
             return
         self._seen.add(id(value))
-        self._visits += 1
         if isinstance(value, FunctionType):
             self._walk_function(value)
         elif isinstance(value, MethodType):
             self._walk(value.__func__, name)
             self._walk(value.__self__, "self")
         elif isinstance(value, partial):
-            self._walk_partial(value, name)
-        elif not isinstance(value, type | ModuleType | BuiltinFunctionType | CellType | np.ndarray | np.generic):
+            self._walk(value.func, name)
+            self._look((value.args, value.keywords), "partial", PartialArguments(value))
+        elif isinstance(value, type):
+            self._walk_class(value, name)
+        elif not isinstance(value, _OPAQUE):
             self._walk_object(value, name)
 
     def _walk_function(self, function: FunctionType) -> None:
@@ -119,112 +116,103 @@ class Captured:
         code = function.__code__
         self.looks.append(code)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            content = _content(cell)
-            if content is _EMPTY or id(cell) in self._seen:
+            if name in written(code):
+                self._written.add(id(cell))
+            content = Cell(cell).get()
+            if content is EMPTY or id(cell) in self._seen:
                 continue
             self._seen.add(id(cell))
-            get = partial(_content, cell)
-            found = self._look(content, name, get, partial(setattr, cell, "cell_contents"))
-            if not found and name not in _written(code):
-                self._cells.append((cell, content))
+            if not self._look(content, name, Cell(cell)):
+                self._read[id(cell)] = cell, content
         if function.__defaults__:
             names = code.co_varnames[: code.co_argcount][-len(function.__defaults__) :]
-            self._look(function.__defaults__, f"defaults of {', '.join(names)}", *_attribute(function, "__defaults__"))
-        if function.__kwdefaults__:
-            self._look_into(function.__kwdefaults__, "{}")
+            self._look(function.__defaults__, ", ".join(names), Attribute(function, "__defaults__"))
+        self._look_into(function.__kwdefaults__ or {}, "{}")
         space = function.__globals__
-        for name in _globals_read(code):
+        for name in globals_read(code):
             if name in space and not isinstance(space[name], ModuleType):
-                get, put = partial(space.__getitem__, name), partial(space.__setitem__, name)
-                self._look(space[name], name, get, put)
-
-    def _walk_partial(self, value: Any, name: str) -> None:
-        self._walk(value.func, name)
-
-        def put(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
-            value.__setstate__((value.func, *arguments, value.__dict__ or None))
-
-        self._look((value.args, value.keywords), "partial", lambda: (value.args, value.keywords), put)
+                self._look(space[name], name, Item(space, name))
+        self._walk(getattr(function, "__wrapped__", None), "step")
 
     def _walk_object(self, value: Any, name: str) -> None:
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self._look_into(attributes, f"{name}.{{}}")
+        self._walk_class(type(value), name)
         for kind in type(value).__mro__:
             slots = kind.__dict__.get("__slots__", ())
             for slot in (slots,) if isinstance(slots, str) else slots:
-                if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                    self._look(getattr(value, slot), f"{name}.{slot}", *_attribute(value, slot))
-        call = type(value).__dict__.get("__call__")
-        if isinstance(call, FunctionType):
-            self._walk(call, name)
+                mangled = f"_{kind.__name__.lstrip('_')}{slot}" if slot[:2] == "__" != slot[-2:] else slot
+                held = Attribute(value, mangled)
+                if mangled not in ("__dict__", "__weakref__") and held.get() is not EMPTY:
+                    self._look(held.get(), f"{name}.{slot}", held)
+
+    def _walk_class(self, value: type, name: str) -> None:
+        """Methods close over things too, and attributes of a class may hold them."""
+        for kind in value.__mro__:
+            if kind.__module__.partition(".")[0] in _FOREIGN or (id(kind) in self._seen and kind is not value):
+                continue
+            self._seen.add(id(kind))
+            for key, held in list(vars(kind).items()):
+                function = getattr(held, "__func__", getattr(held, "fget", getattr(held, "func", held)))
+                if isinstance(function, FunctionType):
+                    self._walk(function, name)
+                elif not key.startswith("__"):
+                    self._look(held, f"{kind.__name__}.{key}", Attribute(kind, key))
 
     def _look_into(self, space: dict[str, Any], name: str) -> None:
         for key, value in list(space.items()):
-            self._look(value, name.format(key), partial(space.__getitem__, key), partial(space.__setitem__, key))
+            self._look(value, name.format(key), Item(space, key))
 
-    def _look(self, value: Any, name: str, get: Callable[[], Any], put: Callable[[Any], None]) -> bool:
-        """Make a place of a value with boxes in it (True), and look further below what is no container."""
+    def _look(self, value: Any, name: str, slot: Slot, keys: tuple[Any, ...] = ()) -> bool:
+        """Make a place of a slot with boxes in it (True); look further below lists, dicts and what is no container."""
         if type(value) in _PLAIN:
-            self.looks.append(_look_of(value))
             return False
-        leaves, tree = take_apart(value, unpack)
+        if type(value) in (list, dict):
+            self._look_at_items(value, name, keys)
+            return False
+        leaves, tree = _immutable_parts(value)
         boxes = []
         for place, leaf in enumerate(leaves):
-            self.looks.append(_look_of(leaf))
-            if is_boxed(leaf):
-                boxes.append((place, self._number(leaf, name)))
+            if is_live(leaf):
+                boxes.append((place, self._number(leaf)))
+            elif type(leaf) in (list, dict):
+                self._look_at_items(leaf, name, keys)
             elif type(leaf) not in _PLAIN:
                 self._walk(leaf, name)
-        if not boxes:
-            return False
-        kept = tuple(None if is_boxed(leaf) else leaf for leaf in leaves)
-        self._places.append(Place(name, get, put, tree, tuple(boxes), kept))
-        return True
+        if boxes:
+            kept = list(leaves)
+            for place, _ in boxes:
+                kept[place] = None
+            self.places.append(Place(name, keys, slot, tree, tuple(boxes), tuple(kept)))
+        return bool(boxes)
 
-    def _number(self, box: Any, name: str) -> int:
+    def _look_at_items(self, value: Any, name: str, keys: tuple[Any, ...]) -> None:
+        if id(value) in self._seen or len(self._seen) > _MOST_VISITS:
+            return
+        self._seen.add(id(value))
+        items = list(enumerate(value)) if isinstance(value, list) else list(value.items())
+        if len(items) > _LONG and all(type(item) in _PLAIN for _, item in items[:16]):
+            return
+        for key, item in items:
+            self._look(item, name, Item(value, key), (*keys, key))
+
+    def _number(self, box: Any) -> int:
         number = self._numbers.get(id(box))
         if number is None:
-            number = self._numbers[id(box)] = len(self.boxes)
-            self.boxes.append(box)
-            self.names.append(name)
+            number = self._numbers[id(box)] = len(self._boxes)
+            self._boxes.append(box)
         return number
 
 
-_EMPTY = object()
+_OPAQUE = (ModuleType, BuiltinFunctionType, CellType, np.ndarray, np.generic, Box, Node)
 _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None), np.ndarray, np.float64, np.float32, range})
 
 
-def _look_of(value: Any) -> Any:
-    """What of a value the size of a tape may depend on: shapes and whole numbers."""
-    value = getval(value)
-    if isinstance(value, np.ndarray):
-        return value.shape, value.dtype
-    return (type(value), value if type(value) in (int, bool, str) else None)
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not yet assigned
-        return _EMPTY
-
-
-def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    return partial(getattr, owner, name), partial(object.__setattr__, owner, name)
-
-
-@lru_cache(maxsize=1024)
-def _written(code: CodeType) -> frozenset[str]:
-    """Names of the enclosing scope that the code, or code in it, assigns to."""
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("STORE_DEREF", "DELETE_DEREF")}
-    inside = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return frozenset(names.union(*map(_written, inside)))
-
-
-@lru_cache(maxsize=1024)
-def _globals_read(code: CodeType) -> frozenset[str]:
-    """Global names that the code, or code in it, reads."""
-    names = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    inside = (constant for constant in code.co_consts if isinstance(constant, CodeType))
-    return frozenset(names.union(*map(_globals_read, inside)))
+def _immutable_parts(value: Any) -> tuple[list[Any], Tree]:
+    """What is in a tuple or a boxed container; lists, dicts and dataclasses are leaves: they are changed in place."""
+    if isbox(value) and not is_live(value):
+        return [value], Tree()
+    if isbox(value):
+        return take_apart(value, unpack)
+    return take_apart(value, unpack, only=tuple)

@@ -12,6 +12,7 @@ from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
+from autograd.builtins import tuple as boxed_tuple
 from autograd.core import vspace
 from autograd.tracer import getval
 
@@ -20,8 +21,8 @@ from remat.execute.tree import take_apart
 from remat.frameworks.asked import Asked
 from remat.frameworks.numpy.body import pair
 from remat.frameworks.numpy.captured import Place
-from remat.frameworks.numpy.leaves import unpack
-from remat.frameworks.numpy.loop import Call, packed
+from remat.frameworks.numpy.leaves import Spec, unpack
+from remat.frameworks.numpy.loop import Call
 from remat.frameworks.numpy.tape import boxable, new_trace, pull_back, root, split
 
 __all__ = ["adjoint", "tangent"]
@@ -54,6 +55,7 @@ def adjoint(call: Call, leaves: Sequence[Any], cotangents: Sequence[Any], wanted
     init, xs, captured = call.parts(leaves)
     assert call.results is not None
     assert n is not None
+    init = [_widened(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
     flows, flows_out = call.results.flows[: len(init)], call.results.flows[len(init) :]
     rest = iter([cotangents[i] for i in range(len(cotangents))])
     bars = [next(rest) for flow in flows if flow]
@@ -77,7 +79,7 @@ def adjoint(call: Call, leaves: Sequence[Any], cotangents: Sequence[Any], wanted
             carry_out, y = forward(captured_in, carry_in, x_in)
             nodes = [split(leaf, trace)[1] for leaf in [*_where(carry_out, flows), *_where(y, flows_out)]]
         ends = [(node, part) for node, part in zip(nodes, [*bars, *ybars], strict=True) if node is not None]
-        found = pull_back(ends, {})
+        found = pull_back([ends], {})
 
         def gradients(roots: list[Any], values: list[Any], marks: list[bool]) -> list[Any]:
             return [
@@ -110,6 +112,7 @@ def tangent(call: Call, leaves: Sequence[Any], given: dict[int, Any]) -> Any:
     init, xs, captured = call.parts(leaves)
     assert call.results is not None
     assert n is not None
+    init = [_widened(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
     flows, flows_out = call.results.flows[: len(init)], call.results.flows[len(init) :]
     dots, xs_dots, captured_dots = call.parts([given.get(i) for i in range(len(leaves))])
     mark_xs, mark_captured = [dot is not None for dot in xs_dots], [dot is not None for dot in captured_dots]
@@ -142,9 +145,9 @@ def tangent(call: Call, leaves: Sequence[Any], given: dict[int, Any]) -> Any:
     known = [*captured, *_where(captured_dots, mark_captured)]
     inputs = (xs, _where(xs_dots, mark_xs))
     if n == 0:
-        return packed(dots)
+        return boxed_tuple(dots)
     (_, dots), y_dots = scan_flat(_OpenStep(step), (init, dots), inputs, known, n, asked, call.rows)
-    return packed([*dots, *(y_dots or ())])
+    return boxed_tuple([*dots, *(y_dots or ())])
 
 
 def _forward(call: Call) -> Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]:
@@ -177,7 +180,7 @@ def _same_plan(call: Call) -> Asked:
 
 
 def _rooted(
-    leaves: Sequence[Any], mask: Sequence[bool], trace: int, tangents: Sequence[Any] | None = None
+    leaves: Sequence[Any], mask: Sequence[bool], trace: float, tangents: Sequence[Any] | None = None
 ) -> tuple[list[Any], list[Any]]:
     """Leaves as roots where the mask says so, and their nodes; `tangents` are those of the masked leaves, in order."""
     rest = iter(tangents or ())
@@ -188,6 +191,11 @@ def _rooted(
         boxes.append(box)
         nodes.append(node)
     return boxes, nodes
+
+
+def _widened(leaf: Any, spec: Spec) -> Any:
+    """A Python number as what it becomes in the loop."""
+    return spec.dtype.type(leaf) if type(leaf) in (bool, int, float, complex) else leaf
 
 
 def _where(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:

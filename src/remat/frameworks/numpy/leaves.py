@@ -57,12 +57,13 @@ class Spec:
             return cls((), np.dtype(kind), weak=True)
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _RANKS:
             if isinstance(value, np.ndarray) and kind is not np.ndarray and not isinstance(value, np.memmap):
-                raise StepError(f"{name} is a {_type_name(kind)}: give np.asarray of it, or another plain array")
+                raise StepError(f"{name} is {_type_name(kind)}: give np.asarray of it, or another plain array")
             return cls(value.shape, value.dtype)
         of_dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
         raise StepError(
-            f"{name} is a {_type_name(kind)}{of_dtype}: a leaf must be a NumPy array or a number. Tuples, lists, "
-            "dicts, named tuples and dataclasses are taken apart; let the step close over anything else"
+            f"{name} is {_type_name(kind)}{of_dtype}: a leaf must be a NumPy array or a number"
+            + (": give numpy.arange" if kind is range else "")
+            + ". Tuples, lists, dicts, named tuples and dataclasses are taken apart; let the step close over the rest"
         )
 
     @property
@@ -79,10 +80,19 @@ class Spec:
         """Whether a value like `other` may follow one like this: the same, but for the dtype of a Python number."""
         if self.shape != other.shape or self.dtype == other.dtype:
             return self.shape == other.shape
-        return self.weak and _RANKS.index(self.dtype.kind) <= _RANKS.index(other.dtype.kind)
+        return self.weak and self.rank <= other.rank
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
+
+    def kept_up(self, other: "Spec") -> "Spec":
+        """What to hold later values against, when one like `other` has followed: a Python number may have widened."""
+        return other if self.weak and self != other and self.rank <= other.rank else self
+
+    @property
+    def rank(self) -> int:
+        """Where the kind of dtype stands among bool, int, float and complex."""
+        return _RANKS.index(self.dtype.kind)
 
 
 def matcher(tree: Tree, specs: list[Spec]) -> Callable[[Any], bool]:
@@ -170,10 +180,20 @@ def summary(leaf: Any) -> float:
     if weights is None:
         weights = _weights.setdefault(numbers.dtype, _WEIGHTS.astype(numbers.dtype))
     flat = numbers.reshape(-1)
+    total = _weighted(flat, weights)
+    if np.isfinite(total):
+        return total
+    # Too large to be summed up, or not finite, for which numbers of the size of the others stand.
+    flat = flat.astype(np.float64)
+    largest = float(np.max(np.abs(flat), where=np.isfinite(flat), initial=0.0)) or 1.0
+    return _weighted(np.nan_to_num(flat / largest, nan=0.3, posinf=0.7, neginf=-0.7), _WEIGHTS) * min(largest, 1e300)
+
+
+def _weighted(flat: Any, weights: Any) -> float:
     total = 0.0
     if flat.size > _WIDTH:
         rows = flat.size // _WIDTH
-        total = 0.7 * summary(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ weights)
+        total = 0.7 * _weighted(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ weights, weights)
         flat = flat[rows * _WIDTH :]
     return total + float(flat @ weights[: flat.size])
 
@@ -181,14 +201,13 @@ def summary(leaf: Any) -> float:
 def differ(leaf: Any, noted: float, tolerance: float) -> float:
     """How far a leaf is from the one that was summed up, relative to its size; 0 where rounding explains it."""
     found = summary(leaf)
-    if found == noted or not (np.isfinite(found) or np.isfinite(noted)) or np.isnan(noted):
+    if found == noted or np.isnan(noted):  # a noted nan is none: nothing was noted there
         return 0.0
-    if not np.isfinite(found) or not np.isfinite(noted):
-        return float("inf")
     scale = max(summary(np.abs(leaf)), abs(noted), 1e-300)
     change = abs(found - noted) / scale
     return change if change > tolerance else 0.0
 
 
 def _type_name(kind: type) -> str:
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

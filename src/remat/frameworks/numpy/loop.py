@@ -7,14 +7,14 @@ when the primitive is called, the reverse sweep when its cotangent comes. What i
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-from autograd.builtins import tuple as boxed_tuple
 from autograd.core import defjvp_argnums, defvjp_argnums, vspace
-from autograd.tracer import primitive
+from autograd.tracer import getval, primitive
 
+from remat.errors import StepError
 from remat.execute import Run
 from remat.execute.guard import Guard
 from remat.execute.rng import read_generators, set_generators
@@ -27,12 +27,13 @@ from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.verbs import AdjointVerbs, AutogradVerbs, NumpyVerbs, Wanted
 from remat.measure import Measured, measure_step
 from remat.planners import Plan
+from remat.problem import Memory
 
 __all__ = ["Call", "Step", "run"]
 
 
 MOST_MEASURED = 256
-_measured: dict[Any, Measured] = {}
+_measured: dict[Any, tuple[int, Measured]] = {}  # by code and looks: the size of the first tape, and what was found
 
 
 class Step(Protocol):
@@ -128,33 +129,42 @@ class Call(ABC):
         return [_zeros(leaves[i]) if found[i] is None else found[i] for i in wanted]
 
     def measured(self, leaves: Sequence[Any]) -> Measured:
-        """What a step costs: from a few runs of the first ones, or from an earlier loop that looks the same."""
-        looks = tuple(Spec.of(leaf, "leaf") for leaf in leaves)
-        key = (*self.step.looks, self.carry, self.xs, looks, tuple(self.wanted), self.vjp is None)
-        if key not in _measured:
-            while len(_measured) >= MOST_MEASURED:
-                _measured.pop(next(iter(_measured)))
-            _measured[key] = self._measure(leaves)
-        return _measured[key]
+        """What a step costs: from a few runs of the first ones, or from an earlier loop whose first step is as large.
+
+        Global random numbers are not used up.
+        """
+        outside = read_generators()
+        try:
+            specs = tuple(Spec.of(leaf, "leaf") for leaf in leaves)
+            key = (*self.step.looks, self.carry, self.xs, specs, tuple(self.wanted), self.vjp is None)
+            verbs, state = self.start(leaves, 1)
+            first = verbs.size(verbs.record(state, 0, 1)[1])
+            known = _measured.get(key)
+            if known is None or not 0.98 * known[0] <= first <= 1.02 * known[0]:
+                while len(_measured) >= MOST_MEASURED:
+                    _measured.pop(next(iter(_measured)))
+                known = _measured[key] = first, self._measure(leaves)
+            return known[1]
+        finally:
+            set_generators(outside)
 
     def _measure(self, leaves: Sequence[Any]) -> Measured:
-        """Run the first steps a few times; global random numbers are not used up."""
-        outside = read_generators()
-        steps = min(self.steps or 5, 5)
+        """Run the first steps a few times: the second one if its length is known, since more may not follow."""
+        steps = min(self.steps or 1, 5)
         verbs, state = self.start(leaves, steps)
-        _, xs, _ = self.parts(leaves)
+        xs = self.parts(leaves)[1]
         verbs.xs_grads = [_zeros(leaf[:steps]) if w else None for leaf, w in zip(xs, verbs.wanted.xs, strict=True)]
 
         def ones(state: Any) -> list[Any]:
-            kinds = zip(verbs.body.tree.apart(state, "carry"), verbs.body.specs, strict=True)
+            body, outputs = verbs.body, verbs.body.outputs
+            if outputs.leaves and not verbs.cotangents:
+                pairs = zip(outputs.leaves, outputs.specs, strict=True)
+                verbs.cotangents = [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in pairs]
+            kinds = zip(body.tree.apart(state, "carry"), body.specs, strict=True)
             return [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in kinds]
 
-        try:
-            assert self.asked.memory is not None
-            room = self.asked.memory.device.capacity or 0
-            return measure_step(verbs, NumpyMeter(), state, steps, room, ones)
-        finally:
-            set_generators(outside)
+        assert self.asked.memory is not None
+        return measure_step(verbs, NumpyMeter(), state, steps, self.asked.memory.device.capacity or 0, ones)
 
 
 @dataclass
@@ -189,22 +199,31 @@ class WhileCall(Call):
         if self.plan is not None:  # it has been driven to its end before
             run.play(self.plan.schedule)
             return verbs, run
-        driver = self.asked.plan_for(None, lambda: self.measured(leaves)).start()
-        while self._goes_on(verbs, run.state):
-            if driver.at + 1 == self.most:
-                rest = driver.last()
-                break
+        goes_on = self._goes_on(verbs, run.state)
+        asked = (
+            self.asked if goes_on else replace(self.asked, memory=Memory(slots=1))
+        )  # a step that never runs is not measured
+        driver = asked.plan_for(None, lambda: self.measured(leaves)).start()
+        while goes_on and driver.at + 1 != self.most:
             run.play(driver.advance())
-        else:
-            rest = driver.ended()
-        run.play(rest)
+            goes_on = self._goes_on(verbs, run.state)
+        run.play(driver.last() if goes_on else driver.ended())
         self.plan = run.about = driver.plan()
         self.steps = self.plan.problem.units
         return verbs, run
 
     def _goes_on(self, verbs: NumpyVerbs, carry: Any) -> bool:
         with self.step.bind(verbs.captured):
-            return bool(self.cond(carry))
+            return holds(self.cond(carry))
+
+
+def holds(answer: Any) -> bool:
+    """Whether a condition's answer is yes; what is no answer raises a StepError."""
+    answer = getval(answer)
+    if answer is None or np.size(answer) != 1:
+        what = "None" if answer is None else f"{np.size(answer)} values"
+        raise StepError(f"cond must return one truth value, and returned {what}; np.all and np.any make one of many")
+    return bool(answer)
 
 
 @dataclass
@@ -212,7 +231,7 @@ class Results:
     """What a loop gives: leaves of the last carry and of the outputs; those without gradient go beside autograd."""
 
     leaves: list[Any]
-    flows: list[bool]  # whether gradients flow through the leaf
+    specs: list[Spec]
     carry_size: int
     outputs: Tree
 
@@ -222,7 +241,12 @@ class Results:
         leaves = [writable(leaf) for leaf in body.tree.apart(carry, "carry")]
         specs = [*body.specs, *body.outputs.specs]
         tree = body.outputs.tree if body.outputs.tree is not None else Tree(type(None))
-        return cls([*leaves, *body.outputs.leaves], [spec.differentiable for spec in specs], len(leaves), tree)
+        return cls([*leaves, *body.outputs.leaves], specs, len(leaves), tree)
+
+    @property
+    def flows(self) -> list[bool]:
+        """Whether gradients flow through each leaf."""
+        return [spec.differentiable for spec in self.specs]
 
     def flowing(self) -> tuple[Any, ...]:
         """The leaves that gradients flow through."""
@@ -287,8 +311,3 @@ def run(call: Call, leaves: Sequence[Any]) -> tuple[Any, Any]:
 
 def _zeros(leaf: Any) -> Any:
     return vspace(leaf).zeros()
-
-
-def packed(parts: Sequence[Any]) -> Any:
-    """Leaves as the tuple that the primitive gives, boxed if need be."""
-    return boxed_tuple(parts)

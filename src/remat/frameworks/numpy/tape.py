@@ -7,9 +7,10 @@ the order in which autograd would have added them.
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -20,8 +21,9 @@ from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import HEADER
 
-__all__ = ["Tape", "boxable", "new_trace", "pull_back", "root", "split", "tape_size"]
+__all__ = ["Tape", "boxable", "is_live", "new_trace", "pull_back", "root", "split", "tape_size"]
 
+Ends = Sequence[tuple[Any, Any]]  # nodes with their cotangents
 Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in place; None is zero
 
 
@@ -38,14 +40,32 @@ class Tape:
     carry_out: list[Any] = field(default_factory=list)
 
 
+_traces = count(1)
+_open: set[float] = set()
+
+
 @contextmanager
-def new_trace() -> Iterator[int]:
-    """A trace on top of all others; autograd's own is not closed when something raises."""
+def new_trace() -> Iterator[float]:
+    """A trace on top of all others; autograd's own is not closed when something raises.
+
+    Autograd gives the number of a trace that has ended to the next one, so that a box which a step has hidden somewhere
+    would pass for one of the new trace. Here each has its own number, a little above that of its level.
+    """
     trace_stack.top += 1
+    number = trace_stack.top + next(_traces) % 2**40 * 2.0**-41
+    _open.add(number)
     try:
-        yield trace_stack.top
+        yield number
     finally:
+        _open.discard(number)
         trace_stack.top -= 1
+
+
+def is_live(leaf: Any) -> bool:
+    """Whether a leaf is a box of a trace that is open: a box that a step left somewhere is not."""
+    if not isbox(leaf):
+        return False
+    return leaf._trace in _open if leaf._trace % 1 else leaf._trace <= trace_stack.top
 
 
 def boxable(leaf: Any) -> bool:
@@ -55,25 +75,31 @@ def boxable(leaf: Any) -> bool:
     return type(leaf) in box_type_mappings and not isinstance(leaf, tuple | list | dict)
 
 
-def root(leaf: Any, trace: int, tangent: Any = None) -> tuple[Any, Any]:
+def root(leaf: Any, trace: float, tangent: Any = None) -> tuple[Any, Any]:
     """The box of a leaf as a root of the trace, and its node; with a tangent, of a forward-mode trace."""
     node = VJPNode.new_root() if tangent is None else JVPNode.new_root(tangent)
     return new_box(leaf, trace, node), node
 
 
-def split(leaf: Any, trace: int) -> tuple[Any, Any]:
+def split(leaf: Any, trace: float) -> tuple[Any, Any]:
     """The value of a leaf and its node in the trace, or None if it does not depend on the roots."""
     if isbox(leaf) and leaf._trace == trace:
         return leaf._value, leaf._node
     return leaf, None
 
 
-def pull_back(ends: Sequence[tuple[Any, Any]], sums: dict[Any, tuple[Any, bool]]) -> dict[Any, tuple[Any, bool]]:
-    """The cotangents of the roots, from cotangents of the ends, added to the `sums` that roots may have already."""
-    end = VJPNode.__new__(VJPNode)
-    end.parents = tuple(node for node, _ in ends)
-    cotangents = [cotangent for _, cotangent in ends]
-    end.vjp = lambda _: cotangents
+def pull_back(groups: Sequence[Ends], sums: dict[Any, tuple[Any, bool]]) -> dict[Any, tuple[Any, bool]]:
+    """The cotangents of the roots, from cotangents of ends, added to the `sums` that roots may have already.
+
+    The ends come in groups, one for each step in the order of steps. A chain of nodes stands for them, so that the
+    ends of a step wait until all that follows it is pulled back.
+    """
+    end = None
+    for group in groups:
+        before, end = end, VJPNode.__new__(VJPNode)
+        earlier = () if before is None else ((before, None),)
+        end.parents = tuple(node for node, _ in (*earlier, *group))  # `toposort` takes the last parent first
+        end.vjp = _constant([cotangent for _, cotangent in (*earlier, *group)])
     sums[end] = (None, False)
     for node in toposort(end):
         if not node.parents:
@@ -82,6 +108,10 @@ def pull_back(ends: Sequence[tuple[Any, Any]], sums: dict[Any, tuple[Any, bool]]
         for parent, part in zip(node.parents, node.vjp(cotangent), strict=True):
             sums[parent] = add_outgrads(sums.get(parent), part)
     return sums
+
+
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
 
 
 _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType, VSpace, str, int, bool, np.dtype, type(None))

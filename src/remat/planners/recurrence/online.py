@@ -18,7 +18,7 @@ from remat.planners.recurrence.revolve import advances, advances_of, beta
 
 __all__ = ["Sweep", "best_of_held", "reversal_advances"]
 
-_MOST_HELD = 400  # so many held states are searched for the best ones to use; the search is cubic
+_MOST_HELD = 128  # beyond, all held states are used: the search takes their square in memory
 
 _advances = lru_cache(maxsize=2**16)(advances)
 

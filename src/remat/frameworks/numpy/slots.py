@@ -1,0 +1,121 @@
+"""Slots: somewhere in a user's program that a value can be put, and put back: cells, items, attributes, partials."""
+
+import dis
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CellType, CodeType
+from typing import Any, Protocol
+
+__all__ = ["EMPTY", "Attribute", "Cell", "Item", "PartialArguments", "Slot", "globals_read", "written"]
+
+EMPTY = object()  # what an empty slot holds; putting it there empties the slot
+
+
+class Slot(Protocol):
+    """A place for one value."""
+
+    def get(self) -> Any:
+        """The value, or EMPTY."""
+        ...
+
+    def put(self, value: Any) -> None:
+        """Put a value there, or EMPTY."""
+        ...
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A variable of an enclosing function."""
+
+    cell: CellType
+
+    def get(self) -> Any:
+        """The content of the cell."""
+        try:
+            return self.cell.cell_contents
+        except ValueError:
+            return EMPTY
+
+    def put(self, value: Any) -> None:
+        """Change the content of the cell."""
+        if value is EMPTY:
+            del self.cell.cell_contents
+        else:
+            self.cell.cell_contents = value
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a list or a dict."""
+
+    owner: Any
+    key: Any
+
+    def get(self) -> Any:
+        """The item."""
+        try:
+            return self.owner[self.key]
+        except LookupError:
+            return EMPTY
+
+    def put(self, value: Any) -> None:
+        """Change the item."""
+        if value is not EMPTY and not (isinstance(self.owner, list) and self.key >= len(self.owner)):
+            self.owner[self.key] = value
+        elif value is EMPTY and isinstance(self.owner, dict):
+            self.owner.pop(self.key, None)
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute of an object, a class or a function; frozen ones too."""
+
+    owner: Any
+    name: str
+
+    def get(self) -> Any:
+        """The attribute."""
+        return getattr(self.owner, self.name, EMPTY)
+
+    def put(self, value: Any) -> None:
+        """Change the attribute."""
+        kind = type if isinstance(self.owner, type) else object
+        if value is EMPTY:
+            kind.__delattr__(self.owner, self.name)
+        else:
+            kind.__setattr__(self.owner, self.name, value)
+
+
+@dataclass(frozen=True)
+class PartialArguments:
+    """The arguments of a functools.partial."""
+
+    owner: Any
+
+    def get(self) -> Any:
+        """The positional and the keyword arguments."""
+        return self.owner.args, self.owner.keywords
+
+    def put(self, value: Any) -> None:
+        """Change the arguments."""
+        self.owner.__setstate__((self.owner.func, *value, self.owner.__dict__ or None))
+
+
+@lru_cache(maxsize=1024)
+def written(code: CodeType) -> frozenset[str]:
+    """Names of enclosing scopes that the code, or code in it, assigns to."""
+    return _names(code, "STORE_DEREF", "DELETE_DEREF").union(*map(written, _inside(code)))
+
+
+@lru_cache(maxsize=1024)
+def globals_read(code: CodeType) -> frozenset[str]:
+    """Global names that the code, or code in it, reads."""
+    return _names(code, "LOAD_GLOBAL", "LOAD_NAME").union(*map(globals_read, _inside(code)))
+
+
+def _names(code: CodeType, *opnames: str) -> frozenset[str]:
+    return frozenset(item.argval for item in dis.get_instructions(code) if item.opname in opnames)
+
+
+def _inside(code: CodeType) -> list[CodeType]:
+    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]

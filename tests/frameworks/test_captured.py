@@ -1,0 +1,257 @@
+"""What a step closes over, keeps, caches, writes and shares with others."""
+
+import functools
+from dataclasses import dataclass
+
+import autograd.numpy as np
+import numpy
+import pytest
+from autograd import grad, value_and_grad
+from autograd.tracer import isbox
+
+import remat
+
+XS = numpy.linspace(0.1, 1, 7)
+
+
+def last(step, init=0.3, **how):
+    return remat.scan(step, init, XS, **({"slots": 3} | how))[0]
+
+
+class CachedModel:
+    def __init__(self, w):
+        self.w = w
+
+    @functools.cached_property
+    def k(self):
+        return np.exp(-self.w)
+
+    def step(self, h, x):
+        return h * self.k + x, None
+
+
+def cached_in_a_dict(w):
+    cache = {}
+
+    def step(h, x):
+        if "k" not in cache:
+            cache["k"] = np.exp(-w)
+        return h * cache["k"] + x, None
+
+    return step
+
+
+def cached_in_a_cell(w):
+    k = None
+
+    def step(h, x):
+        nonlocal k
+        if k is None:
+            k = np.exp(-w)
+        return h * k + x, None
+
+    return step
+
+
+def cached_by_lru_cache(w):
+    @functools.lru_cache
+    def k(_):
+        return np.exp(-w)
+
+    return lambda h, x: (h * k(1) + x, None)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda w: CachedModel(w).step, cached_in_a_dict, cached_in_a_cell, cached_by_lru_cache], ids=range(4)
+)
+@pytest.mark.parametrize("slots", [1, 3, 20])
+def test_a_cache_that_outlives_a_call_is_an_error_not_a_lost_gradient(make, slots):
+    with pytest.raises(remat.StepError, match="cache"):
+        grad(lambda w: last(make(w), slots=slots))(0.5)
+    plan = remat.plan(remat.Loop(7), slots=7, planner="keep-all")
+    with pytest.raises(remat.StepError, match="cache"):
+        grad(lambda w: remat.scan(make(w), 0.3, XS, plan=plan)[0])(0.5)
+
+
+def test_what_a_step_leaves_behind_does_no_harm_to_the_next_call():
+    seen = []
+
+    def step(h, x):
+        seen.append(h)
+        return np.sin(h) + x, None
+
+    first = grad(lambda w: last(step, w))(0.3)
+    assert any(map(isbox, seen))
+    assert isinstance(last(step, 0.3), float)
+    assert grad(lambda w: last(step, w))(0.3) == first != 0.0
+
+
+def test_a_helper_may_write_a_variable_that_the_step_reads():
+    def loss(w):
+        ticks = 0
+
+        def tick():
+            nonlocal ticks
+            ticks += 1
+
+        def step(h, x):
+            tick()
+            return h * w + ticks, None
+
+        plan = remat.plan(remat.Loop(5), memory=1000)
+        return remat.scan(step, 1.0, length=5, plan=plan)[0], ticks
+
+    assert loss(0.9) == (pytest.approx(13.73, abs=0.01), 5)
+    value, gradient = value_and_grad(lambda w: loss(w)[0])(0.9)  # all tapes are held: every step runs once
+    assert value == pytest.approx(13.73, abs=0.01)
+    assert gradient == pytest.approx(20.46, abs=0.01)
+
+
+def test_a_condition_may_count():
+    def loss(w):
+        ticks = 0
+
+        def cond(h):
+            nonlocal ticks
+            ticks += 1
+            return ticks < 6
+
+        return remat.while_loop(cond, lambda h: h * w, 1.0, slots=3, max_steps=100)
+
+    assert grad(loss)(0.9) == pytest.approx(5 * 0.9**4)
+
+
+def test_names_and_attributes_may_be_deleted_after_the_call():
+    class Model:
+        pass
+
+    def loss(w):
+        scale = 2.0
+        model = Model()
+        model.w = w
+        h = remat.scan(lambda h, x: (h * scale * model.w, None), 1.0, length=4, slots=2)[0]  # noqa: F821
+        del scale
+        del model.w
+        return h
+
+    assert grad(loss)(0.5) == pytest.approx(4 * 2**4 * 0.5**3)
+
+
+def test_lists_and_dicts_that_hold_boxes_are_the_users_own():
+    def loss(w):
+        log, params = [w], {"w": w, "calls": 0}
+
+        def step(h, x):
+            log.append(0)
+            params["calls"] += 1
+            return h * params["w"] * log[0], None
+
+        h = remat.scan(step, 1.0, length=4, slots=4)[0]
+        assert len(log) == 5
+        assert params["calls"] == 4
+        assert isbox(log[0])
+        return h
+
+    assert grad(loss)(1.1) == pytest.approx(8 * 1.1**7)
+
+
+@dataclass
+class Layer:
+    w: object
+
+    def __post_init__(self):
+        self.scale = 2.0
+
+    def __call__(self, h):
+        return np.tanh(h * self.w * self.scale)
+
+
+def test_objects_keep_what_they_are():
+    def loss(w):
+        layers = [Layer(w), Layer(w**2)]
+        layers[0].next = layers[1]
+        layers[1].next = layers[0]
+        cycle = [w]
+        cycle.append(cycle)
+        return last(lambda h, x: (layers[0](layers[0].next(h)) + x * cycle[0], None))
+
+    def plain(w):
+        h = 0.3
+        for x in XS:
+            h = np.tanh(np.tanh(h * w**2 * 2.0) * w * 2.0) + x * w
+        return h
+
+    assert grad(loss)(0.4) == pytest.approx(grad(plain)(0.4), rel=1e-13)
+
+
+def test_a_dataclass_carry_keeps_its_other_attributes():
+    def loss(w):
+        return last(lambda layer, x: (Layer(layer.w * layer.scale * 0.4 + x), None), Layer(w)).w
+
+    def plain(w):
+        for x in XS:
+            w = w * 0.8 + x
+        return w
+
+    assert grad(loss)(0.4) == pytest.approx(grad(plain)(0.4))
+
+
+def test_methods_and_class_attributes_are_searched():
+    def loss(w):
+        class Base:
+            rate = w
+
+            def slope(self, h):
+                return h * w
+
+            def __call__(self, h, x):
+                return self.slope(h) + self.half(h) + x * type(self).rate, None
+
+        class Model(Base):
+            __slots__ = ("__hidden",)
+
+            def __init__(self):
+                self.__hidden = w
+
+            @staticmethod
+            def half(h):
+                return 0.5 * w * h
+
+            def __call__(self, h, x):
+                h, y = super().__call__(h, x)
+                return h * self.__hidden, y
+
+        return last(Model())
+
+    def plain(w):
+        h = 0.3
+        for x in XS:
+            h = (h * w + 0.5 * w * h + x * w) * w
+        return h
+
+    assert grad(loss)(0.4) == pytest.approx(grad(plain)(0.4), rel=1e-13)
+
+
+def test_long_lists_are_no_burden():
+    data = [float(i) for i in range(100_000)]
+
+    def loss(w):
+        return last(lambda h, x: (h * w + data[3] * x, None))
+
+    assert grad(loss)(0.5) > 0
+
+
+def test_errors_of_the_users_keep_their_type_and_say_where():
+    def store(h, x):
+        raise ValueError("config store is read-only today")
+
+    def corners(h, x):
+        raise TypeError("BoundingBox has no corners")
+
+    for step, kind, message in ((store, ValueError, "config store"), (corners, TypeError, "BoundingBox")):
+        for run in (last, lambda step: grad(lambda w: last(step, w))(0.3)):
+            with pytest.raises(kind, match=message) as caught:
+                run(step)
+            assert not isinstance(caught.value, remat.RematError)
+            assert "in step 0" in caught.value.__notes__[0]
+            assert "carry float64[]" in caught.value.__notes__[0]
