@@ -107,3 +107,7 @@ def __getattr__(name: str) -> Any:
 
         return ag_tuple
     raise AttributeError(f"module 'remat' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -39,7 +39,10 @@ def binomial_checkpoint(
         room = find_framework(parameters, state, inputs)
         first = room.unpack(state)
         if not isinstance(first, tuple | list) or len(first) != 2:
-            raise StepError(f"the initial state must be (hidden, visible), not a {type(first).__name__}")
+            raise StepError(
+                f"the initial state must be (hidden, visible), not a {type(first).__name__}; where nothing is hidden, "
+                "give (ag_tuple(()), visible)"
+            )
         inputs = room.stacked(inputs, steps)
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
