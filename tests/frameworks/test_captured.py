@@ -1,5 +1,6 @@
 """What a step closes over, keeps, caches, writes and shares with others."""
 
+import collections
 import functools
 from dataclasses import dataclass
 
@@ -10,6 +11,8 @@ from autograd import grad, value_and_grad
 from autograd.tracer import isbox
 
 import remat
+
+from .conftest import assert_same
 
 XS = numpy.linspace(0.1, 1, 7)
 
@@ -255,3 +258,131 @@ def test_errors_of_the_users_keep_their_type_and_say_where():
             assert not isinstance(caught.value, remat.RematError)
             assert "in step 0" in caught.value.__notes__[0]
             assert "carry float64[]" in caught.value.__notes__[0]
+
+
+def test_layers_made_in_a_python_loop_see_their_own_variables_again():
+    """A lambda reads its enclosing variables when it runs: in the reverse sweep they must be those of the forward."""
+
+    def loss(weights, scan):
+        xs = numpy.linspace(0, 1, 10).reshape(10, 1)
+        for index in range(3):
+            scale = index + 1.0
+            step = lambda h, x: (np.tanh(h * weights[index] + x * scale), h)  # noqa: E731, B023
+            if scan:
+                _, xs = remat.scan(step, numpy.zeros(1), xs, slots=3)
+            else:
+                h, ys = numpy.zeros(1), []
+                for x in xs:
+                    h, y = step(h, x)
+                    ys.append(y)
+                xs = np.stack(ys)
+        return np.sum(xs**2)
+
+    weights = numpy.array([0.5, 0.8, 0.2])
+    assert_same(grad(loss)(weights, True), grad(loss)(weights, False))
+
+
+class Cell:
+    def __init__(self, w):
+        self.w, self.calls = w, 0
+
+    def step(self, h, x):
+        self.calls += 1
+        return np.tanh(h * self.w + x), h
+
+    def __call__(self, h, x):
+        return self.step(h, x)
+
+
+class Slotted:
+    __slots__ = ("w",)
+
+    def __init__(self, w):
+        self.w = w
+
+    def step(self, h, x):
+        return np.tanh(h * self.w + x), h
+
+
+def rnn_step(w, h, x):
+    return np.tanh(h * w + x), h
+
+
+def rnn_step_of_tuple(h, x, *, pair):
+    return np.tanh(h * pair[0] + x * pair[1]["b"]), h
+
+
+WAYS = {
+    "closure": lambda w: lambda h, x: rnn_step(w, h, x),
+    "nested closure": lambda w: (lambda f: lambda h, x: f(h, x))(lambda h, x: rnn_step(w, h, x)),
+    "default": lambda w: lambda h, x, w=w: rnn_step(w, h, x),
+    "keyword default": lambda w: lambda h, x, *, w=w: rnn_step(w, h, x),
+    "partial": lambda w: functools.partial(rnn_step, w),
+    "partial keyword": lambda w: functools.partial(rnn_step_of_tuple, pair=(w, {"b": 1.0})),
+    "bound method": lambda w: Cell(w).step,
+    "callable object": lambda w: Cell(w),
+    "slots": lambda w: Slotted(w).step,
+    "partial of a bound method in a list": lambda w: (lambda fs: lambda h, x: fs[0](h, x))(
+        [functools.partial(Cell(w).step)]
+    ),
+    "dict in closure": lambda w: (lambda p: lambda h, x: rnn_step(p["layers"][0]["w"], h, x))({"layers": [{"w": w}]}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_that_a_step_closes_over_gets_its_gradient(way):
+    xs = numpy.linspace(-1, 1, 9)
+
+    def plain(w):
+        h = 0.1
+        for x in xs:
+            h = np.tanh(h * w + x)
+        return h
+
+    found = grad(lambda w: remat.scan(WAYS[way](w), 0.1, xs, slots=2)[0])(0.7)
+    assert found == pytest.approx(grad(plain)(0.7), rel=1e-14)
+
+
+def test_a_bound_method_counts_on_its_own_object():
+    cells = []
+
+    def loss(w):
+        cells.append(Cell(w))
+        return remat.scan(cells[0].step, 0.1, numpy.zeros(10), slots=3)[0]
+
+    grad(loss)(0.7)
+    assert cells[0].calls == 25
+    assert isbox(cells[0].w)  # put back as it was
+
+
+def test_a_global_is_found():
+    space = {"np": np, "w": None}
+    exec("def step(h, x):\n    return np.tanh(h * w + x), h", space)
+
+    def loss(w):
+        space["w"] = w
+        return remat.scan(space["step"], 0.1, numpy.ones(5), slots=2)[0]
+
+    def plain(w):
+        h = 0.1
+        for _ in range(5):
+            h = np.tanh(h * w + 1.0)
+        return h
+
+    assert grad(loss)(0.7) == pytest.approx(grad(plain)(0.7), rel=1e-14)
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_traced_variable_that_cannot_be_found_is_an_error_not_a_wrong_gradient(steps, late):
+    hidden = collections.deque([None])  # where nobody looks
+
+    def step(h, x):
+        return (h * hidden[0] if x == steps - 1 or not late else h * 2.0), None
+
+    def loss(w):
+        hidden[0] = w
+        return remat.scan(step, w, numpy.arange(steps), slots=2)[0]
+
+    with pytest.raises(remat.StepError, match="could not find"):
+        grad(loss)(0.7)

@@ -1,7 +1,8 @@
 """NumPy, differentiated by autograd or by the user's own adjoint: the room for arrays, numbers and autograd's boxes.
 
-`calls.py` takes a user's values apart, `loop.py` is the autograd primitive, `verbs.py` what the interpreter asks for,
-`tape.py` records by autograd, `captured.py` finds what a step closes over, `derived.py` goes beyond first order.
+`calls.py` takes a user's values apart, `loop.py` is the autograd primitive. `verbs.py` is what the interpreter asks
+for: `recorded.py` by autograd (`tape.py`), `adjoint.py` by the user. `body.py` runs steps on plain arrays,
+`captured.py` finds what a step closes over, `derived.py` goes beyond first order.
 """
 
 from autograd.builtins import tuple as ag_tuple

@@ -20,11 +20,13 @@ from remat.execute.guard import Guard
 from remat.execute.rng import read_generators, set_generators
 from remat.execute.tree import Tree
 from remat.frameworks.asked import Asked
+from remat.frameworks.numpy.adjoint import AdjointVerbs
 from remat.frameworks.numpy.body import Body, Inputs, Outputs
 from remat.frameworks.numpy.captured import Place
 from remat.frameworks.numpy.leaves import Spec, is_boxed, protected, writable
 from remat.frameworks.numpy.meter import NumpyMeter
-from remat.frameworks.numpy.verbs import AdjointVerbs, AutogradVerbs, NumpyVerbs, Wanted
+from remat.frameworks.numpy.recorded import AutogradVerbs
+from remat.frameworks.numpy.verbs import NumpyVerbs, Wanted
 from remat.measure import Measured, measure_step
 from remat.planners import Plan
 from remat.problem import Memory
