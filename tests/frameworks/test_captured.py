@@ -386,3 +386,21 @@ def test_a_traced_variable_that_cannot_be_found_is_an_error_not_a_wrong_gradient
 
     with pytest.raises(remat.StepError, match="could not find"):
         grad(loss)(0.7)
+
+
+def test_large_objects_nearby_do_not_hide_what_is_near():
+    class Node:
+        def __init__(self, depth):
+            self.left, self.right = (Node(depth - 1), Node(depth - 1)) if depth else (None, None)
+
+    def loss(w):
+        a_big_tree, params = Node(11), {"layers": [{"w": w}]}
+        return last(lambda h, x: (h * params["layers"][0]["w"] + x * (a_big_tree is not None), None))
+
+    def plain(w):
+        h = 0.3
+        for x in XS:
+            h = h * w + x
+        return h
+
+    assert grad(loss)(0.4) == pytest.approx(grad(plain)(0.4), rel=1e-13)

@@ -7,6 +7,7 @@ run. Cells that nobody writes get back what they held when the loop was called, 
 its own layer again in the reverse sweep.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +20,22 @@ from autograd.tracer import Box, Node, isbox
 
 from remat.execute.tree import Tree, take_apart
 from remat.frameworks.numpy.leaves import unpack
-from remat.frameworks.numpy.slots import EMPTY, Attribute, Cell, Item, PartialArguments, Slot, globals_read, written
+from remat.frameworks.numpy.slots import (
+    EMPTY,
+    Attribute,
+    Cell,
+    Item,
+    PartialArguments,
+    Slot,
+    globals_read,
+    is_library,
+    written,
+)
 from remat.frameworks.numpy.tape import is_live
 
 __all__ = ["Captured", "Place"]
 
-_FOREIGN = ("autograd", "numpy", "scipy", "remat", "builtins")  # packages whose functions hold no user's boxes
-_MOST_VISITS = 4_000  # objects looked into; a box that is not found is an error when the step returns it
+_MOST_VISITS = 2_000  # functions and objects looked into, near ones first; a box that is not found is an error later
 _LONG = 1_000  # items of a list that is looked into only if it begins with something interesting
 
 
@@ -60,11 +70,13 @@ class Captured:
         self._read: dict[int, tuple[CellType, Any]] = {}
         self._written: set[int] = set()
         self._seen: set[int] = set()
-        for function in (step, *others):
-            if function is not None:
-                self._walk(function, "step")
+        self._waiting = deque((function, "step") for function in (step, *others) if function is not None)
+        for _ in range(_MOST_VISITS):
+            if not self._waiting:
+                break
+            self._walk(*self._waiting.popleft())
         self._cells = [pair for number, pair in self._read.items() if number not in self._written]
-        del self._seen, self._read, self._written
+        del self._seen, self._read, self._written, self._waiting
 
     def release(self) -> list[Any]:
         """The boxes, given away: what is left holds none, so that nothing of a trace outlives it."""
@@ -90,26 +102,29 @@ class Captured:
             for slot, value in reversed(before):
                 slot.put(value)
 
+    def _later(self, value: Any, name: str) -> None:
+        """Look below a value that is no container, when all that is nearer to the step has been looked at."""
+        if id(value) not in self._seen and not isinstance(value, _OPAQUE):
+            self._seen.add(id(value))
+            self._waiting.append((value, name))
+
     def _walk(self, value: Any, name: str) -> None:
         """Look for places below a value that is no container."""
-        if id(value) in self._seen or len(self._seen) > _MOST_VISITS:
-            return
-        self._seen.add(id(value))
         if isinstance(value, FunctionType):
             self._walk_function(value)
         elif isinstance(value, MethodType):
-            self._walk(value.__func__, name)
-            self._walk(value.__self__, "self")
+            self._later(value.__func__, name)
+            self._later(value.__self__, "self")
         elif isinstance(value, partial):
-            self._walk(value.func, name)
+            self._later(value.func, name)
             self._look((value.args, value.keywords), "partial", PartialArguments(value))
         elif isinstance(value, type):
             self._walk_class(value, name)
-        elif not isinstance(value, _OPAQUE):
+        else:
             self._walk_object(value, name)
 
     def _walk_function(self, function: FunctionType) -> None:
-        if (function.__module__ or "").partition(".")[0] in _FOREIGN and not function.__closure__:
+        if not function.__closure__ and is_library(function.__module__ or ""):
             return
         if getattr(function, "_is_autograd_primitive", False) or getattr(function, "_is_primitive", False):
             return
@@ -132,7 +147,7 @@ class Captured:
         for name in globals_read(code):
             if name in space and not isinstance(space[name], ModuleType):
                 self._look(space[name], name, Item(space, name))
-        self._walk(getattr(function, "__wrapped__", None), "step")
+        self._later(getattr(function, "__wrapped__", None), "step")
 
     def _walk_object(self, value: Any, name: str) -> None:
         attributes = getattr(value, "__dict__", None)
@@ -150,13 +165,13 @@ class Captured:
     def _walk_class(self, value: type, name: str) -> None:
         """Methods close over things too, and attributes of a class may hold them."""
         for kind in value.__mro__:
-            if kind.__module__.partition(".")[0] in _FOREIGN or (id(kind) in self._seen and kind is not value):
+            if is_library(kind.__module__) or (id(kind) in self._seen and kind is not value):
                 continue
             self._seen.add(id(kind))
             for key, held in list(vars(kind).items()):
                 function = getattr(held, "__func__", getattr(held, "fget", getattr(held, "func", held)))
                 if isinstance(function, FunctionType):
-                    self._walk(function, name)
+                    self._later(function, name)
                 elif not key.startswith("__"):
                     self._look(held, f"{kind.__name__}.{key}", Attribute(kind, key))
 
@@ -179,7 +194,7 @@ class Captured:
             elif type(leaf) in (list, dict):
                 self._look_at_items(leaf, name, keys)
             elif type(leaf) not in _PLAIN:
-                self._walk(leaf, name)
+                self._later(leaf, name)
         if boxes:
             kept = list(leaves)
             for place, _ in boxes:
@@ -188,7 +203,7 @@ class Captured:
         return bool(boxes)
 
     def _look_at_items(self, value: Any, name: str, keys: tuple[Any, ...]) -> None:
-        if id(value) in self._seen or len(self._seen) > _MOST_VISITS:
+        if id(value) in self._seen:
             return
         self._seen.add(id(value))
         items = list(enumerate(value)) if isinstance(value, list) else list(value.items())
@@ -205,7 +220,7 @@ class Captured:
         return number
 
 
-_OPAQUE = (ModuleType, BuiltinFunctionType, CellType, np.ndarray, np.generic, Box, Node)
+_OPAQUE = (ModuleType, BuiltinFunctionType, CellType, np.ndarray, np.generic, Box, Node, type(None))
 _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None), np.ndarray, np.float64, np.float32, range})
 
 

@@ -1,12 +1,14 @@
 """Slots: somewhere in a user's program that a value can be put, and put back: cells, items, attributes, partials."""
 
 import dis
+import sys
+import sysconfig
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CellType, CodeType
 from typing import Any, Protocol
 
-__all__ = ["EMPTY", "Attribute", "Cell", "Item", "PartialArguments", "Slot", "globals_read", "written"]
+__all__ = ["EMPTY", "Attribute", "Cell", "Item", "PartialArguments", "Slot", "globals_read", "is_library", "written"]
 
 EMPTY = object()  # what an empty slot holds; putting it there empties the slot
 
@@ -99,6 +101,18 @@ class PartialArguments:
     def put(self, value: Any) -> None:
         """Change the arguments."""
         self.owner.__setstate__((self.owner.func, *value, self.owner.__dict__ or None))
+
+
+@lru_cache(maxsize=4096)
+def is_library(module: str) -> bool:
+    """Whether a module is installed or built in: then its functions and classes hold no user's boxes."""
+    if module.partition(".")[0] in ("builtins", "autograd", "numpy", "remat"):
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return "site-packages" in file or (bool(file) and file.startswith(_STANDARD))
+
+
+_STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 @lru_cache(maxsize=1024)
