@@ -151,6 +151,6 @@ def test_the_guard_thins_out_what_it_notes_of_a_loop_of_unknown_length():
         guard.note(position, verbs, Number(float(position)))
     assert len(guard._numbers) <= 2 * 1024
     assert guard.stride == 64
-    guard.compare(64 * 1234, verbs, Number(64.0 * 1234), recorded=False)
+    guard.compare(64 * 1234, verbs, Number(64.0 * 1234), recorded=0)
     with pytest.raises(remat.DeterminismError):
-        guard.compare(64 * 1234, verbs, Number(5.0), recorded=False)
+        guard.compare(64 * 1234, verbs, Number(5.0), recorded=0)

@@ -152,3 +152,42 @@ def test_the_adjoint_keeps_the_dtype():
     with pytest.raises(remat.StepError, match="dtype complex128 instead of float64"):
         grad(loss)(numpy.ones(2), lambda g: g * 2j)
     assert grad(loss)(numpy.ones(2), lambda g: numpy.array([8, 8])).dtype == numpy.float64
+
+
+def test_step_and_adjoint_may_know_a_variable_by_different_names():
+    def make_step(w):
+        return lambda h, x: (h * w, None)
+
+    def make_vjp(weight, names):
+        return lambda h, x, g, y: (g * weight, None, dict.fromkeys(names, g * h))
+
+    def loss(w, names):
+        return remat.scan(make_step(w), 1.0, length=3, slots=2, vjp=make_vjp(w, names))[0]
+
+    assert grad(loss)(2.0, ["w"]) == grad(loss)(2.0, ["weight"]) == 12.0
+    with pytest.raises(remat.StepError, match="not among them"):
+        grad(loss)(2.0, ["w", "weight"])
+
+
+def test_layers_in_a_list_have_names_of_their_own():
+    class Layer:
+        def __init__(self, w):
+            self.w = w
+
+    class Model:
+        def __init__(self, w):
+            self.layers = [Layer(w), Layer(2 * w)]
+
+        def step(self, h, x):
+            return h * self.layers[0].w * self.layers[1].w, None
+
+    def loss(w):
+        model = Model(w)
+
+        def vjp(h, x, g, y):
+            a, b = (layer.w for layer in model.layers)
+            return g * a * b, None, {"self.layers[0].w": g * h * b, "self.layers[1].w": g * h * a}
+
+        return remat.scan(model.step, 1.0, length=3, slots=2, vjp=vjp)[0]
+
+    assert grad(loss)(1.5) == pytest.approx(8 * 6 * 1.5**5)

@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import types
 from dataclasses import dataclass
 
 import autograd.numpy as np
@@ -375,13 +376,14 @@ def test_a_global_is_found():
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_traced_variable_that_cannot_be_found_is_an_error_not_a_wrong_gradient(steps, late):
-    hidden = collections.deque([None])  # where nobody looks
+    holder = {}
+    hidden = types.MappingProxyType(holder)  # where nobody can write
 
     def step(h, x):
-        return (h * hidden[0] if x == steps - 1 or not late else h * 2.0), None
+        return (h * hidden["w"] if x == steps - 1 or not late else h * 2.0), None
 
     def loss(w):
-        hidden[0] = w
+        holder["w"] = w
         return remat.scan(step, w, numpy.arange(steps), slots=2)[0]
 
     with pytest.raises(remat.StepError, match="could not find"):
@@ -404,3 +406,152 @@ def test_large_objects_nearby_do_not_hide_what_is_near():
         return h
 
     assert grad(loss)(0.4) == pytest.approx(grad(plain)(0.4), rel=1e-13)
+
+
+def dict_step(params, h, x):
+    return np.tanh(h * params["a"][0] + x * params["b"]), None
+
+
+PARAM_WAYS = {
+    "closure": lambda p: lambda h, x: dict_step(p, h, x),
+    "partial": lambda p: functools.partial(dict_step, p),
+    "tuple": lambda p: (lambda t: lambda h, x: dict_step(t[1][0], h, x))((1.0, (p, None))),
+    "list": lambda p: (lambda t: lambda h, x: dict_step(t[0], h, x))([p]),
+    "ordered dict": lambda p: (lambda t: lambda h, x: dict_step(t["p"], h, x))(collections.OrderedDict(p=p)),
+    "deque": lambda p: (lambda t: lambda h, x: dict_step(t[0], h, x))(collections.deque([p])),
+    "default": lambda p: lambda h, x, p=p: dict_step(p, h, x),
+}
+
+
+@pytest.mark.parametrize("way", PARAM_WAYS)
+def test_boxed_containers_are_found_wherever_they_are(way):
+    params = {"a": (0.4, numpy.zeros(2)), "b": 0.7}
+
+    def plain(p):
+        h = 0.3
+        for x in XS:
+            h, _ = dict_step(p, h, x)
+        return h
+
+    assert_same(grad(lambda p: last(PARAM_WAYS[way](p)))(params), grad(plain)(params))
+
+
+class Historian:
+    def __init__(self):
+        self.history, self.last = [], None
+
+    def step(self, h, x):
+        self.last = h
+        return np.tanh(self.w * h + x), None
+
+
+def test_what_former_calls_left_does_no_harm():
+    model, calls = Historian(), []
+
+    def loss(w):
+        model.w = w
+        h = last(model.step)
+        model.history.append(h)
+        model.last = h
+        return h
+
+    def counted(w):
+        calls.append(w)
+        return loss(w)
+
+    gradients = [grad(counted)(0.4) for _ in range(4)]
+    assert gradients == [gradients[0]] * 4 != [0.0] * 4
+    with pytest.raises(RuntimeError):
+        grad(lambda w: [loss(w), raise_error()])(0.4)
+    assert grad(loss)(0.4) == gradients[0]
+
+
+def raise_error():
+    raise RuntimeError("stop")
+
+
+def test_a_plain_call_after_a_failed_gradient_is_plain():
+    seen = []
+
+    def step(h, x):
+        return np.tanh(h + x) + 0 * len(seen), None
+
+    def fails(w):
+        seen.append(w)
+        raise_error()
+
+    with pytest.raises(RuntimeError):
+        grad(fails)(0.3)
+    assert isinstance(last(step), float)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 7, 20])
+def test_hidden_state_is_found_out(slots):
+    class Model:
+        def step(self, c, x):
+            self.h = np.tanh(self.w * self.h + x)
+            return c + self.h, None
+
+    def loss(w):
+        model = Model()
+        model.w, model.h = w, np.tanh(w)
+        return last(model.step, 0.0, slots=slots)
+
+    with pytest.raises((remat.DeterminismError, remat.StepError)):
+        grad(loss)(0.4)
+
+
+def test_a_cached_property_of_a_dataclass_carry_is_made_anew():
+    @dataclass
+    class State:
+        h: object
+
+        @functools.cached_property
+        def norm(self):
+            return np.sum(self.h**2)
+
+    def loss(w, slots):
+        state = State(numpy.ones(3))
+        assert state.norm == 3.0
+        return last(lambda s, x: (State(np.tanh(w * s.h + x * s.norm)), None), state, slots=slots).h[0]
+
+    def plain(w):
+        h = numpy.ones(3)
+        for x in XS:
+            h = np.tanh(w * h + x * np.sum(h**2))
+        return h[0]
+
+    for slots in (2, 7):
+        assert grad(loss)(0.4, slots) == pytest.approx(grad(plain)(0.4), rel=1e-12)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 9])
+def test_a_step_may_change_the_container_of_its_carry(slots):
+    @dataclass
+    class State:
+        h: object
+
+    def in_dict(c, x):
+        c["h"] = np.tanh(c["h"] * 0.8 + x)
+        return c, None
+
+    def in_list(c, x):
+        c[0] = np.tanh(c[0] * 0.8 + x)
+        return c, None
+
+    def in_dataclass(c, x):
+        c.h = np.tanh(c.h * 0.8 + x)
+        return c, None
+
+    def plain(h):
+        for x in XS:
+            h = np.tanh(h * 0.8 + x)
+        return h
+
+    for step, make, take in (
+        (in_dict, lambda h: {"h": h}, lambda c: c["h"]),
+        (in_list, lambda h: [h], lambda c: c[0]),
+        (in_dataclass, State, lambda c: c.h),
+    ):
+        found = grad(lambda h, s=step, m=make, t=take: t(last(s, m(h), slots=slots)))(0.3)
+        assert found == pytest.approx(grad(plain)(0.3), rel=1e-13)

@@ -313,3 +313,11 @@ def test_what_cannot_be_recorded_is_found_out_at_the_first_step():
     with pytest.raises(remat.StepError, match="autograd cannot record step 0"):
         gradient(step, steps=100)
     assert len(calls) == 1
+
+
+def test_chaos_is_no_reason_to_complain():
+    def step(x, _):
+        return 4 * x - 4 * x**2, None
+
+    for how in ({"memory": "1 MiB"}, {"slots": 5}, {"plan": remat.plan(remat.Loop(300), slots=9, planner="chunks")}):
+        assert numpy.isfinite(gradient(step, steps=300, **({"slots": None} | how)))

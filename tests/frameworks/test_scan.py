@@ -222,6 +222,16 @@ def test_the_caller_keeps_its_arrays():
     assert xs.flags.writeable
 
 
+@pytest.mark.parametrize("budget", [{"slots": 2}, {"memory": "1 MiB"}], ids=str)
+def test_a_loop_without_a_carry(budget):
+    xs = numpy.linspace(0, 1, 5)
+    carry, ys = remat.scan(lambda c, x: (None, np.sin(x)), None, xs, **budget)
+    assert carry is None
+    assert ys.shape == (5,)
+    found = grad(lambda xs: np.sum(remat.scan(lambda c, x: (None, np.sin(x)), None, xs, **budget)[1]))(xs)
+    numpy.testing.assert_allclose(found, numpy.cos(xs))
+
+
 def test_results_can_be_written_into():
     for init in (numpy.ones(3), (numpy.ones(2), 1.0)):
         carry, _ = remat.scan(lambda h, x: (h, None), init, length=4, slots=2)

@@ -56,7 +56,7 @@ class Guard:
                 self._numbers.extend([float("nan")] * gap)
                 self._numbers.extend(verbs.summary(state))
 
-    def compare(self, position: int, verbs: Verbs, state: Any, *, recorded: bool) -> None:
+    def compare(self, position: int, verbs: Verbs, state: Any, *, recorded: int) -> None:
         """Raise a DeterminismError if the state is not what the first sweep saw at that position."""
         if self.stride == 0 or position % self.stride:
             return
@@ -68,9 +68,10 @@ class Guard:
         if found is not None:
             raise DeterminismError(
                 f"the step is not deterministic: {found} after step {position - 1} when it was computed again, so the "
-                "gradient would be wrong. It may count calls, write into what it captured, or draw from a private "
-                "random generator. Draw random numbers before the loop and pass them in xs, or draw from np.random or "
-                'random, which are replayed; check="never" turns this comparison off.'
+                "gradient would be wrong. It may count calls, write into what it captured, draw from a private random "
+                "generator, or read attributes or globals that were changed after the loop was called. Draw random "
+                "numbers before the loop and pass them in xs, or draw from np.random or random, which are replayed; "
+                'check="never" turns this comparison off.'
             )
 
     def _thin_out(self) -> None:

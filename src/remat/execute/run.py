@@ -122,14 +122,14 @@ class Run:
         else:
             self._working.append(self.verbs.advance(self._working.pop(), start, stop))
             if self.guard is not None:
-                self.guard.compare(stop, self.verbs, self._working[0], recorded=False)
+                self.guard.compare(stop, self.verbs, self._working[0], recorded=0)
         self.at = stop
         self.done += stop - start
 
     def _record(self, start: int, stop: int) -> None:
         state, tape = self.verbs.record(self._working.pop(), start, stop)
         if self.pulled is not None and self.guard is not None:
-            self.guard.compare(stop, self.verbs, state, recorded=True)
+            self.guard.compare(stop, self.verbs, state, recorded=stop - start)
         self._working.append(state)
         self.tapes[start, stop] = tape
         self.at = stop

@@ -6,7 +6,8 @@ as a leaf is everything else; the frameworks decide which leaves they can use.
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 __all__ = ["LEAF", "Mismatch", "Tree", "take_apart"]
@@ -31,6 +32,12 @@ class Tree:
     keys: tuple[Any, ...] = ()
     below: tuple["Tree", ...] = ()
     extra: dict[str, Any] | None = field(default=None, compare=False, repr=False)  # more attributes of a dataclass
+
+    @property
+    def mutable(self) -> bool:
+        """Whether a container in it can be changed in place: all but tuples and None."""
+        fixed = self.kind in (None, type(None)) or (isinstance(self.kind, type) and issubclass(self.kind, tuple))
+        return not fixed or any(tree.mutable for tree in self.below)
 
     @property
     def size(self) -> int:
@@ -109,6 +116,12 @@ class Tree:
         for key, tree in zip(self.keys, self.below, strict=True):
             tree._apart(found[1][key], name + _suffix(self.kind, key), unpack, leaves, gaps)
 
+    def grafted(self, trees: Iterator["Tree"]) -> "Tree":
+        """The same structure with the next of these trees for each leaf."""
+        if self.kind is None:
+            return next(trees)
+        return replace(self, below=tuple(tree.grafted(trees) for tree in self.below))
+
     def names(self, name: str) -> Iterator[str]:
         """A name for each leaf, as one would write it in Python."""
         if self.kind is None:
@@ -156,8 +169,12 @@ def _take_apart(value: Any, unpack: Callable[[Any], Any] | None, only: type, lea
 
 
 def _extra(value: Any, contents: dict[str, Any]) -> dict[str, Any] | None:
-    """Attributes of a dataclass that are no fields."""
-    return {key: held for key, held in getattr(value, "__dict__", {}).items() if key not in contents} or None
+    """Attributes of a dataclass that are no fields, and no caches of what is made from fields."""
+    held = getattr(value, "__dict__", {}).items()
+    kind = type(value)
+    return {
+        k: v for k, v in held if k not in contents and not isinstance(getattr(kind, k, None), cached_property)
+    } or None
 
 
 def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:

@@ -36,6 +36,9 @@ class Verbs(Protocol):
         """One number for each leaf of a state just computed, by which another run of the same step is known again."""
         ...
 
-    def differ(self, state: Any, summary: "Sequence[float]", *, recorded: bool) -> str | None:
-        """What makes a state another one than that of the summary, or None; a recorded step may round otherwise."""
+    def differ(self, state: Any, summary: "Sequence[float]", *, recorded: int) -> str | None:
+        """What makes a state another one than that of the summary, or None.
+
+        Steps that are recorded may round otherwise: so many of them led to the state.
+        """
         ...

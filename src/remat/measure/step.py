@@ -94,7 +94,7 @@ def measure_step(
             per_range = max(0.0, (longer * (record + backward) - whole) / (longer - 1))
             per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range  # within the noise
     share = 1 - per_range / (record + backward) if record + backward else 1.0
-    loop = Loop(None, sizes.state, sizes.tape, forward, share * record, share * backward, per_range=per_range)
+    loop = Loop(None, max(1, sizes.state), sizes.tape, forward, share * record, share * backward, per_range=per_range)
     return Measured(loop, sizes.aside)
 
 

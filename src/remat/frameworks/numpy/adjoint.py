@@ -20,7 +20,14 @@ class AdjointVerbs(NumpyVerbs):
         super().__init__(*args)
         self.vjp = vjp
         self.named: dict[str, list[Place]] = {}
+        self.aliases: dict[str, str] = {}  # names by which only the adjoint knows a variable of the step
+        known_boxes: dict[int, str] = {}
         for place in self.step.places if any(self.wanted.captured) else ():
+            numbers = [number for _, number in place.boxes]
+            if place.name not in self.named and all(number in known_boxes for number in numbers):
+                self.aliases[place.name] = known_boxes[numbers[0]]
+                continue
+            known_boxes |= {number: place.name for number in numbers if number not in known_boxes}
             known = self.named.setdefault(place.name, [])
             same = [other for other in known if other.keys == place.keys]
             if any(other.boxes != place.boxes for other in same):
@@ -92,6 +99,10 @@ class AdjointVerbs(NumpyVerbs):
         return cotangent
 
     def _gather_captured(self, named: Any, i: int) -> None:
+        if isinstance(named, dict):
+            for alias in [name for name in named if self.aliases.get(name, name) not in named]:
+                named = {**named, self.aliases[alias]: named[alias]}
+                del named[alias]
         missing = [name for name in self.named if not isinstance(named, dict) or name not in named]
         unknown = [name for name in named if name not in self.named] if isinstance(named, dict) else []
         if missing or unknown:

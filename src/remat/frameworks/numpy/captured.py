@@ -16,9 +16,9 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any
 
 import numpy as np
-from autograd.tracer import Box, Node, isbox
+from autograd.tracer import Box, Node
 
-from remat.execute.tree import Tree, take_apart
+from remat.execute.tree import LEAF, Tree, take_apart
 from remat.frameworks.numpy.leaves import unpack
 from remat.frameworks.numpy.slots import (
     EMPTY,
@@ -31,7 +31,7 @@ from remat.frameworks.numpy.slots import (
     is_library,
     written,
 )
-from remat.frameworks.numpy.tape import is_live
+from remat.frameworks.numpy.tape import LiveTraces
 
 __all__ = ["Captured", "Place"]
 
@@ -67,6 +67,7 @@ class Captured:
         self.looks: list[Any] = []  # the code met on the way
         self._boxes: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._live = LiveTraces()
         self._read: dict[int, tuple[CellType, Any]] = {}
         self._written: set[int] = set()
         self._seen: set[int] = set()
@@ -76,7 +77,7 @@ class Captured:
                 break
             self._walk(*self._waiting.popleft())
         self._cells = [pair for number, pair in self._read.items() if number not in self._written]
-        del self._seen, self._read, self._written, self._waiting
+        del self._seen, self._read, self._written, self._waiting, self._live
 
     def release(self) -> list[Any]:
         """The boxes, given away: what is left holds none, so that nothing of a trace outlives it."""
@@ -87,6 +88,7 @@ class Captured:
     def bind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
         """The step, as long as `values` are in the places of the captured boxes."""
         before: list[tuple[Slot, Any]] = []
+        put: list[tuple[Place, Any]] = []
         try:
             for cell, content in self._cells:
                 slot = Cell(cell)
@@ -95,12 +97,18 @@ class Captured:
                     before.append((slot, now))
                     slot.put(content)
             for place in self.places:
-                before.append((place.slot, place.slot.get()))
-                place.slot.put(place.with_boxes(values))
+                value, old = place.with_boxes(values), place.slot.get()
+                put.append((place, value))
+                before.append((place.slot, old))
+                place.slot.put(value)
             yield self.step
         finally:
+            written = {id(place.slot) for place, value in put if place.slot.written(value)}
             for slot, value in reversed(before):
-                slot.put(value)
+                if id(slot) not in written:
+                    slot.put(value)
+            if written:  # the step has its own use for these: what it wrote stays
+                self.places = [place for place in self.places if id(place.slot) not in written]
 
     def _later(self, value: Any, name: str) -> None:
         """Look below a value that is no container, when all that is nearer to the step has been looked at."""
@@ -183,18 +191,18 @@ class Captured:
         """Make a place of a slot with boxes in it (True); look further below lists, dicts and what is no container."""
         if type(value) in _PLAIN:
             return False
-        if type(value) in (list, dict):
+        if isinstance(value, list | dict | deque):
             self._look_at_items(value, name, keys)
             return False
-        leaves, tree = _immutable_parts(value)
+        leaves, tree = self._immutable_parts(value)
         boxes = []
         for place, leaf in enumerate(leaves):
-            if is_live(leaf):
+            if self._live.has(leaf):
                 boxes.append((place, self._number(leaf)))
-            elif type(leaf) in (list, dict):
+            elif isinstance(leaf, list | dict | deque):
                 self._look_at_items(leaf, name, keys)
             elif type(leaf) not in _PLAIN:
-                self._later(leaf, name)
+                self._later(leaf, name + "".join(f"[{key!r}]" for key in keys))
         if boxes:
             kept = list(leaves)
             for place, _ in boxes:
@@ -206,11 +214,17 @@ class Captured:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        items = list(enumerate(value)) if isinstance(value, list) else list(value.items())
+        items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
         if len(items) > _LONG and all(type(item) in _PLAIN for _, item in items[:16]):
             return
         for key, item in items:
             self._look(item, name, Item(value, key), (*keys, key))
+
+    def _immutable_parts(self, value: Any) -> tuple[list[Any], Tree]:
+        """What is in tuples and in boxed containers; lists, dicts and others are leaves: they are changed in place."""
+        leaves, tree = take_apart(value, only=tuple)
+        parts = [take_apart(leaf, unpack) if self._live.has(leaf) else ([leaf], LEAF) for leaf in leaves]
+        return [leaf for found, _ in parts for leaf in found], tree.grafted(iter([below for _, below in parts]))
 
     def _number(self, box: Any) -> int:
         number = self._numbers.get(id(box))
@@ -222,12 +236,3 @@ class Captured:
 
 _OPAQUE = (ModuleType, BuiltinFunctionType, CellType, np.ndarray, np.generic, Box, Node, type(None))
 _PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None), np.ndarray, np.float64, np.float32, range})
-
-
-def _immutable_parts(value: Any) -> tuple[list[Any], Tree]:
-    """What is in a tuple or a boxed container; lists, dicts and dataclasses are leaves: they are changed in place."""
-    if isbox(value) and not is_live(value):
-        return [value], Tree()
-    if isbox(value):
-        return take_apart(value, unpack)
-    return take_apart(value, unpack, only=tuple)

@@ -24,6 +24,10 @@ class Slot(Protocol):
         """Put a value there, or EMPTY."""
         ...
 
+    def written(self, value: Any) -> bool:
+        """Whether something else is there than the value that was put there."""
+        ...
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -44,6 +48,10 @@ class Cell:
             del self.cell.cell_contents
         else:
             self.cell.cell_contents = value
+
+    def written(self, value: Any) -> bool:
+        """Whether something else is there."""
+        return self.get() is not value
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,10 @@ class Item:
         elif value is EMPTY and isinstance(self.owner, dict):
             self.owner.pop(self.key, None)
 
+    def written(self, value: Any) -> bool:
+        """Whether something else is there."""
+        return self.get() is not value
+
 
 @dataclass(frozen=True)
 class Attribute:
@@ -87,6 +99,10 @@ class Attribute:
         else:
             kind.__setattr__(self.owner, self.name, value)
 
+    def written(self, value: Any) -> bool:
+        """Whether something else is there."""
+        return self.get() is not value
+
 
 @dataclass(frozen=True)
 class PartialArguments:
@@ -101,6 +117,10 @@ class PartialArguments:
     def put(self, value: Any) -> None:
         """Change the arguments."""
         self.owner.__setstate__((self.owner.func, *value, self.owner.__dict__ or None))
+
+    def written(self, value: Any) -> bool:
+        """Nobody writes these."""
+        return False
 
 
 @lru_cache(maxsize=4096)

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 from autograd.core import JVPNode, VJPNode, VSpace, add_outgrads
-from autograd.tracer import box_type_mappings, isbox, new_box, trace_stack
+from autograd.tracer import box_type_mappings, isbox, new_box, trace, trace_stack
 from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import HEADER
 
-__all__ = ["Tape", "boxable", "is_live", "new_trace", "pull_back", "root", "split", "tape_size"]
+__all__ = ["LiveTraces", "Tape", "boxable", "new_trace", "pull_back", "root", "split", "tape_size"]
 
 Ends = Sequence[tuple[Any, Any]]  # nodes with their cotangents
 Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in place; None is zero
@@ -61,11 +61,32 @@ def new_trace() -> Iterator[float]:
         trace_stack.top -= 1
 
 
-def is_live(leaf: Any) -> bool:
-    """Whether a leaf is a box of a trace that is open: a box that a step left somewhere is not."""
-    if not isbox(leaf):
-        return False
-    return leaf._trace in _open if leaf._trace % 1 else leaf._trace <= trace_stack.top
+class LiveTraces:
+    """The traces that are open now: ours, and autograd's, which are found where they are on the stack of calls.
+
+    The number of a trace of autograd proves nothing: the next one gets the same. Its root does.
+    """
+
+    def __init__(self) -> None:
+        self._roots: dict[float, Any] = {}
+        frame = sys._getframe()
+        while frame is not None:
+            if frame.f_code is trace.__code__ and "t" in frame.f_locals:
+                self._roots.setdefault(frame.f_locals["t"], frame.f_locals["start_node"])
+            frame = frame.f_back  # type: ignore[assignment]
+
+    def has(self, leaf: Any) -> bool:
+        """Whether a leaf is a box of an open trace: one that a step or a former call left somewhere is not."""
+        if not isbox(leaf):
+            return False
+        number, node = leaf._trace, leaf._node
+        if number % 1:
+            return number in _open
+        if number not in self._roots:
+            return False
+        while getattr(node, "parents", None):
+            node = node.parents[0]
+        return isinstance(node, JVPNode) or node is self._roots[number]
 
 
 def boxable(leaf: Any) -> bool:
@@ -75,15 +96,15 @@ def boxable(leaf: Any) -> bool:
     return type(leaf) in box_type_mappings and not isinstance(leaf, tuple | list | dict)
 
 
-def root(leaf: Any, trace: float, tangent: Any = None) -> tuple[Any, Any]:
+def root(leaf: Any, number: float, tangent: Any = None) -> tuple[Any, Any]:
     """The box of a leaf as a root of the trace, and its node; with a tangent, of a forward-mode trace."""
     node = VJPNode.new_root() if tangent is None else JVPNode.new_root(tangent)
-    return new_box(leaf, trace, node), node
+    return new_box(leaf, number, node), node
 
 
-def split(leaf: Any, trace: float) -> tuple[Any, Any]:
+def split(leaf: Any, number: float) -> tuple[Any, Any]:
     """The value of a leaf and its node in the trace, or None if it does not depend on the roots."""
-    if isbox(leaf) and leaf._trace == trace:
+    if isbox(leaf) and leaf._trace == number:
         return leaf._value, leaf._node
     return leaf, None
 

@@ -36,6 +36,8 @@ class NumpyVerbs(ABC):
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
+        if self.body.tree.mutable:  # the step may change the container; what is kept is not to change with it
+            state = self.body.tree.build(self.body.tree.apart(state, "carry"))
         while not self._tried and start < stop:
             state, start = self._try(state, start)
         if start == stop:
@@ -108,7 +110,7 @@ class NumpyVerbs(ABC):
         with np.errstate(all="ignore"):
             return [summary(leaf) for leaf in leaves]
 
-    def differ(self, state: Any, noted: Sequence[float], *, recorded: bool) -> str | None:
+    def differ(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
         if self.summary(state) == list(noted):
             return None
@@ -119,7 +121,7 @@ class NumpyVerbs(ABC):
             names, specs = names + outputs.names, specs + outputs.specs
         with np.errstate(all="ignore"):
             for leaf, name, spec, number in zip(leaves, names, specs, noted, strict=True):
-                change = differ(leaf, number, spec.eps ** (0.5 if recorded else 0.75))
+                change = differ(leaf, number, spec.eps ** (0.5 / recorded if recorded else 0.75))
                 if change:
                     return f"{name} was another one by {change:.1g} of its size"
         return None
