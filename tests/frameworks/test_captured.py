@@ -555,3 +555,39 @@ def test_a_step_may_change_the_container_of_its_carry(slots):
     ):
         found = grad(lambda h, s=step, m=make, t=take: t(last(s, m(h), slots=slots)))(0.3)
         assert found == pytest.approx(grad(plain)(0.3), rel=1e-13)
+
+
+@pytest.mark.parametrize("slots", [4, 12, 300])
+def test_a_cache_that_a_later_step_fills_is_found_out(slots):
+    def lazy(w):
+        cache = []
+
+        def step(state, x):
+            i, h = state
+            if i >= 2:
+                if not cache:
+                    cache.append(np.tanh(w))
+                h = cache[0] * h
+            return (i + 1, np.tanh(h + x)), None
+
+        return step
+
+    def evicting(w):
+        @functools.lru_cache
+        def weight(i):
+            return np.tanh(w * (1 + i / 300))
+
+        return lambda state, x: ((state[0] + 1, np.tanh(weight(state[0]) * state[1] + x)), None)
+
+    for make in (lazy, evicting):
+        with pytest.raises(remat.StepError, match="cache"):
+            grad(lambda w, m=make: remat.scan(m(w), (0, 1.0), numpy.ones(300), slots=slots)[0][1])(0.5)
+
+
+def test_what_is_recorded_for_nothing_is_so_each_time():
+    """Raw and recorded steps may round otherwise, and chaos makes that visible: states must come out the same again."""
+
+    def loss(a):
+        return remat.scan(lambda x, _: (a * x - a * x**2, None), 0.3, length=200, slots=4)[0]
+
+    assert numpy.isfinite(grad(loss)(3.999))

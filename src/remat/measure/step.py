@@ -75,8 +75,8 @@ def measure_step(
 
     `ones_like` makes a cotangent for a state. No more than `room` bytes are used, if that is enough for one step.
     """
-    at = 1 if steps > 1 else 0  # the second step, since the first may start from numbers that become arrays
-    state = verbs.copy(verbs.advance(verbs.copy(state), 0, 1)) if at else verbs.copy(state)
+    at = min(3, steps - 1)  # not the first step, which may start from numbers that become arrays, or be run with care
+    state = verbs.copy(verbs.advance(verbs.copy(state), 0, at)) if at else verbs.copy(state)
     _range_times(verbs, state, at, at + 1, ones_like)  # from now on the sums of gradients exist
     with meter.on():
         sizes = _Sizes.of(verbs, meter, state, at, ones_like)

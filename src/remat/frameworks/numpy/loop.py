@@ -151,8 +151,8 @@ class Call(ABC):
             set_generators(outside)
 
     def _measure(self, leaves: Sequence[Any]) -> Measured:
-        """Run the first steps a few times: the second one if its length is known, since more may not follow."""
-        steps = min(self.steps or 1, 5)
+        """Run the first steps a few times; only the first one if the length is not known, since more may not follow."""
+        steps = min(self.steps or 1, 8)
         verbs, state = self.start(leaves, steps)
         xs = self.parts(leaves)[1]
         verbs.xs_grads = [_zeros(leaf[:steps]) if w else None for leaf, w in zip(xs, verbs.wanted.xs, strict=True)]

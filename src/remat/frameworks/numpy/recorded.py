@@ -15,14 +15,23 @@ __all__ = ["AutogradVerbs"]
 class AutogradVerbs(NumpyVerbs):
     """Records steps by autograd."""
 
-    _recorded = False  # whether a step was recorded to see if that can be done
+    def advance(self, state: Any, start: int, stop: int) -> Any:
+        """The carry after steps start..stop-1.
 
-    def _try(self, state: Any, start: int) -> tuple[Any, int]:
-        """Record the very first step: what autograd cannot record and what a step hides show before work is lost."""
-        if self.body.done == 0 and not self._recorded:
-            self._recorded = True
-            return self.record(state, start, start + 1)[0], start + 1
-        return super()._try(state, start)
+        Some steps are recorded for nothing, always the same ones: the first, so that what autograd cannot record shows
+        before work is lost; and those at powers of two where the step closes over traced variables, so that a cache
+        that it fills from them holds boxes, which are found out, and not plain arrays, which would lose a gradient.
+        """
+        states = [state]
+        del state
+        while start < stop:
+            probe = _next_probe(start) if any(self.wanted.captured) or start == 0 else stop
+            if probe > start:
+                states.append(super().advance(states.pop(), start, min(probe, stop)))
+            if probe < stop:
+                states.append(self.record(states.pop(), probe, probe + 1)[0])
+            start = probe + 1
+        return states.pop()
 
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and the graph of all of them."""
@@ -99,6 +108,11 @@ class AutogradVerbs(NumpyVerbs):
         for i in range(start, stop):
             state = self.record(state, i, i + 1)[0]
         return state
+
+
+def _next_probe(start: int) -> int:
+    """The next of the steps 0, 1, 2, 4, 8, …"""
+    return 1 << (start - 1).bit_length() if start > 1 else start
 
 
 def _boxed(leaves: Sequence[Any], wanted: Sequence[bool], trace: float) -> tuple[list[Any], list[Any]]:
