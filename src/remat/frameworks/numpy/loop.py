@@ -202,9 +202,8 @@ class WhileCall(Call):
             run.play(self.plan.schedule)
             return verbs, run
         goes_on = self._goes_on(verbs, run.state)
-        asked = (
-            self.asked if goes_on else replace(self.asked, memory=Memory(slots=1))
-        )  # a step that never runs is not measured
+        # A step that never runs is not measured.
+        asked = self.asked if goes_on else replace(self.asked, memory=Memory(slots=1))
         driver = asked.plan_for(None, lambda: self.measured(leaves)).start()
         while goes_on and driver.at + 1 != self.most:
             run.play(driver.advance())
