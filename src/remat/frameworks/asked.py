@@ -90,8 +90,9 @@ def _within(measured: Measured, steps: int | None, memory: Memory) -> Plan:
     assert have is not None
     aside = measured.aside + min(OWN, have // 8)
     loop = measured.loop.with_steps(steps)
-    # An exact table takes some 40 bytes for each step and budget: it must not dwarf the budget that it plans.
-    planner = Auto(most=(steps or 0) * have / 100)
+    # Planning takes some 40 bytes for each step and budget in an exact table, and some 200 for each budget in the
+    # search for long loops: it must not dwarf the memory that it plans.
+    planner = Auto(most=(steps or 0) * have / 100, fine=max(1000, min(Auto.fine, have // 1000)))
     try:
         found = _planned(loop, Memory(max(0, have - aside)), planner=planner)
     except InfeasibleError as error:

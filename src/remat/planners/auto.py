@@ -16,6 +16,7 @@ from remat.planners.loop.mixed import Mixed
 from remat.planners.loop.online import Online
 from remat.planners.plan import Plan
 from remat.planners.planner import Planner, wants_loop
+from remat.planners.recurrence.budgets import MOST_EXACT
 from remat.problem import Loop, Memory, Problem
 
 __all__ = ["Auto"]
@@ -25,10 +26,12 @@ __all__ = ["Auto"]
 class Auto(Planner):
     """Chooses among the other planners; the plan's `reason` says which and why.
 
-    `most` bounds the additions for an exact plan of states and tapes, as in `Mixed`: about a second by default.
+    `most` bounds the additions for an exact plan of states and tapes, as in `Mixed`: about a second by default. `fine`
+    is as in `Mixed`, too.
     """
 
     most: float = 1.2e9
+    fine: int = MOST_EXACT
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = "pick the best of the others for the problem and memory, and say why"
@@ -47,21 +50,21 @@ class Auto(Planner):
                 Online().plan(problem, memory).because("the length is not known; the finished plan says how good it is")
             )
         if several:
-            return _fastest(problem, memory, [Levels()], self.most)
+            return _fastest(problem, memory, [Levels()], Mixed(self.most, self.fine))
         if memory.device.slots is not None:
             plan = Binomial().plan(problem, memory)
             return plan.because("slots count states, and this is their best placement (mixed may hold tapes there too)")
-        return _fastest(problem, memory, [], self.most)
+        return _fastest(problem, memory, [], Mixed(self.most, self.fine))
 
 
-def _fastest(loop: Loop, memory: Memory, planners: list[Planner], most: float) -> Plan:
+def _fastest(loop: Loop, memory: Memory, planners: list[Planner], mixed: Mixed) -> Plan:
     """The fastest of the plans in all levels (by `planners`) and those in the device alone."""
     device = Memory(levels=[memory.device])
     if memory.device.free:
         try:
             return KeepAll().plan(loop, device).because("all tapes fit, so nothing is recomputed", memory)
         except InfeasibleError:
-            planners = [*planners, Mixed(most), *([Chunks()] if loop.per_range else [])]
+            planners = [*planners, mixed, *([Chunks()] if loop.per_range else [])]
     plans: list[Plan] = []
     errors: list[InfeasibleError] = []
     for planner in planners:

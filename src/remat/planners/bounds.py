@@ -3,7 +3,7 @@
 from math import comb
 
 from remat.planners.budget import Budget
-from remat.planners.recurrence.budgets import on_grid
+from remat.planners.recurrence.budgets import MOST_EXACT, on_grid
 from remat.planners.recurrence.layers import Layers
 from remat.planners.recurrence.revolve import advances
 from remat.planners.recurrence.tradeoff import Sizes
@@ -45,10 +45,10 @@ def anything_restarts(steps: int, units: int) -> int:
     return 1 + high * rest + high - comb(units + high, high - 1)
 
 
-def states_or_tapes(loop: Loop, level: Level) -> int:
+def states_or_tapes(loop: Loop, level: Level, fine: int = MOST_EXACT) -> int:
     """Forward steps of any schedule that keeps states and holds tapes in one level of such a size.
 
-    By layers (see `recurrence.layers`) where the budget takes few different values, else by `anything_restarts`.
+    By layers (see `recurrence.layers`) on a grid of about `fine` budgets, or by `anything_restarts` if that says more.
 
     >>> states_or_tapes(Loop(1000, tape=3), Level("ram", slots=31))
     2802
@@ -61,7 +61,7 @@ def states_or_tapes(loop: Loop, level: Level) -> int:
     simple = anything_restarts(loop.units, (budget.held + budget.early) // smallest)
     if simple > MANY_LAYERS * loop.units:
         return simple
-    grid = on_grid(sizes, budget.held, up=False)
+    grid = on_grid(sizes, budget.held, up=False, fine=fine)
     if grid is None:
         return simple
     layers = Layers(*grid, loop.units)

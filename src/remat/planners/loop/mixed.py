@@ -18,7 +18,7 @@ from remat.planners.loop.keep_all import KeepAll, least_for_all
 from remat.planners.loop.mixed_ops import mixed_ops
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import LoopPlanner, infeasible
-from remat.planners.recurrence.budgets import on_grid, reachable
+from remat.planners.recurrence.budgets import MOST_EXACT, on_grid, reachable
 from remat.planners.recurrence.layers import Layers
 from remat.planners.recurrence.tradeoff import Sizes
 from remat.problem import Level, Loop, Memory, Problem
@@ -32,10 +32,12 @@ class Mixed(LoopPlanner):
     """A budget holds states, tapes or both, whatever gives the least forward steps.
 
     The exact table is used up to `most` additions (a billion is about a second), the bound-guided search beyond;
-    `most=0` asks for the search, `most=inf` for the table whatever it takes.
+    `most=0` asks for the search, `most=inf` for the table whatever it takes. So many budgets as `fine` says are told
+    apart: fewer take less memory to plan.
     """
 
     most: float = 2.5e9
+    fine: int = MOST_EXACT
 
     name: ClassVar[str] = "mixed"
     summary: ClassVar[str] = "states or tapes, whichever saves more; exact for small problems, near the bound for long"
@@ -50,7 +52,7 @@ class Mixed(LoopPlanner):
             _check_memory(problem, level)
         budget = Budget.of(problem, level)
         sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
-        budgets = reachable(sizes, budget.held)
+        budgets = reachable(sizes, budget.held, self.fine)
         if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
             from remat.planners.recurrence.table import Table  # here, since NumPy makes importing remat slow
 
@@ -59,19 +61,19 @@ class Mixed(LoopPlanner):
             return Plan(
                 problem, memory, self.name, Claim(1.0, _class(problem)), ops.predict(problem, memory), Schedule(ops)
             )
-        return _guided(problem, memory, sizes, budget.held)
+        return _guided(problem, memory, sizes, budget.held, self.fine)
 
 
-def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int) -> Plan:
+def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int, fine: int) -> Plan:
     """The best of the bound-guided search, states only and chunks, with the factor over the bound as its claim."""
-    level, bound = memory.device, states_or_tapes(loop, memory.device)
+    level, bound = memory.device, states_or_tapes(loop, memory.device, fine)
     found: list[tuple[Prediction, Schedule]] = []
     # In slots the tape of a range that is pulled back at once is free of charge, so chunks are of another class there.
     for planner in (Binomial(), Chunks()) if level.slots is None else (Binomial(),):
         with suppress(InfeasibleError):
             plan = planner.plan(loop, memory)
             found.append((plan.predicted, plan.schedule))
-    grid = on_grid(sizes, top, up=True) if bound <= MANY_LAYERS * loop.units else None
+    grid = on_grid(sizes, top, up=True, fine=fine) if bound <= MANY_LAYERS * loop.units else None
     if grid is not None:
         layers = Layers(*grid, loop.units)
         if layers.feasible:

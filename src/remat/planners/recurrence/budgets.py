@@ -2,7 +2,7 @@
 
 from remat.planners.recurrence.tradeoff import Sizes
 
-__all__ = ["on_grid", "reachable"]
+__all__ = ["MOST_EXACT", "on_grid", "reachable"]
 
 MOST_EXACT = 20_000
 MOST_ON_GRID = 100_000
@@ -27,18 +27,18 @@ def reachable(sizes: Sizes, top: int, limit: int = MOST_EXACT) -> list[int] | No
     return sorted(found)
 
 
-def on_grid(sizes: Sizes, top: int, *, up: bool) -> tuple[Sizes, int, list[int]] | None:
-    """Sizes and budget in grid cells, and the budgets that can be left; exact where these are few.
+def on_grid(sizes: Sizes, top: int, *, up: bool, fine: int = MOST_EXACT) -> tuple[Sizes, int, list[int]] | None:
+    """Sizes and budget in grid cells, and the budgets that can be left; exact where these are no more than `fine`.
 
     With `up`, sizes are rounded up and the budget down, so that what fits there fits here; else the other way round,
     so that a bound there holds here (None if that takes too many budgets).
     """
-    exact = reachable(sizes, top)
+    exact = reachable(sizes, top, fine)
     if exact is not None:
         return sizes, top, exact
     # The smaller of state and tape should be a whole number of cells, and of as many as are affordable.
     total, smallest = top + sizes.early, min(sizes.state, sizes.tape)
-    cell = -(-smallest // max(MOST_EXACT * smallest // total, 1))
+    cell = -(-smallest // max(fine * smallest // total, 1))
     if total // cell > MOST_ON_GRID:
         if not up:
             return None
