@@ -33,13 +33,13 @@ class Tree:
     below: tuple["Tree", ...] = ()
     extra: dict[str, Any] | None = field(default=None, compare=False, repr=False)  # more attributes of a dataclass
 
-    @property
+    @cached_property
     def mutable(self) -> bool:
         """Whether a container in it can be changed in place: all but tuples and None."""
         fixed = self.kind in (None, type(None)) or (isinstance(self.kind, type) and issubclass(self.kind, tuple))
         return not fixed or any(tree.mutable for tree in self.below)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many leaves there are."""
         return 1 if self.kind is None else sum(tree.size for tree in self.below)
