@@ -116,6 +116,10 @@ class Tree:
         for key, tree in zip(self.keys, self.below, strict=True):
             tree._apart(found[1][key], name + _suffix(self.kind, key), unpack, leaves, gaps)
 
+    def mapped(self, function: Callable[[Any], Any], value: Any) -> Any:
+        """A value of this structure with each leaf replaced by what the function makes of it."""
+        return self.build([function(leaf) for leaf in self.apart(value, "value")])
+
     def grafted(self, trees: Iterator["Tree"]) -> "Tree":
         """The same structure with the next of these trees for each leaf."""
         if self.kind is None:

@@ -19,9 +19,8 @@ from remat.units import bytes_text
 
 __all__ = ["Asked"]
 
-OWN = (
-    256 * 1024
-)  # bytes of bookkeeping: summaries, marks of random generators, Python's own; or an eighth of the budget
+# Bytes of bookkeeping: summaries, marks of random generators, Python's own; or an eighth of a smaller budget.
+OWN = 256 * 1024
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 from remat.errors import StepError
 from remat.execute.tree import Mismatch, Tree
 from remat.frameworks.numpy.captured import Place
+from remat.frameworks.numpy.leaves import own
 from remat.frameworks.numpy.verbs import NumpyVerbs
 
 __all__ = ["AdjointVerbs"]
@@ -60,15 +61,9 @@ class AdjointVerbs(NumpyVerbs):
         return sum(map(super().size, value.carries)) if isinstance(value, _Carries) else super().size(value)
 
     def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
-        own = self.body.tree.build(
-            [
-                np.array(leaf, order="K") if isinstance(leaf, np.ndarray) else leaf
-                for leaf in self.body.tree.apart(state, "carry")
-            ]
-        )
-        del state
+        state = self.body.tree.mapped(own, state)
         with self.step.bind(self.captured) as step:
-            return self.body.run(step, own, start, stop)
+            return self.body.run(step, state, start, stop)
 
     def _output_bar(self, i: int) -> Any:
         outputs, parts = self.body.outputs, self._output_cotangents(i)

@@ -42,7 +42,7 @@ class Outputs:
         self.specs: list[Spec] = []
         self.names: list[str] = []
         self.leaves: list[np.ndarray[Any, Any]] = []
-        self._matches: Callable[[Any], bool] = lambda y: False
+        self._matches: Callable[[Any], bool] = _never
 
     def row(self, i: int) -> int | None:
         """Where the output of step i goes, or None."""
@@ -50,7 +50,7 @@ class Outputs:
 
     def put(self, i: int, y: Any) -> None:
         """Hold the output of step i."""
-        row = i if self.rows is None else self.rows.get(i)
+        row = self.row(i)
         if row is None:
             return
         if self.tree is None:
@@ -95,7 +95,7 @@ class Body:
         self.done = 0  # steps whose outputs are written
         self.at = 0  # the step that runs
         self.y: Any = None
-        self._matches: Callable[[Any], bool] = lambda carry: False
+        self._matches: Callable[[Any], bool] = _never  # until a carry has come back
 
     def run(self, step: Callable[[Any, Any], Any], carry: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
@@ -124,7 +124,8 @@ class Body:
     def settle(self, carry: Any, i: int) -> list[Any]:
         """The leaves of a carry that step i returned, if it is as it must be; the first one says how the others are."""
         leaves, specs = checked_apart(self.tree, self.specs, self.names, carry, f"carry after step {i}")
-        self.specs, self._matches = specs, matcher(self.tree, specs)
+        if specs is not self.specs or self._matches is _never:
+            self.specs, self._matches = specs, matcher(self.tree, specs)
         return leaves
 
     def add_note(self, error: Exception, carry: Any) -> None:
@@ -140,6 +141,10 @@ class Body:
         error.add_note(
             f"in step {self.at} of a loop that remat runs, step(carry, x) with {', '.join(looks) or 'no arrays'}"
         )
+
+
+def _never(value: Any) -> bool:
+    return False
 
 
 def pair(out: Any, i: int) -> tuple[Any, Any]:

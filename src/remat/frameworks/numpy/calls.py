@@ -8,7 +8,7 @@ from remat.execute.tree import Tree, take_apart
 from remat.frameworks.asked import Asked
 from remat.frameworks.numpy.body import Body, Inputs, Outputs
 from remat.frameworks.numpy.captured import Captured
-from remat.frameworks.numpy.leaves import Spec, is_boxed, unpack, writable
+from remat.frameworks.numpy.leaves import Spec, is_boxed, own, unpack, writable
 from remat.frameworks.numpy.loop import ScanCall, Step, WhileCall, holds, run
 from remat.frameworks.numpy.verbs import is_about_writing, refuse_writing
 from remat.units import to_count
@@ -60,14 +60,13 @@ def _scan(
     body = _body(carry, parts[0], Inputs(parts[1], inputs), Outputs(steps, rows))
     with step.bind(parts[2]) as plain:
         try:
-            after = body.run(plain, carry.build([_own(leaf) for leaf in parts[0]]), 0, steps)
+            after = body.run(plain, carry.build([own(leaf) for leaf in parts[0]]), 0, steps)
         except ValueError as error:
             if is_about_writing(error):
                 raise refuse_writing(error, body.at) from error
             raise
-    after = carry.build([writable(leaf) for leaf in carry.apart(after, "carry")])
     outputs = body.outputs
-    return after, None if outputs.tree is None else outputs.tree.build(outputs.leaves)
+    return carry.mapped(writable, after), None if outputs.tree is None else outputs.tree.build(outputs.leaves)
 
 
 def while_loop(
@@ -87,7 +86,7 @@ def while_loop(
         sizes = (len(leaves), 0, len(boxes))
         return run(WhileCall(captured, carry, nothing, sizes, asked, cond=cond, most=most), [*leaves, *boxes])[0]
     plain = _body(carry, leaves, Inputs((), nothing), Outputs(0))
-    value, done = carry.build([leaf if is_boxed(leaf) else _own(leaf) for leaf in leaves]), 0
+    value, done = carry.build([leaf if is_boxed(leaf) else own(leaf) for leaf in leaves]), 0
     while done != most and holds(cond(value)):
         value = plain.run(step, value, done, done + 1)
         done += 1
@@ -135,8 +134,3 @@ def _length(leaves: Sequence[Any], tree: Tree, length: int | None) -> int:
             "would be init itself, so leave the call out where there are no steps"
         )
     return steps
-
-
-def _own(leaf: Any) -> Any:
-    """A leaf that the step may write into without changing the caller's."""
-    return leaf.copy() if hasattr(leaf, "copy") else leaf

@@ -71,7 +71,9 @@ class Captured:
         self._read: dict[int, tuple[CellType, Any]] = {}
         self._written: set[int] = set()
         self._seen: set[int] = set()
-        self._waiting = deque((function, "step") for function in (step, *others) if function is not None)
+        self._waiting: deque[tuple[Any, str]] = deque()
+        if self._live:  # else there can be no boxes, and the loop is a plain one
+            self._waiting.extend((function, "step") for function in (step, *others) if function is not None)
         for _ in range(_MOST_VISITS):
             if not self._waiting:
                 break
@@ -103,12 +105,12 @@ class Captured:
                 place.slot.put(value)
             yield self.step
         finally:
-            written = {id(place.slot) for place, value in put if place.slot.written(value)}
+            rewritten = {id(place.slot) for place, value in put if place.slot.written(value)}
             for slot, value in reversed(before):
-                if id(slot) not in written:
+                if id(slot) not in rewritten:
                     slot.put(value)
-            if written:  # the step has its own use for these: what it wrote stays
-                self.places = [place for place in self.places if id(place.slot) not in written]
+            if rewritten:  # the step has its own use for these: what it wrote stays
+                self.places = [place for place in self.places if id(place.slot) not in rewritten]
 
     def _later(self, value: Any, name: str) -> None:
         """Look below a value that is no container, when all that is nearer to the step has been looked at."""

@@ -23,7 +23,7 @@ from remat.frameworks.numpy.body import pair
 from remat.frameworks.numpy.captured import Place
 from remat.frameworks.numpy.leaves import Spec, unpack
 from remat.frameworks.numpy.loop import Call
-from remat.frameworks.numpy.tape import boxable, new_trace, pull_back, root, split
+from remat.frameworks.numpy.tape import new_trace, pull_back, rooted, split
 
 __all__ = ["adjoint", "tangent"]
 
@@ -73,9 +73,9 @@ def adjoint(call: Call, leaves: Sequence[Any], cotangents: Sequence[Any], wanted
     def backward(captured: list[Any], sums: Any, inputs: Any) -> Any:
         (bars, totals), (carry, x, ybars) = sums, inputs
         with new_trace() as trace:
-            carry_in, carry_roots = _rooted(carry, flows, trace)
-            x_in, x_roots = _rooted(x, mark_xs, trace)
-            captured_in, captured_roots = _rooted(captured, mark_captured, trace)
+            carry_in, carry_roots = rooted(carry, flows, trace)
+            x_in, x_roots = rooted(x, mark_xs, trace)
+            captured_in, captured_roots = rooted(captured, mark_captured, trace)
             carry_out, y = forward(captured_in, carry_in, x_in)
             nodes = [split(leaf, trace)[1] for leaf in [*_where(carry_out, flows), *_where(y, flows_out)]]
         ends = [(node, part) for node, part in zip(nodes, [*bars, *ybars], strict=True) if node is not None]
@@ -126,9 +126,9 @@ def tangent(call: Call, leaves: Sequence[Any], given: dict[int, Any]) -> Any:
         (carry, dots), (x, x_dots) = pairs, inputs
         captured, captured_dots = known[: len(mark_captured)], known[len(mark_captured) :]
         with new_trace() as trace:
-            carry_in, _ = _rooted(carry, flows, trace, dots)
-            x_in, _ = _rooted(x, mark_xs, trace, x_dots)
-            captured_in, _ = _rooted(captured, mark_captured, trace, captured_dots)
+            carry_in, _ = rooted(carry, flows, trace, dots)
+            x_in, _ = rooted(x, mark_xs, trace, x_dots)
+            captured_in, _ = rooted(captured, mark_captured, trace, captured_dots)
             carry_out, y = forward(captured_in, carry_in, x_in)
             values, nodes = zip(*[split(leaf, trace) for leaf in [*carry_out, *y]], strict=True)
 
@@ -177,20 +177,6 @@ def _forward(call: Call) -> Callable[[list[Any], list[Any], list[Any]], tuple[li
 def _same_plan(call: Call) -> Asked:
     """What to ask of the loops here: the schedule of the first one."""
     return replace(call.asked, memory=None, plan=call.plan)
-
-
-def _rooted(
-    leaves: Sequence[Any], mask: Sequence[bool], trace: float, tangents: Sequence[Any] | None = None
-) -> tuple[list[Any], list[Any]]:
-    """Leaves as roots where the mask says so, and their nodes; `tangents` are those of the masked leaves, in order."""
-    rest = iter(tangents or ())
-    boxes, nodes = [], []
-    for leaf, mark in zip(leaves, mask, strict=True):
-        dot = next(rest) if mark and tangents is not None else None
-        box, node = root(leaf, trace, dot) if mark and boxable(leaf) else (leaf, None)
-        boxes.append(box)
-        nodes.append(node)
-    return boxes, nodes
 
 
 def _widened(leaf: Any, spec: Spec) -> Any:

@@ -16,7 +16,19 @@ from autograd.tracer import getval, isbox
 from remat.errors import StepError
 from remat.execute.tree import Tree
 
-__all__ = ["Spec", "copied", "differ", "is_boxed", "matcher", "nbytes", "protected", "summary", "unpack", "writable"]
+__all__ = [
+    "Spec",
+    "copied",
+    "differ",
+    "is_boxed",
+    "matcher",
+    "nbytes",
+    "own",
+    "protected",
+    "summary",
+    "unpack",
+    "writable",
+]
 
 HEADER = sys.getsizeof(np.empty(0))  # bytes of an array beside its numbers
 _RANKS = "biufc"
@@ -137,10 +149,15 @@ def _leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
     )
 
 
+def own(leaf: Any) -> Any:
+    """A private copy that may be written into; numbers are as they are."""
+    return np.array(leaf, order="K") if isinstance(leaf, np.ndarray) else leaf
+
+
 def copied(leaf: Any) -> Any:
     """A private copy that nobody can write into; numbers are that already."""
+    leaf = own(leaf)
     if isinstance(leaf, np.ndarray):
-        leaf = np.array(leaf, order="K")
         leaf.flags.writeable = False
     return leaf
 

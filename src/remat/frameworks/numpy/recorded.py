@@ -6,7 +6,7 @@ from typing import Any
 
 from remat.errors import StepError
 from remat.frameworks.numpy.body import pair, refuse_box
-from remat.frameworks.numpy.tape import Tape, boxable, new_trace, pull_back, root, split
+from remat.frameworks.numpy.tape import Tape, new_trace, pull_back, rooted, split
 from remat.frameworks.numpy.verbs import NumpyVerbs, is_about_writing, refuse_writing
 
 __all__ = ["AutogradVerbs"]
@@ -37,15 +37,15 @@ class AutogradVerbs(NumpyVerbs):
         """The carry after steps start..stop-1, and the graph of all of them."""
         body, wanted = self.body, self.wanted
         with new_trace() as trace:
-            leaves, roots = _boxed(body.tree.apart(state, "carry"), [True] * len(body.names), trace)
-            captured, captured_roots = _boxed(self.captured, wanted.captured, trace)
+            leaves, roots = rooted(body.tree.apart(state, "carry"), [True] * len(body.names), trace)
+            captured, captured_roots = rooted(self.captured, wanted.captured, trace)
             tape = Tape(start, stop, roots, captured_roots)
             carry, y = body.tree.build(leaves), None
             del state, leaves
             with self.step.bind(captured) as step:
                 for i in range(start, stop):
                     body.at = i
-                    inputs, roots = _boxed([leaf[i] for leaf in body.inputs.leaves], wanted.xs, trace)
+                    inputs, roots = rooted([leaf[i] for leaf in body.inputs.leaves], wanted.xs, trace)
                     tape.xs.append(roots)
                     carry, y = pair(self._called(step, carry, body.inputs.tree.build(inputs)), i)
                     ends = body.settle(carry, i)
@@ -113,14 +113,6 @@ class AutogradVerbs(NumpyVerbs):
 def _next_probe(start: int) -> int:
     """The next of the steps 0, 1, 2, 4, 8, …"""
     return 1 << (start - 1).bit_length() if start > 1 else start
-
-
-def _boxed(leaves: Sequence[Any], wanted: Sequence[bool], trace: float) -> tuple[list[Any], list[Any]]:
-    """Leaves as roots of a trace where that is wanted and possible, and their nodes."""
-    pairs = [
-        root(leaf, trace) if want and boxable(leaf) else (leaf, None) for leaf, want in zip(leaves, wanted, strict=True)
-    ]
-    return [box for box, _ in pairs], [node for _, node in pairs]
 
 
 def _unboxed(leaves: Sequence[Any], names: Sequence[str], trace: float) -> tuple[list[Any], list[Any]]:

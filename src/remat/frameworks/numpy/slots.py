@@ -3,34 +3,35 @@
 import dis
 import sys
 import sysconfig
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from types import CellType, CodeType
-from typing import Any, Protocol
+from typing import Any
 
 __all__ = ["EMPTY", "Attribute", "Cell", "Item", "PartialArguments", "Slot", "globals_read", "is_library", "written"]
 
 EMPTY = object()  # what an empty slot holds; putting it there empties the slot
 
 
-class Slot(Protocol):
+class Slot(ABC):
     """A place for one value."""
 
+    @abstractmethod
     def get(self) -> Any:
         """The value, or EMPTY."""
-        ...
 
+    @abstractmethod
     def put(self, value: Any) -> None:
         """Put a value there, or EMPTY."""
-        ...
 
     def written(self, value: Any) -> bool:
         """Whether something else is there than the value that was put there."""
-        ...
+        return self.get() is not value
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Slot):
     """A variable of an enclosing function."""
 
     cell: CellType
@@ -49,13 +50,9 @@ class Cell:
         else:
             self.cell.cell_contents = value
 
-    def written(self, value: Any) -> bool:
-        """Whether something else is there."""
-        return self.get() is not value
-
 
 @dataclass(frozen=True)
-class Item:
+class Item(Slot):
     """An item of a list or a dict."""
 
     owner: Any
@@ -75,13 +72,9 @@ class Item:
         elif value is EMPTY and isinstance(self.owner, dict):
             self.owner.pop(self.key, None)
 
-    def written(self, value: Any) -> bool:
-        """Whether something else is there."""
-        return self.get() is not value
-
 
 @dataclass(frozen=True)
-class Attribute:
+class Attribute(Slot):
     """An attribute of an object, a class or a function; frozen ones too."""
 
     owner: Any
@@ -99,13 +92,9 @@ class Attribute:
         else:
             kind.__setattr__(self.owner, self.name, value)
 
-    def written(self, value: Any) -> bool:
-        """Whether something else is there."""
-        return self.get() is not value
-
 
 @dataclass(frozen=True)
-class PartialArguments:
+class PartialArguments(Slot):
     """The arguments of a functools.partial."""
 
     owner: Any

@@ -21,7 +21,7 @@ from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import HEADER
 
-__all__ = ["LiveTraces", "Tape", "boxable", "new_trace", "pull_back", "root", "split", "tape_size"]
+__all__ = ["LiveTraces", "Tape", "boxable", "new_trace", "pull_back", "rooted", "split", "tape_size"]
 
 Ends = Sequence[tuple[Any, Any]]  # nodes with their cotangents
 Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in place; None is zero
@@ -75,6 +75,9 @@ class LiveTraces:
                 self._roots.setdefault(frame.f_locals["t"], frame.f_locals["start_node"])
             frame = frame.f_back  # type: ignore[assignment]
 
+    def __bool__(self) -> bool:
+        return bool(self._roots or _open)
+
     def has(self, leaf: Any) -> bool:
         """Whether a leaf is a box of an open trace: one that a step or a former call left somewhere is not."""
         if not isbox(leaf):
@@ -100,6 +103,20 @@ def root(leaf: Any, number: float, tangent: Any = None) -> tuple[Any, Any]:
     """The box of a leaf as a root of the trace, and its node; with a tangent, of a forward-mode trace."""
     node = VJPNode.new_root() if tangent is None else JVPNode.new_root(tangent)
     return new_box(leaf, number, node), node
+
+
+def rooted(
+    leaves: Sequence[Any], wanted: Sequence[bool], number: float, tangents: Sequence[Any] | None = None
+) -> tuple[list[Any], list[Any]]:
+    """Leaves as roots of a trace where wanted and possible, and their nodes; `tangents` are of the wanted, in order."""
+    rest = iter(tangents or ())
+    boxes, nodes = [], []
+    for leaf, want in zip(leaves, wanted, strict=True):
+        tangent = next(rest) if want and tangents is not None else None
+        box, node = root(leaf, number, tangent) if want and boxable(leaf) else (leaf, None)
+        boxes.append(box)
+        nodes.append(node)
+    return boxes, nodes
 
 
 def split(leaf: Any, number: float) -> tuple[Any, Any]:

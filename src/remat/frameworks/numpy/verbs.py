@@ -37,7 +37,7 @@ class NumpyVerbs(ABC):
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
         if self.body.tree.mutable:  # the step may change the container; what is kept is not to change with it
-            state = self.body.tree.build(self.body.tree.apart(state, "carry"))
+            state = self.body.tree.mapped(lambda leaf: leaf, state)
         while not self._tried and start < stop:
             state, start = self._try(state, start)
         if start == stop:
@@ -89,11 +89,11 @@ class NumpyVerbs(ABC):
         """Advance a step that writes into its carry, so that it does what it does when it is recorded."""
 
     def _protected(self, state: Any) -> Any:
-        return self.body.tree.build([protected(leaf) for leaf in self.body.tree.apart(state, "carry")])
+        return self.body.tree.mapped(protected, state)
 
     def copy(self, state: Any) -> Any:
         """A private copy of a carry, which no step can write into."""
-        return self.body.tree.build([copied(leaf) for leaf in self.body.tree.apart(state, "carry")])
+        return self.body.tree.mapped(copied, state)
 
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""
@@ -103,28 +103,30 @@ class NumpyVerbs(ABC):
 
     def summary(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""
-        outputs = self.body.outputs
-        leaves = self.body.tree.apart(state, "carry")
-        if outputs.tree is not None and outputs.rows is None:
-            leaves += outputs.tree.apart(self.body.y, "y")
         with np.errstate(all="ignore"):
-            return [summary(leaf) for leaf in leaves]
+            return [summary(leaf) for leaf in self._watched(state)]
 
     def differ(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
         if self.summary(state) == list(noted):
             return None
-        body, outputs = self.body, self.body.outputs
-        leaves, names, specs = body.tree.apart(state, "carry"), body.names, body.specs
-        if outputs.tree is not None and outputs.rows is None:
-            leaves = leaves + outputs.tree.apart(body.y, "y")
-            names, specs = names + outputs.names, specs + outputs.specs
+        leaves, outputs = self._watched(state), self.body.outputs
+        names = (self.body.names + outputs.names)[: len(leaves)]
+        specs = (self.body.specs + outputs.specs)[: len(leaves)]
         with np.errstate(all="ignore"):
             for leaf, name, spec, number in zip(leaves, names, specs, noted, strict=True):
                 change = differ(leaf, number, spec.eps ** (0.5 / recorded if recorded else 0.75))
                 if change:
                     return f"{name} was another one by {change:.1g} of its size"
         return None
+
+    def _watched(self, state: Any) -> list[Any]:
+        """The leaves of the carry, and those of the last output where every step puts one out."""
+        outputs = self.body.outputs
+        leaves = self.body.tree.apart(state, "carry")
+        if outputs.tree is not None and outputs.rows is None:
+            leaves += outputs.tree.apart(self.body.y, "y")
+        return leaves
 
     def _output_cotangents(self, i: int) -> list[Any] | None:
         """The cotangents of the output of step i by leaf, or None if it has none."""
