@@ -8,6 +8,7 @@ import pytest
 from autograd import grad, jacobian
 
 import remat
+from remat.planners import Chunks
 
 
 def gradient(step, x=0.3, steps=20, **how):
@@ -321,3 +322,9 @@ def test_chaos_is_no_reason_to_complain():
 
     for how in ({"memory": "1 MiB"}, {"slots": 5}, {"plan": remat.plan(remat.Loop(300), slots=9, planner="chunks")}):
         assert numpy.isfinite(gradient(step, steps=300, **({"slots": None} | how)))
+
+
+@pytest.mark.parametrize("length", [1, 5, 40, 69, 100])
+def test_chaos_over_recorded_ranges_of_any_length_is_no_reason_to_complain(length):
+    plan = remat.plan(remat.Loop(300), slots=9, planner=Chunks(length))
+    assert numpy.isfinite(gradient(lambda x, _: (4 * x - 4 * x**2, None), steps=300, slots=None, plan=plan))
