@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test browser check format bench clean
 
 help:
 	@echo "make demo    set up, then train an LSTM through 512 steps, plainly and inside 4 MiB (the main job)"
@@ -19,7 +19,7 @@ $(VENV)/.core: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core pyproject.toml
-	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, a peer)"
+	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, playwright, a peer)"
 	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
@@ -27,7 +27,16 @@ demo: $(VENV)/.core
 	@echo "== a character LSTM through 512 steps: plain autograd, then remat inside 4 MiB (half a minute)"
 	OMP_NUM_THREADS=1 $(BIN)/remat demo
 
-test: $(VENV)/.dev check
+# The page is tested in a browser: Debian's chromium, if it is here or can be installed; else these tests are skipped.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
+	  || { echo "== installing chromium for the tests of the page"; \
+	       { timeout 300 apt-get install -y --no-install-recommends chromium \
+	         || { timeout 120 apt-get update && timeout 300 apt-get install -y --no-install-recommends chromium; }; \
+	       } >/dev/null 2>&1; } \
+	  || echo "== NO CHROMIUM HERE: the tests of the page in a browser WILL BE SKIPPED"
+
+test: $(VENV)/.dev check browser
 	@echo "== tests"
 	$(BIN)/python -m pytest
 

@@ -13,21 +13,25 @@ from remat.errors import (
     PlannerError,
     ProblemError,
     RematError,
+    ReportError,
     ScheduleError,
     StepError,
 )
+from remat.execute import Profile, profile
 from remat.interface import (
     binomial_checkpoint,
     checkpointed_loop,
     compute_checkpoint_positions,
     estimate_checkpoint_savings,
     get_memory_savings,
+    save_points,
     scan,
     should_checkpoint,
     while_loop,
 )
 from remat.planners import Claim, Curve, Plan, Planner, plan, sweep
 from remat.problem import Chain, Level, Loop, Memory, Stage
+from remat.report import report
 from remat.schedule import (
     Advance,
     Drop,
@@ -45,11 +49,10 @@ from remat.schedule import (
     simulate,
     verify,
 )
+from remat.version import __version__
 
 if TYPE_CHECKING:
     from remat.frameworks.numpy import ag_tuple
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Advance",
@@ -73,9 +76,11 @@ __all__ = [
     "Planner",
     "PlannerError",
     "ProblemError",
+    "Profile",
     "Pullback",
     "Record",
     "RematError",
+    "ReportError",
     "Schedule",
     "ScheduleError",
     "Stage",
@@ -91,6 +96,9 @@ __all__ = [
     "estimate_checkpoint_savings",
     "get_memory_savings",
     "plan",
+    "profile",
+    "report",
+    "save_points",
     "scan",
     "should_checkpoint",
     "simulate",

@@ -7,6 +7,7 @@ RematError
 ├── FileError        a saved file that is damaged, too large or of another version
 ├── PlannerError     an unknown planner, or one that does not take the problem (also a ValueError)
 ├── StepError        a step, a state or an input that a loop cannot run with   (also a TypeError)
+├── ReportError      nothing that can be shown, or not in that form             (also a ValueError)
 ├── DeterminismError a step that gave something else when it ran again
 └── InfeasibleError  no schedule fits the memory; carries the smallest that works
 """
@@ -19,6 +20,7 @@ __all__ = [
     "PlannerError",
     "ProblemError",
     "RematError",
+    "ReportError",
     "ScheduleError",
     "StepError",
 ]
@@ -50,6 +52,10 @@ class PlannerError(RematError, ValueError):
 
 class StepError(RematError, TypeError):
     """A step returns what it must not, or a state or an input is nothing that a loop can run with."""
+
+
+class ReportError(RematError, ValueError):
+    """There is nothing that can be shown, or no such form to show it in."""
 
 
 class DeterminismError(RematError, RuntimeError):

@@ -23,7 +23,10 @@ def test_the_demo_trains_compares_and_writes_a_page(here, capsys):
     page = (here / "remat-demo.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert "peak memory" in page
-    assert "http" not in page
+    assert "Who is live at the peak" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    assert 'id="remat-data"' in page
 
 
 def test_the_demo_writes_over_its_own_page_only(here, capsys):

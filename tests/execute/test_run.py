@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 
 import remat
-from remat.execute import Run, collect_runs
+from remat.execute import Call, Run
 from remat.execute.guard import Guard
+from remat.execute.sites import Site
 from remat.testing import loops, memories
 
 ALIVE = weakref.WeakSet()
@@ -57,6 +58,12 @@ class Numbers:
     def size(self, value):
         return 8 * len(value) if isinstance(value, list) else 8
 
+    def always(self):
+        return {}
+
+    def meter(self):
+        return None
+
     def summary(self, state):
         return [state.value]
 
@@ -70,6 +77,16 @@ def run_through(schedule, units, guard=None):
     assert run.play(schedule)
     result = run.state.value
     return result, run.reverse(1.0), verbs
+
+
+def recorded(schedule, units, verbs=None, call=None):
+    verbs, call = verbs or Numbers(), call or Call("test", Site("", 0, ""))
+    state = Number(1.0)
+    run = Run(verbs, state, units, recorder=call.recorder(verbs, state))
+    del state
+    run.play(schedule)
+    run.reverse(1.0)
+    return call
 
 
 def expected(units):
@@ -112,20 +129,40 @@ def test_what_is_dropped_is_free(slots):
 
 def test_the_trace_is_that_of_the_simulation():
     plan = remat.plan(remat.Loop(20, state=8, tape=8), slots=3)
-    with collect_runs() as runs:
-        run_through(plan.schedule, 20)
+    trace = recorded(plan.schedule, 20).trace
     simulated = plan.simulate()
-    assert [(e.op, e.live) for e in runs[0].trace] == [(e.op, e.live) for e in simulated]
-    assert runs[0].trace.peak == simulated.peak
-    assert runs[0].trace.at_peak == simulated.at_peak
-    assert runs[0].trace.keeps == simulated.keeps
+    assert [(e.op, e.live) for e in trace] == [(e.op, e.live) for e in simulated]
+    assert trace.peak == simulated.peak
+    assert trace.at_peak == simulated.at_peak
+    assert (trace.keeps, trace.totals.written, trace.totals.read) == (
+        simulated.keeps,
+        simulated.totals.written,
+        simulated.totals.read,
+    )
+    assert trace.complete
+    assert trace.measured
+    assert trace.recomputed == plan.recomputed
 
 
-def test_nothing_is_collected_outside():
-    with collect_runs() as runs:
-        pass
-    run_through(remat.plan(remat.Loop(3), slots=2).schedule, 3)
-    assert runs == []
+def test_a_run_that_is_interrupted_leaves_a_trace_of_what_was_done():
+    class Interrupted(Numbers):
+        def record(self, state, start, stop):
+            if self.evaluations > 15:
+                raise KeyboardInterrupt
+            return super().record(state, start, stop)
+
+    plan = remat.plan(remat.Loop(10), slots=3)
+    call = Call("test", Site("", 0, ""))
+    with pytest.raises(KeyboardInterrupt):
+        recorded(plan.schedule, 10, Interrupted(), call)
+    trace = call.trace
+    assert not trace.complete
+    assert call.status == "stopped by KeyboardInterrupt"
+    ops = [event.op for event in trace]
+    assert tuple(ops) == plan.schedule.ops()[: len(ops)]
+    assert 0 < len(ops) < len(plan.schedule.ops())
+    assert trace.recomputed == trace.forward_steps - 10
+    assert "early" in str(trace)
 
 
 def test_a_loop_of_a_million_steps_needs_no_recursion():

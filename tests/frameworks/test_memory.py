@@ -10,7 +10,6 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.execute import collect_runs
 
 
 @pytest.mark.parametrize(("steps", "slots"), [(50, 2), (50, 5), (200, 3)])
@@ -90,26 +89,26 @@ def test_more_memory_means_less_recomputation_and_enough_of_it_none():
     loss, w = lstm_like(steps=60)
     counts = []
     for memory in ("600 KiB", "2 MiB", "64 MiB"):
-        with collect_runs() as runs:
+        with remat.profile() as run:
             grad(lambda w, memory=memory: loss(w, memory=memory))(w)
-        counts.append(runs[0].trace.forward_steps)
+        counts.append(run.calls[0].trace.forward_steps)
     assert counts[0] > counts[1] > counts[2] == 60
 
 
 def test_a_fraction_is_of_what_is_free():
     loss, w = lstm_like(steps=20)
-    with collect_runs() as runs:
+    with remat.profile() as run:
         grad(lambda w: loss(w, memory=0.5))(w)
-    assert runs[0].trace.recomputed == 0
+    assert run.calls[0].trace.recomputed == 0
 
 
 def test_a_measured_trace_agrees_with_the_simulation_of_its_plan():
     loss, w = lstm_like(steps=40)
-    with collect_runs() as runs:
+    with remat.profile() as run:
         grad(lambda w: loss(w, slots=5))(w)
-    ((plan, trace),) = [(ran.about, ran.trace) for ran in runs]
+    plan, trace = run.calls[0].plan, run.calls[0].trace
     assert plan.forward_steps == trace.forward_steps
-    state = trace.events[0].live.state["ram"] // 2  # a kept state and the working one
+    state = next(iter(trace)).live.state["ram"] // 2  # a kept state and the working one
     tape = max(event.live.tape for event in trace)
     simulated = remat.plan(remat.Loop(40, state=state, tape=tape), slots=5).simulate()
     assert [event.op for event in trace] == [event.op for event in simulated]

@@ -9,16 +9,15 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.execute import collect_runs
 from remat.frameworks.numpy import loop as numpy_loop
 
 
 def measured(step, init, steps=50, memory="50 MiB"):
     numpy_loop._measured.clear()
-    with collect_runs() as runs:
+    with remat.profile() as run:
         grad(lambda h: np.sum(remat.scan(step, h, length=steps, memory=memory)[0]))(init)
     ((_, found),) = numpy_loop._measured.values()
-    return found, runs[0]
+    return found, run.calls[0]
 
 
 def test_sizes_are_those_of_the_arrays():
@@ -40,8 +39,8 @@ def test_what_a_step_allocates_while_it_runs_is_set_aside():
 
     found, ran = measured(step, h, memory="5 MiB")
     assert found.aside >= 2_400_000
-    assert ran.about.memory.device.capacity <= 5 * 2**20 - 2_400_000
-    assert "set aside" in ran.about.reason
+    assert ran.plan.memory.device.capacity <= 5 * 2**20 - 2_400_000
+    assert "set aside" in ran.plan.reason
 
 
 def test_a_step_is_measured_once_for_all_calls_that_look_the_same():
@@ -58,7 +57,7 @@ def test_a_step_is_measured_once_for_all_calls_that_look_the_same():
         return len(calls)
 
     first = gradient(numpy.ones(1000), 1.0)
-    assert 100 < first <= 130
+    assert 100 < first <= 135
     assert gradient(numpy.ones(1000), 2.0) == 101  # all tapes fit, and one step was looked at before
     assert gradient(numpy.ones(2000), 2.0) == first
     assert len(numpy_loop._measured) == 2
@@ -96,12 +95,12 @@ def test_tape_sizes_agree_with_what_is_allocated():
         c = c * gate + np.sin(h)
         return (np.tanh(c), c), None
 
-    with collect_runs() as runs:
+    with remat.profile() as run:
         grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, slots=3)[0][0]))(numpy.ones((32, 64)))
-    by_walking = max(event.live.tape for event in runs[0].trace)
+    by_walking = max(event.live.tape for event in run.calls[0].trace)
     grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, memory="4 MiB")[0][0]))(numpy.ones((32, 64)))
-    by_meter = next(iter(numpy_loop._measured.values()))[1].loop.tape
-    assert by_walking == pytest.approx(by_meter, rel=0.1)
+    found = next(iter(numpy_loop._measured.values()))[1]
+    assert by_walking == pytest.approx(found.loop.tape + found.once, rel=0.1)
     meter = NumpyMeter()
     with meter.on():
         before = meter.now()

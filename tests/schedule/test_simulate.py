@@ -41,7 +41,7 @@ def test_totals_are_those_worked_out_by_hand():
     assert set(trace.at_peak) == {
         ("state 0", "ram", 2),
         ("state 2", "disk", 2),
-        ("tape 1..1", "ram", 5),
+        ("tape 1", "ram", 5),
         ("working state", "ram", 4),
         ("cotangent", "ram", 2),
     }
@@ -91,4 +91,4 @@ def test_a_chain_has_workspace_and_unequal_sizes():
 
 
 def test_the_text_of_a_trace_names_what_is_live_at_the_peak():
-    assert "at peak  tape 1..1 (5 B)" in str(simulate(Schedule.parse(TEXT), LOOP, MEMORY))
+    assert "at peak  tape 1 (5 B)" in str(simulate(Schedule.parse(TEXT), LOOP, MEMORY))

@@ -12,6 +12,10 @@ from remat.cli.arguments import (
     read_planner,
     refuse_to_overwrite,
 )
+from remat.cli.bars import Bars
+from remat.cli.output import write_report
+from remat.planners import plan as make_plan
+from remat.report.forms import form_of
 
 EXAMPLE = "remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB"
 HELP = "plan the reversal of a loop and print what it costs"
@@ -26,17 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown.add_argument("--ops", action="store_true", help="print the ops, one a line (the plan goes to stderr)")
     shown.add_argument("--json", action="store_true", help="print the plan with its ops as JSON")
     parser.add_argument("--save", metavar="FILE", help="save the plan as JSON")
+    parser.add_argument("--report", metavar="FILE", help="write a report: .html, .txt, .json, .svg, .png, .chrome.json")
     parser.add_argument("--force", action="store_true", help="write over an existing file")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan and print."""
-    if arguments.save:
-        refuse_to_overwrite(arguments.save, arguments.force)
+    for path in filter(None, (arguments.save, arguments.report)):
+        refuse_to_overwrite(path, arguments.force)
+    if arguments.report:
+        form_of(arguments.report)
     planner, loop, memory = read_planner(arguments), read_loop(arguments), read_memory(arguments)
-    planner.check(loop, memory)
-    plan = planner.plan(loop, memory)
-    if arguments.ops or arguments.json or arguments.save:
+    with Bars() as bars:
+        bars.say("planning")
+        plan = make_plan(loop, memory, planner=planner, progress=bars)
+    if arguments.ops or arguments.json or arguments.save or arguments.report:
         plan.schedule  # noqa: B018 (an unknown length has no schedule: say so before anything is printed)
     if arguments.json:
         plan.write(sys.stdout)
@@ -49,4 +57,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save:
         plan.save(arguments.save)
         print(f"saved {arguments.save}", file=sys.stderr)
+    if arguments.report:
+        write_report([plan], arguments.report)
     return 0

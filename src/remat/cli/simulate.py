@@ -5,7 +5,9 @@ import json
 import sys
 from dataclasses import asdict
 
-from remat.cli.arguments import add_loop, add_memory, read_subject
+from remat.cli.arguments import add_loop, add_memory, read_subject, refuse_to_overwrite
+from remat.cli.bars import Bars
+from remat.progress import heard_by
 from remat.schedule import Trace, simulate
 from remat.schedule.text import format_op
 
@@ -21,11 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--events", action="store_true", help="print a line for each op: start, time, live bytes, op")
     shown.add_argument("--json", action="store_true", help="print the totals as JSON")
+    parser.add_argument("--save", metavar="FILE", help="save the trace as JSON, for `remat report` and `remat compare`")
+    parser.add_argument("--force", action="store_true", help="write over an existing file")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
-    trace = simulate(*read_subject(arguments))
+    if arguments.save:
+        refuse_to_overwrite(arguments.save, arguments.force)
+    with Bars() as bars, heard_by(bars):
+        bars.say("simulating")
+        trace = simulate(*read_subject(arguments))
     if arguments.events:
         _print_events(trace)
     elif arguments.json:
@@ -34,6 +42,9 @@ def run(arguments: argparse.Namespace) -> int:
         print()
     else:
         print(trace)
+    if arguments.save:
+        trace.save(arguments.save)
+        print(f"saved {arguments.save}", file=sys.stderr)
     return 0
 
 

@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict
 
 from remat.cli.arguments import add_loop, add_planner, read_loop, read_planner, read_whole
+from remat.cli.bars import Bars
 from remat.planners import sweep
 
 EXAMPLE = "remat sweep --steps 1000 --state 1MiB --tape 9MiB"
@@ -25,13 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan at every budget and print the curve."""
-    curve = sweep(
-        read_loop(arguments),
-        arguments.memory.split(",") if arguments.memory else None,
-        slots=[read_whole(text, "slots") for text in arguments.slots.split(",")] if arguments.slots else None,
-        planner=read_planner(arguments),
-        points=read_whole(arguments.points, "points"),
-    )
+    with Bars() as bars:
+        bars.say("planning")
+        curve = sweep(
+            read_loop(arguments),
+            arguments.memory.split(",") if arguments.memory else None,
+            slots=[read_whole(text, "slots") for text in arguments.slots.split(",")] if arguments.slots else None,
+            planner=read_planner(arguments),
+            points=read_whole(arguments.points, "points"),
+            progress=bars,
+        )
     if arguments.json:
         json.dump({"unit": curve.unit, "points": [asdict(point) for point in curve.points]}, sys.stdout, indent=1)
         print()

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from remat.errors import IllegalError
-from remat.execute.collect import Recorder, new_recorder
 from remat.execute.guard import Guard
-from remat.execute.progress import Progress
+from remat.execute.recorder import Recorder
 from remat.execute.rng import Replay
 from remat.execute.verbs import Verbs
+from remat.progress import Progress
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.schedule.text import format_op
 
@@ -32,9 +32,9 @@ class Run:
         guard: Guard | None = None,
         progress: Progress | None = None,
         total: int | None = None,
-        about: Any = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        self.verbs, self.units, self.about = verbs, units, about
+        self.verbs, self.units, self.recorder = verbs, units, recorder
         self.guard, self.progress, self.total = guard, progress, total
         self.at: int | None = 0  # the number of the working state
         self.pulled: int | None = None  # the state whose cotangent is in flight; None before the turn
@@ -43,7 +43,6 @@ class Run:
         self.tapes: dict[tuple[int, int], Any] = {}
         self.replay = Replay()
         self.done = 0
-        self.recorder: Recorder | None = new_recorder(verbs, state)
         self._rest: Iterator[Op] = iter(())
         self._working = [state]  # in a list, so that it can be handed over without being held here
 
@@ -54,6 +53,14 @@ class Run:
 
     def play(self, ops: Iterable[Op]) -> bool:
         """Carry out ops up to the turn (True) or to their end (False)."""
+        try:
+            return self._play(ops)
+        except BaseException as error:  # Ctrl-C too
+            if self.recorder is not None:
+                self.recorder.stop(error, self)
+            raise
+
+    def _play(self, ops: Iterable[Op]) -> bool:
         recorder, progress = self.recorder, self.progress
         self._rest = iter(ops)
         for op in self._rest:

@@ -1,9 +1,30 @@
 """The verbs: all that the interpreter asks of a framework."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-__all__ = ["Verbs"]
+__all__ = ["OpMeter", "Verbs"]
+
+
+class OpMeter(Protocol):
+    """The memory of a framework's device, around an op."""
+
+    def on(self) -> AbstractContextManager[Any]:
+        """Count what is allocated in the block."""
+        ...
+
+    def now(self) -> int:
+        """Bytes that are allocated now."""
+        ...
+
+    def peak(self) -> int:
+        """The most bytes that were allocated since the last call of `forget`."""
+        ...
+
+    def forget(self) -> None:
+        """Begin anew with the peak."""
+        ...
 
 
 class Verbs(Protocol):
@@ -30,6 +51,14 @@ class Verbs(Protocol):
 
     def size(self, value: Any) -> int:
         """Bytes of a state, a tape or a cotangent."""
+        ...
+
+    def always(self) -> dict[str, int]:
+        """Bytes of what is live throughout, by what it is: inputs, captured values, outputs, gradients."""
+        ...
+
+    def meter(self) -> "OpMeter | None":
+        """The meter of the framework's memory, if it has one."""
         ...
 
     def summary(self, state: Any) -> "Sequence[float]":

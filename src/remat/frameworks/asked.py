@@ -5,22 +5,27 @@ for a budget in bytes, its step is measured.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from remat.errors import InfeasibleError, PlannerError, ProblemError
-from remat.execute import Progress
-from remat.execute.guard import check_word
+from remat.execute import Call, Run
+from remat.execute.guard import Guard, check_word
+from remat.execute.verbs import Verbs
 from remat.measure import Measured
 from remat.planners import Auto, Plan, plan
 from remat.problem import Loop, Memory
+from remat.progress import Progress, check_progress, heard_by
+from remat.schedule import Pullback, Record
+from remat.schedule.machine import Machine
 from remat.units import bytes_text
 
 __all__ = ["Asked"]
 
-# Bytes of bookkeeping: summaries, marks of random generators, Python's own; or an eighth of a smaller budget.
-OWN = 256 * 1024
+# Bytes of bookkeeping: summaries, marks of random generators, Python's own; or a fifth of a smaller budget.
+OWN = 320 * 1024
+CLOSE = 1.02  # the most that a prediction of the peak may be wrong by
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,12 @@ class Asked:
     plan: Plan | None = None
     check: str = "first"
     progress: Progress | None = None
+    call: Call | None = None  # the profile's entry for this call, if anyone profiles
 
     @classmethod
     def of(cls, memory: Any, slots: Any, plan: Any, check: Any, progress: Any) -> "Asked":
         """What the arguments mean; contradictions raise an error before anything is run."""
-        if progress is not None and not callable(getattr(progress, "update", None)):
-            raise ProblemError(f"progress must have a method update(done, total), and {progress!r:.60} has none")
+        check_progress(progress)
         if plan is not None:
             if memory is not None or slots is not None:
                 raise ProblemError("give a plan, or memory= or slots= to make one, not both")
@@ -53,6 +58,24 @@ class Asked:
         if len(chosen.levels) > 1 or not chosen.device.free:
             raise PlannerError(f"loops run in one level without read and write costs yet, and memory is {chosen}")
         return cls(chosen, None, check_word(check), progress)
+
+    def noted(self, call: Call | None, framework: str) -> "Asked":
+        """The same, for a call that a profile has an entry of."""
+        if call is None:
+            return self
+        call.framework = framework
+        return replace(self, call=call)
+
+    def note(self, steps: int | None = None, plan: Plan | None = None) -> None:
+        """Enter into the profile how many steps the call has, or its plan."""
+        if self.call is not None:
+            self.call.steps = self.call.steps if steps is None else steps
+            self.call.plan = self.call.plan if plan is None else plan
+
+    def new_run(self, verbs: Verbs, state: Any, steps: int | None, guard: Guard | None, total: int | None) -> Run:
+        """A run from that state, which the profile records."""
+        recorder = None if self.call is None else self.call.recorder(verbs, state)
+        return Run(verbs, state, steps, guard=guard, progress=self.progress, total=total, recorder=recorder)
 
     def check_slots(self, steps: int) -> None:
         """Raise now what a plan would raise, where no step must be measured for it."""
@@ -71,9 +94,10 @@ class Asked:
                 )
             return self.plan
         assert self.memory is not None
-        if self.memory.device.capacity is None:
-            return _planned(Loop(steps), self.memory)
-        return _within(measure(), steps, self.memory)
+        with heard_by(self.progress):
+            if self.memory.device.capacity is None:
+                return _planned(Loop(steps), self.memory)
+            return _within(measure(), steps, self.memory)
 
 
 _planned = lru_cache(maxsize=64)(plan)
@@ -87,16 +111,20 @@ def _within(measured: Measured, steps: int | None, memory: Memory) -> Plan:
     """The plan in what the memory leaves beside what every step allocates while it runs."""
     have = memory.device.capacity
     assert have is not None
-    aside = measured.aside + min(OWN, have // 8)
+    aside = measured.aside + min(OWN, have // 5)
     loop = measured.loop.with_steps(steps)
     # Planning takes some 40 bytes for each step and budget in an exact table, and some 200 for each budget in the
     # search for long loops: it must not dwarf the memory that it plans.
     planner = Auto(most=(steps or 0) * have / 100, fine=max(1000, min(Auto.fine, have // 1000)))
+    budget = Memory(max(0, have - aside))
     try:
-        found = _planned(loop, Memory(max(0, have - aside)), planner=planner)
+        found = _by_ranges(measured, loop, budget, planner)
+        if found is None:
+            loop = measured.by_single_steps.with_steps(steps)
+            found = _planned(loop, budget, planner=planner)
     except InfeasibleError as error:
         need = error.minimum + measured.aside
-        least = min(-(-need * 8 // 7) + 1, need + OWN)
+        least = min(-(-need * 5 // 4) + 1, need + OWN)
         raise InfeasibleError(
             f"no plan fits {bytes_text(have)}: the smallest that works is {bytes_text(least, up=True)}. A state takes "
             f"{bytes_text(loop.state, up=True)}, a step's tape {bytes_text(loop.tape, up=True)}; "
@@ -108,6 +136,45 @@ def _within(measured: Measured, steps: int | None, memory: Memory) -> Plan:
         f"{found.reason}; {bytes_text(aside, up=True)} of {bytes_text(have)} are set aside for what a step allocates "
         "while it runs and for bookkeeping"
     )
+
+
+def _by_ranges(measured: Measured, loop: Loop, memory: Memory, planner: Auto) -> Plan | None:
+    """The plan by what steps add to long ranges, if it holds few at once: each takes some bytes of its own besides.
+
+    How many is known when it is planned: what is missing is taken off the room, and it is planned again.
+    """
+    room = memory.device.capacity or 0
+    budget = room - measured.once
+    if loop.steps is None:
+        return None
+    for _ in range(4):
+        try:
+            found = _planned(loop, Memory(max(0, budget)), planner=planner)
+        except InfeasibleError:
+            return None
+        need, peak = _by_hand(found, measured)
+        if peak > CLOSE * found.peak:
+            return None
+        if need <= room:
+            return found
+        budget = found.peak - (need - room)
+    return None
+
+
+def _by_hand(plan: Plan, measured: Measured) -> tuple[int, int]:
+    """The most bytes that a plan takes if each range has some of its own; the same without what is passing."""
+    machine = Machine(plan.problem)
+    most = peak = held = 0
+    for op in plan.schedule:
+        machine.apply(op)
+        held += isinstance(op, Record)
+        live = machine.device_size + held * measured.once
+        peak = max(peak, live)
+        if isinstance(op, Pullback):
+            live += (op.stop - op.start) * measured.passing
+            held -= 1
+        most = max(most, live)
+    return most, peak
 
 
 def _fraction_of_free(fraction: float) -> int:

@@ -5,6 +5,7 @@ from remat.interface.estimates import (
     compute_checkpoint_positions,
     estimate_checkpoint_savings,
     get_memory_savings,
+    save_points,
     should_checkpoint,
 )
 from remat.interface.loops import scan, while_loop
@@ -15,6 +16,7 @@ __all__ = [
     "compute_checkpoint_positions",
     "estimate_checkpoint_savings",
     "get_memory_savings",
+    "save_points",
     "scan",
     "should_checkpoint",
     "while_loop",

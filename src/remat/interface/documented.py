@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from remat.errors import ProblemError, StepError
+from remat.execute.profiler import watched
 from remat.execute.tree import LEAF, take_apart
 from remat.frameworks import find_framework
 from remat.frameworks.asked import Asked
@@ -52,7 +53,8 @@ def binomial_checkpoint(
             return tuple(after), after[1]
 
         asked = Asked.of(None, slots, None, "first", None)
-        _, after = room.scan(step, tuple(first), inputs, steps, asked)
+        with watched("binomial_checkpoint", function) as call:
+            _, after = room.scan(step, tuple(first), inputs, steps, asked.noted(call, room.NAME))
         return room.with_first(first[1], after, steps)
 
     return loop
@@ -85,7 +87,9 @@ def checkpointed_loop(
         return after, after
 
     asked = Asked.of(None, max(1, count), None, "first", None)
-    final, shown = find_framework(initial_state).scan(step, initial_state, None, steps, asked, rows=rows)
+    room = find_framework(initial_state)
+    with watched("checkpointed_loop", func) as call:
+        final, shown = room.scan(step, initial_state, None, steps, asked.noted(call, room.NAME), rows=rows)
     checkpoints = {0: initial_state} if 0 in positions else {}
     leaves, tree = take_apart(shown)
     for row, position in enumerate(later):

@@ -9,6 +9,7 @@ from typing import Any
 
 from remat.errors import ProblemError
 from remat.planners import plan
+from remat.planners.loop.save_points import even_positions
 from remat.problem import Loop
 from remat.units import to_count
 
@@ -17,6 +18,7 @@ __all__ = [
     "compute_checkpoint_positions",
     "estimate_checkpoint_savings",
     "get_memory_savings",
+    "save_points",
     "should_checkpoint",
 ]
 
@@ -38,8 +40,21 @@ def compute_checkpoint_positions(seq_length: int, num_checkpoints: int) -> list[
     steps, count = checkpoint_count(seq_length, num_checkpoints)
     if count >= steps:
         return list(range(steps))
-    short, longer = divmod(steps, count + 1)
-    return [k * short + max(0, k - (count + 1 - longer)) for k in range(1, count + 1)]
+    return even_positions(steps, count)
+
+
+def save_points(steps: int, count: int) -> list[int]:
+    """The `count` positions that cut `steps` into sections of equal length, or nearly so, the longer ones last.
+
+    >>> save_points(2048, 7)
+    [256, 512, 768, 1024, 1280, 1536, 1792]
+    """
+    steps, count = to_count(steps, "steps"), to_count(count, "count")
+    if count >= max(steps, 1):
+        raise ProblemError(
+            f"{steps} steps have {max(steps - 1, 0)} places between them, too few for {count} save points"
+        )
+    return even_positions(steps, count)
 
 
 def get_memory_savings(seq_length: int, num_checkpoints: int | None = None) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from remat.errors import ProblemError
-from remat.execute import Progress
+from remat.execute.profiler import watched
 from remat.frameworks import find_framework
 from remat.frameworks.asked import Asked
 from remat.planners import Plan
 from remat.problem.memory import Capacity
+from remat.progress import Progress
 
 __all__ = ["scan", "while_loop"]
 
@@ -48,7 +49,9 @@ def scan(
     if vjp is not None:
         _check_callable(vjp, "vjp")
     asked = Asked.of(memory, slots, plan, check, progress)
-    return find_framework(init, xs).scan(step, init, xs, length, asked, vjp)  # type: ignore[no-any-return]
+    room = find_framework(init, xs)
+    with watched("scan", step) as call:
+        return room.scan(step, init, xs, length, asked.noted(call, room.NAME), vjp)  # type: ignore[no-any-return]
 
 
 def while_loop(
@@ -75,7 +78,9 @@ def while_loop(
     _check_callable(cond, "cond")
     _check_callable(body, "body")
     asked = Asked.of(memory, slots, None, check, progress)
-    return find_framework(init).while_loop(cond, body, init, max_steps, asked)
+    room = find_framework(init)
+    with watched("while_loop", body) as call:
+        return room.while_loop(cond, body, init, max_steps, asked.noted(call, room.NAME))
 
 
 def _check_callable(function: Any, name: str) -> None:

@@ -1,9 +1,10 @@
 """HOW MUCH: the time, state, tape and workspace of one step, measured by running it a few times.
 
 In: a framework's verbs, a meter of its memory, a state. Out: `Measured`, which holds a `Loop` for the planners and the
-bytes that every step allocates beside what the planners count.
+bytes that every step allocates beside what the planners count. `loop_of` takes a step's costs from a whole run instead.
 """
 
 from remat.measure.step import Measured, Meter, measure_step
+from remat.measure.traced import loop_of
 
-__all__ = ["Measured", "Meter", "measure_step"]
+__all__ = ["Measured", "Meter", "loop_of", "measure_step"]

@@ -8,11 +8,13 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from remat.problem import Loop
+from remat.progress import tell
 
 __all__ = ["Measured", "Meter", "Stepper", "measure_step"]
 
 QUICK = 0.02  # seconds: a step that takes longer is timed once
 TIMES = 3  # runs of a quick step
+COPIES, SMALL = 8, 65536  # of a state that is small, several copies are weighed: the first may fill a cache
 LONGEST = 4  # steps of the range that is compared with single steps
 
 
@@ -62,10 +64,22 @@ class Stepper(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """A loop of unknown length with measured sizes and times, and the bytes that a step allocates while it runs."""
+    """A loop of unknown length with measured sizes and times, and the bytes that a step allocates while it runs.
+
+    The loop's tape is what a step adds to a longer range; a range takes `once` more bytes, however long it is: what its
+    steps share with each other, a single one has alone. While a range is pulled back, `passing` bytes more are
+    allocated for each of its steps.
+    """
 
     loop: Loop
     aside: int
+    once: int = 0
+    passing: int = 0
+
+    @property
+    def by_single_steps(self) -> Loop:
+        """The loop with the tape of a range of one step: too much for longer ranges, and never too little."""
+        return Loop(**{**self.loop.to_dict(), "tape": self.loop.tape + self.once + self.passing})
 
 
 def measure_step(
@@ -75,6 +89,7 @@ def measure_step(
 
     `ones_like` makes a cotangent for a state. No more than `room` bytes are used, if that is enough for one step.
     """
+    tell(0, None)
     at = min(3, steps - 1)  # not the first step, which may start from numbers that become arrays, or be run with care
     state = verbs.copy(verbs.advance(verbs.copy(state), 0, at)) if at else verbs.copy(state)
     _range_times(verbs, state, at, at + 1, ones_like)  # from now on the sums of gradients exist
@@ -82,20 +97,26 @@ def measure_step(
         sizes = _Sizes.of(verbs, meter, state, at, ones_like)
     forward = _seconds(lambda: verbs.advance(verbs.copy(state), at, at + 1))
     record, backward = _range_times(verbs, state, at, at + 1, ones_like)
-    per_range = 0.0
+    tapes = (room - sizes.aside - 6 * sizes.state) // max(1, sizes.tape)
+    longer = min(LONGEST, steps - at, tapes)
+    tape, per_range, passing = sizes.tape, 0.0, 0
+    if longer > 1:
+        with meter.on():
+            one, several = (_range_sizes(verbs, meter, state, at, at + count, ones_like) for count in (1, longer))
+        weighed, metered, passing = (max(0, -((a - b) // (longer - 1))) for a, b in zip(one, several, strict=True))
+        tape = max(weighed, metered)
     if forward + record + backward < QUICK:
         forward = median(_seconds(lambda: verbs.advance(verbs.copy(state), at, at + 1)) for _ in range(TIMES))
         times = [_range_times(verbs, state, at, at + 1, ones_like) for _ in range(TIMES)]
         record, backward = (median(part) for part in zip(*times, strict=True))
-        tapes = (room - sizes.aside - 6 * sizes.state) // max(1, sizes.tape)
-        longer = min(LONGEST, steps - at, tapes)
         if longer > 1:
             whole = median(sum(_range_times(verbs, state, at, at + longer, ones_like)) for _ in range(TIMES))
             per_range = max(0.0, (longer * (record + backward) - whole) / (longer - 1))
             per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range  # within the noise
     share = 1 - per_range / (record + backward) if record + backward else 1.0
-    loop = Loop(None, max(1, sizes.state), sizes.tape, forward, share * record, share * backward, per_range=per_range)
-    return Measured(loop, sizes.aside)
+    tape = min(tape, sizes.tape)
+    loop = Loop(None, max(1, sizes.state), tape, forward, share * record, share * backward, per_range=per_range)
+    return Measured(loop, sizes.aside, sizes.tape - tape, passing)
 
 
 @dataclass(frozen=True)
@@ -111,8 +132,9 @@ class _Sizes:
         The working set is two states while a step runs, and two cotangents while it is pulled back.
         """
         before = meter.now()
-        kept = [verbs.copy(state)]
-        size = max(verbs.size(kept[0]), meter.now() - before)
+        kept = [verbs.copy(state) for _ in range(COPIES if verbs.size(state) < SMALL else 1)]
+        size = max(verbs.size(kept[0]), (meter.now() - before) // len(kept))
+        del kept[1:]
         meter.forget()
         before = meter.now() - size
         after = verbs.advance(kept.pop(), at, at + 1)
@@ -134,6 +156,21 @@ class _Sizes:
         verbs.pull_back(tapes.pop(), cotangent.pop())
         pulling = meter.peak() - before - held - size  # one cotangent was there before
         return cls(size, held, max(0, running, recording, pulling))
+
+
+def _range_sizes(
+    verbs: Stepper, meter: Meter, state: Any, start: int, stop: int, ones_like: Callable[[Any], Any]
+) -> tuple[int, int, int]:
+    """Bytes of the tape of a range: by weighing it, and by the meter; and what is allocated while it is pulled back."""
+    given = [verbs.copy(state)]
+    before = meter.now()
+    after, tape = verbs.record(given.pop(), start, stop)
+    cotangent, tapes = [ones_like(after)], [tape]
+    del after, tape
+    weighed, held = verbs.size(tapes[0]), meter.now()
+    meter.forget()
+    verbs.pull_back(tapes.pop(), cotangent.pop())
+    return weighed, held - before, meter.peak() - held
 
 
 def _seconds(call: Callable[[], Any]) -> float:

@@ -14,11 +14,13 @@ from remat.planners.loop.keep_all import KeepAll
 from remat.planners.loop.levels import Levels
 from remat.planners.loop.mixed import Mixed
 from remat.planners.loop.online import Driver, Online
+from remat.planners.loop.save_points import SavePoints
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner
 from remat.planners.table import PLANNERS, find_planner
 from remat.problem import Chain, Loop, Memory, Problem
 from remat.problem.memory import Capacity
+from remat.progress import Progress, check_progress, heard_by
 
 __all__ = [
     "PLANNERS",
@@ -37,6 +39,7 @@ __all__ = [
     "Planner",
     "Point",
     "Prediction",
+    "SavePoints",
     "find_planner",
     "plan",
     "sweep",
@@ -44,10 +47,16 @@ __all__ = [
 
 
 def plan(
-    problem: Problem, memory: Capacity = None, *, slots: int | None = None, planner: str | Planner = "auto"
+    problem: Problem,
+    memory: Capacity = None,
+    *,
+    slots: int | None = None,
+    planner: str | Planner = "auto",
+    progress: Progress | None = None,
 ) -> Plan:
     """The plan that reverses `problem` inside `memory` (bytes, text, a `Memory`) or `slots` (a count of states).
 
+    `progress.update(done, total)` is told how far a search is that takes long.
     A memory in which nothing fits raises an InfeasibleError that carries the smallest one that works.
 
     >>> from remat import Loop
@@ -63,4 +72,6 @@ def plan(
     chosen = find_planner(planner)
     budget = Memory.of(memory, slots)
     chosen.check(problem, budget)
-    return chosen.plan(problem, budget)
+    check_progress(progress)
+    with heard_by(progress):
+        return chosen.plan(problem, budget)

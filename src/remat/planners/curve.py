@@ -9,6 +9,7 @@ from remat.planners.plan import Plan
 from remat.planners.planner import Planner
 from remat.planners.table import find_planner
 from remat.problem import Level, Loop, Memory
+from remat.progress import Progress, check_progress
 from remat.units import bytes_text, count_text, to_bytes, to_count
 
 __all__ = ["Curve", "Point", "sweep"]
@@ -60,9 +61,11 @@ def sweep(
     slots: Iterable[int] | int | None = None,
     planner: str | Planner = "auto",
     points: int = 16,
+    progress: Progress | None = None,
 ) -> Curve:
     """The curve memory → forward steps and time, at the budgets given, or at `points` from the least to all tapes.
 
+    `progress.update(done, total)` is told of budgets as they are planned, which for long loops takes seconds each.
     Budgets in which nothing fits are listed apart; if all are such, the InfeasibleError of the largest is raised.
 
     >>> print(sweep(Loop(1000), slots=[10, 31]))
@@ -86,7 +89,10 @@ def sweep(
     found: list[Point] = []
     short: list[tuple[int, int]] = []
     error: InfeasibleError | None = None
-    for budget in budgets:
+    check_progress(progress)
+    for done, budget in enumerate(budgets):
+        if progress is not None:
+            progress.update(done, len(budgets))
         level = Memory(slots=budget) if slots is not None else Memory(budget)
         chosen.check(problem, level)
         try:

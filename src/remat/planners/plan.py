@@ -15,6 +15,7 @@ from remat.errors import FileError, PlannerError, ScheduleError
 from remat.problem import Loop, Memory
 from remat.problem.saved import Saved
 from remat.schedule import Schedule, Trace, Verdict, simulate, verify
+from remat.schedule.shown import Shown
 from remat.schedule.text import parse_lines
 from remat.units import bytes_text, count_text
 
@@ -77,7 +78,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Plan(Saved):
+class Plan(Shown, Saved):
     """A schedule for a problem in a memory, with its claim, its predicted cost, and why it was chosen.
 
     A plan for a loop of unknown length has no schedule yet: `start()` gives the driver that makes it as the loop runs.
@@ -187,6 +188,18 @@ class Plan(Saved):
         """The plan as plain data, its ops as lines of text."""
         return {**self._head(), "ops": list(self.schedule.lines())}
 
+    def summary(self) -> dict[str, Any]:
+        """The plan as plain data, without its ops."""
+        return {**self._head(), "claimed": str(self.claim)}
+
+    @classmethod
+    def from_summary(cls, data: dict[str, Any], schedule: Schedule) -> "Plan":
+        """The plan that a summary tells of, with its ops from elsewhere."""
+        problem, memory = Loop.from_envelope(data["problem"]), Memory.from_envelope(data["memory"])
+        claim = Claim(_factor(data["claim"]["factor"]), str(data["claim"]["within"]))
+        cost = Prediction(**data["prediction"])
+        return cls(problem, memory, str(data["planner"]), claim, cost, schedule, str(data["reason"]))
+
     def save(self, path: str | Path) -> None:
         """Write the plan to `path` as JSON, one op a line, without holding the ops in memory."""
         self.schedule  # noqa: B018 (a plan without a schedule is an error before a file is touched)
@@ -204,16 +217,16 @@ class Plan(Saved):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Plan":
         """The plan from plain data; ops that cannot be read, are not legal or cost something else are a FileError."""
-        problem, memory = Loop.from_envelope(data["problem"]), Memory.from_envelope(data["memory"])
         schedule = saved_ops(data)
+        told = cls.from_summary(data, schedule)
+        problem, memory = told.problem, told.memory
         verdict = verify(schedule, problem, memory)
         if not verdict:
             raise FileError(f"the saved plan is damaged: {verdict}")
-        saved, found = Prediction(**data["prediction"]), Prediction.of(simulate(schedule, problem, memory))
-        if not saved.agrees(found):
-            raise FileError(f"the saved plan is damaged: it says {saved}, and its ops cost {found}")
-        claim = Claim(_factor(data["claim"]["factor"]), str(data["claim"]["within"]))
-        return cls(problem, memory, str(data["planner"]), claim, saved, schedule, str(data["reason"]))
+        found = Prediction.of(simulate(schedule, problem, memory))
+        if not told.predicted.agrees(found):
+            raise FileError(f"the saved plan is damaged: it says {told.predicted}, and its ops cost {found}")
+        return told
 
     def _head(self) -> dict[str, Any]:
         return {

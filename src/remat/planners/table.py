@@ -9,6 +9,7 @@ from remat.planners.loop.keep_all import KeepAll
 from remat.planners.loop.levels import Levels
 from remat.planners.loop.mixed import Mixed
 from remat.planners.loop.online import Online
+from remat.planners.loop.save_points import SavePoints
 from remat.planners.planner import Planner
 
 __all__ = ["PLANNERS", "find_planner"]
@@ -16,6 +17,7 @@ __all__ = ["PLANNERS", "find_planner"]
 PLANNERS: dict[str, type[Planner]] = {
     "auto": Auto,
     "keep-all": KeepAll,
+    "save-points": SavePoints,
     "chunks": Chunks,
     "binomial": Binomial,
     "mixed": Mixed,

@@ -89,6 +89,10 @@ class Chain(Saved):
         """The number of stages."""
         return len(self.stages)
 
+    def unit_name(self, unit: int) -> str:
+        """The name of the stage, or nothing."""
+        return self.stages[unit].name if unit < len(self.stages) else ""
+
     def state_size(self, state: int) -> int:
         """Bytes of one state."""
         return self.input if state == 0 else self.stages[state - 1].output

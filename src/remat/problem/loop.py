@@ -74,6 +74,10 @@ class Loop(Saved):
         """The same loop with another number of steps."""
         return Loop(**{**self.to_dict(), "steps": steps})
 
+    def unit_name(self, unit: int) -> str:
+        """Nothing: the steps of a loop are numbered."""
+        return ""
+
     def state_size(self, state: int) -> int:
         """Bytes of one state."""
         return self.state

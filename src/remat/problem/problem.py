@@ -21,6 +21,9 @@ class Sizes(Protocol):
     def restartable(self) -> bool:
         """Whether the tape of a unit also holds its output, so that a forward can restart there."""
 
+    def unit_name(self, unit: int) -> str:
+        """What the user calls the unit, or nothing."""
+
     def state_size(self, state: int) -> int:
         """Bytes of one state."""
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from remat.problem import Memory, Sizes
+from remat.schedule.events import Live
 from remat.schedule.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
-from remat.schedule.trace import Live
 
 __all__ = ["Machine"]
 
@@ -117,8 +117,9 @@ class Machine:
 
     def holders(self) -> list[tuple[str, str, int]]:
         """Who is live: (what, level, bytes), the kept states first."""
-        who = [(f"state {s}", level, size) for level, kept in self.kept.items() for s, size in kept.items()]
-        who += [(f"tape {start}..{stop - 1}", self.device, size) for start, stop, size in self.tapes]
+        named = self._named
+        who = [(f"state {s}{named(s)}", level, size) for level, kept in self.kept.items() for s, size in kept.items()]
+        who += [(f"tape {_range(a, b)}{named(a, b - 1)}", self.device, size) for a, b, size in self.tapes]
         held = sum(size for _, _, size in self.tapes)
         if self.tape_size > held:  # a pullback: its tape is live while it runs, and gone after
             who.append(("tape pulled back", self.device, self.tape_size - held))
@@ -147,6 +148,11 @@ class Machine:
             parts.append(f"cotangent of state {self.cotangent}")
         return ", ".join(parts)
 
+    def _named(self, *units: int) -> str:
+        """The names of units, the first and the last of a range, as they are added to a number."""
+        names = dict.fromkeys(filter(None, map(self.problem.unit_name, units)))
+        return f" ({' to '.join(names)})" if names else ""
+
     def _run(self, start: int, stop: int, *, record: bool) -> None:
         self.working = stop
         self.running_size = self.problem.running_size(start, stop, record=record)
@@ -166,6 +172,10 @@ _APPLY: dict[type, Callable[[Machine, Any], None]] = {
     Drop: Machine._drop,
     Turn: Machine._turn,
 }
+
+
+def _range(start: int, stop: int) -> str:
+    return f"{start}..{stop - 1}" if stop - start > 1 else str(start)
 
 
 def _some(names: list[str]) -> str:

@@ -8,13 +8,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from remat.problem import Level, Memory, Problem
+from remat.progress import tell
+from remat.schedule.events import Event, Holder, Totals
 from remat.schedule.machine import Machine
 from remat.schedule.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.schedule.schedule import Schedule
-from remat.schedule.trace import Event, Holder, Totals, Trace
+from remat.schedule.trace import Trace
 from remat.schedule.verify import run_legally
 
 __all__ = ["simulate"]
+
+TELL = 10_000  # ops between two words of progress
 
 
 def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str | None = None) -> Trace:
@@ -34,8 +38,10 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | st
     for index, op in run_legally(machine, ops):
         totals.count(machine, index, op)
         totals.seconds += clock.seconds(op)
+        if index % TELL == 0:
+            tell(index, None)
     events = _Events(ops, problem, levels, clock)
-    return Trace(problem.units, machine.device, totals, events, events.holders)
+    return Trace(problem.units, machine.device, totals, events, events.holders, levels)
 
 
 def _only_level(schedule: Schedule) -> Memory | None:

@@ -6,91 +6,26 @@ holds its totals only; its events are made anew when they are iterated.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, ClassVar
 
-from remat.schedule.ops import Advance, Fetch, Keep, Op, Record
+from remat.errors import FileError
+from remat.problem import Memory
+from remat.problem.saved import Saved
+from remat.schedule.columns import Columns
+from remat.schedule.events import Event, Holder, Totals
+from remat.schedule.shown import Shown
 from remat.units import bytes_text, count_text
 
-if TYPE_CHECKING:
-    from remat.schedule.machine import Machine
-
-__all__ = ["Event", "Holder", "Live", "Totals", "Trace"]
-
-Holder = tuple[str, str, int]  # what, level, bytes
-
-
-@dataclass(frozen=True)
-class Live:
-    """Bytes live while an op runs: states by level (the working state on the device), tapes, cotangents."""
-
-    device: str
-    state: Mapping[str, int]
-    tape: int
-    cotangent: int
-
-    def size(self, level: str, kind: str) -> int:
-        """Bytes of one kind ("state", "tape" or "cotangent") in one level."""
-        if kind == "state":
-            return self.state.get(level, 0)
-        return (self.tape if kind == "tape" else self.cotangent) if level == self.device else 0
-
-    def total(self, level: str | None = None) -> int:
-        """Bytes of all kinds in `level` (default: the device)."""
-        level = self.device if level is None else level
-        return sum(self.size(level, kind) for kind in ("state", "tape", "cotangent"))
-
-
-@dataclass(frozen=True)
-class Event:
-    """One op as it ran: when it started, how long it took, and what was live."""
-
-    index: int
-    op: Op
-    start: float
-    seconds: float
-    live: Live
-
-
-@dataclass
-class Totals:
-    """Counts and sums over the ops of a run."""
-
-    advances: int = 0
-    records: int = 0
-    ranges: int = 0
-    ops: int = 0
-    seconds: float = 0.0
-    keeps: dict[str, int] = field(default_factory=dict)
-    fetches: dict[str, int] = field(default_factory=dict)
-    peaks: dict[str, int] = field(default_factory=dict)
-    peak_index: int = -1
-
-    def count(self, machine: "Machine", index: int, op: Op) -> None:
-        """Add an op that the machine has just carried out."""
-        self.ops += 1
-        match op:
-            case Advance(start, stop):
-                self.advances += stop - start
-            case Record(start, stop):
-                self.records += stop - start
-                self.ranges += 1
-            case Keep(_, level):
-                self.keeps[level] = self.keeps.get(level, 0) + 1
-                if level != machine.device:
-                    self.peaks[level] = max(self.peaks.get(level, 0), machine.kept_size[level])
-            case Fetch(_, level):
-                self.fetches[level] = self.fetches.get(level, 0) + 1
-        size = machine.device_size
-        if size > self.peaks[machine.device] or self.peak_index < 0:
-            self.peaks[machine.device] = max(size, self.peaks[machine.device])
-            self.peak_index = index
+__all__ = ["Trace"]
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class Trace(Shown, Saved):
     """A run of a schedule: totals at once, events on demand.
 
-    `events` is iterated as often as one likes; `keeps` and `fetches` count states moved per level.
+    `events` is iterated as often as one likes; `keeps` and `fetches` count states moved per level. A `measured` trace
+    is of a real run, which may have ended early (`complete`); `always` is what is live throughout and is no part of the
+    peak: parameters, inputs, outputs, gradients.
     """
 
     problem_units: int
@@ -98,6 +33,12 @@ class Trace:
     totals: Totals
     events: Iterable[Event]
     find_holders: Callable[[int], tuple[Holder, ...]]
+    memory: Memory | None = None
+    measured: bool = False
+    complete: bool = True
+    always: Mapping[str, int] = field(default_factory=dict)
+
+    kind: ClassVar[str] = "trace"
 
     @property
     def advances(self) -> int:
@@ -117,7 +58,7 @@ class Trace:
     @property
     def recomputed(self) -> int:
         """Forward evaluations after each unit's first."""
-        return self.forward_steps - self.problem_units
+        return self.forward_steps - self.totals.reached
 
     @property
     def seconds(self) -> float:
@@ -169,7 +110,61 @@ class Trace:
             ("at peak", _who(self.at_peak)),
             ("time", f"{self.seconds:.6g}"),
         ]
+        if self.totals.allocated is not None:
+            rows.insert(5, ("measured", f"{bytes_text(self.totals.allocated)} allocated at the most"))
+        if not self.complete:
+            rows.append(("ended", f"early, after {count_text(self.totals.ops)} ops"))
         return "\n".join(f"{name:<9}{value}" for name, value in rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trace as plain data, a list for each column of its events."""
+        columns = Columns(self.device)
+        for event in self.events:
+            columns.append(event.op, event.seconds, event.live, event.allocated)
+        return {
+            "units": self.problem_units,
+            "device": self.device,
+            "measured": self.measured,
+            "complete": self.complete,
+            "memory": None if self.memory is None else self.memory.envelope(),
+            "always": dict(self.always),
+            "at_peak": [list(holder) for holder in self.at_peak],
+            "written": dict(self.totals.written),
+            "read": dict(self.totals.read),
+            **columns.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Trace":
+        """The trace from plain data; what makes no sense raises a FileError."""
+        device, memory = str(data["device"]), data["memory"]
+        columns = Columns.from_dict(data, device)
+        totals = Totals.of(columns)
+        totals.written, totals.read = _sizes(data["written"], "written"), _sizes(data["read"], "read")
+        at_peak = tuple((str(what), str(level), _size(size, "at_peak")) for what, level, size in data["at_peak"])
+        return cls(
+            _size(data["units"], "units"),
+            device,
+            totals,
+            columns,
+            lambda _: at_peak,
+            None if memory is None else Memory.from_envelope(memory),
+            bool(data["measured"]),
+            bool(data["complete"]),
+            _sizes(data["always"], "always"),
+        )
+
+
+def _size(value: Any, name: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**62:
+        raise FileError(f"the saved trace is damaged: {str(value)[:40]!r} in {name} is no whole number it can be")
+    return value
+
+
+def _sizes(value: Any, name: str) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise FileError(f"the saved trace is damaged: {name} is no table of sizes")
+    return {str(key): _size(size, name) for key, size in value.items()}
 
 
 def _who(holders: tuple[Holder, ...]) -> str:

@@ -9,8 +9,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from remat.cli.bars import Bars
+from remat.cli.output import write_report
 from remat.errors import FileError
-from remat.execute import Ran, collect_runs
+from remat.execute import Call, profile
+from remat.planners import Plan
+from remat.report import MARK
+from remat.report.tables import Table
 from remat.units import bytes_text, count_text, to_bytes, to_count
 
 if TYPE_CHECKING:
@@ -33,35 +38,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train twice, compare, print the table, write the page."""
     from remat.cli.demo.model import CharModel
-    from remat.cli.demo.page import MARK, render
 
     for name in ("steps", "hidden", "batch", "iterations"):
         to_count(getattr(arguments, name), f"--{name}", least=1)
     to_bytes(arguments.memory, "--memory")
     output = Path(arguments.output)
     if output.exists() and MARK not in output.read_text(encoding="utf-8", errors="replace")[:200]:
-        raise FileError(f"{output} exists and was not written by this demo: give another --output")
+        raise FileError(f"{output} exists and is no report of remat's: give another --output")
     model = CharModel(arguments.steps, arguments.hidden, arguments.batch)
     title = f"A character LSTM through {count_text(arguments.steps)} steps, inside {arguments.memory}"
-    rows, plan = _compare(model, arguments.memory, arguments.iterations)
+    rows, call = _compare(model, arguments.memory, arguments.iterations)
     head = ("", "plain autograd", "remat")
     _print_table(title, head, rows)
-    print(plan)
-    output.write_text(render(title, head, rows, plan), encoding="utf-8")
+    print(call.plan)
+    table = Table("Plain autograd and remat", head, tuple(rows))
+    write_report([call], str(output), form="html", title=title, labels=["remat.scan of the LSTM"], tables=[table])
     print(
-        f"wrote {output}\nnext: put a loop of your own into remat.scan(step, init, xs, memory=...), as in "
+        "next: open the page; put a loop of your own into remat.scan(step, init, xs, memory=...), as in "
         "docs/how-do-i-differentiate-a-loop.md; 'remat plan --help' plans without running",
         file=sys.stderr,
     )
     return 0
 
 
-def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tuple[str, ...]], str]:
-    """The rows of the table, and the plan as text."""
+def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tuple[str, ...]], Call]:
+    """The rows of the table, and the call of remat."""
     import numpy as np
     from autograd import value_and_grad
 
-    with _Bars() as bars:
+    with Bars() as bars:
 
         def budget(params: Any) -> Any:
             return model.budget_loss(params, memory, bars)
@@ -73,11 +78,12 @@ def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tup
         (_, expected), plain_peak = _traced(lambda: value_and_grad(model.plain_loss)(model.params))
         bars.step()
         (_, found), peak = _traced(lambda: value_and_grad(budget)(model.params))
-        with collect_runs() as runs:
+        with profile() as recorded:
             value_and_grad(budget)(model.params)
         bars.step()
     error = max(float(np.max(np.abs(found[k] - expected[k])) / np.max(np.abs(expected[k]))) for k in expected)
-    return _rows(plain_losses, losses, error, plain_peak, peak, plain_seconds, seconds, runs[0]), str(runs[0].about)
+    call = recorded.calls[0]
+    return _rows(plain_losses, losses, error, plain_peak, peak, plain_seconds, seconds, call), call
 
 
 def _rows(
@@ -88,9 +94,11 @@ def _rows(
     peak: int,
     plain_seconds: float,
     seconds: float,
-    ran: Ran,
+    call: Call,
 ) -> list[tuple[str, ...]]:
-    plan, done = ran.about, ran.trace.forward_steps
+    plan, trace = call.plan, call.trace
+    assert isinstance(plan, Plan)
+    assert trace is not None
     return [
         ("loss at first", f"{plain_losses[0]:.6f}", f"{losses[0]:.6f}"),
         (f"loss after {len(losses)} gradients", f"{plain_losses[-1]:.6f}", f"{losses[-1]:.6f}"),
@@ -100,7 +108,7 @@ def _rows(
         (
             "forward steps",
             count_text(plan.problem.units),
-            f"{count_text(plan.forward_steps)} planned, {count_text(done)} done",
+            f"{count_text(plan.forward_steps)} planned, {count_text(trace.forward_steps)} done",
         ),
         ("plan", "every tape is held", plan.planner),
         ("claim", "", str(plan.claim)),
@@ -108,7 +116,7 @@ def _rows(
 
 
 def _train(
-    model: "CharModel", loss: Callable[[Any], Any], iterations: int, bars: "_Bars", name: str
+    model: "CharModel", loss: Callable[[Any], Any], iterations: int, bars: Bars, name: str
 ) -> tuple[list[float], float]:
     """The losses of a training, and the seconds that each gradient took."""
     bars.say(f"training, {name}", iterations)
@@ -125,37 +133,6 @@ def _traced(call: Callable[[], Any]) -> tuple[Any, int]:
         return call(), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-class _Bars:
-    """Progress on a terminal's stderr, nothing in a pipe: one bar for the job, one for the gradient that runs."""
-
-    def __enter__(self) -> "_Bars":
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-        self._bars.start()
-        self._job = self._bars.add_task("", total=None)
-        self._gradient = self._bars.add_task("gradient by remat", total=None, visible=False)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
-
-    def say(self, what: str, total: int) -> None:
-        """A new part of the job begins."""
-        self._bars.reset(self._job, description=what, total=total)
-
-    def step(self) -> None:
-        """A piece of the part is done."""
-        self._bars.advance(self._job)
-
-    def update(self, done: int, total: int | None) -> None:
-        """So many steps of a gradient are done."""
-        self._bars.update(self._gradient, completed=done, total=total, visible=True)
 
 
 def _print_table(title: str, head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

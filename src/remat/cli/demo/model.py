@@ -9,8 +9,9 @@ from autograd import value_and_grad
 from autograd.misc.optimizers import adam
 
 import remat
+from remat.cli.cell import lstm_cell, new_cell
 from remat.errors import ProblemError
-from remat.execute import Progress
+from remat.progress import Progress
 
 __all__ = ["CharModel"]
 
@@ -31,24 +32,18 @@ class CharModel:
         self.ones = numpy.eye(len(letters))
         self.state = numpy.zeros((batch, hidden)), numpy.zeros((batch, hidden))
         self.params = {
-            "wx": rng.normal(size=(len(letters), 4 * hidden)) * 0.1,
-            "wh": rng.normal(size=(hidden, 4 * hidden)) / hidden**0.5,
-            "b": numpy.zeros(4 * hidden),
+            **new_cell(rng, len(letters), hidden),
             "out": rng.normal(size=(hidden, len(letters))) / hidden**0.5,
         }
 
     def step(self, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
         """One character: the next state, and the loss of guessing the character after it."""
-        (h, c), (now, after) = state, x
-        gates = np.dot(self.ones[now], params["wx"]) + np.dot(h, params["wh"]) + params["b"]
-        size = h.shape[1]
-        i, f, o = (0.5 + 0.5 * np.tanh(0.5 * gates[:, k * size : (k + 1) * size]) for k in range(3))
-        c = f * c + i * np.tanh(gates[:, 3 * size :])
-        h = o * np.tanh(c)
-        scores = np.dot(h, params["out"])
+        now, after = x
+        state = lstm_cell(np, params, state, self.ones[now])
+        scores = np.dot(state[0], params["out"])
         top = np.max(scores, axis=1, keepdims=True)
         surprise = np.log(np.sum(np.exp(scores - top), axis=1)) + top[:, 0] - np.sum(scores * self.ones[after], axis=1)
-        return (h, c), np.mean(surprise)
+        return state, np.mean(surprise)
 
     def plain_loss(self, params: Any) -> Any:
         """The mean loss over all steps, as a plain Python loop."""

@@ -11,4 +11,6 @@ from remat.frameworks.numpy.calls import scan, while_loop
 from remat.frameworks.numpy.leaves import unpack
 from remat.frameworks.numpy.sequences import stacked, with_first
 
-__all__ = ["ag_tuple", "scan", "stacked", "unpack", "while_loop", "with_first"]
+NAME = "numpy"
+
+__all__ = ["NAME", "ag_tuple", "scan", "stacked", "unpack", "while_loop", "with_first"]

@@ -57,6 +57,7 @@ def _scan(
         sizes = (len(parts[0]), len(parts[1]), len(parts[2]))
         return run(ScanCall(step, carry, inputs, sizes, asked, vjp, rows, steps), leaves)
     asked.check_slots(steps)
+    asked.note(steps)
     body = _body(carry, parts[0], Inputs(parts[1], inputs), Outputs(steps, rows))
     with step.bind(parts[2]) as plain:
         try:
@@ -90,6 +91,7 @@ def while_loop(
     while done != most and holds(cond(value)):
         value = plain.run(step, value, done, done + 1)
         done += 1
+    asked.note(done)
     return value
 
 

@@ -30,7 +30,6 @@ __all__ = [
     "writable",
 ]
 
-HEADER = sys.getsizeof(np.empty(0))  # bytes of an array beside its numbers
 _RANKS = "biufc"
 _PYTHON = {bool: "b", int: "i", float: "f", complex: "c"}
 
@@ -177,7 +176,12 @@ def writable(leaf: Any) -> Any:
 
 def nbytes(leaf: Any) -> int:
     """Bytes of a leaf, its Python object included."""
-    return leaf.nbytes + HEADER if isinstance(leaf, np.ndarray) else sys.getsizeof(leaf)
+    return leaf.nbytes + header(leaf) if isinstance(leaf, np.ndarray) else sys.getsizeof(leaf)
+
+
+def header(array: Any) -> int:
+    """Bytes of an array beside its numbers."""
+    return sys.getsizeof(array) - (array.nbytes if array.flags.owndata else 0)
 
 
 _WIDTH = 4096

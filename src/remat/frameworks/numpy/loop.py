@@ -180,7 +180,8 @@ class ScanCall(Call):
             self.plan = self.asked.plan_for(self.steps, lambda: self.measured(leaves))
         verbs, state = self.start(leaves, self.steps)
         total = self.plan.forward_steps + self.steps
-        run = Run(verbs, state, self.steps, guard=guard, progress=self.asked.progress, total=total, about=self.plan)
+        self.asked.note(self.steps, self.plan)
+        run = self.asked.new_run(verbs, state, self.steps, guard, total)
         del state
         run.play(self.plan.schedule)
         return verbs, run
@@ -196,7 +197,7 @@ class WhileCall(Call):
     def sweep(self, leaves: Sequence[Any], guard: Guard | None) -> tuple[NumpyVerbs, Run]:
         """Drive the loop to its end, keeping states as if any step could be the last; then it is a known schedule."""
         verbs, state = self.start(leaves, 0)
-        run = Run(verbs, state, self.steps, guard=guard, progress=self.asked.progress, about=self.plan)
+        run = self.asked.new_run(verbs, state, self.steps, guard, None)
         del state
         if self.plan is not None:  # it has been driven to its end before
             run.play(self.plan.schedule)
@@ -209,8 +210,9 @@ class WhileCall(Call):
             run.play(driver.advance())
             goes_on = self._goes_on(verbs, run.state)
         run.play(driver.last() if goes_on else driver.ended())
-        self.plan = run.about = driver.plan()
+        self.plan = driver.plan()
         self.steps = self.plan.problem.units
+        self.asked.note(self.steps, self.plan)
         return verbs, run
 
     def _goes_on(self, verbs: NumpyVerbs, carry: Any) -> bool:

@@ -19,7 +19,7 @@ from autograd.core import JVPNode, VJPNode, VSpace, add_outgrads
 from autograd.tracer import box_type_mappings, isbox, new_box, trace, trace_stack
 from autograd.util import toposort
 
-from remat.frameworks.numpy.leaves import HEADER
+from remat.frameworks.numpy.leaves import header
 
 __all__ = ["LiveTraces", "Tape", "boxable", "new_trace", "pull_back", "rooted", "split", "tape_size"]
 
@@ -167,13 +167,14 @@ def tape_size(tape: Tape, shared: Sequence[Any]) -> int:
         seen.add(id(thing))
         if isinstance(thing, np.ndarray):
             buffer = _buffer(thing)
-            size += HEADER
+            size += header(thing)
             if buffer is thing or id(buffer) not in seen:
                 seen.add(id(buffer))
                 size += buffer.nbytes
         elif not isinstance(thing, _SHARED):
             size += sys.getsizeof(thing)
             if isinstance(thing, FunctionType):
+                size += sys.getsizeof(thing.__closure__) if thing.__closure__ else 0
                 stack.extend(thing.__closure__ or ())
                 stack.extend(thing.__defaults__ or ())
             else:

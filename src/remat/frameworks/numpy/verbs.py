@@ -15,6 +15,7 @@ from remat.errors import StepError
 from remat.execute.rng import read_generators, set_generators
 from remat.frameworks.numpy.body import Body
 from remat.frameworks.numpy.leaves import copied, differ, nbytes, protected, summary
+from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
 
 if TYPE_CHECKING:
@@ -102,6 +103,21 @@ class NumpyVerbs(ABC):
         if isinstance(value, Tape):
             return tape_size(value, [*self.captured, *self.body.inputs.leaves])
         return sum(map(nbytes, self.body.tree.apart(value, "carry")))
+
+    def always(self) -> dict[str, int]:
+        """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
+        sums = [total[0] for total in self.captured_sums if total]
+        parts = {
+            "inputs": self.body.inputs.leaves,
+            "captured values": self.captured,
+            "outputs": self.body.outputs.leaves,
+            "gradients": [leaf for leaf in (*self.xs_grads, *sums) if leaf is not None],
+        }
+        return {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
+
+    def meter(self) -> NumpyMeter:
+        """Tracemalloc."""
+        return NumpyMeter()
 
     def summary(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""

@@ -1,0 +1,80 @@
+"""Reports as files: what is saved is read, a page is written, and shown in the browser if that is asked for."""
+
+import argparse
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from remat.cli.arguments import refuse_to_overwrite
+from remat.cli.bars import Bars
+from remat.errors import FileError
+from remat.execute import Profile
+from remat.planners import Plan
+from remat.problem.saved import read_json, read_limited
+from remat.report import report
+from remat.report.forms import form_of
+from remat.report.tables import Table
+from remat.schedule import Trace
+
+__all__ = ["add_output", "check_output", "read_shown", "write_report"]
+
+_KINDS: tuple[type[Plan] | type[Trace] | type[Profile], ...] = (Plan, Trace, Profile)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command that writes a report."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="the report: .html, .txt, .json, .svg, .png or .chrome.json (default: text)",
+    )
+    parser.add_argument("--form", metavar="NAME", help="the form, where the file's ending does not say it")
+    parser.add_argument("--title", metavar="TEXT", help="the heading")
+    parser.add_argument("--anonymous", action="store_true", help="leave out names and paths")
+    parser.add_argument("--force", action="store_true", help="write over an existing file")
+    parser.add_argument("--open", action="store_true", help="show the report in the browser")
+
+
+def check_output(arguments: argparse.Namespace) -> None:
+    """Raise now what writing would raise later."""
+    if arguments.output:
+        form_of(arguments.output, arguments.form)
+        refuse_to_overwrite(arguments.output, arguments.force)
+    elif arguments.open or arguments.form:
+        raise FileError("give -o FILE for a report in another form than text, or to open it")
+
+
+def read_shown(name: str) -> Plan | Trace | Profile:
+    """The plan, trace or profile that was saved in a file."""
+    data = read_json(read_limited(name))
+    kind = data.get("remat") if isinstance(data, dict) else None
+    for each in _KINDS:
+        if kind == each.kind:
+            return each.from_envelope(data)
+    what = "no saved remat value" if kind is None else f"a saved {str(kind)[:40]!r}"
+    raise FileError(f"{name} is {what}; a report is about a saved plan, trace or profile")
+
+
+def write_report(
+    subjects: Sequence[Any],
+    path: str,
+    *,
+    form: str | None = None,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    anonymous: bool = False,
+    tables: Sequence[Table] = (),
+    show: bool = False,
+) -> None:
+    """Write a report with a bar on the terminal, say where it is, and open it if asked."""
+    with Bars() as bars:
+        bars.say("writing the report")
+        written = report(
+            *subjects, path, form=form, title=title, labels=labels, anonymous=anonymous, tables=tables, progress=bars
+        )
+    print(f"wrote {written}", file=sys.stderr)
+    if show and not webbrowser.open(Path(written).resolve().as_uri()):
+        print(f"no browser could be opened; open {written} yourself", file=sys.stderr)

@@ -1,0 +1,152 @@
+"""The profiler: what every remat call did, per call site, beside what was planned. Without it nothing is measured.
+
+In: calls, from the interface, and runs of schedules, from the interpreter. Out: a `Profile`, to be printed, saved and
+reported. A profile hears the calls of its own context; one that was opened in the main thread hears other threads too.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from time import perf_counter
+from typing import Any, ClassVar
+
+from remat.execute.calls import Call, Planned
+from remat.execute.sites import Site, caller, source_of
+from remat.problem.saved import Saved
+from remat.schedule.shown import Shown
+from remat.units import bytes_text, count_text
+
+__all__ = ["MOST_TRACES", "Profile", "profile", "watched"]
+
+MOST_TRACES = 16  # traces that are held for a call site; of later calls only the totals are
+
+_heard: ContextVar[tuple["Profile", ...]] = ContextVar("heard", default=())
+_everywhere: list["Profile"] = []  # opened in the main thread: these hear other threads too
+_lock = threading.Lock()
+
+
+class Profile(Shown, Saved):
+    """What happened while a `with remat.profile() as run:` block ran; `calls` has one entry for each remat call."""
+
+    kind: ClassVar[str] = "profile"
+
+    def __init__(self, calls: list[Call] | None = None, *, memory: bool = False) -> None:
+        self.calls: list[Call] = [] if calls is None else calls
+        self.memory = memory
+        self.meters = ExitStack()
+        self._traced: dict[tuple[str, Site], int] = {}
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def sites(self) -> dict[tuple[str, Site], list[Call]]:
+        """The calls by what was called and where, in the order of their first."""
+        found: dict[tuple[str, Site], list[Call]] = {}
+        for call in tuple(self.calls):
+            found.setdefault((call.what, call.site), []).append(call)
+        return found
+
+    def trace_more(self, what: str, site: Site) -> bool:
+        """Whether the events of one more call from there are to be held."""
+        count = self._traced[what, site] = self._traced.get((what, site), 0) + 1
+        return count <= MOST_TRACES
+
+    def __str__(self) -> str:
+        if not self.calls:
+            return "no remat calls were made"
+        head = f"{'call':<30}{'calls':>6}{'steps run':>11}{'planned':>11}{'peak':>11}{'seconds':>10}"
+        rows = [head, "-" * len(head)]
+        for (what, site), calls in self.sites().items():
+            rows += _site_rows(what, site, calls)
+        return "\n".join(rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile as plain data; plans are saved without their ops, which the traces have."""
+        return {"memory": self.memory, "calls": [call.to_dict() for call in self.calls]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Profile":
+        """The profile from plain data."""
+        return cls([Call.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
+
+
+@contextmanager
+def profile(*, memory: bool = False) -> Iterator[Profile]:
+    """Record every remat call in the block: steps, bytes and seconds, planned and measured, per call site.
+
+    Profiles nest, and threads may call at once. With `memory` the framework's allocator is asked too, around every op:
+    NumPy's takes time to count. What was recorded when an error or Ctrl-C ended the block is still there.
+
+    >>> import autograd.numpy as np, remat
+    >>> from autograd import grad
+    >>> with remat.profile() as run:
+    ...     slope = grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=10, slots=3)[0])(0.5)
+    >>> run.calls[0].trace.forward_steps, run.calls[0].plan.forward_steps
+    (25, 25)
+    """
+    opened = Profile(memory=memory)
+    token = _heard.set((*_heard.get(), opened))
+    main = threading.current_thread() is threading.main_thread()
+    if main:
+        with _lock:
+            _everywhere.append(opened)
+    try:
+        with opened.meters:
+            yield opened
+    finally:
+        if main:
+            with _lock:
+                _everywhere.remove(opened)
+        _heard.reset(token)
+
+
+def _listening() -> tuple[Profile, ...]:
+    heard = _heard.get()
+    if _everywhere and threading.current_thread() is not threading.main_thread():
+        with _lock:
+            heard = (*heard, *(each for each in _everywhere if each not in heard))
+    return heard
+
+
+@contextmanager
+def watched(what: str, step: Callable[..., Any] | None) -> Iterator[Call | None]:
+    """The entry of a call that runs in the block, or None if nobody listens."""
+    listening = _listening()
+    if not listening:
+        yield None
+        return
+    site = caller()
+    with _lock:
+        traced = [each.trace_more(what, site) for each in listening]
+        meters = next((each.meters for each in listening if each.memory), None)
+        call = Call(what, site, source_of(step), traced=any(traced), meters=meters)
+        for each in listening:
+            each.calls.append(call)
+    began = perf_counter()
+    try:
+        yield call
+    except BaseException as error:
+        call.stopped = type(error).__name__
+        raise
+    finally:
+        call.seconds = perf_counter() - began
+
+
+def _site_rows(what: str, site: Site, calls: list[Call]) -> Iterator[str]:
+    planned: list[Planned] = [call.plan for call in calls if call.plan is not None]
+    ran = [run for call in calls for run in call.runs]
+    steps = sum(run.totals.advances + run.totals.records for run in ran)
+    steps += sum(call.steps or 0 for call in calls if not call.runs)
+    peak = max((run.peak for run in ran), default=None)
+    seconds = sum(call.all_seconds for call in calls)
+    foreseen = sum(plan.forward_steps * len(call.runs) for call in calls if (plan := call.plan) is not None)
+    yield (
+        f"{f'{what} at {site.short}':<30.30}{count_text(len(calls)):>6}{count_text(steps):>11}"
+        f"{count_text(foreseen) if planned else '-':>11}{'-' if peak is None else bytes_text(peak):>11}{seconds:>10.3g}"
+    )
+    if planned:
+        yield f"  {planned[-1].planner}: {planned[-1].claim}"[:79]
+    ended = [call.status for call in calls if call.status not in ("done", "no gradient")]
+    for status in dict.fromkeys(ended):
+        yield f"  {count_text(ended.count(status))} of {count_text(len(calls))}: {status}"[:79]

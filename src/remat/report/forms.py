@@ -1,0 +1,219 @@
+"""The forms of a report, by the ending of a file's name; and the viewer that plans, traces and profiles show by."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remat.errors import ReportError
+from remat.execute import Call, Profile
+from remat.planners import Plan
+from remat.progress import Progress, check_progress, heard_by
+from remat.report.anonymous import anonymous as without_names
+from remat.report.chrome import chrome_of
+from remat.report.html import fragment_of, page_of
+from remat.report.pictures import liveness_picture, standalone
+from remat.report.subjects import Subject, subjects_of
+from remat.report.summary import Summary, summarise
+from remat.report.tables import Table
+from remat.report.text import text_of
+from remat.schedule import Trace
+from remat.schedule.shown import set_viewer
+from remat.version import __version__
+
+__all__ = ["FORMS", "form_of", "report", "text_report"]
+
+MOST_UNITS = 20_000  # of a plan or trace that a notebook draws by itself
+_ENDINGS = {
+    ".chrome.json": "chrome",
+    ".perfetto.json": "chrome",
+    ".html": "html",
+    ".htm": "html",
+    ".txt": "txt",
+    ".json": "json",
+    ".svg": "svg",
+    ".png": "png",
+}
+
+Subjects = Plan | Trace | Profile | Call
+
+
+def report(
+    *subjects_and_path: Subjects | str | Path,
+    form: str | None = None,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    anonymous: bool = False,
+    tables: Sequence[Table] = (),
+    progress: Progress | None = None,
+) -> Path:
+    """Write a report on one or several plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
+
+    Several are compared, with the same bytes to an inch. The form goes by the ending of the path, or by `form`: see
+    `FORMS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
+    written over, at once: a reader never finds half a report.
+
+    >>> import remat, tempfile
+    >>> even = remat.plan(remat.Loop(64), slots=8, planner="chunks")
+    >>> best = remat.plan(remat.Loop(64), slots=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     remat.report(even, best, f"{folder}/two.html").name
+    'two.html'
+    """
+    *subjects, path = subjects_and_path
+    if not isinstance(path, str | Path) or not subjects:
+        raise ReportError(
+            "give what is to be shown, then the path: report(plan, 'plan.html'), report(a, b, 'two.html')"
+        )
+    if labels is not None and len(labels) != len(subjects):
+        raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
+    chosen = form_of(path, form)
+    check_progress(progress)
+    with heard_by(progress):
+        summaries = _summaries(subjects, labels, anonymous, tradeoff=chosen in ("html", "txt", "json"))
+        heading = _heading(summaries) if title is None else title
+        write = FORMS[chosen]
+        _write_whole(Path(path), write(summaries, heading, list(tables)))
+    return Path(path)
+
+
+def text_report(
+    *subjects: Subjects, title: str | None = None, labels: Sequence[str] | None = None, anonymous: bool = False
+) -> str:
+    """The report as text of 80 columns."""
+    summaries = _summaries(subjects, labels, anonymous, tradeoff=True)
+    return text_of(summaries, _heading(summaries) if title is None else title)
+
+
+def form_of(path: str | Path, form: str | None = None) -> str:
+    """The form that is asked for, by word or by the ending of the path."""
+    if form is None:
+        name = Path(path).name.lower()
+        form = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), None)
+        if form is None:
+            raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_ENDINGS)}, or give form=")
+    if form not in FORMS:
+        raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMS)}")
+    return form
+
+
+def _summaries(
+    values: Sequence[Any], labels: Sequence[str] | None, anonymous: bool, *, tradeoff: bool
+) -> list[Summary]:
+    names = [""] * len(values) if labels is None else labels
+    subjects = [subject for value, name in zip(values, names, strict=True) for subject in subjects_of(value, name)]
+    subjects = _told_apart(subjects)
+    if anonymous:
+        subjects = [without_names(subject, number) for number, subject in enumerate(subjects, 1)]
+    return [summarise(subject, tradeoff=tradeoff) for subject in subjects]
+
+
+def _told_apart(subjects: list[Subject]) -> list[Subject]:
+    """Subjects of the same name get a number."""
+    names = [subject.label for subject in subjects]
+    return [
+        replace(subject, label=f"{subject.label} ({names[: i + 1].count(subject.label)})")
+        if names.count(subject.label) > 1
+        else subject
+        for i, subject in enumerate(subjects)
+    ]
+
+
+def _heading(summaries: list[Summary]) -> str:
+    if len(summaries) > 1:
+        return f"remat: {len(summaries)} runs compared"
+    return f"remat: a {'run' if summaries[0].subject.trace.measured else 'plan'} and its live memory"
+
+
+def _html(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return page_of(summaries, title, __version__, tables).encode()
+
+
+def _text(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return text_of(summaries, title).encode()
+
+
+def _json(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    data = {"remat": "report", "version": 1, "title": title, "subjects": [s.to_dict() for s in summaries]}
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def _chrome(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return (json.dumps(chrome_of(summaries)) + "\n").encode()
+
+
+def _svg(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return standalone(_one(summaries)).encode()
+
+
+def _png(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    try:
+        import resvg_py
+    except ImportError:
+        raise ReportError("a PNG is drawn by resvg_py: pip install 'remat[png]', or write .svg") from None
+    return bytes(resvg_py.svg_to_bytes(svg_string=standalone(_one(summaries)), zoom=2))
+
+
+def _one(summaries: list[Summary]) -> str:
+    """The picture of the only subject."""
+    if len(summaries) > 1:
+        raise ReportError(f"a picture shows one run, and there are {len(summaries)}; write .html to compare them")
+    return liveness_picture(summaries[0])
+
+
+FORMS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
+    "html": _html,
+    "txt": _text,
+    "json": _json,
+    "svg": _svg,
+    "png": _png,
+    "chrome": _chrome,
+}
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write all of a file or nothing of it: first beside it, then in its place."""
+    if not path.parent.is_dir():
+        raise ReportError(f"there is no folder {path.parent} to write {path.name} into")
+    if path.exists() and not path.is_file():  # a pipe or a device
+        path.write_bytes(data)
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+class _Viewer:
+    """Shows whatever has a report."""
+
+    def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
+        return report(*subjects_and_path, form=form, title=title, anonymous=anonymous)
+
+    def html(self, subject: Any) -> str | None:
+        summaries = _small(subject)
+        return None if summaries is None else fragment_of(summaries)
+
+    def svg(self, subject: Any) -> str | None:
+        summaries = _small(subject)
+        return None if summaries is None or len(summaries) > 1 else standalone(liveness_picture(summaries[0]))
+
+
+def _small(subject: Any) -> list[Summary] | None:
+    """Summaries for a notebook; None, which makes it print the text, where that would take long or shows nothing."""
+    if isinstance(subject, Plan) and (subject.source is None or subject.problem.units > MOST_UNITS):
+        return None
+    try:
+        subjects = subjects_of(subject)
+    except ReportError:
+        return None
+    if any(each.trace.totals.ops > 10 * MOST_UNITS for each in subjects):
+        return None
+    return [summarise(each, tradeoff=isinstance(subject, Plan) and subject.problem.units <= 2000) for each in subjects]
+
+
+set_viewer(_Viewer())

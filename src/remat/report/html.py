@@ -1,0 +1,321 @@
+"""The page: one HTML file that opens offline. Python writes every word of it, escaped; the scripts only draw.
+
+In: summaries. Out: the text of the page. A policy in its head forbids the network, and every script but our own.
+"""
+
+import json
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from remat.report.cards import cards_of
+from remat.report.packed import pack_kept, pack_rows
+from remat.report.pictures import histogram_picture, liveness_picture, tradeoff_picture
+from remat.report.summary import Summary
+from remat.report.tables import Table, compare, tables_of
+from remat.schedule import Drop, Fetch, Keep
+from remat.units import bytes_text, count_text
+
+__all__ = ["MARK", "fragment_of", "page_of"]
+
+MARK = "<!-- a report by remat -->"  # in the second line of every page, so that ours are known again
+ROOM = 290_000  # bytes of a page for the columns of one view
+SCRIPTS = ("data.js", "draw.js", "liveness.js", "staircase.js", "main.js")
+NUMBERS = {
+    "bytes",
+    "share",
+    "steps",
+    "times run",
+    "states kept",
+    "bytes written",
+    "states fetched",
+    "bytes read",
+    "peak",
+}
+_LEFT = ' style="text-align:left"'
+_BUTTONS = (
+    ("in", "Zoom in", "+"),
+    ("out", "Zoom out", "-"),
+    ("fit", "Show all", "0"),
+    ("peak", "Go to peak", "P"),
+    ("left", "Left", "←"),
+    ("right", "Right", "→"),
+)
+
+
+def page_of(summaries: list[Summary], title: str, version: str, extra: list[Table] | None = None) -> str:
+    """The whole page; `extra` tables come first."""
+    script, style = _asset("script"), _asset("style")
+    # No script but ours runs, and it evaluates no text; whoever drives a browser over the page may.
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}' 'unsafe-eval'"
+    )
+    top = _top(summaries)
+    fitted = [_fitted(summary) for summary in summaries]
+    summaries = [summary for summary, _ in fitted]
+    data = {"version": 1, "views": [_view(summary, columns, top) for summary, columns in fitted]}
+    body = [f"<h1>{escape(title)}</h1>"]
+    if len(summaries) == 1:
+        body.append(f'<p class="soft">{escape(_subtitle(summaries[0]))}</p>')
+    body += [_table(table) for table in extra or []]
+    if len(summaries) > 1:
+        body.append(_table(compare(summaries)))
+        body.append(_overview(summaries, top))
+    body += [_section(summary, top, number, len(summaries)) for number, summary in enumerate(summaries)]
+    body.append(f"<footer><p>Written by remat {escape(version)}. This page is one file and loads nothing.</p></footer>")
+    # A name in the data cannot end its script element: no "<" is left in it.
+    packed = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    lines = [
+        "<!doctype html>",
+        MARK,
+        '<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title><style>{style}</style></head><body><main>",
+        *body,
+        "</main>",
+        f'<script type="application/json" id="remat-data">{packed}</script>',
+        f"<script>{script}</script>",
+        "</body></html>\n",
+    ]
+    return "\n".join(lines)
+
+
+def fragment_of(summaries: list[Summary]) -> str:
+    """What notebooks show: cards, the picture of live bytes and the tips, without scripts."""
+    parts = []
+    for summary in summaries:
+        rows = [(card.question, card.answer, card.detail) for card in cards_of(summary)]
+        parts.append(f"<p><b>{escape(summary.label)}</b></p>")
+        parts.append(liveness_picture(summary))
+        cells = "".join(
+            f"<tr><th{_LEFT}>{escape(question)}</th><td{_LEFT}><b>{escape(answer)}</b></td>"
+            f"<td{_LEFT}>{escape(detail)}</td></tr>"
+            for question, answer, detail in rows
+        )
+        parts.append(f"<table>{cells}</table>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _overview(summaries: list[Summary], top: int) -> str:
+    """All charts at a glance, with the same bytes to an inch."""
+    figures = "".join(
+        f"<figure><h3>{escape(summary.label)}</h3>{liveness_picture(summary, 540, 220, top)}</figure>"
+        for summary in summaries
+    )
+    return f'<h2>Live memory, on one scale</h2><div class="pair">{figures}</div>'
+
+
+def _section(summary: Summary, top: int, number: int, count: int) -> str:
+    name = f"v{number}"
+    tables = tables_of(summary)
+    trace = summary.subject.trace
+    heading = f'<h2 id="{name}">{escape(summary.label)}</h2>' if count > 1 else f'<h2 id="{name}">At a glance</h2>'
+    cards = "".join(
+        f'<dl class="card"><dt>{escape(card.question)}</dt><dd class="answer">{escape(card.answer)}</dd>'
+        f'<dd class="detail">{escape(card.detail)}</dd></dl>'
+        for card in cards_of(summary)
+    )
+    label = (
+        f"Live bytes over time. Peak {bytes_text(trace.peak)}, {count_text(trace.recomputed)} steps recomputed. "
+        "Keys: plus and minus zoom, arrows move, 0 shows all, P goes to the peak, comma and full stop step through ops."
+    )
+    stairs = (
+        "Steps over time: forward and recomputation go up, backward goes down, kept states are horizontal lines. "
+        "Use the slider below to replay."
+    )
+    return f"""
+<section class="view" aria-labelledby="{name}">
+{heading}
+<div class="cards">{cards}</div>
+<figure>
+<h3>What is live when</h3>
+{_legend(summary)}
+{_canvas("chart", label)}
+<canvas class="map" aria-hidden="true"></canvas>
+<div class="bar" role="toolbar" aria-label="The chart">{_buttons()}
+<label>axis <select class="axis"><option value="time">time</option>
+<option value="count">ops</option></select></label></div>
+<p class="trouble" hidden></p>
+<noscript>{liveness_picture(summary, top=top)}</noscript>
+</figure>
+<figure>
+<h3>The schedule: which step runs when</h3>
+{_phase_legend()}
+{_canvas("stairs", stairs)}
+<div class="bar"><button type="button" class="play">Play</button>
+<button type="button" data-do="previous" aria-label="previous op">◀ op</button>
+<input type="range" class="replay" min="0" max="0" value="0" aria-label="replay: which op">
+<button type="button" data-do="next" aria-label="next op">op ▶</button></div>
+<output class="readout" aria-live="polite"></output>
+</figure>
+<div class="pair">{_pictures(summary)}</div>
+<h3>Tips</h3>
+<ul class="tips">{"".join(f"<li>{escape(tip)}</li>" for tip in summary.tips) or "<li>none</li>"}</ul>
+{"".join(map(_table, tables))}
+<ul class="soft">{"".join(f"<li>{escape(note)}</li>" for note in summary.notes)}</ul>
+</section>"""
+
+
+def _canvas(name: str, label: str) -> str:
+    return (
+        f'<div class="stage"><canvas class="{name}" tabindex="0" role="img" aria-label="{escape(label)}"></canvas>'
+        '<div class="tip" hidden></div></div>'
+    )
+
+
+def _subtitle(summary: Summary) -> str:
+    source = f"; the step is at {summary.subject.source}" if summary.subject.source else ""
+    framework = f" on {summary.subject.framework}" if summary.subject.framework else ""
+    kind = "measured" if summary.subject.trace.measured else "simulated"
+    return f"{summary.label} ({kind}{framework}{source})"
+
+
+def _legend(summary: Summary) -> str:
+    at, trace = summary.timeline.at_peak, summary.subject.trace
+    words = {"state": "states", "tape": "tapes", "cotangent": "cotangents"}
+    parts = [_key(kind, f"{word}, {bytes_text(at.get(kind, 0))} at the peak") for kind, word in words.items()]
+    if summary.budget:
+        parts.append(_key("budget", f"budget {bytes_text(summary.budget)}", stroke=True))
+    if summary.subject.predicted is not None:
+        parts.append(_key("ink", "predicted (dashed)", stroke=True))
+    if trace.totals.allocated is not None:
+        parts.append(_key("allocated", "allocated, as the allocator says", stroke=True))
+    if trace.always:
+        key = _key("always", f"always live {bytes_text(sum(trace.always.values()))}")
+        parts.append(f'<label><input type="checkbox" class="always"> {key}</label>')
+    return f'<div class="legend">{"".join(parts)}</div>'
+
+
+def _key(colour: str, text: str, *, stroke: bool = False) -> str:
+    shape = "stroke" if stroke else "patch"
+    return f'<span class="{shape}" style="--c:var(--{colour})">{escape(text)}</span>'
+
+
+def _phase_legend() -> str:
+    parts = [_key(phase, phase) for phase in ("forward", "recompute", "backward")]
+    parts.append(_key("state", "kept states", stroke=True))
+    return f'<div class="legend">{"".join(parts)}</div>'
+
+
+def _buttons() -> str:
+    return "".join(
+        f'<button type="button" data-do="{do}" title="key {key}">{text}</button>' for do, text, key in _BUTTONS
+    )
+
+
+def _pictures(summary: Summary) -> str:
+    parts = [f"<figure><h3>How often steps run</h3>{histogram_picture(summary)}</figure>"]
+    if summary.tradeoff is not None:
+        how = (
+            "" if summary.tradeoff.exact else " Other points are by a quick planner, within a few percent of the best."
+        )
+        parts.append(
+            f"<figure><h3>What more memory would buy</h3>{tradeoff_picture(summary.tradeoff)}"
+            f"<figcaption>Forward runs of a step against memory.{how}</figcaption></figure>"
+        )
+    return "".join(parts)
+
+
+def _table(table: Table) -> str:
+    head = (
+        ""
+        if not any(table.head)
+        else (
+            "<thead><tr>"
+            + "".join(f'<th scope="col"{_side(name)}>{escape(name)}</th>' for name in table.head)
+            + "</tr></thead>"
+        )
+    )
+    rows = "".join(
+        "<tr>"
+        + f'<th scope="row">{escape(row[0])}</th>'
+        + "".join(f"<td{_side(name)}>{escape(cell)}</td>" for name, cell in zip(table.head[1:], row[1:], strict=True))
+        + "</tr>"
+        for row in table.rows
+    )
+    note = f'<p class="soft">{escape(table.note)}</p>' if table.note else ""
+    caption = f"<caption>{escape(table.title)}</caption>"
+    return f'<div class="scroll"><table>{caption}{head}<tbody>{rows}</tbody></table></div>{note}'
+
+
+def _side(name: str) -> str:
+    return ' class="n"' if name in NUMBERS else ""
+
+
+def _top(summaries: list[Summary]) -> int:
+    """The most bytes that the charts show: the same for all, so that they can be compared."""
+    most = 1
+    for summary in summaries:
+        trace = summary.subject.trace
+        sizes = [trace.peak, trace.totals.allocated or 0]
+        if summary.subject.predicted is not None:
+            sizes.append(summary.subject.predicted.peak)
+        if summary.budget and summary.budget <= 2 * max(sizes):
+            sizes.append(summary.budget)
+        most = max(most, *sizes)
+    return most
+
+
+def _fitted(summary: Summary) -> tuple[Summary, dict[str, Any]]:
+    """The summary and its packed columns, put together in larger groups until they have room in a page."""
+    while True:
+        columns = pack_rows(summary.timeline.rows, _levels(summary), _predicted(summary))
+        if summary.timeline.group > 1:
+            columns |= pack_kept(summary.timeline.kept, _levels(summary))
+        size, rows = sum(len(column["z"]) for column in columns.values()), len(summary.timeline.rows)
+        if size <= ROOM or rows < 1000:
+            return summary, columns
+        summary = summary.coarser(int(0.95 * rows * ROOM / size))
+
+
+def _levels(summary: Summary) -> list[str]:
+    timeline = summary.timeline
+    moved = (op.level for op in timeline.rows.op if isinstance(op, Keep | Fetch | Drop))
+    return list(dict.fromkeys((*moved, *(bar.level for bar in timeline.kept))))
+
+
+def _view(summary: Summary, columns: dict[str, Any], top: int) -> dict[str, Any]:
+    timeline, trace, peak = summary.timeline, summary.subject.trace, summary.timeline.peak
+    levels = _levels(summary)
+    view: dict[str, Any] = {
+        "label": summary.label,
+        "units": trace.problem_units or trace.totals.reached,
+        "levels": levels,
+        "measured": trace.measured,
+        "events": trace.totals.ops,
+        "group": timeline.group,
+        "span": timeline.span,
+        "top": top,
+        "budget": summary.budget,
+        "always": sum(trace.always.values()),
+        "peak": {"row": -1 if peak is None else peak.row, "size": trace.peak, "text": bytes_text(trace.peak)},
+        "columns": columns,
+    }
+    return view
+
+
+def _predicted(summary: Summary) -> list[int]:
+    """The predicted live bytes of the events that the rows show, if that many were predicted."""
+    predicted, wanted = summary.subject.predicted, summary.timeline.rows.index
+    if predicted is None:
+        return []
+    found, place = [], 0
+    for event in predicted:
+        if place < len(wanted) and event.index == wanted[place]:
+            found.append(event.live.total())
+            place += 1
+    return found if place == len(wanted) else []
+
+
+@cache
+def _asset(kind: str) -> str:
+    folder = files("remat.report") / "page"
+    if kind == "style":
+        return (folder / "page.css").read_text(encoding="utf-8")
+    parts = [(folder / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    return "(() => {\n" + "\n".join(parts) + "})();\n"

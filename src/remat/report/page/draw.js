@@ -1,0 +1,115 @@
+// What both charts need: a sharp canvas, colours of the theme, numbers in words, axes, and the way rows meet pixels.
+"use strict";
+
+const LEFT = 70, RIGHT = 12;
+
+function colour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+}
+
+function sharp(canvas) {
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth, height = canvas.clientHeight;
+  if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+  }
+  const pen = canvas.getContext("2d");
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  pen.font = "12px system-ui, sans-serif";
+  return { pen, width, height };
+}
+
+function bytesText(size) {
+  if (size < 1024) return `${Math.round(size)} B`;
+  const units = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+  let unit = -1;
+  do { size /= 1024; unit++; } while (size >= 1024 && unit < units.length - 1);
+  return `${parseFloat(size.toFixed(2))} ${units[unit]}`;
+}
+
+function timeText(view, time) {
+  if (!view.measured) return `${parseFloat(time.toPrecision(6)).toLocaleString("en")} time units`;
+  for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]) {
+    if (time >= scale) return `${parseFloat((time / scale).toPrecision(3))} ${unit}`;
+  }
+  return time ? `${parseFloat((time * 1e9).toPrecision(3))} ns` : "0 s";
+}
+
+function niceStep(range, count) {
+  const rough = range / count, base = 10 ** Math.floor(Math.log10(rough));
+  return base * [1, 2, 5, 10].find((factor) => factor * base >= rough);
+}
+
+function byteSteps(most) {
+  let unit = 1;
+  while (most / unit > 4) unit *= most / unit > 8 ? 4 : 2;
+  return Array.from({ length: Math.floor(most / unit) }, (_, i) => (i + 1) * unit);
+}
+
+function xOf(view, value, width) {
+  return LEFT + ((value - view.from) / (view.to - view.from)) * (width - LEFT - RIGHT);
+}
+
+function valueAt(view, x, width) {
+  return view.from + ((x - LEFT) / (width - LEFT - RIGHT)) * (view.to - view.from);
+}
+
+// Tapes at a place (0 to 1) of a row: those of a range grow while it is recorded and fall while it is pulled back.
+function tapeAt(view, row, place) {
+  const tape = view.tape[row], ramp = view.ramp[row];
+  if (tape === ramp) return tape;
+  return view.code[row] === 2 ? tape + (ramp - tape) * place : ramp + (tape - ramp) * place;
+}
+
+// For each pixel the row with the most live bytes, and its tapes there; every row that a pixel touches is looked at,
+// so no peak is lost.
+function envelope(view, from, to, width) {
+  const best = new Int32Array(width).fill(-1), scale = width / (to - from);
+  const tapes = new Float64Array(width), most = new Float64Array(width).fill(-1);
+  const allocated = view.allocated ? new Float64Array(width) : null;
+  let row = rowAt(view, from);
+  while (row > 0 && view.edges[row] >= from) row--;
+  for (; row < view.n && view.edges[row] <= to; row++) {
+    const first = Math.max(0, Math.floor((view.edges[row] - from) * scale));
+    const last = Math.min(width - 1, Math.max(first, Math.ceil((view.edges[row + 1] - from) * scale) - 1));
+    if (view.edges[row + 1] < from) continue;
+    const ramp = view.tape[row] !== view.ramp[row], size = view.edges[row + 1] - view.edges[row];
+    for (let pixel = first; pixel <= last; pixel++) {
+      let tape = view.tape[row];
+      if (ramp && size > 0) {
+        const edge = from + (pixel + (view.code[row] === 2 ? 0 : 1)) / scale; // where in the pixel tapes are largest
+        tape = tapeAt(view, row, Math.min(1, Math.max(0, (edge - view.edges[row]) / size)));
+      }
+      const total = view.state[row] + tape + view.cotangent[row];
+      if (total > most[pixel]) { most[pixel] = total; best[pixel] = row; tapes[pixel] = tape; }
+      if (allocated && view.allocated[row] > allocated[pixel]) allocated[pixel] = view.allocated[row];
+    }
+  }
+  return { best, tapes, most, allocated };
+}
+
+function timeAxis(view, pen, width, bottom) {
+  const step = niceStep(view.to - view.from, Math.max(2, (width - LEFT) / 150));
+  pen.fillStyle = colour("ink");
+  pen.textAlign = "center";
+  for (let value = Math.ceil(view.from / step) * step; value <= view.to; value += step) {
+    const x = xOf(view, value, width);
+    pen.fillRect(x, bottom, 1, 4);
+    const text = view.axis === "time" ? timeText(view, value) : "op " + Math.round(value + 1).toLocaleString("en");
+    if (x > LEFT + 20 && x < width - 36) pen.fillText(text, x, bottom + 16);
+  }
+}
+
+function cursorLine(view, pen, row, top, bottom, width) {
+  if (row === undefined || row < 0) return;
+  const x = xOf(view, (view.edges[row] + view.edges[row + 1]) / 2, width);
+  if (x < LEFT || x > width - RIGHT) return;
+  pen.strokeStyle = colour("ink");
+  pen.setLineDash([]);
+  pen.beginPath();
+  pen.moveTo(Math.round(x) + 0.5, top);
+  pen.lineTo(Math.round(x) + 0.5, bottom);
+  pen.stroke();
+}

@@ -1,0 +1,140 @@
+// The liveness chart: live bytes by kind over time, stacked; budget, prediction, allocator and peak; and the map below.
+"use strict";
+
+const TOP = 24, BOTTOM = 24;
+
+function drawLiveness(view, canvas) {
+  const { pen, width, height } = sharp(canvas);
+  const inner = Math.max(1, Math.round(width - LEFT - RIGHT)), floor = height - BOTTOM;
+  const most = view.top + view.extra, scale = (floor - TOP) / (1.04 * most);
+  const { best, tapes, allocated } = envelope(view, view.from, view.to, inner);
+  if (view.extra) {
+    pen.fillStyle = colour("always");
+    pen.fillRect(LEFT, floor - view.extra * scale, inner, view.extra * scale);
+  }
+  for (let pixel = 0; pixel < inner; pixel++) {
+    const row = best[pixel];
+    if (row < 0) continue;
+    let y = floor - view.extra * scale;
+    for (const kind of KINDS) {
+      const size = (kind === "tape" ? tapes[pixel] : view[kind][row]) * scale;
+      if (!size) continue;
+      pen.fillStyle = view.colours[kind];
+      pen.fillRect(LEFT + pixel, y - size, 1, size);
+      y -= size;
+    }
+  }
+  if (view.predicted) {
+    line(pen, inner, floor, scale, "ink", [5, 3], 
+      (pixel) => best[pixel] < 0 ? null : view.predicted[best[pixel]] - view.tape[best[pixel]] + tapes[pixel] + view.extra);
+  }
+  if (allocated) line(pen, inner, floor, scale, "allocated", [], (pixel) => allocated[pixel] + view.extra);
+  pen.fillStyle = colour("ink");
+  pen.textAlign = "right";
+  for (const value of byteSteps(most)) {
+    pen.fillText(bytesText(value), LEFT - 7, floor - value * scale + 4);
+    pen.fillRect(LEFT - 4, floor - value * scale, 4, 1);
+  }
+  pen.fillRect(LEFT - 1, TOP, 1, floor - TOP);
+  pen.fillRect(LEFT - 1, floor, inner + 1, 1);
+  if (view.budget && view.budget <= view.top) budgetLine(view, pen, floor - (view.budget + view.extra) * scale, width);
+  timeAxis(view, pen, width, floor);
+  cursorLine(view, pen, view.hover, TOP, floor, width);
+  peakMark(view, pen, floor - (view.peak.size + view.extra) * scale, floor, width);
+}
+
+function line(pen, inner, floor, scale, name, dash, sizeAt) {
+  pen.strokeStyle = colour(name);
+  pen.lineWidth = 1.5;
+  pen.setLineDash(dash);
+  pen.beginPath();
+  let open = false;
+  for (let pixel = 0; pixel < inner; pixel++) {
+    const size = sizeAt(pixel);
+    if (size === null) continue;
+    const y = floor - size * scale;
+    if (open) pen.lineTo(LEFT + pixel, y); else pen.moveTo(LEFT + pixel, y);
+    pen.lineTo(LEFT + pixel + 1, y);
+    open = true;
+  }
+  pen.stroke();
+  pen.setLineDash([]);
+  pen.lineWidth = 1;
+}
+
+function budgetLine(view, pen, y, width) {
+  pen.strokeStyle = pen.fillStyle = colour("budget");
+  pen.setLineDash([7, 4]);
+  pen.beginPath();
+  pen.moveTo(LEFT, y);
+  pen.lineTo(width - RIGHT, y);
+  pen.stroke();
+  pen.setLineDash([]);
+  pen.textAlign = "left";
+  pen.fillText("budget " + bytesText(view.budget), LEFT + 4, Math.max(12, y - 5));
+}
+
+// A range that is recorded is at its largest when it ends, everything else when it begins.
+function peakPlace(view) {
+  return view.edges[view.peak.row + (view.code[view.peak.row] === 1 ? 1 : 0)];
+}
+
+// The peak is marked wherever one looks: by a dot where it is, by an arrow at the edge if it is out of sight.
+function peakMark(view, pen, y, floor, width) {
+  const row = view.peak.row;
+  if (row < 0) return;
+  const at = xOf(view, peakPlace(view), width), x = Math.min(width - RIGHT, Math.max(LEFT, at));
+  const away = at < LEFT - 0.5 ? "◀ " : at > width - RIGHT + 0.5 ? " ▶" : "";
+  const text = "peak " + view.peak.text;
+  pen.fillStyle = pen.strokeStyle = colour("ink");
+  pen.font = "bold 12px system-ui, sans-serif";
+  if (!away) {
+    pen.setLineDash([2, 3]);
+    pen.beginPath();
+    pen.moveTo(x, y);
+    pen.lineTo(x, floor);
+    pen.stroke();
+    pen.setLineDash([]);
+    pen.beginPath();
+    pen.arc(x, y, 4, 0, 7);
+    pen.fill();
+  }
+  const right = x > width / 2;
+  pen.textAlign = right ? "right" : "left";
+  const words = away === "◀ " ? away + text : text + away;
+  const w = pen.measureText(words).width, ty = Math.max(13, y - 7), tx = x + (right ? -7 : 7);
+  pen.save();
+  pen.globalAlpha = 0.75;
+  pen.fillStyle = colour("paper");
+  pen.fillRect(right ? tx - w - 2 : tx - 2, ty - 12, w + 4, 15);
+  pen.restore();
+  pen.fillText(words, tx, ty);
+  pen.font = "12px system-ui, sans-serif";
+}
+
+function drawMap(view, canvas) {
+  const { pen, width, height } = sharp(canvas);
+  const inner = Math.max(1, Math.round(width - LEFT - RIGHT)), end = view.edges[view.n] || 1;
+  const { best, most } = envelope(view, 0, end, inner);
+  for (let pixel = 0; pixel < inner; pixel++) {
+    if (best[pixel] < 0) continue;
+    const size = (most[pixel] / view.top) * (height - 2);
+    pen.fillStyle = view.colours[PHASES[view.phase[best[pixel]]]];
+    pen.fillRect(LEFT + pixel, height - size, 1, size);
+  }
+  const x = (value) => LEFT + (value / end) * inner;
+  pen.fillStyle = colour("ink");
+  pen.globalAlpha = 0.22;
+  pen.fillRect(LEFT, 0, x(view.from) - LEFT, height);
+  pen.fillRect(x(view.to), 0, LEFT + inner - x(view.to), height);
+  pen.globalAlpha = 1;
+  pen.strokeStyle = colour("ink");
+  pen.strokeRect(x(view.from) + 0.5, 0.5, Math.max(2, x(view.to) - x(view.from) - 1), height - 1);
+  if (view.peak.row >= 0) {
+    pen.beginPath();
+    pen.arc(x(peakPlace(view)), 5, 3, 0, 7);
+    pen.fill();
+  }
+  pen.textAlign = "right";
+  pen.fillText("all", LEFT - 7, height / 2 + 4);
+}

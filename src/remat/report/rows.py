@@ -1,0 +1,103 @@
+"""The rows of a timeline: columns of numbers, one row for each event or for each group of events.
+
+In: events, in order. Out: lists that are drawn, printed and packed.
+"""
+
+from dataclasses import dataclass, field
+
+from remat.schedule import Advance, Event, Op, Pullback, Record, Turn
+
+__all__ = ["Rows"]
+
+
+@dataclass
+class Rows:
+    """The columns: one row for each event, or for each group of them."""
+
+    index: list[int] = field(default_factory=list)  # of the event that the row shows
+    op: list[Op] = field(default_factory=list)
+    phase: list[int] = field(default_factory=list)
+    start: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    state: list[int] = field(default_factory=list)  # on the device, the working state included
+    tape: list[int] = field(default_factory=list)
+    ramp: list[int] = field(default_factory=list)  # tapes at the other end of a range: where they grow from, or fall to
+    cotangent: list[int] = field(default_factory=list)
+    allocated: list[int] = field(default_factory=list)  # empty where nobody asked the allocator
+    low: list[int] = field(default_factory=list)  # the units that the ops of the row touch: low..high-1
+    high: list[int] = field(default_factory=list)
+    elsewhere: dict[str, list[int]] = field(default_factory=dict)  # states in the other levels
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def total(self, row: int) -> int:
+        """Bytes live on the device."""
+        return self.state[row] + self.tape[row] + self.cotangent[row]
+
+    def live(self, row: int, place: float) -> tuple[int, int, int]:
+        """States, tapes, cotangents at a place (0 to 1) of a row: a range's tape grows and falls step by step."""
+        tape, ramp = self.tape[row], self.ramp[row]
+        if tape != ramp:
+            tape = round(tape + (ramp - tape) * (place if isinstance(self.op[row], Pullback) else 1 - place))
+        return self.state[row], tape, self.cotangent[row]
+
+    def add(self, event: Event, phase: int, ramp: int) -> None:
+        """A new row."""
+        live = event.live
+        self.index.append(event.index)
+        self.op.append(event.op)
+        self.phase.append(phase)
+        self.start.append(event.start)
+        self.seconds.append(event.seconds)
+        self.state.append(live.state.get(live.device, 0))
+        self.tape.append(live.tape)
+        self.ramp.append(ramp)
+        self.cotangent.append(live.cotangent)
+        for level in live.state:
+            if level != live.device and level not in self.elsewhere:
+                self.elsewhere[level] = [0] * (len(self) - 1)
+        for level, column in self.elsewhere.items():
+            column.append(live.state.get(level, 0))
+        if event.allocated is not None:
+            self.allocated.append(event.allocated)
+        low, high = _touched(event.op)
+        self.low.append(low)
+        self.high.append(high)
+
+    def join(self, event: Event, phase: int) -> None:
+        """Put an event into the last row: it shows whichever has more live bytes."""
+        seconds = self.seconds[-1] + event.seconds
+        low, high = _touched(event.op)
+        low, high = min(self.low[-1], low), max(self.high[-1], high)
+        if event.live.total() > self.total(-1):
+            start, allocated = self.start[-1], self.allocated[-1:]
+            elsewhere = {level: column[-1] for level, column in self.elsewhere.items()}
+            self._drop_last()
+            self.add(event, phase, event.live.tape)
+            self.start[-1] = start
+            self.allocated[-1:] = [max(*allocated, event.allocated or 0)] if allocated else self.allocated[-1:]
+            for level, size in elsewhere.items():
+                self.elsewhere[level][-1] = max(size, self.elsewhere[level][-1])
+        else:
+            for level, column in self.elsewhere.items():
+                column[-1] = max(column[-1], event.live.state.get(level, 0))
+            if self.allocated:
+                self.allocated[-1] = max(self.allocated[-1], event.allocated or 0)
+        self.seconds[-1], self.low[-1], self.high[-1] = seconds, low, high
+        self.ramp[-1] = self.tape[-1]  # a group is flat
+
+    def _drop_last(self) -> None:
+        columns: list[list[int] | list[float] | list[Op]] = [
+            *(self.index, self.op, self.phase, self.start, self.seconds, self.state, self.tape, self.ramp),
+            *(self.cotangent, self.low, self.high, *self.elsewhere.values()),
+            *([self.allocated] if self.allocated else []),
+        ]
+        for column in columns:
+            column.pop()
+
+
+def _touched(op: Op) -> tuple[int, int]:
+    if isinstance(op, Advance | Record | Pullback):
+        return op.start, op.stop
+    return (0, 0) if isinstance(op, Turn) else (op.state, op.state)

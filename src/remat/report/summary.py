@@ -1,0 +1,122 @@
+"""The summary of a subject: every number and sentence that a report shows, computed once for all forms.
+
+In: a subject. Out: its timeline, its trade-off and tips; `cards.py` and `tables.py` put them into words. Page, text and
+JSON only lay them out.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat.report.subjects import Subject
+from remat.report.timeline import Timeline
+from remat.report.tips import tips_for
+from remat.report.tradeoff import Tradeoff, tradeoff_of
+from remat.schedule.text import format_op
+from remat.units import count_text
+
+__all__ = ["Summary", "summarise", "time_text"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All there is to say of one subject."""
+
+    subject: Subject
+    timeline: Timeline
+    tradeoff: Tradeoff | None
+    tips: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """What the subject is called."""
+        return self.subject.label
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that may be live, if the budget is in bytes."""
+        memory = self.subject.plan.memory if self.subject.plan else self.subject.trace.memory
+        return None if memory is None else memory.device.capacity
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know to read the report right."""
+        notes = list(self.subject.notes)
+        if self.timeline.group > 1:
+            notes.append(
+                f"{count_text(self.subject.trace.totals.ops)} events are drawn in groups of {self.timeline.group}; "
+                "each group shows its moment of most live bytes, so no peak is lost"
+            )
+        if self.subject.trace.totals.allocated is not None:
+            notes.append("the allocator was asked around every op, which takes time: without that the run is faster")
+        if not self.subject.trace.measured:
+            notes.append("simulated: times are in the unit of the step's times, sizes are those of the problem")
+        return tuple(notes)
+
+    def coarser(self, most: int) -> "Summary":
+        """The same with a timeline of so many rows at the most."""
+        return replace(self, timeline=Timeline.of(self.subject.trace, most))
+
+    def time(self, value: float) -> str:
+        """A time in words."""
+        return time_text(value, seconds=self.subject.trace.measured)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain data, with the rows of its timeline."""
+        trace, rows, peak = self.subject.trace, self.timeline.rows, self.timeline.peak
+        return {
+            "label": self.label,
+            "measured": trace.measured,
+            "complete": trace.complete,
+            "units": trace.problem_units,
+            "device": trace.device,
+            "budget": self.budget,
+            "peak": trace.peak,
+            "peak_at": None
+            if peak is None
+            else {"op": peak.op, "index": peak.index, "time": peak.time, "phase": peak.phase},
+            "allocated": trace.totals.allocated,
+            "at_peak": [{"what": what, "level": level, "bytes": size} for what, level, size in trace.at_peak],
+            "always": dict(trace.always),
+            "forward_steps": trace.forward_steps,
+            "recomputed": trace.recomputed,
+            "seconds": trace.seconds,
+            "phases": self.timeline.seconds,
+            "runs": {str(times): units for times, units in self.timeline.histogram.items()},
+            "written": dict(trace.totals.written),
+            "read": dict(trace.totals.read),
+            "tradeoff": None
+            if self.tradeoff is None
+            else {"unit": self.tradeoff.unit, "points": [vars(p) for p in self.tradeoff.points]},
+            "tips": list(self.tips),
+            "notes": list(self.notes),
+            "events": trace.totals.ops,
+            "group": self.timeline.group,
+            "rows": {
+                "op": [format_op(op) for op in rows.op],
+                "phase": rows.phase,
+                "start": rows.start,
+                "seconds": rows.seconds,
+                "state": rows.state,
+                "tape": rows.tape,
+                "cotangent": rows.cotangent,
+                "allocated": rows.allocated,
+                "elsewhere": rows.elsewhere,
+            },
+        }
+
+
+def summarise(subject: Subject, *, tradeoff: bool = True) -> Summary:
+    """The summary of a subject; without `tradeoff` no other budgets are planned."""
+    timeline = Timeline.of(subject.trace)
+    curve = tradeoff_of(subject.sized) if tradeoff and subject.sized is not None else None
+    return Summary(subject, timeline, curve, tuple(tips_for(subject, timeline, curve)))
+
+
+def time_text(value: float, *, seconds: bool) -> str:
+    """A time as people read it; one that is not in seconds is a count of time units."""
+    if not seconds:
+        return f"{value:,.6g} time units"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return "0 s" if value == 0 else f"{value * 1e9:.3g} ns"

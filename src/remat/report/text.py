@@ -1,0 +1,91 @@
+"""The report as text of 80 columns, for terminals, logs and tests."""
+
+from collections.abc import Iterator
+from math import ceil
+from textwrap import wrap
+
+from remat.report.cards import cards_of
+from remat.report.summary import Summary
+from remat.report.tables import Table, compare, tables_of
+from remat.units import bytes_text
+
+__all__ = ["text_of"]
+
+WIDTH = 80
+_MARKS = (("state", "#"), ("tape", "+"), ("cotangent", "."))
+_PHASES = "FRB-"
+
+
+def text_of(summaries: list[Summary], title: str) -> str:
+    """The whole report."""
+    lines = [title[:WIDTH], "=" * min(WIDTH, len(title)), ""]
+    most = max(summary.subject.trace.peak for summary in summaries)
+    if len(summaries) > 1:
+        lines += [*_table(compare(summaries)), ""]
+    for summary in summaries:
+        lines += _one(summary, most)
+    return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
+
+
+def _one(summary: Summary, most: int) -> Iterator[str]:
+    yield from wrap(summary.label, WIDTH)
+    yield "-" * min(WIDTH, len(summary.label))
+    for card in cards_of(summary):
+        yield from _wrapped(f"{card.question} ", f"{card.answer}; {card.detail}" if card.detail else card.answer)
+    yield ""
+    yield from _chart(summary, most)
+    yield ""
+    for table in tables_of(summary):
+        yield from _table(table)
+        yield ""
+    for tip in summary.tips:
+        yield from _wrapped("tip: ", tip)
+    for note in summary.notes:
+        yield from _wrapped("note: ", note)
+    yield ""
+
+
+def _chart(summary: Summary, most: int, height: int = 10) -> Iterator[str]:
+    """Live bytes over time in characters: the higher, the more; the last line says what is being done."""
+    width = WIDTH - 13
+    timeline = summary.timeline
+    unit = max(1, most) / height
+    columns = [_stack(sizes, unit, height) for sizes in timeline.envelope(width)]
+    for level in reversed(range(height)):
+        label = bytes_text(round((level + 1) * unit)) if level in (height - 1, height // 2 - 1) else ""
+        yield f"{label:>10} |" + "".join(column[level] for column in columns)
+    yield f"{'doing':>10} |" + "".join(_PHASES[phase] for phase in timeline.doing(width))
+    legend = ", ".join(f"{mark} {kind}" for kind, mark in _MARKS)
+    yield f"{'':>4}{legend}; F forward, R recompute, B backward, - move"
+
+
+def _stack(sizes: tuple[int, int, int], unit: float, height: int) -> str:
+    text, total = "", 0
+    for size, (_, mark) in zip(sizes, _MARKS, strict=True):
+        total += size
+        text = text.ljust(min(height, ceil(total / unit)), mark)
+    return text[:height].ljust(height)
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield table.title
+    if len(table.head) == 2 and not any(table.head):
+        for name, value in table.rows:
+            yield from _wrapped(f"  {name:<14}", value)
+        return
+    room = WIDTH - 2
+    widths = [max(len(row[i]) for row in (table.head, *table.rows)) for i in range(len(table.head))]
+    while sum(widths) + 2 * len(widths) > room and max(widths) > 8:
+        widths[widths.index(max(widths))] -= 1
+    for row in (table.head, *table.rows):
+        cells = [
+            f"{cell[:size]:<{size}}" if i == 0 else f"{cell[:size]:>{size}}"
+            for i, (cell, size) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  " + "  ".join(cells)
+    if table.note:
+        yield from _wrapped("  ", table.note)
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    return wrap(head + text, WIDTH, subsequent_indent=" " * min(len(head), 16)) or [head]

@@ -1,0 +1,120 @@
+"""Events: what each op of a run did, and what a run sums up to.
+
+In: ops that a machine has carried out, one by one. Out: an `Event` for each, and their `Totals`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from remat.schedule.ops import Advance, Fetch, Keep, Op, Record
+
+if TYPE_CHECKING:
+    from remat.schedule.machine import Machine
+
+__all__ = ["Event", "Holder", "Live", "Totals"]
+
+Holder = tuple[str, str, int]  # what, level, bytes
+
+
+@dataclass(frozen=True)
+class Live:
+    """Bytes live while an op runs: states by level (the working state on the device), tapes, cotangents."""
+
+    device: str
+    state: Mapping[str, int]
+    tape: int
+    cotangent: int
+
+    def size(self, level: str, kind: str) -> int:
+        """Bytes of one kind ("state", "tape" or "cotangent") in one level."""
+        if kind == "state":
+            return self.state.get(level, 0)
+        return (self.tape if kind == "tape" else self.cotangent) if level == self.device else 0
+
+    def total(self, level: str | None = None) -> int:
+        """Bytes of all kinds in `level` (default: the device)."""
+        level = self.device if level is None else level
+        return sum(self.size(level, kind) for kind in ("state", "tape", "cotangent"))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One op as it ran: when it started, how long it took, and what was live.
+
+    `allocated` is what the framework's allocator says: the most bytes that were allocated while the op ran, above those
+    before the run; None where nobody asked it.
+    """
+
+    index: int
+    op: Op
+    start: float
+    seconds: float
+    live: Live
+    allocated: int | None = None
+
+
+@dataclass
+class Totals:
+    """Counts and sums over the ops of a run."""
+
+    advances: int = 0
+    records: int = 0
+    ranges: int = 0
+    ops: int = 0
+    reached: int = 0  # the last state that was computed: so many units have run at least once
+    seconds: float = 0.0
+    keeps: dict[str, int] = field(default_factory=dict)
+    fetches: dict[str, int] = field(default_factory=dict)
+    written: dict[str, int] = field(default_factory=dict)  # bytes of the states kept, by level
+    read: dict[str, int] = field(default_factory=dict)  # bytes of the states fetched, by level
+    peaks: dict[str, int] = field(default_factory=dict)
+    peak_index: int = -1
+    allocated: int | None = None
+
+    def count(self, machine: "Machine", index: int, op: Op) -> None:
+        """Add an op that the machine has just carried out."""
+        self._count(op)
+        match op:
+            case Keep(state, level):
+                self.written[level] = self.written.get(level, 0) + machine.kept[level][state]
+                if level != machine.device:
+                    self.peaks[level] = max(self.peaks.get(level, 0), machine.kept_size[level])
+            case Fetch(state, level):
+                size = machine.kept[level][state] if level in machine.kept else machine.problem.state_size(state)
+                self.read[level] = self.read.get(level, 0) + size
+        size = machine.device_size
+        if size > self.peaks[machine.device] or self.peak_index < 0:
+            self.peaks[machine.device] = max(size, self.peaks[machine.device])
+            self.peak_index = index
+
+    def _count(self, op: Op) -> None:
+        self.ops += 1
+        match op:
+            case Advance(start, stop):
+                self.advances += stop - start
+                self.reached = max(self.reached, stop)
+            case Record(start, stop):
+                self.records += stop - start
+                self.ranges += 1
+                self.reached = max(self.reached, stop)
+            case Keep(_, level):
+                self.keeps[level] = self.keeps.get(level, 0) + 1
+            case Fetch(_, level):
+                self.fetches[level] = self.fetches.get(level, 0) + 1
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> "Totals":
+        """The totals of events whose sizes are known, but for the bytes of states that moved."""
+        totals = cls()
+        for event in events:
+            totals._count(event.op)
+            totals.seconds += event.seconds
+            device = event.live.device
+            if event.live.total() > totals.peaks.get(device, -1):
+                totals.peak_index = event.index
+            for level in dict.fromkeys((device, *event.live.state)):
+                totals.peaks[level] = max(totals.peaks.get(level, 0), event.live.total(level))
+            if event.allocated is not None:
+                totals.allocated = max(totals.allocated or 0, event.allocated)
+        return totals

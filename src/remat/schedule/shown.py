@@ -1,0 +1,54 @@
+"""What can be shown: as a page, a picture, a file. How it looks is the business of the report room, which is above.
+
+That room enters itself here as the one viewer when it is loaded, so that plans and traces know nothing of it.
+"""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["Shown", "Viewer", "set_viewer"]
+
+
+class Viewer(Protocol):
+    """Whoever shows values."""
+
+    def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
+        """Write what there is to see to a file."""
+        ...
+
+    def html(self, subject: Any) -> str | None:
+        """A fragment of HTML without scripts; None where it would take long."""
+        ...
+
+    def svg(self, subject: Any) -> str | None:
+        """A picture of what is live when; None where it would take long."""
+        ...
+
+
+_viewer: list[Viewer] = []
+
+
+def set_viewer(viewer: Viewer) -> None:
+    """Let `viewer` show everything from now on."""
+    _viewer[:] = [viewer]
+
+
+class Shown:
+    """A value with a report: `report(path)` writes it, notebooks show it by themselves."""
+
+    def report(
+        self, path: str | Path, *, form: str | None = None, title: str | None = None, anonymous: bool = False
+    ) -> Path:
+        """Write a report to `path` and return the path; what is there is written over.
+
+        The form goes by the ending: .html is one page that opens offline, .txt is text of 80 columns, .json the data,
+        .svg and .png a picture, .chrome.json a file for Perfetto and chrome://tracing. `form` says it in another way:
+        "html", "txt", "json", "svg", "png" or "chrome". `anonymous` leaves out names and paths.
+        """
+        return _viewer[0].report(self, path, form=form, title=title, anonymous=anonymous)
+
+    def _repr_html_(self) -> str | None:
+        return _viewer[0].html(self)
+
+    def _repr_svg_(self) -> str | None:
+        return _viewer[0].svg(self)

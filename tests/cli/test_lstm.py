@@ -1,0 +1,135 @@
+"""`remat lstm`: the same loss and gradients for every number of save points, in less memory."""
+
+import itertools
+import re
+
+import numpy
+import pytest
+
+import remat
+from remat.cli import main
+from remat.cli.lstm.model import Lstm
+from remat.planners import SavePoints
+from remat.units import to_bytes
+
+SMALL = ["--hidden", "4", "--batch", "2"]
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words):
+        try:
+            status = main(["lstm", *SMALL, *words])
+        except SystemExit as stop:
+            status = stop.code
+        out = capsys.readouterr()
+        return status, out.out, out.err
+
+    return call
+
+
+def number(out, name):
+    return re.findall(rf"^{name}: +(.*?)(?: of| for|$)", out, re.MULTILINE)
+
+
+def test_it_prints_loss_peak_ratio_and_time(run):
+    status, out, _ = run("--seq-len", "64", "--checkpoints", "3")
+    assert status == 0
+    for name in ("loss", "peak live memory", "ratio", "time"):
+        assert number(out, name)
+    assert "evenly" not in out
+    assert "112 forward steps, 48 of them recomputed" in out
+
+
+def test_a_length_that_does_not_divide_goes_on(run):
+    status, out, _ = run("--seq-len", "50", "--checkpoints", "8")
+    assert status == 0
+    assert "can't be evenly divided" in out
+    assert "loss:" in out
+
+
+def test_a_comparison_writes_both_charts(run, tmp_path):
+    status, out, err = run("--seq-len", "256", "--checkpoints", "7", "--compare", "--report", "both.html")
+    assert status == 0
+    first, second = (to_bytes(text, "peak") for text in number(out, "peak live memory"))
+    assert second < first / 2
+    assert len(set(number(out, "loss"))) == 1
+    assert "equal, bit for bit" in out
+    assert "wrote both.html" in err
+    assert (tmp_path / "both.html").read_text().count('class="view"') == 2
+    assert run("--seq-len", "16", "--report", "both.html")[0] == 2
+
+
+def test_the_planner_places_them_better(run):
+    status, out, _ = run("--seq-len", "200", "--checkpoints", "3", "--optimal")
+    assert status == 0
+    gain = float(re.search(r"gain: +([\d.]+) times less memory", out)[1])
+    assert gain > 1.5
+
+
+def test_without_checkpoints(run):
+    status, out, _ = run("--seq-len", "32", "--checkpoints", "0")
+    assert status == 0
+    assert "0 of them recomputed" in out
+
+
+def test_the_same_loss_and_gradients_for_every_number_of_save_points():
+    model = Lstm(60, 5, 3)
+    expected = None
+    for count in (0, 1, 3, 4, 7, 59):
+        positions = tuple(remat.save_points(60, count))
+        plan = remat.plan(remat.Loop(60), slots=count, planner=SavePoints(positions))
+        value, gradient = model.gradient(plan)
+        expected = expected or (value, gradient)
+        assert value == expected[0]
+        for key in gradient:
+            numpy.testing.assert_array_equal(gradient[key], expected[1][key])
+
+
+def test_save_points():
+    assert remat.save_points(2048, 7) == [256, 512, 768, 1024, 1280, 1536, 1792]
+    assert remat.save_points(10, 0) == []
+    assert remat.save_points(10, 9) == list(range(1, 10))
+    for steps, count in ((512, 8), (100, 6), (7, 3)):
+        edges = [0, *remat.save_points(steps, count), steps]
+        sizes = [b - a for a, b in itertools.pairwise(edges)]
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) >= 1
+    for steps, count in ((10, 10), (0, 1), (5, -1), (2.5, 1)):
+        with pytest.raises(remat.ProblemError):
+            remat.save_points(steps, count)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["--framework", "torch"], ["--framework", "jax"], ["--framework", "abacus"], ["--seq-len", "0"]),
+        *(["--seq-len", "8", "--checkpoints", "8"], ["--checkpoints", "-1"], ["--hidden", "0"]),
+        *(["--checkpoints", "0", "--optimal"], ["--report", "x.doc"]),
+    ],
+    ids=" ".join,
+)
+def test_words_that_make_no_sense(run, words):
+    status, out, err = run(*words)
+    assert (status, out) == (2, "")
+    assert err
+
+
+def test_an_interrupted_run_leaves_a_report(run, tmp_path, monkeypatch):
+    from remat.cli.lstm import model as module
+
+    count, cell = [0], module.lstm_cell
+
+    def interrupted(*args):
+        count[0] += 1
+        if count[0] == 130:
+            raise KeyboardInterrupt
+        return cell(*args)
+
+    monkeypatch.setattr(module, "lstm_cell", interrupted)
+    status, _, err = run("--seq-len", "64", "--checkpoints", "3", "--report", "partial.html")
+    assert status == 130
+    assert "wrote partial.html" in err
+    assert "stopped by KeyboardInterrupt" in (tmp_path / "partial.html").read_text()
