@@ -55,6 +55,7 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py
+	$(BIN)/python benchmarks/report_page.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/numpy_lstm.py
 
 clean:

@@ -55,6 +55,7 @@ class Call:
         self.meters = meters  # holds meters that are on; None: the allocator is not asked
         self.framework = ""
         self.steps: int | None = None
+        self.budget: int | None = None  # bytes that were asked for; the plan has what is left beside what is set aside
         self.plan: Planned | None = None
         self.runs: list[Recorder | Past] = []
         self.seconds = 0.0  # of the call itself: measuring, planning, the first sweep
@@ -97,6 +98,7 @@ class Call:
             "step": None if self.step is None else self.step.to_dict(),
             "framework": self.framework,
             "steps": self.steps,
+            "budget": self.budget,
             "seconds": self.seconds,
             "later": sum(run.later for run in self.runs),
             "stopped": self.stopped or next((run.stopped for run in self.runs if run.stopped), ""),
@@ -111,6 +113,7 @@ class Call:
         call = cls(str(data["what"]), Site.from_dict(data["site"]), None if step is None else Site.from_dict(step))
         call.framework, call.stopped = str(data["framework"]), str(data["stopped"])
         call.steps = None if data["steps"] is None else int(data["steps"])
+        call.budget = None if data["budget"] is None else int(data["budget"])
         call.seconds = float(data["seconds"])
         call.plan = None if plan is None else _Told(plan)
         if trace is not None:

@@ -64,6 +64,7 @@ class Asked:
         if call is None:
             return self
         call.framework = framework
+        call.budget = None if self.memory is None else self.memory.device.capacity
         return replace(self, call=call)
 
     def note(self, steps: int | None = None, plan: Plan | None = None) -> None:

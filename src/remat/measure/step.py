@@ -89,7 +89,7 @@ def measure_step(
 
     `ones_like` makes a cotangent for a state. No more than `room` bytes are used, if that is enough for one step.
     """
-    tell(0, None)
+    tell(0, None)  # whoever listens hears that something goes on, and nothing more: it is a few runs of a step
     at = min(3, steps - 1)  # not the first step, which may start from numbers that become arrays, or be run with care
     state = verbs.copy(verbs.advance(verbs.copy(state), 0, at)) if at else verbs.copy(state)
     _range_times(verbs, state, at, at + 1, ones_like)  # from now on the sums of gradients exist

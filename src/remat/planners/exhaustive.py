@@ -14,6 +14,7 @@ from remat.errors import InfeasibleError
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner, wants_loop
 from remat.problem import Level, Loop, Memory, Problem
+from remat.progress import tell
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
 from remat.schedule.ops import TAPE
 
@@ -71,7 +72,11 @@ def _search(loop: Loop, memory: Memory) -> list[Op] | None:
     order = count()
     queue = [((0.0, 0), next(order), start)]
     done: set[_Now] = set()
+    tried = 0
     while queue:
+        tried += 1
+        if tried % 10_000 == 0:
+            tell(tried, None)
         _, _, now = heappop(queue)
         if now in done:
             continue

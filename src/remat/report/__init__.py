@@ -7,5 +7,8 @@ words; `html.py`, `text.py`, `pictures.py` and `chrome.py` only lay it out, and 
 
 from remat.report.forms import FORMS, report, text_report
 from remat.report.html import MARK
+from remat.report.viewer import enter
 
 __all__ = ["FORMS", "MARK", "report", "text_report"]
+
+enter()

@@ -31,6 +31,9 @@ def _peak(summary: "Summary") -> Card:
     detail = "no budget in bytes was given"
     if budget:
         detail = f"{trace.peak / budget:.0%} of the budget of {bytes_text(budget)}"
+        asked = summary.subject.asked
+        if asked and asked > budget:
+            detail += f", which is {bytes_text(asked)} less what is set aside for bookkeeping and for running steps"
     if trace.totals.allocated is not None:
         detail += f"; the allocator saw {bytes_text(trace.totals.allocated)}, with all that steps allocate"
     if trace.always:

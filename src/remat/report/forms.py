@@ -1,4 +1,4 @@
-"""The forms of a report, by the ending of a file's name; and the viewer that plans, traces and profiles show by."""
+"""The forms of a report, by the ending of a file's name."""
 
 import json
 import os
@@ -13,19 +13,17 @@ from remat.planners import Plan
 from remat.progress import Progress, check_progress, heard_by
 from remat.report.anonymous import anonymous as without_names
 from remat.report.chrome import chrome_of
-from remat.report.html import fragment_of, page_of
+from remat.report.html import page_of
 from remat.report.pictures import liveness_picture, standalone
 from remat.report.subjects import Subject, subjects_of
 from remat.report.summary import Summary, summarise
 from remat.report.tables import Table
 from remat.report.text import text_of
 from remat.schedule import Trace
-from remat.schedule.shown import set_viewer
 from remat.version import __version__
 
 __all__ = ["FORMS", "form_of", "report", "text_report"]
 
-MOST_UNITS = 20_000  # of a plan or trace that a notebook draws by itself
 _ENDINGS = {
     ".chrome.json": "chrome",
     ".perfetto.json": "chrome",
@@ -186,34 +184,3 @@ def _write_whole(path: Path, data: bytes) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-class _Viewer:
-    """Shows whatever has a report."""
-
-    def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
-        return report(*subjects_and_path, form=form, title=title, anonymous=anonymous)
-
-    def html(self, subject: Any) -> str | None:
-        summaries = _small(subject)
-        return None if summaries is None else fragment_of(summaries)
-
-    def svg(self, subject: Any) -> str | None:
-        summaries = _small(subject)
-        return None if summaries is None or len(summaries) > 1 else standalone(liveness_picture(summaries[0]))
-
-
-def _small(subject: Any) -> list[Summary] | None:
-    """Summaries for a notebook; None, which makes it print the text, where that would take long or shows nothing."""
-    if isinstance(subject, Plan) and (subject.source is None or subject.problem.units > MOST_UNITS):
-        return None
-    try:
-        subjects = subjects_of(subject)
-    except ReportError:
-        return None
-    if any(each.trace.totals.ops > 10 * MOST_UNITS for each in subjects):
-        return None
-    return [summarise(each, tradeoff=isinstance(subject, Plan) and subject.problem.units <= 2000) for each in subjects]
-
-
-set_viewer(_Viewer())

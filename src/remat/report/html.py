@@ -9,20 +9,17 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import Any
 
 from remat.report.cards import cards_of
-from remat.report.packed import pack_kept, pack_rows
 from remat.report.pictures import histogram_picture, liveness_picture, tradeoff_picture
 from remat.report.summary import Summary
 from remat.report.tables import Table, compare, tables_of
-from remat.schedule import Drop, Fetch, Keep
+from remat.report.views import fitted, top_of, view_of
 from remat.units import bytes_text, count_text
 
 __all__ = ["MARK", "fragment_of", "page_of"]
 
 MARK = "<!-- a report by remat -->"  # in the second line of every page, so that ours are known again
-ROOM = 290_000  # bytes of a page for the columns of one view
 SCRIPTS = ("data.js", "draw.js", "liveness.js", "staircase.js", "main.js")
 NUMBERS = {
     "bytes",
@@ -54,10 +51,10 @@ def page_of(summaries: list[Summary], title: str, version: str, extra: list[Tabl
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}' 'unsafe-eval'"
     )
-    top = _top(summaries)
-    fitted = [_fitted(summary) for summary in summaries]
-    summaries = [summary for summary, _ in fitted]
-    data = {"version": 1, "views": [_view(summary, columns, top) for summary, columns in fitted]}
+    top = top_of(summaries)
+    packed_views = [fitted(summary) for summary in summaries]
+    summaries = [summary for summary, _ in packed_views]
+    data = {"version": 1, "views": [view_of(summary, columns, top) for summary, columns in packed_views]}
     body = [f"<h1>{escape(title)}</h1>"]
     if len(summaries) == 1:
         body.append(f'<p class="soft">{escape(_subtitle(summaries[0]))}</p>')
@@ -245,71 +242,6 @@ def _table(table: Table) -> str:
 
 def _side(name: str) -> str:
     return ' class="n"' if name in NUMBERS else ""
-
-
-def _top(summaries: list[Summary]) -> int:
-    """The most bytes that the charts show: the same for all, so that they can be compared."""
-    most = 1
-    for summary in summaries:
-        trace = summary.subject.trace
-        sizes = [trace.peak, trace.totals.allocated or 0]
-        if summary.subject.predicted is not None:
-            sizes.append(summary.subject.predicted.peak)
-        if summary.budget and summary.budget <= 2 * max(sizes):
-            sizes.append(summary.budget)
-        most = max(most, *sizes)
-    return most
-
-
-def _fitted(summary: Summary) -> tuple[Summary, dict[str, Any]]:
-    """The summary and its packed columns, put together in larger groups until they have room in a page."""
-    while True:
-        columns = pack_rows(summary.timeline.rows, _levels(summary), _predicted(summary))
-        if summary.timeline.group > 1:
-            columns |= pack_kept(summary.timeline.kept, _levels(summary))
-        size, rows = sum(len(column["z"]) for column in columns.values()), len(summary.timeline.rows)
-        if size <= ROOM or rows < 1000:
-            return summary, columns
-        summary = summary.coarser(int(0.95 * rows * ROOM / size))
-
-
-def _levels(summary: Summary) -> list[str]:
-    timeline = summary.timeline
-    moved = (op.level for op in timeline.rows.op if isinstance(op, Keep | Fetch | Drop))
-    return list(dict.fromkeys((*moved, *(bar.level for bar in timeline.kept))))
-
-
-def _view(summary: Summary, columns: dict[str, Any], top: int) -> dict[str, Any]:
-    timeline, trace, peak = summary.timeline, summary.subject.trace, summary.timeline.peak
-    levels = _levels(summary)
-    view: dict[str, Any] = {
-        "label": summary.label,
-        "units": trace.problem_units or trace.totals.reached,
-        "levels": levels,
-        "measured": trace.measured,
-        "events": trace.totals.ops,
-        "group": timeline.group,
-        "span": timeline.span,
-        "top": top,
-        "budget": summary.budget,
-        "always": sum(trace.always.values()),
-        "peak": {"row": -1 if peak is None else peak.row, "size": trace.peak, "text": bytes_text(trace.peak)},
-        "columns": columns,
-    }
-    return view
-
-
-def _predicted(summary: Summary) -> list[int]:
-    """The predicted live bytes of the events that the rows show, if that many were predicted."""
-    predicted, wanted = summary.subject.predicted, summary.timeline.rows.index
-    if predicted is None:
-        return []
-    found, place = [], 0
-    for event in predicted:
-        if place < len(wanted) and event.index == wanted[place]:
-            found.append(event.live.total())
-            place += 1
-    return found if place == len(wanted) else []
 
 
 @cache

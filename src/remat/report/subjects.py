@@ -30,6 +30,7 @@ class Subject:
     plan: Plan | None = None
     predicted: Trace | None = None
     sized: Plan | None = None  # the plan, or where it was made in slots the same with the sizes that were measured
+    asked: int | None = None  # bytes that the caller asked for, where the plan has less
     source: str = ""  # where the step is written
     framework: str = ""
     notes: tuple[str, ...] = ()
@@ -90,6 +91,7 @@ def _of_call(call: Call, label: str) -> Subject:
         plan,
         None if sized is None else sized.simulate(),
         sized,
+        call.budget,
         "" if call.step is None else str(call.step),
         call.framework,
         (*notes, *([how] if how else [])),

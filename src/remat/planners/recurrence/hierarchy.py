@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from remat.progress import tell
+
 __all__ = ["Hierarchy", "Store"]
 
 Floats = NDArray[np.float64]
@@ -99,6 +101,8 @@ def _block(store: Store, below: Floats, last: Floats, width: int, forward: float
     left[0] = np.inf
     left[1] = forward + store.read + below[0]
     for length in range(1, units):
+        if length % 100 == 0:
+            tell(length, units)
         np.add(right[:length][::-1], left[1 : length + 1], out=scratch[:length])
         np.minimum(scratch[:length].min(axis=0), below[length], out=p[length])
         np.minimum(p[length] + store.write, below[length], out=o[length])

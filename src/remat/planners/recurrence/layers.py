@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from math import inf
 
 from remat.planners.recurrence.tradeoff import Move, Sizes, Sub
+from remat.progress import tell
 
 __all__ = ["Layers"]
 
@@ -104,6 +105,7 @@ class Layers:
         return sub.budget >= (0 if sub.kept else self.sizes.state)
 
     def _next_row(self) -> None:
+        tell(len(self.rows), None)
         sizes, last = self.sizes, self.rows[-1]
         rest = 2 * sizes.restartable
         row: list[list[int]] = [[-INFINITE] * len(self.budgets) for _ in range(4)]

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from remat.planners.recurrence.tradeoff import Move, Sizes, Sub
+from remat.progress import tell
 
 __all__ = ["Table"]
 
@@ -58,6 +59,8 @@ class _Half:
         closed = np.array(budgets) < sizes.floor(after is None)
         scratch = np.empty(shape, np.int32)
         for t in range(1, steps + 1):
+            if t % 50 == 0:
+                tell(t, steps)
             if t == 1:
                 self.a[t] = self.b[t] = 1
             else:

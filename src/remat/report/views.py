@@ -1,0 +1,81 @@
+"""Views: what the scripts of the page draw, as plain data in little room.
+
+In: summaries. Out: a dict for each, with packed columns; `page/data.js` reads it.
+"""
+
+from typing import Any
+
+from remat.report.packed import pack_kept, pack_rows
+from remat.report.summary import Summary
+from remat.schedule import Drop, Fetch, Keep
+from remat.units import bytes_text
+
+__all__ = ["fitted", "top_of", "view_of"]
+
+ROOM = 290_000  # bytes of a page for the columns of one view
+
+
+def top_of(summaries: list[Summary]) -> int:
+    """The most bytes that the charts show: the same for all, so that they can be compared."""
+    most = 1
+    for summary in summaries:
+        trace = summary.subject.trace
+        sizes = [trace.peak, trace.totals.allocated or 0]
+        if summary.subject.predicted is not None:
+            sizes.append(summary.subject.predicted.peak)
+        if summary.budget and summary.budget <= 2 * max(sizes):
+            sizes.append(summary.budget)
+        most = max(most, *sizes)
+    return most
+
+
+def fitted(summary: Summary) -> tuple[Summary, dict[str, Any]]:
+    """The summary and its packed columns, put together in larger groups until they have room in a page."""
+    while True:
+        columns = pack_rows(summary.timeline.rows, _levels(summary), _predicted(summary))
+        if summary.timeline.group > 1:
+            columns |= pack_kept(summary.timeline.kept, _levels(summary))
+        size, rows = sum(len(column["z"]) for column in columns.values()), len(summary.timeline.rows)
+        if size <= ROOM or rows < 1000:
+            return summary, columns
+        summary = summary.coarser(int(0.95 * rows * ROOM / size))
+
+
+def _levels(summary: Summary) -> list[str]:
+    timeline = summary.timeline
+    moved = (op.level for op in timeline.rows.op if isinstance(op, Keep | Fetch | Drop))
+    return list(dict.fromkeys((*moved, *(bar.level for bar in timeline.kept))))
+
+
+def view_of(summary: Summary, columns: dict[str, Any], top: int) -> dict[str, Any]:
+    """One view: its numbers, and its columns as they were packed."""
+    timeline, trace, peak = summary.timeline, summary.subject.trace, summary.timeline.peak
+    levels = _levels(summary)
+    view: dict[str, Any] = {
+        "label": summary.label,
+        "units": trace.problem_units or trace.totals.reached,
+        "levels": levels,
+        "measured": trace.measured,
+        "events": trace.totals.ops,
+        "group": timeline.group,
+        "span": timeline.span,
+        "top": top,
+        "budget": summary.budget,
+        "always": sum(trace.always.values()),
+        "peak": {"row": -1 if peak is None else peak.row, "size": trace.peak, "text": bytes_text(trace.peak)},
+        "columns": columns,
+    }
+    return view
+
+
+def _predicted(summary: Summary) -> list[int]:
+    """The predicted live bytes of the events that the rows show, if that many were predicted."""
+    predicted, wanted = summary.subject.predicted, summary.timeline.rows.index
+    if predicted is None:
+        return []
+    found, place = [], 0
+    for event in predicted:
+        if place < len(wanted) and event.index == wanted[place]:
+            found.append(event.live.total())
+            place += 1
+    return found if place == len(wanted) else []
