@@ -209,7 +209,7 @@ def test_the_allocator_is_asked_if_that_is_wanted():
     trace = run.calls[0].trace
     assert trace.totals.allocated == max(event.allocated for event in trace)
     assert trace.totals.allocated <= 4 * 2**20 + 3 * w.nbytes
-    assert trace.always["captured values"] >= w.nbytes
+    assert trace.always["parameters and what else is captured"] >= w.nbytes
     assert run.calls[0].plan.simulate().peak == pytest.approx(trace.peak, rel=0.05)
     assert trace.peak == pytest.approx(trace.totals.allocated, rel=0.2)
     with remat.profile() as run:

@@ -8,22 +8,70 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from textwrap import wrap
 from time import perf_counter
 from typing import Any, ClassVar
 
-from remat.execute.calls import Call, Planned
+from remat.execute.calls import Call
 from remat.execute.sites import Site, caller, source_of
 from remat.problem.saved import Saved
 from remat.schedule.shown import Shown
 from remat.units import bytes_text, count_text
 
-__all__ = ["MOST_TRACES", "Profile", "profile", "watched"]
+__all__ = ["MOST_TRACES", "Place", "Profile", "profile", "watched"]
 
 MOST_TRACES = 16  # traces that are held for a call site; of later calls only the totals are
 
 _heard: ContextVar[tuple["Profile", ...]] = ContextVar("heard", default=())
 _everywhere: list["Profile"] = []  # opened in the main thread: these hear other threads too
 _lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of the user's code, what it called, and what came of all these calls."""
+
+    what: str
+    site: Site
+    calls: tuple[Call, ...]
+
+    @property
+    def steps(self) -> int:
+        """Forward steps that were run."""
+        ran = sum(run.totals.advances + run.totals.records for call in self.calls for run in call.runs)
+        return ran + sum(call.steps or 0 for call in self.calls if not call.runs)
+
+    @property
+    def planned(self) -> int | None:
+        """Forward steps that were planned for the runs that there were; None without a plan."""
+        plans = [(call.plan, len(call.runs)) for call in self.calls if call.plan is not None]
+        return sum(plan.forward_steps * runs for plan, runs in plans) if plans else None
+
+    @property
+    def peak(self) -> int | None:
+        """The largest peak of all runs; None without any."""
+        return max((run.peak for call in self.calls for run in call.runs), default=None)
+
+    @property
+    def seconds(self) -> float:
+        """The time of all calls and of their reverse sweeps."""
+        return sum(call.all_seconds for call in self.calls)
+
+    def lines(self) -> Iterator[str]:
+        """The lines of the profile's table."""
+        planned, peak = self.planned, self.peak
+        yield (
+            f"{f'{self.what} at {self.site.short}':<30.30}{count_text(len(self.calls)):>6}{count_text(self.steps):>11}"
+            f"{'-' if planned is None else count_text(planned):>11}{'-' if peak is None else bytes_text(peak):>11}"
+            f"{self.seconds:>10.3g}"
+        )
+        plan = next((call.plan for call in reversed(self.calls) if call.plan is not None), None)
+        if plan is not None:
+            yield from wrap(f"{plan.planner}: {plan.claim}", 79, initial_indent="  ", subsequent_indent="  ")
+        ended = [call.status for call in self.calls if call.status not in ("done", "no gradient")]
+        for status in dict.fromkeys(ended):
+            yield f"  {count_text(ended.count(status))} of {count_text(len(self.calls))}: {status}"[:79]
 
 
 class Profile(Shown, Saved):
@@ -40,12 +88,12 @@ class Profile(Shown, Saved):
     def __len__(self) -> int:
         return len(self.calls)
 
-    def sites(self) -> dict[tuple[str, Site], list[Call]]:
-        """The calls by what was called and where, in the order of their first."""
+    def places(self) -> "list[Place]":
+        """What was called where, in the order of the first calls."""
         found: dict[tuple[str, Site], list[Call]] = {}
         for call in tuple(self.calls):
             found.setdefault((call.what, call.site), []).append(call)
-        return found
+        return [Place(what, site, tuple(calls)) for (what, site), calls in found.items()]
 
     def trace_more(self, what: str, site: Site) -> bool:
         """Whether the events of one more call from there are to be held."""
@@ -57,8 +105,8 @@ class Profile(Shown, Saved):
             return "no remat calls were made"
         head = f"{'call':<30}{'calls':>6}{'steps run':>11}{'planned':>11}{'peak':>11}{'seconds':>10}"
         rows = [head, "-" * len(head)]
-        for (what, site), calls in self.sites().items():
-            rows += _site_rows(what, site, calls)
+        for place in self.places():
+            rows += place.lines()
         return "\n".join(rows)
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,22 +179,3 @@ def watched(what: str, step: Callable[..., Any] | None) -> Iterator[Call | None]
         raise
     finally:
         call.seconds = perf_counter() - began
-
-
-def _site_rows(what: str, site: Site, calls: list[Call]) -> Iterator[str]:
-    planned: list[Planned] = [call.plan for call in calls if call.plan is not None]
-    ran = [run for call in calls for run in call.runs]
-    steps = sum(run.totals.advances + run.totals.records for run in ran)
-    steps += sum(call.steps or 0 for call in calls if not call.runs)
-    peak = max((run.peak for run in ran), default=None)
-    seconds = sum(call.all_seconds for call in calls)
-    foreseen = sum(plan.forward_steps * len(call.runs) for call in calls if (plan := call.plan) is not None)
-    yield (
-        f"{f'{what} at {site.short}':<30.30}{count_text(len(calls)):>6}{count_text(steps):>11}"
-        f"{count_text(foreseen) if planned else '-':>11}{'-' if peak is None else bytes_text(peak):>11}{seconds:>10.3g}"
-    )
-    if planned:
-        yield f"  {planned[-1].planner}: {planned[-1].claim}"[:79]
-    ended = [call.status for call in calls if call.status not in ("done", "no gradient")]
-    for status in dict.fromkeys(ended):
-        yield f"  {count_text(ended.count(status))} of {count_text(len(calls))}: {status}"[:79]

@@ -133,9 +133,10 @@ def _within(measured: Measured, steps: int | None, memory: Memory) -> Plan:
             least,
             "bytes",
         ) from None
+    rest = have - (found.memory.device.capacity or 0)
     return found.because(
-        f"{found.reason}; {bytes_text(aside, up=True)} of {bytes_text(have)} are set aside for what a step allocates "
-        "while it runs and for bookkeeping"
+        f"{found.reason}; {bytes_text(rest)} of {bytes_text(have)} are set aside for what a step allocates while it "
+        "runs and for bookkeeping"
     )
 
 

@@ -21,12 +21,13 @@ def anonymous(subject: Subject, number: int) -> Subject:
     names = {name: f"level{i}" for i, name in enumerate(known)} | {TAPE: TAPE}
     return replace(
         subject,
-        label=f"run {number}",
+        label=f"{'run' if subject.trace.measured else 'plan'} {number}",
         trace=_trace(subject.trace, names),
         predicted=subject.predicted and _trace(subject.predicted, names),
         plan=subject.plan and _plan(subject.plan, names),
         sized=subject.sized and _plan(subject.sized, names),
         source="",
+        site=None,
     )
 
 

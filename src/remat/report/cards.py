@@ -1,5 +1,6 @@
 """Cards: the five questions that everyone asks of a run, each with its answer in a few words."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from remat.units import bytes_text, count_text
 if TYPE_CHECKING:
     from remat.report.summary import Summary
 
-__all__ = ["Card", "cards_of"]
+__all__ = ["Card", "cards_of", "holder_text"]
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,32 @@ def cards_of(summary: "Summary") -> tuple[Card, ...]:
     return (_peak(summary), _when(summary), _who(summary), _recomputed(summary), _more(summary))
 
 
+def holder_text(what: str) -> str:
+    """Who is live, as people say it: tape 3..9 is the tape of steps 3 to 9."""
+    several = re.sub(r"^tape (\d+)\.\.(\d+)", r"tape of steps \1 to \2", what)
+    return re.sub(r"^tape (\d+)", r"tape of step \1", several)
+
+
 def _peak(summary: "Summary") -> Card:
-    trace, budget = summary.subject.trace, summary.budget
-    detail = "no budget in bytes was given"
-    if budget:
-        detail = f"{trace.peak / budget:.0%} of the budget of {bytes_text(budget)}"
-        asked = summary.subject.asked
-        if asked and asked > budget:
-            detail += f", which is {bytes_text(asked)} less what is set aside for bookkeeping and for running steps"
+    trace, share = summary.subject.trace, summary.share
+    parts = [] if share is None else [_of_budget(trace.peak, share, summary.budget or share)]
     if trace.totals.allocated is not None:
-        detail += f"; the allocator saw {bytes_text(trace.totals.allocated)}, with all that steps allocate"
+        parts.append(f"the allocator saw {bytes_text(trace.totals.allocated)}, with all that steps allocate")
     if trace.always:
-        detail += f"; {bytes_text(sum(trace.always.values()))} are always live besides"
-    return Card("What is the peak?", bytes_text(trace.peak), detail)
+        parts.append(f"{bytes_text(sum(trace.always.values()))} are always live besides")
+    return Card("What is the peak?", bytes_text(trace.peak), "; ".join(parts) or "no budget in bytes was given")
+
+
+def _of_budget(peak: int, share: int, budget: int) -> str:
+    """How a peak compares with the bytes that there are for states and tapes, and with what was asked for."""
+    whole = f"the budget of {bytes_text(budget)}"
+    if peak > budget:
+        return f"{peak / budget - 1:.1%} over {whole}"
+    used = "all" if peak == budget else f"{int(1000 * peak / budget) / 10:g}%"  # never rounded up to all of it
+    if share >= budget:
+        return f"{used} of {whole}"
+    rest = f"{bytes_text(share)} of it are for states and tapes, the rest for running steps and bookkeeping"
+    return f"{used} of {whole}; {rest}"
 
 
 def _when(summary: "Summary") -> Card:
@@ -47,74 +61,86 @@ def _when(summary: "Summary") -> Card:
         return Card("When?", "never", "there are no events")
     words = {
         "forward": "in the first sweep",
-        "recompute": "while it recomputes",
-        "backward": "while it pulls back",
+        "recompute": "in the reverse sweep, while it recomputes",
+        "backward": "in the reverse sweep, while it pulls back",
         "move": "while it moves a state",
     }
-    where = f"op {count_text(peak.index + 1)} of {count_text(trace.totals.ops)}"
-    return Card(
-        "When?",
-        f"{where}, {words[peak.phase]}",
-        f"at {summary.time(peak.time)} of {summary.time(summary.timeline.span)}: {peak.op}",
-    )
+    rows = summary.timeline.rows
+    times = sum(1 for row in range(len(rows)) if rows.total(row) == peak.size)
+    again = f"; reached {count_text(times)} times, this is the first" if times > 2 else ""
+    when = f"at {summary.time(peak.time)} of {summary.time(summary.timeline.span)}"
+    op = f"op {count_text(peak.index + 1)} of {count_text(trace.totals.ops)} ({_op_text(peak.op)})"
+    return Card("When?", f"{words[peak.phase]}, {_step_text(peak.op)}", f"{when}, {op}{again}")
+
+
+def _step_text(op: str) -> str:
+    """Where in the loop an op is."""
+    kind, *numbers = op.split()
+    if kind == "turn":
+        return "at the turn"
+    if kind in ("keep", "fetch", "drop"):
+        return f"at state {numbers[0]}"
+    low, high = sorted(map(int, numbers))
+    return f"at step {low}" if high - low == 1 else f"at steps {low} to {high - 1}"
+
+
+def _op_text(op: str) -> str:
+    return op.partition(" ")[0]
 
 
 def _who(summary: "Summary") -> Card:
     trace = summary.subject.trace
-    kinds: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    names: dict[str, list[str]] = {}
     for what, level, size in trace.at_peak:
         if level == trace.device:
-            kind = _kind(what)
-            kinds[kind] += size
-            counts[kind] += 1
-    ranked = kinds.most_common()
-    if not ranked:
-        return Card("Who holds it?", "nobody", "")
-    top, size = ranked[0]
-    several = f"{count_text(counts[top])} {top}" if counts[top] > 1 else _single(top)
-    rest = ", ".join(f"{_count(kind, counts[kind])} {bytes_text(size)}" for kind, size in ranked[1:])
-    return Card("Who holds it?", f"{several}: {bytes_text(size)}", f"then {rest}" if rest else "nothing else")
+            kind = "states" if what.startswith("state") else "tapes" if what.startswith("tape") else what
+            sizes[kind] += size
+            names.setdefault(kind, []).append(what)
+    texts = [f"{_count(kind, names[kind])}: {bytes_text(size)}" for kind, size in sizes.most_common()]
+    if not texts:
+        return Card("Who holds it?", "not known", "the trace does not say")
+    return Card("Who holds it?", texts[0], f"then {', '.join(texts[1:])}" if texts[1:] else "nothing else")
+
+
+def _count(kind: str, names: list[str]) -> str:
+    if len(names) == 1:
+        return {"working state": "the working state", "cotangent": "cotangents"}.get(kind, _one(names[0]))
+    return f"{count_text(len(names))} {'kept states' if kind == 'states' else kind}"
+
+
+def _one(what: str) -> str:
+    return f"kept {what}" if what.startswith("state") else f"the {holder_text(what)}"
 
 
 def _recomputed(summary: "Summary") -> Card:
-    trace = summary.subject.trace
+    trace, question = summary.subject.trace, "How much is recomputed?"
+    units = trace.problem_units
     if trace.recomputed == 0:
-        return Card("How much is recomputed?", "nothing", f"all {count_text(trace.forward_steps)} steps run once")
+        ran = f"all {count_text(units)} steps run once"
+        if trace.totals.reached < units or not trace.complete:
+            ran = f"the run ended early: {count_text(trace.totals.reached)} steps had run" + (
+                f" of {count_text(units)}" if units else ""
+            )
+        return Card(question, "nothing", ran)
     mean = trace.forward_steps / max(1, trace.totals.reached)
-    total = sum(summary.timeline.seconds.values())
-    share = f"; {summary.timeline.seconds['recompute'] / total:.0%} of the time" if total else ""
     most = max(summary.timeline.histogram, default=1)
     return Card(
-        "How much is recomputed?",
+        question,
         f"{count_text(trace.recomputed)} steps",
-        f"a step runs {mean:.2f} times on average, {count_text(most)} times at the most{share}",
+        f"a step runs {mean:.2f} times on average, {count_text(most)} times at the most; {summary.extra_text}",
     )
 
 
 def _more(summary: "Summary") -> Card:
-    if summary.tradeoff is not None and summary.subject.trace.recomputed == 0:
-        return Card("What would more memory buy?", "nothing", "no step is recomputed; see below what less would cost")
-    tips = [tip for tip in summary.tips if "more would" in tip or "nothing would be" in tip]
+    question = "What would more memory buy?"
+    if summary.tradeoff is None:
+        ended = not summary.subject.trace.complete
+        return Card(question, "not known", "the run ended early" if ended else "no plan is known to compare with")
+    if summary.subject.trace.recomputed == 0:
+        return Card(question, "nothing", "no step is recomputed; see below what less would cost")
+    tips = [tip for tip in summary.tips if " more would remove" in tip or "nothing would be recomputed" in tip]
     if not tips:
-        why = "no plan is known, so nothing can be said" if summary.tradeoff is None else "no larger budget was better"
-        return Card("What would more memory buy?", "not known", why)
-    answer, _, _ = tips[0].partition(" (")
-    answer = answer.removesuffix(".")
-    return Card("What would more memory buy?", answer, " ".join(tips[1:]) or "see the trade-off below")
-
-
-def _kind(what: str) -> str:
-    if what.startswith("state"):
-        return "kept states"
-    if what.startswith("tape"):
-        return "tapes"
-    return {"working state": "the working state", "cotangent": "cotangents"}.get(what, what)
-
-
-def _single(kind: str) -> str:
-    return {"kept states": "one kept state", "tapes": "one tape"}.get(kind, kind)
-
-
-def _count(kind: str, count: int) -> str:
-    return f"{count_text(count)} {kind}" if count > 1 else _single(kind)
+        return Card(question, "nothing", "no larger budget recomputes less")
+    answer = re.sub(r" \(.*?\)", "", tips[0]).removesuffix(".")
+    return Card(question, answer, " ".join(tips[1:]) or "see the trade-off below")

@@ -14,10 +14,10 @@ from remat.progress import Progress, check_progress, heard_by
 from remat.report.anonymous import anonymous as without_names
 from remat.report.chrome import chrome_of
 from remat.report.html import page_of
-from remat.report.pictures import liveness_picture, standalone
+from remat.report.pictures import below_each_other, liveness_picture, standalone
 from remat.report.subjects import Subject, subjects_of
 from remat.report.summary import Summary, summarise
-from remat.report.tables import Table
+from remat.report.tables import Table, compare, profile_table
 from remat.report.text import text_of
 from remat.schedule import Trace
 from remat.version import __version__
@@ -71,9 +71,8 @@ def report(
     check_progress(progress)
     with heard_by(progress):
         summaries = _summaries(subjects, labels, anonymous, tradeoff=chosen in ("html", "txt", "json"))
-        heading = _heading(summaries) if title is None else title
-        write = FORMS[chosen]
-        _write_whole(Path(path), write(summaries, heading, list(tables)))
+        first = [*tables, *_overview(subjects, summaries)]
+        _write_whole(Path(path), FORMS[chosen](summaries, title or _heading(subjects, summaries), first))
     return Path(path)
 
 
@@ -82,7 +81,7 @@ def text_report(
 ) -> str:
     """The report as text of 80 columns."""
     summaries = _summaries(subjects, labels, anonymous, tradeoff=True)
-    return text_of(summaries, _heading(summaries) if title is None else title)
+    return text_of(summaries, title or _heading(subjects, summaries), _overview(subjects, summaries))
 
 
 def form_of(path: str | Path, form: str | None = None) -> str:
@@ -91,7 +90,7 @@ def form_of(path: str | Path, form: str | None = None) -> str:
         name = Path(path).name.lower()
         form = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), None)
         if form is None:
-            raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_ENDINGS)}, or give form=")
+            raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_ENDINGS)}, or say the form")
     if form not in FORMS:
         raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMS)}")
     return form
@@ -119,10 +118,21 @@ def _told_apart(subjects: list[Subject]) -> list[Subject]:
     ]
 
 
-def _heading(summaries: list[Summary]) -> str:
+def _overview(values: Sequence[Any], summaries: list[Summary]) -> list[Table]:
+    """The table that comes first: all calls of a profile, or several subjects side by side."""
+    if len(values) == 1 and isinstance(values[0], Profile):
+        return [profile_table(values[0], summaries)]
+    return [compare(summaries)] if len(summaries) > 1 else []
+
+
+def _heading(values: Sequence[Any], summaries: list[Summary]) -> str:
+    if len(values) == 1 and isinstance(values[0], Profile):
+        calls = len(values[0])
+        return f"remat: a profile of {calls} call{'s' * (calls != 1)}"
+    kinds = {"run" if summary.subject.trace.measured else "plan" for summary in summaries}
     if len(summaries) > 1:
-        return f"remat: {len(summaries)} runs compared"
-    return f"remat: a {'run' if summaries[0].subject.trace.measured else 'plan'} and its live memory"
+        return f"remat: {len(summaries)} {kinds.pop() + 's' if len(kinds) == 1 else 'plans and runs'} compared"
+    return f"remat: a {kinds.pop()} and its live memory"
 
 
 def _html(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
@@ -130,7 +140,7 @@ def _html(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
 
 
 def _text(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
-    return text_of(summaries, title).encode()
+    return text_of(summaries, title, tables).encode()
 
 
 def _json(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
@@ -143,7 +153,7 @@ def _chrome(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
 
 
 def _svg(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
-    return standalone(_one(summaries)).encode()
+    return standalone(_picture(summaries)).encode()
 
 
 def _png(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
@@ -151,14 +161,16 @@ def _png(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
         import resvg_py
     except ImportError:
         raise ReportError("a PNG is drawn by resvg_py: pip install 'remat[png]', or write .svg") from None
-    return bytes(resvg_py.svg_to_bytes(svg_string=standalone(_one(summaries)), zoom=2))
+    return bytes(resvg_py.svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
 
 
-def _one(summaries: list[Summary]) -> str:
-    """The picture of the only subject."""
-    if len(summaries) > 1:
-        raise ReportError(f"a picture shows one run, and there are {len(summaries)}; write .html to compare them")
-    return liveness_picture(summaries[0])
+def _picture(summaries: list[Summary]) -> str:
+    """What is live when; of several subjects one below the other, with the same bytes to an inch."""
+    if len(summaries) == 1:
+        return liveness_picture(summaries[0])
+    top = max(summary.subject.trace.peak for summary in summaries)
+    pictures = [liveness_picture(summary, top=top) for summary in summaries]
+    return below_each_other(pictures, [summary.label for summary in summaries])
 
 
 FORMS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {

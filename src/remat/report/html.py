@@ -13,7 +13,7 @@ from importlib.resources import files
 from remat.report.cards import cards_of
 from remat.report.pictures import histogram_picture, liveness_picture, tradeoff_picture
 from remat.report.summary import Summary
-from remat.report.tables import Table, compare, tables_of
+from remat.report.tables import RUNS, Table, tables_of
 from remat.report.views import fitted, top_of, view_of
 from remat.units import bytes_text, count_text
 
@@ -21,17 +21,6 @@ __all__ = ["MARK", "fragment_of", "page_of"]
 
 MARK = "<!-- a report by remat -->"  # in the second line of every page, so that ours are known again
 SCRIPTS = ("data.js", "draw.js", "liveness.js", "staircase.js", "main.js")
-NUMBERS = {
-    "bytes",
-    "share",
-    "steps",
-    "times run",
-    "states kept",
-    "bytes written",
-    "states fetched",
-    "bytes read",
-    "peak",
-}
 _LEFT = ' style="text-align:left"'
 _BUTTONS = (
     ("in", "Zoom in", "+"),
@@ -43,26 +32,24 @@ _BUTTONS = (
 )
 
 
-def page_of(summaries: list[Summary], title: str, version: str, extra: list[Table] | None = None) -> str:
-    """The whole page; `extra` tables come first."""
+def page_of(summaries: list[Summary], title: str, version: str, tables: list[Table]) -> str:
+    """The whole page; the tables come first."""
     script, style = _asset("script"), _asset("style")
     # No script but ours runs, and it evaluates no text; whoever drives a browser over the page may.
     policy = (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}' 'unsafe-eval'"
     )
-    top = top_of(summaries)
     packed_views = [fitted(summary) for summary in summaries]
     summaries = [summary for summary, _ in packed_views]
-    data = {"version": 1, "views": [view_of(summary, columns, top) for summary, columns in packed_views]}
+    data = {"version": 1, "views": [view_of(summary, columns) for summary, columns in packed_views]}
     body = [f"<h1>{escape(title)}</h1>"]
     if len(summaries) == 1:
         body.append(f'<p class="soft">{escape(_subtitle(summaries[0]))}</p>')
-    body += [_table(table) for table in extra or []]
+    body += [_table(table) for table in tables]
     if len(summaries) > 1:
-        body.append(_table(compare(summaries)))
-        body.append(_overview(summaries, top))
-    body += [_section(summary, top, number, len(summaries)) for number, summary in enumerate(summaries)]
+        body.append(_overview(summaries))
+    body += [_section(summary, number, len(summaries)) for number, summary in enumerate(summaries)]
     body.append(f"<footer><p>Written by remat {escape(version)}. This page is one file and loads nothing.</p></footer>")
     # A name in the data cannot end its script element: no "<" is left in it.
     packed = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -98,8 +85,9 @@ def fragment_of(summaries: list[Summary]) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
-def _overview(summaries: list[Summary], top: int) -> str:
+def _overview(summaries: list[Summary]) -> str:
     """All charts at a glance, with the same bytes to an inch."""
+    top = max(map(top_of, summaries))
     figures = "".join(
         f"<figure><h3>{escape(summary.label)}</h3>{liveness_picture(summary, 540, 220, top)}</figure>"
         for summary in summaries
@@ -107,9 +95,9 @@ def _overview(summaries: list[Summary], top: int) -> str:
     return f'<h2>Live memory, on one scale</h2><div class="pair">{figures}</div>'
 
 
-def _section(summary: Summary, top: int, number: int, count: int) -> str:
+def _section(summary: Summary, number: int, count: int) -> str:
     name = f"v{number}"
-    tables = tables_of(summary)
+    tables = [table for table in tables_of(summary) if table.title != RUNS]  # these are drawn
     trace = summary.subject.trace
     heading = f'<h2 id="{name}">{escape(summary.label)}</h2>' if count > 1 else f'<h2 id="{name}">At a glance</h2>'
     cards = "".join(
@@ -128,6 +116,7 @@ def _section(summary: Summary, top: int, number: int, count: int) -> str:
     return f"""
 <section class="view" aria-labelledby="{name}">
 {heading}
+{f'<p class="warning">{escape(summary.subject.warning)}</p>' if summary.subject.warning else ""}
 <div class="cards">{cards}</div>
 <figure>
 <h3>What is live when</h3>
@@ -137,8 +126,10 @@ def _section(summary: Summary, top: int, number: int, count: int) -> str:
 <div class="bar" role="toolbar" aria-label="The chart">{_buttons()}
 <label>axis <select class="axis"><option value="time">time</option>
 <option value="count">ops</option></select></label></div>
+<p class="soft">Drag, wheel or pinch; or click the chart and press <kbd>+</kbd> <kbd>-</kbd> to zoom, <kbd>←</kbd>
+<kbd>→</kbd> to move, <kbd>0</kbd> for all, <kbd>P</kbd> for the peak, <kbd>,</kbd> <kbd>.</kbd> for one op.</p>
 <p class="trouble" hidden></p>
-<noscript>{liveness_picture(summary, top=top)}</noscript>
+<noscript>{liveness_picture(summary)}</noscript>
 </figure>
 <figure>
 <h3>The schedule: which step runs when</h3>
@@ -178,8 +169,10 @@ def _legend(summary: Summary) -> str:
     parts = [_key(kind, f"{word}, {bytes_text(at.get(kind, 0))} at the peak") for kind, word in words.items()]
     if summary.budget:
         parts.append(_key("budget", f"budget {bytes_text(summary.budget)}", stroke=True))
+    if summary.share and summary.budget and summary.share < summary.budget:
+        parts.append(_key("soft", f"{bytes_text(summary.share)} of it for states and tapes", stroke=True))
     if summary.subject.predicted is not None:
-        parts.append(_key("ink", "predicted (dashed)", stroke=True))
+        parts.append(_key("ink", "predicted bytes (dashed)", stroke=True))
     if trace.totals.allocated is not None:
         parts.append(_key("allocated", "allocated, as the allocator says", stroke=True))
     if trace.always:
@@ -208,9 +201,8 @@ def _buttons() -> str:
 def _pictures(summary: Summary) -> str:
     parts = [f"<figure><h3>How often steps run</h3>{histogram_picture(summary)}</figure>"]
     if summary.tradeoff is not None:
-        how = (
-            "" if summary.tradeoff.exact else " Other points are by a quick planner, within a few percent of the best."
-        )
+        who = 'the "auto" planner' if summary.tradeoff.same else "a quick planner"
+        how = "" if summary.tradeoff.exact else f" Other points are by {who}, within a few percent of the best."
         parts.append(
             f"<figure><h3>What more memory would buy</h3>{tradeoff_picture(summary.tradeoff)}"
             f"<figcaption>Forward runs of a step against memory.{how}</figcaption></figure>"
@@ -219,29 +211,21 @@ def _pictures(summary: Summary) -> str:
 
 
 def _table(table: Table) -> str:
-    head = (
-        ""
-        if not any(table.head)
-        else (
-            "<thead><tr>"
-            + "".join(f'<th scope="col"{_side(name)}>{escape(name)}</th>' for name in table.head)
-            + "</tr></thead>"
-        )
-    )
-    rows = "".join(
-        "<tr>"
-        + f'<th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{_side(name)}>{escape(cell)}</td>" for name, cell in zip(table.head[1:], row[1:], strict=True))
-        + "</tr>"
-        for row in table.rows
-    )
+    names = [f'<th scope="col"{_side(table, i)}>{escape(name)}</th>' for i, name in enumerate(table.head)]
+    head = f"<thead><tr>{''.join(names)}</tr></thead>" if any(table.head) else ""
+    rows = "".join(f"<tr>{_row(table, row)}</tr>" for row in table.rows)
     note = f'<p class="soft">{escape(table.note)}</p>' if table.note else ""
     caption = f"<caption>{escape(table.title)}</caption>"
     return f'<div class="scroll"><table>{caption}{head}<tbody>{rows}</tbody></table></div>{note}'
 
 
-def _side(name: str) -> str:
-    return ' class="n"' if name in NUMBERS else ""
+def _row(table: Table, row: tuple[str, ...]) -> str:
+    cells = "".join(f"<td{_side(table, i)}>{escape(cell)}</td>" for i, cell in enumerate(row[1:], 1))
+    return f'<th scope="row">{escape(row[0])}</th>{cells}'
+
+
+def _side(table: Table, column: int) -> str:
+    return ' class="n"' if table.numbers and column and table.head[column] != "where" else ""
 
 
 @cache

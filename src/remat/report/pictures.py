@@ -4,6 +4,7 @@ In: a summary. Out: text of an `<svg>` element. Colours come from the page's var
 pictures that stand alone.
 """
 
+import re
 from html import escape
 from math import log
 
@@ -13,7 +14,7 @@ from remat.report.tradeoff import Tradeoff
 from remat.schedule import Record
 from remat.units import bytes_text, count_text
 
-__all__ = ["COLOURS", "histogram_picture", "liveness_picture", "standalone", "tradeoff_picture"]
+__all__ = ["COLOURS", "below_each_other", "histogram_picture", "liveness_picture", "standalone", "tradeoff_picture"]
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 COLOURS = {
@@ -36,7 +37,7 @@ def liveness_picture(summary: Summary, width: int = 720, height: int = 240, top:
     left, right, upper, lower = 74, 12, 26, 34
     inner, tall = width - left - right, height - upper - lower
     budget = summary.budget or 0
-    most = top or max(trace.peak, budget if budget <= 3 * trace.peak else 0, 1)
+    most = top or max(trace.peak, budget if budget <= 2 * trace.peak else 0, 1)
     scale = tall / (1.08 * most)
     bins = min(480, inner)
     live = timeline.envelope(bins)
@@ -55,14 +56,15 @@ def liveness_picture(summary: Summary, width: int = 720, height: int = 240, top:
             f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{bytes_text(value)}</text>'
         )
         parts.append(f'<path d="M{left - 3} {y:.1f}h3" stroke="currentColor"/>')
+    place = 0.0 if timeline.peak is None else _place(summary)
     if budget and budget <= 1.05 * most:
         y = upper + tall - budget * scale
+        at, anchor = (left + 4, "start") if place > 0.5 else (left + inner, "end")  # where the peak's label is not
         parts.append(f'<path d="M{left} {y:.1f}h{inner}" stroke="{_colour("budget")}" stroke-dasharray="6 4"/>')
-        parts.append(
-            f'<text x="{left + 4}" y="{y - 4:.1f}" fill="{_colour("budget")}">budget {bytes_text(budget)}</text>'
-        )
+        words = f"budget {bytes_text(budget)}"
+        parts.append(f'<text x="{at}" y="{y - 4:.1f}" text-anchor="{anchor}" fill="{_colour("budget")}">{words}</text>')
     if timeline.peak is not None:
-        x = left + inner * _place(summary)
+        x = left + inner * place
         y = upper + tall - trace.peak * scale
         anchor = "end" if x > left + inner / 2 else "start"
         parts.append(f'<path d="M{x:.1f} {y:.1f}V{upper + tall}" stroke="currentColor" stroke-dasharray="2 3"/>')
@@ -112,11 +114,11 @@ def tradeoff_picture(curve: Tradeoff, width: int = 420, height: int = 240) -> st
     points, own = curve.points, curve.chosen
     steps = [max(1.0, point.forward_steps / curve.units) for point in points]
     low_x, high_x = log(points[0].budget or 1), log(points[-1].budget or 1)
-    high_y = log(max(2.0, min(max(steps), 20 * own.forward_steps / curve.units)))
+    high_y = log(max(2.0, *steps))
 
     def place(budget: int, ratio: float) -> tuple[float, float]:
         x = (log(max(1, budget)) - low_x) / (high_x - low_x) if high_x > low_x else 0.5
-        return left + inner * x, upper + tall * (1 - min(1.0, log(max(1.0, ratio)) / high_y))
+        return left + inner * x, upper + tall * (1 - log(max(1.0, ratio)) / high_y)
 
     places = [place(point.budget, ratio) for point, ratio in zip(points, steps, strict=True)]
     told = f"the plan runs each step {own.forward_steps / curve.units:.2f} times in {curve.text(own.budget)}"
@@ -130,9 +132,10 @@ def tradeoff_picture(curve: Tradeoff, width: int = 420, height: int = 240) -> st
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{_colour(colour)}"><title>{words}</title></circle>'
         )
     x, y = places[points.index(own)]
-    anchor = "end" if x > left + 0.6 * inner else "start"
+    # The curve falls, so there is room above it to the right; near the right end, higher up.
+    anchor, up = ("end", 34) if x > left + 0.6 * inner else ("start", 12)
     parts.append(
-        f'<text x="{x + (-10 if anchor == "end" else 10):.1f}" y="{max(upper + 12, y - 8):.1f}" text-anchor="{anchor}" '
+        f'<text x="{x + (4 if anchor == "end" else 8):.1f}" y="{max(upper + 12, y - up):.1f}" text-anchor="{anchor}" '
         f'font-weight="bold" fill="currentColor">this plan: {curve.text(own.budget)}</text>'
     )
     for ratio in _nice_ratios(high_y):
@@ -147,12 +150,23 @@ def tradeoff_picture(curve: Tradeoff, width: int = 420, height: int = 240) -> st
     return _svg(width, height, parts)
 
 
-def standalone(picture: str) -> str:
-    """A picture as a file of its own, on a background that suits light and dark."""
-    style = (
-        "<style>svg{color:#1b1b1b;background:#fff}"
-        "@media(prefers-color-scheme:dark){svg{color:#e8e8e8;background:#16181c}}</style>"
-    )
+def below_each_other(pictures: list[str], labels: list[str], width: int = 720, height: int = 240) -> str:
+    """Several pictures as one, each under its label."""
+    parts, room = [], height + 26
+    for i, (picture, label) in enumerate(zip(pictures, labels, strict=True)):
+        shown = label if len(label) <= 100 else label[:99] + "…"
+        parts.append(f'<text x="8" y="{i * room + 17}" font-weight="bold" fill="currentColor">{escape(shown)}</text>')
+        parts.append(picture.replace("<svg", f'<svg y="{i * room + 22}"', 1))
+    return _svg(width, room * len(pictures), parts)
+
+
+def standalone(picture: str, *, plain: bool = False) -> str:
+    """A picture as a file of its own, on a background that suits light and dark; if `plain`, in fixed colours."""
+    dark = "--budget:#ff6b6b;--state:#3d9bd9;color:#e8e8e8;background:#16181c"
+    style = f"<style>svg{{color:#1b1b1b;background:#fff}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}</style>"
+    if plain:  # for what knows no variables
+        picture = re.sub(r"var\(--\w+,(#\w+)\)", r"\1", picture).replace("currentColor", "#1b1b1b")
+        style = '<rect width="100%" height="100%" fill="#ffffff"/>'
     head, _, body = picture.partition(">")
     head = head.replace("<svg", '<svg xmlns="http://www.w3.org/2000/svg"', 1)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}>{style}{body}\n'
@@ -222,7 +236,9 @@ def _ticks(most: int) -> list[int]:
 
 
 def _nice_ratios(high: float) -> list[float]:
-    return [ratio for ratio in (1, 1.5, 2, 3, 5, 10, 20, 50, 100, 1000) if log(ratio) <= high + 1e-9][:8]
+    """Some round numbers, not too many."""
+    few = (1, 1.5, 2, 3, 5, 10, 20) if high < log(30) else (1, 2, 5, 20, 100, 1000)
+    return [ratio for ratio in (*few, *(10**k for k in range(4, 13, 2))) if log(ratio) <= high + 1e-9]
 
 
 def _place(summary: Summary) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 from remat.errors import ReportError
 from remat.execute import Call, Profile
 from remat.execute.calls import Past
+from remat.execute.sites import Site
 from remat.measure import loop_of
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Memory
@@ -33,6 +34,8 @@ class Subject:
     asked: int | None = None  # bytes that the caller asked for, where the plan has less
     source: str = ""  # where the step is written
     framework: str = ""
+    site: tuple[str, Site] | None = None  # of a profiled call: what was called, and where
+    warning: str = ""  # what a reader must know first
     notes: tuple[str, ...] = ()
 
 
@@ -57,24 +60,28 @@ def _plan_label(plan: Plan) -> str:
 
 
 def _of_profile(profile: Profile, label: str) -> list[Subject]:
-    """The call with the largest peak of each call site, the sites with the largest peaks first."""
+    """Of the calls of a place that are alike, the one with the largest peak; the largest peaks first."""
     best: list[tuple[Call, int, int]] = []
-    for calls in profile.sites().values():
-        shown = [call for call in calls if call.trace is not None and call.traced]
-        if shown:
-            call = max(shown, key=lambda call: call.trace.peak if call.trace else 0)
-            best.append((call, calls.index(call), len(calls)))
+    for place in profile.places():
+        alike: dict[int | None, list[Call]] = {}
+        for call in place.calls:
+            if call.runs and call.traced:
+                alike.setdefault(call.steps, []).append(call)
+        for group in alike.values():
+            call = max(group, key=lambda call: call.runs[-1].peak)
+            best.append((call, group.index(call), len(group)))
     if not best:
         raise ReportError(
             "the profile has no run to show: no gradient was computed in it. Call the gradient inside the block"
         )
     best.sort(key=lambda entry: -entry[0].runs[-1].peak)
-    left = f"{len(best) - MOST_SITES} more call sites are not shown" if len(best) > MOST_SITES else ""
+    left = f"{len(best) - MOST_SITES} more kinds of calls are not shown" if len(best) > MOST_SITES else ""
     subjects = []
     for call, number, count in best[:MOST_SITES]:
         subject = _of_call(call, label)
-        which = (f"call {number + 1} of {count} there, the one with the largest peak",) if count > 1 else ()
-        subjects.append(replace(subject, notes=(*subject.notes, *which, *([left] if left else []))))
+        which = f" (call {number + 1} of {count}, the one with the largest peak)" if count > 1 else ""
+        notes = (*subject.notes, *([left] if left else []))
+        subjects.append(replace(subject, label=subject.label + which, notes=notes))
     return subjects
 
 
@@ -83,8 +90,7 @@ def _of_call(call: Call, label: str) -> Subject:
     if trace is None:
         raise ReportError("the call has no run to show: no gradient of it was computed")
     plan = _plan_of(call, trace)
-    notes = () if call.status == "done" else (f"the run is not complete: {call.status}",)
-    sized, how = (None, "") if plan is None else _sized(plan, trace)
+    sized = None if plan is None else _sized(plan, trace)
     return Subject(
         label or f"{call.what} at {call.site}",
         trace,
@@ -94,7 +100,8 @@ def _of_call(call: Call, label: str) -> Subject:
         call.budget,
         "" if call.step is None else str(call.step),
         call.framework,
-        (*notes, *([how] if how else [])),
+        (call.what, call.site),
+        "" if call.status == "done" else f"The run is not complete: {call.status} after {trace.totals.ops:,} ops.",
     )
 
 
@@ -107,16 +114,15 @@ def _plan_of(call: Call, trace: Trace) -> Plan | None:
     return Plan.from_summary(call.plan.summary(), Schedule(event.op for event in trace))
 
 
-def _sized(plan: Plan, trace: Trace) -> tuple[Plan | None, str]:
+def _sized(plan: Plan, trace: Trace) -> Plan | None:
     """The plan with sizes and times; one made in slots knows none, and takes those that were measured."""
     if plan.source is None or len(plan.memory.levels) > 1:
-        return None, ""
+        return None
     if plan.memory.device.capacity is not None:
-        return plan, ""
+        return plan
     loop = loop_of(trace, plan.problem.steps)
     if loop is None:
-        return None, ""
+        return None
     cost = Prediction.of(simulate(plan.schedule, loop, plan.memory))
-    note = "the plan was made in slots, so the prediction takes the sizes and times of a step from this run"
     level = Level(plan.memory.device.name, cost.peak)
-    return replace(plan, problem=loop, memory=Memory(levels=[level]), prediction=cost), note
+    return replace(plan, problem=loop, memory=Memory(levels=[level]), prediction=cost)

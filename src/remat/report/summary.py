@@ -32,10 +32,29 @@ class Summary:
         return self.subject.label
 
     @property
-    def budget(self) -> int | None:
-        """Bytes that may be live, if the budget is in bytes."""
+    def share(self) -> int | None:
+        """Bytes that may be live by the plan, if its budget is in bytes."""
         memory = self.subject.plan.memory if self.subject.plan else self.subject.trace.memory
         return None if memory is None else memory.device.capacity
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that were asked for: of those, some may be set aside, and the plan has the rest."""
+        return self.share if self.subject.asked is None else self.subject.asked
+
+    @property
+    def extra(self) -> float:
+        """The share of the time that is spent because not all is held.
+
+        Every step is recorded once in any case; advancing, and moving states, comes on top of that.
+        """
+        total = sum(self.timeline.seconds.values())
+        return (self.timeline.advancing + self.timeline.seconds["move"]) / total if total else 0.0
+
+    @property
+    def extra_text(self) -> str:
+        """The same in words."""
+        return f"this takes {self.extra:.0%} of the time" if self.timeline.span else "no times are known"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -50,6 +69,9 @@ class Summary:
             notes.append("the allocator was asked around every op, which takes time: without that the run is faster")
         if not self.subject.trace.measured:
             notes.append("simulated: times are in the unit of the step's times, sizes are those of the problem")
+            loop = self.subject.plan and self.subject.plan.problem
+            if loop and (loop.state, loop.tape) == (1, 1):
+                notes.append("no sizes were given, so a state and a step's tape count one byte each")
         return tuple(notes)
 
     def coarser(self, most: int) -> "Summary":
@@ -109,7 +131,7 @@ def summarise(subject: Subject, *, tradeoff: bool = True) -> Summary:
     """The summary of a subject; without `tradeoff` no other budgets are planned."""
     timeline = Timeline.of(subject.trace)
     curve = tradeoff_of(subject.sized) if tradeoff and subject.sized is not None else None
-    return Summary(subject, timeline, curve, tuple(tips_for(subject, timeline, curve)))
+    return Summary(subject, timeline, curve, tuple(tips_for(subject, curve)))
 
 
 def time_text(value: float, *, seconds: bool) -> str:

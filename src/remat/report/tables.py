@@ -3,25 +3,31 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from remat.execute import Profile
+from remat.report.cards import holder_text
+from remat.schedule import Trace
 from remat.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from remat.report.summary import Summary
 
-__all__ = ["Table", "compare", "tables_of"]
+__all__ = ["RUNS", "Table", "compare", "profile_table", "tables_of"]
 
+RUNS = "How often steps run"
 MOST_HOLDERS = 12
+MOST_ALIKE = 4  # kept states or tapes that are listed one by one
 MOST_RUNS = 20  # rows of the table of how often steps run
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a head; columns of numbers are set to the right."""
+    """Rows of text under a head; columns after the first are set to the right if they are `numbers`."""
 
     title: str
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    numbers: bool = True
 
 
 def tables_of(summary: "Summary") -> tuple[Table, ...]:
@@ -32,50 +38,79 @@ def tables_of(summary: "Summary") -> tuple[Table, ...]:
 
 
 def compare(summaries: "list[Summary]") -> Table:
-    """Several subjects side by side; ratios are to the first."""
-    traces = [summary.subject.trace for summary in summaries]
+    """Several subjects, one below the other; ratios are to the first."""
+    first = summaries[0].subject.trace
+    timed = len({summary.subject.trace.measured for summary in summaries}) == 1
+    rows = []
+    for summary in summaries:
+        trace = summary.subject.trace
+        cells = [
+            (bytes_text(trace.peak), trace.peak, first.peak),
+            (count_text(trace.forward_steps), trace.forward_steps, first.forward_steps),
+            *([(summary.time(trace.seconds), trace.seconds, first.seconds)] if timed else []),
+        ]
+        ratios = [text if trace is first else f"{text} ({_ratio(value, base)})" for text, value, base in cells]
+        rows.append((summary.label, *ratios, count_text(trace.recomputed)))
+    head = ("", "peak", "forward steps", *(["time"] if timed else []), "recomputed")
+    return Table("Side by side", head, tuple(rows))
 
-    def row(name: str, texts: list[str], values: list[float]) -> tuple[str, ...]:
-        ratios = [f"{text} ({_ratio(value, values[0])})" for text, value in zip(texts[1:], values[1:], strict=True)]
-        return (name, texts[0], *ratios)
 
+def profile_table(profile: Profile, summaries: "list[Summary]") -> Table:
+    """All call sites of a profile, with what their calls took in all."""
+    shown = {summary.subject.site: summary.label for summary in summaries}
     rows = [
-        row("peak", [bytes_text(t.peak) for t in traces], [t.peak for t in traces]),
-        row("forward steps", [count_text(t.forward_steps) for t in traces], [t.forward_steps for t in traces]),
-        ("recomputed", *(count_text(trace.recomputed) for trace in traces)),
+        (
+            shown.get((entry.what, entry.site)) or f"{entry.what}, place {number}",
+            count_text(len(entry.calls)),
+            count_text(entry.steps),
+            "-" if entry.peak is None else bytes_text(entry.peak),
+            f"{entry.seconds:.3g} s",
+        )
+        for number, entry in enumerate(profile.places(), 1)
     ]
-    if len({trace.measured for trace in traces}) == 1:
-        rows.append(row("time", [s.time(s.subject.trace.seconds) for s in summaries], [t.seconds for t in traces]))
-    if all(trace.totals.allocated is not None for trace in traces):
-        allocated = [trace.totals.allocated or 0 for trace in traces]
-        rows.append(row("allocated", [bytes_text(size) for size in allocated], [float(size) for size in allocated]))
-    rows.append(("states kept", *(count_text(sum(trace.keeps.values())) for trace in traces)))
-    return Table("Side by side", ("", *(summary.label for summary in summaries)), tuple(rows))
+    head = ("calls by place", "calls", "steps run", "largest peak", "time in all")
+    return Table("All calls of the profile", head, tuple(rows))
 
 
 def _holders(summary: "Summary") -> Table:
     """Who is live at the peak, the largest first."""
     trace, peak = summary.subject.trace, max(1, summary.subject.trace.peak)
-    live = sorted(trace.at_peak, key=lambda holder: -holder[2])
-    source = summary.subject.source
+    live = sorted(_grouped(trace), key=lambda holder: (holder[1] != trace.device, -holder[2]))
     rows = [
-        (what, level, bytes_text(size), f"{size / peak:.1%}" if level == trace.device else "apart")
+        (what, level, bytes_text(size), f"{size / peak:.1%}" if level == trace.device else "elsewhere")
         for what, level, size in live[:MOST_HOLDERS]
     ]
     if len(live) > MOST_HOLDERS:
-        rest = live[MOST_HOLDERS:]
-        size = sum(size for _, level, size in rest if level == trace.device)
-        rows.append((f"{len(rest)} more", "", bytes_text(size), f"{size / peak:.1%}"))
-    note = f"State i is the input of step i, tape i..j what the backward of steps i to j needs. Step: {source}."
-    head = ("what", "where", "bytes", "share")
-    return Table("Who is live at the peak", head, tuple(rows), note if source else note.partition(" Step:")[0])
+        size = sum(size for _, level, size in live[MOST_HOLDERS:] if level == trace.device)
+        rows.append((f"{len(live) - MOST_HOLDERS} more", "", bytes_text(size), f"{size / peak:.1%}"))
+    note = "State i is the input of step i; a tape is what the backward of its steps needs."
+    source = f" The step is at {summary.subject.source}." if summary.subject.source else ""
+    return Table("Who is live at the peak", ("what", "where", "bytes", "share"), tuple(rows), note + source)
+
+
+def _grouped(trace: Trace) -> list[tuple[str, str, int]]:
+    """Who is live at the peak; many kept states of a level, or many tapes, are one entry."""
+    groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for what, level, size in trace.at_peak:
+        kind, _, name = what.partition(" ") if what.startswith(("state ", "tape ")) else (what, "", "")
+        groups.setdefault((kind, level), []).append((name, size))
+    found = []
+    for (kind, level), members in groups.items():
+        if len(members) > MOST_ALIKE:
+            names = ", ".join(name for name, _ in members[:4])
+            size = sum(size for _, size in members)
+            word = "kept states" if kind == "state" else "tapes of steps"
+            found.append((f"{count_text(len(members))} {word}: {names}, …, {members[-1][0]}", level, size))
+        else:
+            found += [(holder_text(f"{kind} {name}") if name else kind, level, size) for name, size in members]
+    return found
 
 
 def _predicted(summary: "Summary") -> Table | None:
     before, after = summary.subject.predicted, summary.subject.trace
     if before is None:
         return None
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             "forward steps",
             count_text(before.forward_steps),
@@ -83,19 +118,22 @@ def _predicted(summary: "Summary") -> Table | None:
             _ratio(after.forward_steps, before.forward_steps),
         ),
         ("peak", bytes_text(before.peak), bytes_text(after.peak), _ratio(after.peak, before.peak)),
-        ("time", summary.time(before.seconds), summary.time(after.seconds), _ratio(after.seconds, before.seconds)),
     ]
-    return Table("Predicted and measured", ("", "predicted", "measured", "ratio"), tuple(rows))
+    note = ""
+    if summary.subject.sized is summary.subject.plan:
+        seconds = (before.seconds, after.seconds)
+        rows.append(("time", *map(summary.time, seconds), _ratio(after.seconds, before.seconds)))
+    else:
+        note = "The plan was made in slots and knows no sizes: the prediction takes a step's from this run."
+    return Table("Predicted and measured", ("", "predicted", "measured", "ratio"), tuple(rows), note)
 
 
 def _runs(summary: "Summary") -> Table:
     rows = [(count_text(times), count_text(units)) for times, units in summary.timeline.histogram.items()]
-    if len(rows) > 20:
-        rows = [
-            *rows[:19],
-            (f"more, up to {rows[-1][0]}", count_text(sum(list(summary.timeline.histogram.values())[19:]))),
-        ]
-    return Table("How often steps run", ("times run", "steps"), tuple(rows))
+    if len(rows) > MOST_RUNS:
+        rest = sum(list(summary.timeline.histogram.values())[MOST_RUNS - 1 :])
+        rows = [*rows[: MOST_RUNS - 1], (f"more, up to {rows[-1][0]}", count_text(rest))]
+    return Table(RUNS, ("times run", "steps"), tuple(rows))
 
 
 def _moved(summary: "Summary") -> Table:
@@ -132,7 +170,7 @@ def _plan(summary: "Summary") -> Table | None:
         ("step", f"state {bytes_text(loop.state)}, tape {bytes_text(loop.tape)}"),
         ("step's times", f"forward {loop.forward:.4g}, record {loop.record:.4g}, backward {loop.backward:.4g}"),
     ]
-    return Table("The plan", ("", ""), tuple(rows))
+    return Table("The plan", ("", ""), tuple(rows), numbers=False)
 
 
 def _ratio(value: float, base: float) -> str:

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from remat.report.cards import cards_of
 from remat.report.summary import Summary
-from remat.report.tables import Table, compare, tables_of
+from remat.report.tables import Table, tables_of
 from remat.units import bytes_text
 
 __all__ = ["text_of"]
@@ -16,12 +16,12 @@ _MARKS = (("state", "#"), ("tape", "+"), ("cotangent", "."))
 _PHASES = "FRB-"
 
 
-def text_of(summaries: list[Summary], title: str) -> str:
-    """The whole report."""
-    lines = [title[:WIDTH], "=" * min(WIDTH, len(title)), ""]
+def text_of(summaries: list[Summary], title: str, tables: list[Table]) -> str:
+    """The whole report; the tables come first."""
+    lines = [*wrap(title, WIDTH), "=" * min(WIDTH, len(title)), ""]
     most = max(summary.subject.trace.peak for summary in summaries)
-    if len(summaries) > 1:
-        lines += [*_table(compare(summaries)), ""]
+    for table in tables:
+        lines += [*_table(table), ""]
     for summary in summaries:
         lines += _one(summary, most)
     return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
@@ -30,6 +30,8 @@ def text_of(summaries: list[Summary], title: str) -> str:
 def _one(summary: Summary, most: int) -> Iterator[str]:
     yield from wrap(summary.label, WIDTH)
     yield "-" * min(WIDTH, len(summary.label))
+    if summary.subject.warning:
+        yield from wrap(summary.subject.warning, WIDTH)
     for card in cards_of(summary):
         yield from _wrapped(f"{card.question} ", f"{card.answer}; {card.detail}" if card.detail else card.answer)
     yield ""

@@ -57,6 +57,7 @@ class Timeline:
     peak: Moment | None
     turn: int | None  # the row of the turn
     seconds: dict[str, float]  # by phase
+    advancing: float  # seconds of running steps without tape, in both sweeps
     kept: tuple[Kept, ...]
     all_kept: int  # how many there are in all
     runs: tuple[tuple[int, int, int], ...]  # units start..stop-1 were run so many times
@@ -68,7 +69,7 @@ class Timeline:
         group = 1 if count <= MOST_EVENTS else -(-count // GROUPS)
         group = group if most is None else max(group, -(-count // most))
         rows, reached, turn = Rows(), 0, None
-        seconds = dict.fromkeys(PHASES, 0.0)
+        seconds, advancing = dict.fromkeys(PHASES, 0.0), 0.0
         peak: Moment | None = None
         runs = _Runs(max(trace.problem_units, trace.totals.reached))
         kept = _Kept()
@@ -86,6 +87,7 @@ class Timeline:
             if isinstance(op, Advance | Record):
                 reached = max(reached, op.stop)
                 runs.add(op.start, op.stop)
+                advancing += event.seconds if isinstance(op, Advance) else 0.0
             elif isinstance(op, Turn):
                 turn = row
             else:
@@ -100,7 +102,7 @@ class Timeline:
         if group > 1:
             bars = sorted(bars, key=lambda bar: bar.first - bar.last)
         held = tuple(bars[:MOST_KEPT] if group > 1 else bars)
-        return cls(trace, rows, group, peak, turn, seconds, held, len(bars), runs.all())
+        return cls(trace, rows, group, peak, turn, seconds, advancing, held, len(bars), runs.all())
 
     @property
     def span(self) -> float:
@@ -129,7 +131,7 @@ class Timeline:
         return best
 
     def doing(self, bins: int) -> list[int]:
-        """For each of so many equal parts of the axis, the phase that takes the most of it."""
+        """A phase for each of so many equal parts of the axis; a phase has as many parts as it takes of the time."""
         shares = [[0.0] * len(PHASES) for _ in range(bins)]
         for row in range(len(self.rows)):
             first, last = self.place(row)
@@ -137,7 +139,14 @@ class Timeline:
             while part < bins and part < last * bins:
                 shares[part][self.rows.phase[row]] += min(last, (part + 1) / bins) - max(first, part / bins)
                 part += 1
-        return [share.index(max(share)) for share in shares]
+        found, owed = [], [0.0] * len(PHASES)
+        for share in shares:
+            whole = sum(share) or 1.0
+            owed = [debt + part / whole for debt, part in zip(owed, share, strict=True)]
+            inside = [debt if part else -1.0 for debt, part in zip(owed, share, strict=True)]
+            found.append(inside.index(max(inside)))
+            owed[found[-1]] -= 1.0
+        return found
 
     @property
     def at_peak(self) -> dict[str, int]:

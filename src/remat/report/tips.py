@@ -2,7 +2,6 @@
 
 from remat.planners import Plan
 from remat.report.subjects import Subject
-from remat.report.timeline import Timeline
 from remat.report.tradeoff import Tradeoff, TradeoffPoint
 from remat.units import bytes_text, count_text
 
@@ -12,14 +11,12 @@ WORTH = 0.25  # the share of the recomputation that is worth a word
 CHEAP = 0.05  # more forward steps that nobody minds
 
 
-def tips_for(subject: Subject, timeline: Timeline, tradeoff: Tradeoff | None) -> list[str]:
+def tips_for(subject: Subject, tradeoff: Tradeoff | None) -> list[str]:
     """What to know and what to do, the most useful first."""
-    tips = [] if tradeoff is None else [*_more(tradeoff), *_less(tradeoff)]
-    if subject.plan is not None:
-        tips += _unused(subject.plan)
-    tips += _time(timeline)
-    tips += _against_prediction(subject)
-    return tips
+    tips = [] if tradeoff is None else [*_more(tradeoff), *_better(tradeoff), *_less(tradeoff)]
+    if subject.sized is not None and subject.plan is subject.sized:
+        tips += _unused(subject.sized)
+    return tips + _against_prediction(subject)
 
 
 def _more(curve: Tradeoff) -> list[str]:
@@ -44,22 +41,31 @@ def _more(curve: Tradeoff) -> list[str]:
     return tips
 
 
+def _better(curve: Tradeoff) -> list[str]:
+    """What another planner would do in the same memory."""
+    same = curve.same
+    if same is None or same.forward_steps >= curve.chosen.forward_steps:
+        return []
+    fewer = count_text(curve.chosen.forward_steps - same.forward_steps)
+    return [f'In the same memory planner="auto" would run {fewer} steps less{_faster(curve.chosen, same)}.']
+
+
 def _less(curve: Tradeoff) -> list[str]:
-    own = curve.chosen
+    own, least = curve.chosen, curve.points[0]
     smaller = [
         point
         for point in curve.points
         if point.budget < own.budget and point.forward_steps <= own.forward_steps * (1 + CHEAP)
     ]
+    anew = "" if curve.same is None else ', planned by "auto"'
     tips = []
     if smaller and smaller[0].budget < 0.9 * own.budget:
         cost = smaller[0].forward_steps / own.forward_steps - 1
         how = f"{cost:.1%} more forward steps" if cost > 0 else "no more forward steps"
-        tips.append(f"{curve.text(own.budget - smaller[0].budget)} less would cost {how}.")
-    least = curve.points[0]
+        tips.append(f"{curve.text(own.budget - smaller[0].budget)} less would cost {how}{anew}.")
     if least.budget < own.budget:
-        ratio = least.forward_steps / max(1, own.forward_steps)
-        tips.append(f"The least that works is {curve.text(least.budget)}, at {ratio:,.3g} times the forward steps.")
+        runs = least.forward_steps / curve.units
+        tips.append(f"The least that works is {curve.text(least.budget)}, where a step runs {runs:,.3g} times{anew}.")
     return tips
 
 
@@ -68,14 +74,6 @@ def _unused(plan: Plan) -> list[str]:
     if capacity is None or plan.peak >= 0.9 * capacity:
         return []
     return [f"The plan peaks at {bytes_text(plan.peak)}: {bytes_text(capacity - plan.peak)} of the budget stay unused."]
-
-
-def _time(timeline: Timeline) -> list[str]:
-    again, total = timeline.seconds["recompute"], sum(timeline.seconds.values())
-    if not again or not total:
-        return []
-    moved = timeline.seconds["move"] / total
-    return [f"Recomputation takes {again / total:.0%} of the time{f', moving states {moved:.0%}' if moved else ''}."]
 
 
 def _against_prediction(subject: Subject) -> list[str]:
@@ -87,9 +85,9 @@ def _against_prediction(subject: Subject) -> list[str]:
             f"The run peaked {subject.trace.peak / subject.predicted.peak - 1:.0%} above the prediction: its steps are "
             "larger than the one that was measured."
         )
-    if subject.predicted.seconds and subject.trace.seconds > 1.5 * subject.predicted.seconds:
-        ratio = subject.trace.seconds / subject.predicted.seconds
-        tips.append(f"The run took {ratio:.1f} times as long as predicted: the machine was busy, or steps differ.")
+    slow = subject.trace.seconds / subject.predicted.seconds if subject.predicted.seconds else 1.0
+    if slow > 1.5 and subject.trace.totals.allocated is None:
+        tips.append(f"The run took {slow:.1f} times as long as predicted: the machine was busy, or steps differ.")
     return tips
 
 
@@ -98,6 +96,7 @@ def _saved(own: TradeoffPoint, point: TradeoffPoint, recomputed: int) -> float:
 
 
 def _faster(own: TradeoffPoint, point: TradeoffPoint) -> str:
-    if not own.seconds or point.seconds >= own.seconds:
+    """How much less time that takes."""
+    if not own.seconds or point.seconds > own.seconds:
         return ""
-    return f", and the whole would take {1 - point.seconds / own.seconds:.0%} less time"
+    return f", for {1 - point.seconds / own.seconds:.0%} less time"

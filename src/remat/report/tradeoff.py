@@ -5,7 +5,7 @@ plans that are close to the optimum instead of optimal ones, so that a report ta
 """
 
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 
 from remat.errors import InfeasibleError
 from remat.planners import Auto, Binomial, Mixed, Plan, Planner
@@ -38,6 +38,7 @@ class Tradeoff:
     units: int
     points: tuple[TradeoffPoint, ...]
     exact: bool  # whether every point is optimal in its class
+    same: TradeoffPoint | None = None  # the best in the memory of a plan that was made by a rule, without a claim
 
     @property
     def chosen(self) -> TradeoffPoint:
@@ -47,7 +48,7 @@ class Tradeoff:
     def text(self, budget: int) -> str:
         """A budget in words."""
         if self.unit == "bytes":
-            return bytes_text(budget)
+            return _rough(budget)
         return f"{count_text(budget)} slot{'s' * (budget != 1)}"
 
 
@@ -75,8 +76,21 @@ def tradeoff_of(plan: Plan) -> Tradeoff | None:
         except InfeasibleError:
             continue
         found[other] = TradeoffPoint(other, made.forward_steps, made.seconds, made.peak)
+    same = None
+    if plan.claim.factor is None:
+        made = planner.plan(loop, _memory(plan.memory, budget, in_slots))
+        same = TradeoffPoint(budget, made.forward_steps, made.seconds, made.peak)
     exact = plan.planner == Binomial.name and in_slots
-    return Tradeoff("slots" if in_slots else "bytes", loop.units, tuple(found[b] for b in sorted(found)), exact)
+    points = tuple(found[b] for b in sorted(found))
+    return Tradeoff("slots" if in_slots else "bytes", loop.units, points, exact, same)
+
+
+def _rough(size: int) -> str:
+    """A size rounded up to three digits in its unit: nobody needs more to choose a budget."""
+    number, unit = bytes_text(size, up=True).split()
+    value = float(number)
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{ceil(round(value * 10**digits, 6)) / 10**digits:g} {unit}"
 
 
 def _planner(plan: Plan, in_slots: bool, several: bool) -> tuple[Planner, int]:

@@ -15,18 +15,15 @@ __all__ = ["fitted", "top_of", "view_of"]
 ROOM = 290_000  # bytes of a page for the columns of one view
 
 
-def top_of(summaries: list[Summary]) -> int:
-    """The most bytes that the charts show: the same for all, so that they can be compared."""
-    most = 1
-    for summary in summaries:
-        trace = summary.subject.trace
-        sizes = [trace.peak, trace.totals.allocated or 0]
-        if summary.subject.predicted is not None:
-            sizes.append(summary.subject.predicted.peak)
-        if summary.budget and summary.budget <= 2 * max(sizes):
-            sizes.append(summary.budget)
-        most = max(most, *sizes)
-    return most
+def top_of(summary: Summary) -> int:
+    """The most bytes that a chart shows."""
+    trace = summary.subject.trace
+    sizes = [1, trace.peak, trace.totals.allocated or 0]
+    if summary.subject.predicted is not None:
+        sizes.append(summary.subject.predicted.peak)
+    if summary.budget and summary.budget <= 2 * max(sizes):
+        sizes.append(summary.budget)
+    return max(sizes)
 
 
 def fitted(summary: Summary) -> tuple[Summary, dict[str, Any]]:
@@ -47,7 +44,7 @@ def _levels(summary: Summary) -> list[str]:
     return list(dict.fromkeys((*moved, *(bar.level for bar in timeline.kept))))
 
 
-def view_of(summary: Summary, columns: dict[str, Any], top: int) -> dict[str, Any]:
+def view_of(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
     """One view: its numbers, and its columns as they were packed."""
     timeline, trace, peak = summary.timeline, summary.subject.trace, summary.timeline.peak
     levels = _levels(summary)
@@ -59,8 +56,9 @@ def view_of(summary: Summary, columns: dict[str, Any], top: int) -> dict[str, An
         "events": trace.totals.ops,
         "group": timeline.group,
         "span": timeline.span,
-        "top": top,
+        "top": top_of(summary),
         "budget": summary.budget,
+        "share": summary.share,
         "always": sum(trace.always.values()),
         "peak": {"row": -1 if peak is None else peak.row, "size": trace.peak, "text": bytes_text(trace.peak)},
         "columns": columns,

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     head = ("", "plain autograd", "remat")
     _print_table(title, head, rows)
     print(call.plan)
-    table = Table("Plain autograd and remat", head, tuple(rows))
+    table = Table("Plain autograd and remat", head, tuple(rows), numbers=False)
     write_report([call], str(output), form="html", title=title, labels=["remat.scan of the LSTM"], tables=[table])
     print(
         "next: open the page; put a loop of your own into remat.scan(step, init, xs, memory=...), as in "

@@ -109,7 +109,7 @@ class NumpyVerbs(ABC):
         sums = [total[0] for total in self.captured_sums if total]
         parts = {
             "inputs": self.body.inputs.leaves,
-            "captured values": self.captured,
+            "parameters and what else is captured": self.captured,
             "outputs": self.body.outputs.leaves,
             "gradients": [leaf for leaf in (*self.xs_grads, *sums) if leaf is not None],
         }

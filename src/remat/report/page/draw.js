@@ -87,7 +87,7 @@ function envelope(view, from, to, width) {
       if (allocated && view.allocated[row] > allocated[pixel]) allocated[pixel] = view.allocated[row];
     }
   }
-  return { best, tapes, most, allocated };
+  return { best, tapes, allocated };
 }
 
 function timeAxis(view, pen, width, bottom) {
@@ -97,14 +97,17 @@ function timeAxis(view, pen, width, bottom) {
   for (let value = Math.ceil(view.from / step) * step; value <= view.to; value += step) {
     const x = xOf(view, value, width);
     pen.fillRect(x, bottom, 1, 4);
-    const text = view.axis === "time" ? timeText(view, value) : "op " + Math.round(value + 1).toLocaleString("en");
-    if (x > LEFT + 20 && x < width - 36) pen.fillText(text, x, bottom + 16);
+    const whole = Math.round(value + 1).toLocaleString("en"), plain = parseFloat(value.toPrecision(6)).toLocaleString("en");
+    const text = view.axis !== "time" ? whole : view.measured ? timeText(view, value) : plain;
+    if (x < width - 60) pen.fillText(text, x, bottom + 16);
   }
+  pen.textAlign = "right";
+  pen.fillText(view.axis !== "time" ? "ops" : view.measured ? "time" : "time units", width - RIGHT, bottom + 16);
 }
 
-function cursorLine(view, pen, row, top, bottom, width) {
+function cursorLine(view, pen, row, place, top, bottom, width) {
   if (row === undefined || row < 0) return;
-  const x = xOf(view, (view.edges[row] + view.edges[row + 1]) / 2, width);
+  const x = xOf(view, view.edges[row] + place * (view.edges[row + 1] - view.edges[row]), width);
   if (x < LEFT || x > width - RIGHT) return;
   pen.strokeStyle = colour("ink");
   pen.setLineDash([]);

@@ -12,18 +12,7 @@ function drawLiveness(view, canvas) {
     pen.fillStyle = colour("always");
     pen.fillRect(LEFT, floor - view.extra * scale, inner, view.extra * scale);
   }
-  for (let pixel = 0; pixel < inner; pixel++) {
-    const row = best[pixel];
-    if (row < 0) continue;
-    let y = floor - view.extra * scale;
-    for (const kind of KINDS) {
-      const size = (kind === "tape" ? tapes[pixel] : view[kind][row]) * scale;
-      if (!size) continue;
-      pen.fillStyle = view.colours[kind];
-      pen.fillRect(LEFT + pixel, y - size, 1, size);
-      y -= size;
-    }
-  }
+  stack(view, pen, best, tapes, inner, floor - view.extra * scale, scale);
   if (view.predicted) {
     line(pen, inner, floor, scale, "ink", [5, 3], 
       (pixel) => best[pixel] < 0 ? null : view.predicted[best[pixel]] - view.tape[best[pixel]] + tapes[pixel] + view.extra);
@@ -37,10 +26,31 @@ function drawLiveness(view, canvas) {
   }
   pen.fillRect(LEFT - 1, TOP, 1, floor - TOP);
   pen.fillRect(LEFT - 1, floor, inner + 1, 1);
-  if (view.budget && view.budget <= view.top) budgetLine(view, pen, floor - (view.budget + view.extra) * scale, width);
+  const right = peakPlace(view) > (view.from + view.to) / 2;
+  if (view.share && view.share < view.budget && view.share <= view.top) {
+    levelLine(pen, "soft", "", floor - (view.share + view.extra) * scale, width, right);
+  }
+  if (view.budget && view.budget <= view.top) {
+    levelLine(pen, "budget", "budget " + bytesText(view.budget), floor - (view.budget + view.extra) * scale, width, right);
+  }
   timeAxis(view, pen, width, floor);
-  cursorLine(view, pen, view.hover, TOP, floor, width);
+  cursorLine(view, pen, view.hover, 0.5, TOP, floor, width);
   peakMark(view, pen, floor - (view.peak.size + view.extra) * scale, floor, width);
+}
+
+function stack(view, pen, best, tapes, inner, floor, scale) {
+  for (let pixel = 0; pixel < inner; pixel++) {
+    const row = best[pixel];
+    if (row < 0) continue;
+    let y = floor;
+    for (const kind of KINDS) {
+      const size = (kind === "tape" ? tapes[pixel] : view[kind][row]) * scale;
+      if (!size) continue;
+      pen.fillStyle = view.colours[kind];
+      pen.fillRect(LEFT + pixel, y - size, 1, size);
+      y -= size;
+    }
+  }
 }
 
 function line(pen, inner, floor, scale, name, dash, sizeAt) {
@@ -62,20 +72,22 @@ function line(pen, inner, floor, scale, name, dash, sizeAt) {
   pen.lineWidth = 1;
 }
 
-function budgetLine(view, pen, y, width) {
-  pen.strokeStyle = pen.fillStyle = colour("budget");
+// A dashed line across the chart; its words stand at the left if the peak is to the right, and the other way round.
+function levelLine(pen, name, words, y, width, left) {
+  pen.strokeStyle = pen.fillStyle = colour(name);
   pen.setLineDash([7, 4]);
   pen.beginPath();
   pen.moveTo(LEFT, y);
   pen.lineTo(width - RIGHT, y);
   pen.stroke();
   pen.setLineDash([]);
-  pen.textAlign = "left";
-  pen.fillText("budget " + bytesText(view.budget), LEFT + 4, Math.max(12, y - 5));
+  pen.textAlign = left ? "left" : "right";
+  pen.fillText(words, left ? LEFT + 4 : width - RIGHT, Math.max(12, y - 5));
 }
 
 // A range that is recorded is at its largest when it ends, everything else when it begins.
 function peakPlace(view) {
+  if (view.peak.row < 0) return 0;
   return view.edges[view.peak.row + (view.code[view.peak.row] === 1 ? 1 : 0)];
 }
 
@@ -115,13 +127,8 @@ function peakMark(view, pen, y, floor, width) {
 function drawMap(view, canvas) {
   const { pen, width, height } = sharp(canvas);
   const inner = Math.max(1, Math.round(width - LEFT - RIGHT)), end = view.edges[view.n] || 1;
-  const { best, most } = envelope(view, 0, end, inner);
-  for (let pixel = 0; pixel < inner; pixel++) {
-    if (best[pixel] < 0) continue;
-    const size = (most[pixel] / view.top) * (height - 2);
-    pen.fillStyle = view.colours[PHASES[view.phase[best[pixel]]]];
-    pen.fillRect(LEFT + pixel, height - size, 1, size);
-  }
+  const { best, tapes } = envelope(view, 0, end, inner);
+  stack(view, pen, best, tapes, inner, height, (height - 2) / view.top);
   const x = (value) => LEFT + (value / end) * inner;
   pen.fillStyle = colour("ink");
   pen.globalAlpha = 0.22;

@@ -175,7 +175,7 @@ function start(view, section) {
   replayOn(view, section);
   new ResizeObserver(() => changed(view)).observe(chart);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => changed(view));
-  view.say(Math.max(0, view.peak.row));
+  view.say(view.cursor);
   paint();
   section.dataset.ready = "yes";
 }

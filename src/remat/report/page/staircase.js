@@ -25,8 +25,8 @@ function drawStaircase(view, canvas) {
   pen.fillRect(LEFT - 1, 4, 1, floor - 4);
   pen.fillRect(LEFT - 1, floor, width - LEFT - RIGHT + 1, 1);
   timeAxis(view, pen, width, floor);
-  cursorLine(view, pen, view.hover, 4, floor, width);
-  cursorLine(view, pen, view.cursor, 4, floor, width);
+  cursorLine(view, pen, view.hover, 0.5, 4, floor, width);
+  cursorLine(view, pen, view.cursor, 1, 4, floor, width); // what is drawn is done
 }
 
 function bars(view, pen, x, y, width) {
