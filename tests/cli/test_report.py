@@ -116,11 +116,44 @@ def test_files_that_cannot_be_shown(run, tmp_path, content):
 
 def test_a_damaged_profile_is_one_clear_error(run, files):
     data = json.loads((files / "profile.json").read_text())
-    for damage in ({"calls": 3}, {"calls": [{}]}, {"calls": [data["calls"][0] | {"plan": {"planner": "x"}}]}):
+    call = data["calls"][0]
+    plan, trace = call["plan"], call["trace"]
+    turned = [line if not line.startswith("record") else "turn" for line in trace["ops"]]
+    damages = [
+        *({"plan": {"planner": "x"}}, {"plan": plan | {"claim": None}}, {"plan": plan | {"problem": 3}}),
+        *([{"plan": plan | {"prediction": plan["prediction"] | {name: "<b>"}}} for name in ("advances", "peak")]),
+        *({name: "abc"} for name in ("seconds", "steps", "site", "runs", "budget")),
+        *({"site": call["site"] | {"line": "abc"}}, {"seconds": float("nan")}, {"trace": trace | {"ops": turned}}),
+        {"trace": trace | {"at_peak": [["a", "b"]]}},
+    ]
+    for damage in ({"calls": 3}, {"calls": [{}]}, *({"calls": [call | damage]} for damage in damages)):
         (files / "bad.json").write_text(json.dumps(data | damage))
         status, _, err = run("report", "bad.json")
         assert status == 2
         assert "Traceback" not in err
+
+
+def test_nothing_is_written_over_itself(run, files):
+    before = (files / "plan.json").read_text()
+    assert run("report", "plan.json", "-o", "plan.json", "--force")[0] == 2
+    assert run("compare", "plan.json", "trace.json", "-o", "trace.json", "--force")[0] == 2
+    assert (files / "plan.json").read_text() == before
+    assert run("plan", "--steps", "9", "--slots", "2", "--save", "s.json", "--report", "s.json")[0] == 2
+    assert not (files / "s.json").exists()
+    assert run("plan", "--steps", "9", "--slots", "2", "--report", "no/s.html")[0] == 2
+
+
+def test_data_goes_to_stdout_also_from_a_terminal(files):
+    """`script` gives the command a terminal of its own for stderr; stdout goes into a file."""
+    import shutil
+    import subprocess
+    import sys
+
+    if shutil.which("script") is None:
+        pytest.skip("there is no `script` to make a terminal with")
+    command = f"{sys.executable} -m remat lstm --seq-len 24 --checkpoints 2 --hidden 3 --batch 2 > out.txt"
+    subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, cwd=files, check=True)
+    assert "loss:" in (files / "out.txt").read_text()
 
 
 def test_words_that_make_no_sense(run, files):

@@ -225,3 +225,106 @@ def test_a_call_site_is_the_line_of_the_user_also_in_a_step():
         grad(lambda x: remat.scan(inner, x, length=4, slots=2)[0])(0.3)
     names = {call.site.function for call in run.calls}
     assert names == {"<lambda>", "inner"}
+
+
+def test_an_op_that_is_cut_off_is_part_of_the_trace(tmp_path):
+    """A loop that is recorded as one range, and interrupted in its middle."""
+    from remat.planners import SavePoints
+
+    count, w = [0], numpy.eye(20) / 2
+
+    def step(h, _):
+        count[0] += 1
+        if count[0] == 31:
+            raise KeyboardInterrupt
+        return np.tanh(np.dot(h, w)), None
+
+    plan = remat.plan(remat.Loop(100), slots=0, planner=SavePoints(()))
+    with pytest.raises(KeyboardInterrupt), remat.profile() as run:
+        grad(lambda h: np.sum(remat.scan(step, h, length=100, plan=plan)[0]))(numpy.ones((50, 20)))
+    trace = run.calls[0].trace
+    assert [event.op for event in trace] == [remat.Record(0, 30)]
+    assert trace.peak > 30 * 50 * 20 * 8
+    assert trace.seconds > 0
+    assert trace.at_peak[0][0] == "tape 0..29"
+    page = run.report(tmp_path / "cut.html").read_text()
+    assert "The run is not complete: stopped by KeyboardInterrupt after 1 ops." in page
+    assert "30 steps had run" in page
+
+
+def test_a_device_of_another_name_is_weighed_too():
+    slopes, peaks = [], []
+    for name in ("ram", "gpu"):
+        plan = remat.plan(remat.Loop(20), remat.Memory(levels=[remat.Level(name, slots=3)]))
+        with remat.profile() as run:
+            slopes.append(
+                grad(lambda x, plan=plan: remat.scan(lambda x, _: (np.sin(x), None), x, plan=plan, length=20)[0])(0.3)
+            )
+        peaks.append(run.calls[0].trace.peak)
+        assert run.calls[0].trace.device == name
+    assert slopes[0] == slopes[1]
+    assert peaks[0] == peaks[1]
+
+
+def test_many_kept_states_are_profiled_in_time_that_grows_with_their_number(monkeypatch):
+    from remat.schedule.machine import Machine
+
+    made, holders = [0], Machine.holders
+
+    def counted(self):
+        made[0] += 1
+        return holders(self)
+
+    monkeypatch.setattr(Machine, "holders", counted)
+    with remat.profile() as run:
+        slope(length=300, slots=300)
+    assert made[0] == 0  # they are found when somebody asks
+    assert len(run.calls[0].trace.at_peak) > 250
+    assert made[0] == 1
+
+
+def test_saving_keeps_the_numbers_of_all_runs(tmp_path, monkeypatch):
+    from autograd import make_vjp
+
+    monkeypatch.setattr(profiler, "MOST_TRACES", 2)
+    with remat.profile() as run:
+        for _ in range(4):
+            slope()
+        vjp, _ = make_vjp(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=10, slots=3)[0])(0.3)
+        for _ in range(3):
+            vjp(1.0)
+    run.save(tmp_path / "run.json")
+    loaded = remat.Profile.load(tmp_path / "run.json")
+    assert str(loaded) == str(run)
+    assert sum(place.steps for place in loaded.places()) == 7 * 25
+    with pytest.raises(remat.ReportError, match="not held"):
+        remat.report(run.calls[3], tmp_path / "x.html")
+
+
+def test_the_allocator_is_left_alone_after_the_block():
+    import tracemalloc
+
+    from autograd import make_vjp
+
+    with remat.profile(memory=True) as run:
+        vjp, _ = make_vjp(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=10, slots=3)[0])(0.3)
+    assert not tracemalloc.is_tracing()
+    vjp(1.0)
+    vjp(1.0)
+    assert not tracemalloc.is_tracing()
+    assert len(list(run.calls[0].trace)) > 10
+
+
+def test_blocks_may_end_in_any_order():
+    def opened():
+        with remat.profile() as run:
+            yield run
+
+    first, second = opened(), opened()
+    one, two = next(first), next(second)
+    slope()
+    first.close()
+    slope()
+    second.close()
+    slope()
+    assert (len(one), len(two)) == (1, 2)

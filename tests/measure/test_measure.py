@@ -16,7 +16,7 @@ def measured(step, init, steps=50, memory="50 MiB"):
     numpy_loop._measured.clear()
     with remat.profile() as run:
         grad(lambda h: np.sum(remat.scan(step, h, length=steps, memory=memory)[0]))(init)
-    ((_, found),) = numpy_loop._measured.values()
+    ((_, found, _),) = numpy_loop._measured.values()
     return found, run.calls[0]
 
 
@@ -149,3 +149,47 @@ def test_a_loop_of_unknown_length_is_measured_on_its_first_step_only():
 
     assert grad(loss)(0.5) == pytest.approx(2.0)
     assert grad(lambda w: remat.while_loop(lambda c: False, lambda c: 1 / 0, w, memory="4 MiB"))(0.5) == 1.0
+
+
+def test_a_step_that_was_measured_in_little_room_is_measured_again_where_there_is_more():
+    numpy_loop._measured.clear()
+    w = numpy.ones((64, 64)) / 64
+
+    def gradient(memory):
+        def step(state, _):
+            h, c = state
+            c = c * np.tanh(np.dot(h, w)) + np.sin(h)
+            return (np.tanh(c), c), None
+
+        with remat.profile() as run:
+            grad(lambda h: np.sum(remat.scan(step, (h, h), length=100, memory=memory)[0][0]))(numpy.ones((64, 64)))
+        return run.calls[0]
+
+    with pytest.raises(remat.InfeasibleError):
+        gradient("300 KiB")
+    call = gradient("8 MiB")
+    assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.05)
+
+
+@pytest.mark.parametrize(("hidden", "memory"), [(16, "1 MiB"), (48, "4 MiB"), (96, "16 MiB")])
+def test_predictions_hold_and_budgets_are_used(hidden, memory):
+    from remat.units import to_bytes
+
+    numpy_loop._measured.clear()
+    rng = numpy.random.default_rng(0)
+    w, xs = rng.normal(size=(hidden, hidden)) / hidden**0.5, rng.normal(size=(200, 24, hidden))
+
+    def loss(w):
+        def step(state, x):
+            h, c = state
+            c = c * np.tanh(np.dot(h, w) + x) + np.sin(h)
+            return (np.tanh(c), c), None
+
+        zeros = numpy.zeros((24, hidden))
+        return np.sum(remat.scan(step, (zeros, zeros), xs, memory=memory)[0][0])
+
+    with remat.profile() as run:
+        grad(loss)(w)
+    (call,) = run.calls
+    assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.05)
+    assert call.trace.peak >= 0.6 * to_bytes(memory, "memory") or call.trace.recomputed == 0

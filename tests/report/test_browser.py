@@ -98,6 +98,35 @@ def test_wheel_drag_buttons_and_keys_move_the_chart(open_page, path):
     assert opened.trouble == []
 
 
+def test_the_peak_of_a_long_range_is_where_p_goes(open_page, tmp_path):
+    plan = remat.plan(remat.Loop(200, state=1000, tape=9000), "10 MiB")
+    opened = open_page(plan.report(tmp_path / "all.html"))
+    opened.page.locator(CHART).focus()
+    opened.page.keyboard.press("p")
+    opened.page.mouse.move(5, 5)
+    middle = """() => { const canvas = document.querySelector("canvas.chart"), pen = canvas.getContext("2d");
+      const x = 70 + (canvas.width - 82) / 2, data = pen.getImageData(x - 6, 20, 12, 30).data;
+      let dark = 0;
+      for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255 && data[i] < 60 && data[i + 2] < 60) dark++;
+      return dark; }"""
+    assert opened.settled().page.evaluate(middle) > 20  # the dot at the peak is in the middle
+    assert opened.page.inner_text(".readout").startswith("op 1 of 3")
+
+
+def test_a_rounded_column_is_exact_at_the_peak(open_page, tmp_path):
+    import random
+
+    rng, columns = random.Random(0), Columns("ram")
+    for event in remat.plan(remat.Loop(5_000), slots=60).simulate():
+        columns.append(event.op, rng.lognormvariate(-7, 1), Live("ram", {"ram": rng.randrange(47_000)}, 0, 0))
+    trace = Trace(5_000, "ram", Totals.of(columns), columns, lambda _: (), measured=True)
+    assert trace.totals.ops > 25_000
+    opened = open_page(trace.report(tmp_path / "x.html"))
+    opened.page.locator(CHART).focus()
+    opened.page.keyboard.press("p")
+    assert f"live {bytes_text(trace.peak)} =" in opened.settled().page.inner_text(".readout")
+
+
 def test_everything_can_be_reached_by_tab(open_page, path):
     page = open_page(path).page
     reached = set()
@@ -155,7 +184,7 @@ def test_a_phone_needs_no_scrolling_sideways(open_page, path, plan, tmp_path, ki
     if kind == "compare":
         path = remat.report(plan, plan.simulate(), plan, tmp_path / "three.html")
     elif kind == "names":
-        path = remat.report(plan, tmp_path / "long.html", title="t" * 300, labels=["/very/long/path" * 30])
+        path = remat.report(plan, plan, tmp_path / "long.html", title="t" * 300, labels=["/very/long" * 30, "x" * 300])
     opened = open_page(path, width=390)
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert opened.colours(CHART)[STATE] > 1000

@@ -11,7 +11,7 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.report import text_report
+from remat.report import forms, text_report
 from remat.report.pictures import liveness_picture, standalone
 from remat.report.subjects import subjects_of
 from remat.report.summary import summarise
@@ -297,3 +297,89 @@ def test_progress_is_told(plan, tmp_path):
 
     remat.report(plan, tmp_path / "plan.html", progress=Bar())
     assert told
+
+
+def test_tips_of_a_run_hold_for_the_budget_one_asks_for():
+    def recomputed(memory):
+        with remat.profile() as run:
+            grad(lambda h: np.sum(remat.scan(lambda h, _: (np.tanh(h), None), h, length=60, memory=memory)[0]))(
+                np.ones(2000)
+            )
+        return run
+
+    run = recomputed(2**20)
+    summary = summarise(subjects_of(run)[0])
+    trace, curve = summary.subject.trace, summary.tradeoff
+    assert trace.recomputed > 0
+    assert curve.chosen.budget == summary.budget == 2**20
+    for point in curve.points[:: max(1, len(curve.points) // 4)]:
+        assert recomputed(point.budget).calls[0].trace.forward_steps == point.forward_steps
+    assert curve.points[-1].forward_steps == 60
+    assert "of the budget of 1 MiB" in text_report(run)
+
+
+def test_two_long_noisy_traces_fit_into_one_page(tmp_path):
+    import random
+
+    from remat.schedule import Trace
+    from remat.schedule.columns import Columns
+    from remat.schedule.events import Live, Totals
+
+    traces = []
+    for seed in (0, 1):
+        rng, columns = random.Random(seed), Columns("ram")
+        for event in remat.plan(remat.Loop(4_000), slots=60).simulate():
+            live = Live("ram", {"ram": rng.randrange(10**9)}, rng.randrange(10**9), 0)
+            columns.append(event.op, rng.lognormvariate(-7, 1), live)
+        traces.append(Trace(4_000, "ram", Totals.of(columns), columns, lambda _: (), measured=True))
+    assert remat.report(*traces, tmp_path / "two.html").stat().st_size < 400_000
+
+
+def test_text_obeys_no_terminal(plan, tmp_path):
+    evil = "a\x1b[31mb\x07"
+    data = plan.simulate().envelope() | {"device": evil, "always": {evil: 5}, "at_peak": [[evil, evil, 3]]}
+    data["state"] = {evil: data["state"]["ram"]}
+    trace = remat.Trace.from_json(json.dumps(data))
+    text = remat.report(trace, tmp_path / "x.txt", title=evil, labels=[evil]).read_text()
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_a_failed_run_says_so_and_anonymously_no_more(tmp_path):
+    class SecretError(Exception):
+        pass
+
+    def step(x, _):
+        if x < 0.2:
+            raise SecretError
+        return np.sin(x) * 0.9, None
+
+    with pytest.raises(SecretError), remat.profile() as run:
+        grad(lambda x: remat.scan(step, x, length=40, slots=4)[0])(1.0)
+    assert "stopped by SecretError" in run.report(tmp_path / "x.html").read_text()
+    for form in ("html", "txt", "json"):
+        text = run.report(tmp_path / f"y.{form}", anonymous=True).read_text()
+        assert "SecretError" not in text
+
+
+def test_what_is_wrong_with_the_path_shows_before_the_work(plan, tmp_path, monkeypatch):
+    def never(*args, **kwargs):
+        raise AssertionError("the work was begun")
+
+    monkeypatch.setattr(forms, "_summaries", never)
+    for name in ("no/plan.html", "plan.doc"):
+        with pytest.raises(remat.ReportError):
+            plan.report(tmp_path / name)
+
+
+def test_a_link_is_written_through(plan, tmp_path):
+    (tmp_path / "real.html").write_text("old")
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    plan.report(tmp_path / "link.html")
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").read_text().startswith("<!doctype")
+
+
+def test_times_that_are_next_to_nothing(tmp_path):
+    loop = remat.Loop(9, forward=1e-320, record=0, backward=1e-310)
+    remat.plan(loop, slots=3).report(tmp_path / "x.html")

@@ -14,7 +14,14 @@ class Bars:
 
         console = Console(stderr=True)
         columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._bars = Progress(
+            *columns,
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+            redirect_stdout=False,  # data that is printed meanwhile is not narration
+            redirect_stderr=False,
+        )
         self._bars.start()
         self._job = self._bars.add_task("", total=None)
         self._inside = self._bars.add_task("  of it", total=None, visible=False)

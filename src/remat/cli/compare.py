@@ -19,8 +19,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the comparison, or print it as text."""
-    check_output(arguments)
     names = [arguments.first, *arguments.others]
+    check_output(arguments, *names)
     subjects = [read_shown(name) for name in names]
     labels = [Path(name).stem for name in names]
     if arguments.output:

@@ -14,7 +14,7 @@ from remat.execute import Profile
 from remat.planners import Plan
 from remat.problem.saved import read_json, read_limited
 from remat.report import report
-from remat.report.forms import form_of
+from remat.report.forms import check_path
 from remat.report.tables import Table
 from remat.schedule import Trace
 
@@ -38,13 +38,19 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--open", action="store_true", help="show the report in the browser")
 
 
-def check_output(arguments: argparse.Namespace) -> None:
-    """Raise now what writing would raise later."""
+def check_output(arguments: argparse.Namespace, *inputs: str) -> None:
+    """Raise now what writing would raise later; no input is written over, however much it is forced."""
+    if arguments.output and any(_same(arguments.output, name) for name in inputs):
+        raise FileError(f"{arguments.output} is what the report is about; give another -o")
     if arguments.output:
-        form_of(arguments.output, arguments.form)
+        check_path(arguments.output, arguments.form)
         refuse_to_overwrite(arguments.output, arguments.force)
     elif arguments.open or arguments.form:
         raise FileError("give -o FILE for a report in another form than text, or to open it")
+
+
+def _same(a: str, b: str) -> bool:
+    return Path(a).exists() and Path(b).exists() and Path(a).samefile(b)
 
 
 def read_shown(name: str) -> Plan | Trace | Profile:

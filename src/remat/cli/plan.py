@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 from remat.cli.arguments import (
     add_loop,
@@ -14,8 +15,9 @@ from remat.cli.arguments import (
 )
 from remat.cli.bars import Bars
 from remat.cli.output import write_report
+from remat.errors import FileError
 from remat.planners import plan as make_plan
-from remat.report.forms import form_of
+from remat.report.forms import check_path
 
 EXAMPLE = "remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB"
 HELP = "plan the reversal of a loop and print what it costs"
@@ -39,7 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     for path in filter(None, (arguments.save, arguments.report)):
         refuse_to_overwrite(path, arguments.force)
     if arguments.report:
-        form_of(arguments.report)
+        check_path(arguments.report)
+        if arguments.save and Path(arguments.save).resolve() == Path(arguments.report).resolve():
+            raise FileError(f"--save and --report both write {arguments.report}")
     planner, loop, memory = read_planner(arguments), read_loop(arguments), read_memory(arguments)
     with Bars() as bars:
         bars.say("planning")

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the report, or print it as text."""
-    check_output(arguments)
+    check_output(arguments, arguments.file)
     subject = read_shown(arguments.file)
     if arguments.output:
         write_report(

@@ -3,15 +3,18 @@
 In: from the interface, and a recorder for each run. Out: the numbers of the profile's table; as plain data, a file.
 """
 
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from math import isfinite
 from typing import Any, Protocol
 
-from remat.execute.recorder import Recorder
+from remat.errors import FileError
+from remat.execute.recorder import Meters, Recorder
 from remat.execute.sites import Site
 from remat.execute.verbs import Verbs
 from remat.problem import Memory
 from remat.schedule import Trace
+from remat.schedule.events import Totals
 
 __all__ = ["Call", "Past", "Planned"]
 
@@ -48,31 +51,30 @@ class Call:
     """One call: `plan` if a gradient was asked for, and `runs`, one for each reverse sweep that was begun."""
 
     def __init__(
-        self, what: str, site: Site, step: Site | None = None, *, traced: bool = True, meters: ExitStack | None = None
+        self, what: str, site: Site, step: Site | None = None, *, traced: bool = True, meters: Meters | None = None
     ) -> None:
         self.what, self.site, self.step = what, site, step
         self.traced = traced  # whether events are held, or totals only
-        self.meters = meters  # holds meters that are on; None: the allocator is not asked
+        self.meters = meters  # None: the allocator is not asked
         self.framework = ""
         self.steps: int | None = None
         self.budget: int | None = None  # bytes that were asked for; the plan has what is left beside what is set aside
         self.plan: Planned | None = None
+        self.plan_in: Callable[[int], Planned] | None = None  # the plan that would be made in so many bytes
         self.runs: list[Recorder | Past] = []
         self.seconds = 0.0  # of the call itself: measuring, planning, the first sweep
         self.stopped = ""  # the name of the error that ended the call
 
-    def recorder(self, verbs: Verbs, state: Any) -> "Recorder":
+    def recorder(self, verbs: Verbs, state: Any, memory: Memory | None = None) -> Recorder:
         """The recorder of a new run."""
-        run = Recorder(verbs, state, traced=self.traced, meters=self.meters)
+        run = Recorder(verbs, state, memory=memory, traced=self.traced, meters=self.meters)
         self.runs.append(run)
         return run
 
     @property
     def trace(self) -> Trace | None:
         """The trace of the last run, of what happened so far if it has not ended; None where there is no run."""
-        if not self.runs:
-            return None
-        return replace(self.runs[-1].trace, memory=None if self.plan is None else self.plan.memory)
+        return self.runs[-1].trace if self.runs else None
 
     @property
     def all_seconds(self) -> float:
@@ -90,8 +92,8 @@ class Call:
         return "done" if self.runs[-1].complete else "forward only"
 
     def to_dict(self) -> dict[str, Any]:
-        """The call as plain data."""
-        trace = self.trace
+        """The call as plain data: the totals of all runs, and the events of the last."""
+        trace = self.trace if self.traced else None
         return {
             "what": self.what,
             "site": self.site.to_dict(),
@@ -100,35 +102,48 @@ class Call:
             "steps": self.steps,
             "budget": self.budget,
             "seconds": self.seconds,
-            "later": sum(run.later for run in self.runs),
-            "stopped": self.stopped or next((run.stopped for run in self.runs if run.stopped), ""),
+            "stopped": self.stopped,
             "plan": None if self.plan is None else self.plan.summary(),
+            "runs": [
+                {
+                    "totals": asdict(run.totals),
+                    "peak": run.peak,
+                    "later": run.later,
+                    "complete": run.complete,
+                    "stopped": run.stopped,
+                }
+                for run in self.runs
+            ],
             "trace": None if trace is None else trace.envelope(),
         }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Call":
-        """The call from plain data; of several runs only the last was saved."""
+        """The call from plain data."""
         step, plan, trace = data["step"], data["plan"], data["trace"]
         call = cls(str(data["what"]), Site.from_dict(data["site"]), None if step is None else Site.from_dict(step))
-        call.framework, call.stopped = str(data["framework"]), str(data["stopped"])
-        call.steps = None if data["steps"] is None else int(data["steps"])
-        call.budget = None if data["budget"] is None else int(data["budget"])
-        call.seconds = float(data["seconds"])
+        call.framework, call.stopped, call.traced = str(data["framework"]), str(data["stopped"]), trace is not None
+        call.steps, call.budget = _whole(data["steps"]), _whole(data["budget"])
+        call.seconds = _time(data["seconds"])
         call.plan = None if plan is None else _Told(plan)
-        if trace is not None:
-            call.runs.append(Past(Trace.from_envelope(trace), float(data["later"])))
+        runs = [Past(run) for run in data["runs"]]
+        if trace is not None and runs:
+            runs[-1].trace = Trace.from_envelope(trace)
+        call.runs = [*runs]
         return call
 
 
 class Past:
-    """A run that was saved and loaded."""
+    """A run that was saved and loaded: its totals, and its trace if that was saved."""
 
-    stopped = ""
-
-    def __init__(self, trace: Trace, later: float) -> None:
-        self.trace, self.later, self.totals = trace, later, trace.totals
-        self.peak, self.complete = trace.peak, trace.complete
+    def __init__(self, data: dict[str, Any]) -> None:
+        known = {field.name for field in fields(Totals)}
+        self.totals = Totals(**{name: value for name, value in data["totals"].items() if name in known})
+        self.peak = _whole(data["peak"]) or 0
+        self.later, self.complete, self.stopped = _time(data["later"]), bool(data["complete"]), str(data["stopped"])
+        for name in ("advances", "records", "ops"):
+            _whole(getattr(self.totals, name))
+        self.trace = Trace(0, "ram", self.totals, (), lambda _: (), measured=True, complete=self.complete)
 
 
 class _Told:
@@ -137,8 +152,23 @@ class _Told:
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
         self.planner, self.claim = str(data["planner"]), str(data["claimed"])
-        self.forward_steps = int(data["prediction"]["advances"]) + int(data["prediction"]["records"])
+        cost = data["prediction"]
+        advances, records, _ = (_whole(cost[name]) or 0 for name in ("advances", "records", "peak"))
+        self.forward_steps = advances + records
+        _time(cost["seconds"])
         self.memory = Memory.from_envelope(data["memory"])
 
     def summary(self) -> dict[str, Any]:
         return self.data
+
+
+def _whole(value: Any) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value < 2**62):
+        raise FileError(f"the saved profile is damaged: {str(value)[:40]!r} is no whole number it can have")
+    return value
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (int, float) or not isfinite(value) or value < 0:
+        raise FileError(f"the saved profile is damaged: {str(value)[:40]!r} is no time")
+    return float(value)

@@ -6,7 +6,7 @@ reported. A profile hears the calls of its own context; one that was opened in t
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from textwrap import wrap
@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from remat.execute.calls import Call
+from remat.execute.recorder import Meters
 from remat.execute.sites import Site, caller, source_of
 from remat.problem.saved import Saved
 from remat.schedule.shown import Shown
@@ -82,7 +83,7 @@ class Profile(Shown, Saved):
     def __init__(self, calls: list[Call] | None = None, *, memory: bool = False) -> None:
         self.calls: list[Call] = [] if calls is None else calls
         self.memory = memory
-        self.meters = ExitStack()
+        self.meters = Meters()
         self._traced: dict[tuple[str, Site], int] = {}
 
     def __len__(self) -> int:
@@ -134,19 +135,19 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
     (25, 25)
     """
     opened = Profile(memory=memory)
-    token = _heard.set((*_heard.get(), opened))
+    _heard.set((*_heard.get(), opened))
     main = threading.current_thread() is threading.main_thread()
     if main:
         with _lock:
             _everywhere.append(opened)
     try:
-        with opened.meters:
-            yield opened
+        yield opened
     finally:
+        opened.meters.close()
         if main:
             with _lock:
                 _everywhere.remove(opened)
-        _heard.reset(token)
+        _heard.set(tuple(each for each in _heard.get() if each is not opened))  # blocks may end in any order
 
 
 def _listening() -> tuple[Profile, ...]:

@@ -1,14 +1,17 @@
 """The recorder: a real run as a trace, filled op by op in the form that the simulator fills too.
 
-In: from the interpreter, each op when it begins and when it has ended. Out: a `Trace`, also of a run that ended early.
+In: from the interpreter, each op when it begins and when it has ended. Out: a `Trace`, also of a run that ended early,
+even in the middle of an op.
 """
 
+from array import array
 from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from remat.execute.verbs import Verbs
-from remat.schedule import Op, Pullback, Record, Trace, Turn
+from remat.execute.verbs import OpMeter, Verbs
+from remat.problem import Memory
+from remat.schedule import Advance, Op, Pullback, Record, Trace, Turn
 from remat.schedule.columns import Columns
 from remat.schedule.events import Holder, Totals
 from remat.schedule.machine import Machine
@@ -16,28 +19,56 @@ from remat.schedule.machine import Machine
 if TYPE_CHECKING:
     from remat.execute.run import Run
 
-__all__ = ["Recorder"]
+__all__ = ["Meters", "Recorder"]
+
+
+class Meters:
+    """Meters of memory that are on as long as a profile is open."""
+
+    def __init__(self) -> None:
+        self.open = True
+        self._on = ExitStack()
+
+    def turn_on(self, meter: OpMeter | None) -> OpMeter | None:
+        """The meter, turned on; None if there is none, or if the profile is closed."""
+        if meter is None or not self.open:
+            return None
+        self._on.enter_context(meter.on())
+        return meter
+
+    def close(self) -> None:
+        """Turn all of them off."""
+        self.open = False
+        self._on.close()
 
 
 class Recorder:
     """Measures one run: the time of each op, and the bytes of what is live, by the sizes of the values themselves."""
 
-    def __init__(self, verbs: Verbs, state: Any, *, traced: bool = True, meters: ExitStack | None = None) -> None:
-        self.traced = traced
+    def __init__(
+        self,
+        verbs: Verbs,
+        state: Any,
+        *,
+        memory: Memory | None = None,
+        traced: bool = True,
+        meters: Meters | None = None,
+    ) -> None:
+        self.traced, self.memory, self.meters = traced, memory, meters
         self.sizes = _Measured(verbs.size(state))
-        self.machine = Machine(self.sizes)
+        self.machine = Machine(self.sizes, memory)
         self.totals = Totals(peaks={self.machine.device: self.machine.device_size})
         self.events = Columns(self.machine.device)
-        self.at_peak: tuple[Holder, ...] = ()
         self.later = 0.0  # seconds after the turn
         self.stopped = ""
         self.complete = False
         self.always: dict[str, int] = {}
-        self.meter = None if meters is None else verbs.meter()
-        if self.meter is not None and meters is not None:
-            meters.enter_context(self.meter.on())
-            self._before = self.meter.now()
+        self.meter = None if meters is None else meters.turn_on(verbs.meter())
+        self._before = 0 if self.meter is None else self.meter.now()
+        self._first = verbs.size(state)
+        self._made = array("q"), array("q")  # bytes of the working state after each op, and of the tape that it made
         self._turned = False
+        self._op: Op | None = None
         self._began = 0.0
 
     @property
@@ -48,42 +79,30 @@ class Recorder:
     @property
     def trace(self) -> Trace:
         """What happened so far, or in all."""
-        at_peak = self.at_peak
         return Trace(
             self.sizes.units,
             self.machine.device,
             self.totals,
             self.events,
-            lambda _: at_peak,
+            self._holders,
+            self.memory,
             measured=True,
             complete=self.complete,
             always=self.always,
         )
 
-    def begin(self) -> None:
+    def begin(self, op: Op) -> None:
         """An op begins."""
         if self.meter is not None:
             self.meter.forget()
+        self._op = op
         self._began = perf_counter()
 
     def end(self, op: Op, run: "Run") -> None:
         """An op has ended: add its event."""
-        seconds = perf_counter() - self._began
-        allocated = None if self.meter is None else max(0, self.meter.peak() - self._before - self.events.nbytes)
+        seconds, self._op = perf_counter() - self._began, None
         self.sizes.measure(op, run)
-        self.machine.units = self.sizes.units
-        self.machine.apply(op)
-        peak = self.totals.peak_index
-        self.totals.count(self.machine, self.totals.ops, op)
-        self.totals.seconds += seconds
-        if self._turned:
-            self.later += seconds
-        if allocated is not None:
-            self.totals.allocated = max(self.totals.allocated or 0, allocated)
-        if self.totals.peak_index != peak:
-            self.at_peak = tuple(self.machine.holders())
-        if self.traced:
-            self.events.append(op, seconds, self.machine.live(), allocated)
+        self._add(op, seconds)
         if isinstance(op, Turn):
             self._turned = True
         elif isinstance(op, Pullback) and op.start == 0:
@@ -91,9 +110,46 @@ class Recorder:
             self.always = run.verbs.always()
 
     def stop(self, error: BaseException, run: "Run") -> None:
-        """The run ends early."""
+        """The run ends early; what was done of the op that is under way is an event of its own."""
+        seconds, op, self._op = perf_counter() - self._began, self._op, None
         self.stopped = type(error).__name__
+        reached, tape = run.verbs.partly()
+        if isinstance(op, Advance | Record) and op.start < reached < op.stop:
+            part = type(op)(op.start, reached)
+            if isinstance(part, Record):
+                self.sizes.tapes[part.start, part.stop] = tape
+            self._add(part, seconds)
         self.always = run.verbs.always()
+
+    def _add(self, op: Op, seconds: float) -> None:
+        allocated = None
+        if self.meter is not None and self.meters is not None and self.meters.open:
+            allocated = max(0, self.meter.peak() - self._before - self.events.nbytes)
+            self.totals.allocated = max(self.totals.allocated or 0, allocated)
+        self.machine.units = self.sizes.units
+        self.machine.apply(op)
+        self.totals.count(self.machine, self.totals.ops, op)
+        self.totals.seconds += seconds
+        if self._turned:
+            self.later += seconds
+        if self.traced:
+            self.events.append(op, seconds, self.machine.live(), allocated)
+            self._made[0].append(self.sizes.state)
+            self._made[1].append(self.sizes.tapes[op.start, op.stop] if isinstance(op, Record) else 0)
+
+    def _holders(self, at: int) -> tuple[Holder, ...]:
+        """Who was live while op `at` ran, found by going through the ops again; nobody knows if they were not held."""
+        sizes = _Measured(self._first)
+        machine = Machine(sizes, self.memory)
+        for event, state, tape in zip(self.events, *self._made, strict=False):
+            sizes.state = state
+            if isinstance(event.op, Record):
+                sizes.tapes[event.op.start, event.op.stop] = tape
+            machine.units = self.sizes.units
+            machine.apply(event.op)
+            if event.index == at:
+                return tuple(machine.holders())
+        return ()
 
 
 class _Measured:
@@ -103,30 +159,30 @@ class _Measured:
     restartable = False
 
     def __init__(self, state: int) -> None:
-        self._state = self._cotangent = state
-        self._tapes: dict[tuple[int, int], int] = {}
+        self.state = self._cotangent = state
+        self.tapes: dict[tuple[int, int], int] = {}
 
     def measure(self, op: Op, run: "Run") -> None:
         """Take the sizes of what the op made."""
         if isinstance(op, Record):
-            self._tapes[op.start, op.stop] = run.verbs.size(run.tapes[op.start, op.stop])
+            self.tapes[op.start, op.stop] = run.verbs.size(run.tapes[op.start, op.stop])
         elif isinstance(op, Pullback):
-            self._tapes.pop((op.start, op.stop), None)
+            self.tapes.pop((op.start, op.stop), None)
         if run.at is not None:
-            self._state = run.verbs.size(run.state)
+            self.state = run.verbs.size(run.state)
         self.units = run.units or 0
 
     def unit_name(self, unit: int) -> str:
         return ""
 
     def state_size(self, state: int) -> int:
-        return self._state
+        return self.state
 
     def tape_size(self, start: int, stop: int) -> int:
-        return self._tapes[start, stop]
+        return self.tapes[start, stop]
 
     def running_size(self, start: int, stop: int, *, record: bool) -> int:
-        return 2 * self._state
+        return 2 * self.state
 
     def pulling_size(self, start: int, stop: int) -> int:
         return 2 * self._cotangent

@@ -65,7 +65,7 @@ class Run:
         self._rest = iter(ops)
         for op in self._rest:
             if recorder is not None:
-                recorder.begin()
+                recorder.begin(op)
             match op:
                 case Advance(start, stop):
                     self._expect(op, self.at == start)

@@ -57,6 +57,10 @@ class Verbs(Protocol):
         """Bytes of what is live throughout, by what it is: inputs, captured values, outputs, gradients."""
         ...
 
+    def partly(self) -> tuple[int, int]:
+        """Where a step raised an error: its number, and the bytes of the tape that was recorded up to it."""
+        ...
+
     def meter(self) -> "OpMeter | None":
         """The meter of the framework's memory, if it has one."""
         ...

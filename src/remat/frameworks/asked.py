@@ -75,7 +75,8 @@ class Asked:
 
     def new_run(self, verbs: Verbs, state: Any, steps: int | None, guard: Guard | None, total: int | None) -> Run:
         """A run from that state, which the profile records."""
-        recorder = None if self.call is None else self.call.recorder(verbs, state)
+        memory = self.memory if self.plan is None else self.plan.memory
+        recorder = None if self.call is None else self.call.recorder(verbs, state, memory)
         return Run(verbs, state, steps, guard=guard, progress=self.progress, total=total, recorder=recorder)
 
     def check_slots(self, steps: int) -> None:
@@ -98,7 +99,10 @@ class Asked:
         with heard_by(self.progress):
             if self.memory.device.capacity is None:
                 return _planned(Loop(steps), self.memory)
-            return _within(measure(), steps, self.memory)
+            measured = measure()
+            if self.call is not None and steps is not None:
+                self.call.plan_in = lambda budget: _within(measured, steps, Memory(budget))
+            return _within(measured, steps, self.memory)
 
 
 _planned = lru_cache(maxsize=64)(plan)

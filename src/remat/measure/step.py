@@ -75,6 +75,7 @@ class Measured:
     aside: int
     once: int = 0
     passing: int = 0
+    limited: bool = False  # whether there was no room to measure a longer range
 
     @property
     def by_single_steps(self) -> Loop:
@@ -116,7 +117,8 @@ def measure_step(
     share = 1 - per_range / (record + backward) if record + backward else 1.0
     tape = min(tape, sizes.tape)
     loop = Loop(None, max(1, sizes.state), tape, forward, share * record, share * backward, per_range=per_range)
-    return Measured(loop, sizes.aside, sizes.tape - tape, passing)
+    limited = longer < min(LONGEST, steps - at)
+    return Measured(loop, sizes.aside, sizes.tape - tape, passing, limited)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def loop_of(trace: Trace, steps: int | None = None) -> Loop | None:
             tapes[op.start, op.stop] = event.live.tape - sum(tapes.values())
             tape += tapes[op.start, op.stop]
         elif isinstance(op, Pullback):
-            del tapes[op.start, op.stop]
+            tapes.pop((op.start, op.stop), None)
     recorded, keeps = sums[Record][0], sum(trace.keeps.values())
     if not recorded:
         return None

@@ -52,7 +52,7 @@ class Saved(ABC):
             return cls.from_dict(fields)
         except ProblemError as error:
             raise FileError(f"the saved {cls.kind} makes no sense: {error}") from error
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise FileError(f"the saved {cls.kind} lacks a field or has a wrong one: {error}") from error
 
     def save(self, path: str | Path) -> None:

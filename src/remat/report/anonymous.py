@@ -28,6 +28,7 @@ def anonymous(subject: Subject, number: int) -> Subject:
         sized=subject.sized and _plan(subject.sized, names),
         source="",
         site=None,
+        warning="The run is not complete." if subject.warning else "",
     )
 
 

@@ -22,7 +22,7 @@ from remat.report.text import text_of
 from remat.schedule import Trace
 from remat.version import __version__
 
-__all__ = ["FORMS", "form_of", "report", "text_report"]
+__all__ = ["FORMS", "check_path", "form_of", "report", "text_report"]
 
 _ENDINGS = {
     ".chrome.json": "chrome",
@@ -68,6 +68,7 @@ def report(
     if labels is not None and len(labels) != len(subjects):
         raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
     chosen = form_of(path, form)
+    check_path(path, form)
     check_progress(progress)
     with heard_by(progress):
         summaries = _summaries(subjects, labels, anonymous, tradeoff=chosen in ("html", "txt", "json"))
@@ -94,6 +95,14 @@ def form_of(path: str | Path, form: str | None = None) -> str:
     if form not in FORMS:
         raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMS)}")
     return form
+
+
+def check_path(path: str | Path, form: str | None = None) -> None:
+    """Raise now what writing a report there would raise later."""
+    if not Path(path).parent.is_dir():
+        raise ReportError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
+    if form_of(path, form) == "png":
+        _painter()
 
 
 def _summaries(
@@ -157,11 +166,15 @@ def _svg(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
 
 
 def _png(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return bytes(_painter().svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
+
+
+def _painter() -> Any:
     try:
         import resvg_py
     except ImportError:
         raise ReportError("a PNG is drawn by resvg_py: pip install 'remat[png]', or write .svg") from None
-    return bytes(resvg_py.svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
+    return resvg_py
 
 
 def _picture(summaries: list[Summary]) -> str:
@@ -185,8 +198,7 @@ FORMS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
 
 def _write_whole(path: Path, data: bytes) -> None:
     """Write all of a file or nothing of it: first beside it, then in its place."""
-    if not path.parent.is_dir():
-        raise ReportError(f"there is no folder {path.parent} to write {path.name} into")
+    path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():  # a pipe or a device
         path.write_bytes(data)
         return

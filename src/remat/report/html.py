@@ -9,6 +9,7 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from math import ceil, inf
 
 from remat.report.cards import cards_of
 from remat.report.pictures import histogram_picture, liveness_picture, tradeoff_picture
@@ -40,7 +41,7 @@ def page_of(summaries: list[Summary], title: str, version: str, tables: list[Tab
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}' 'unsafe-eval'"
     )
-    packed_views = [fitted(summary) for summary in summaries]
+    packed_views = [fitted(summary, len(summaries)) for summary in summaries]
     summaries = [summary for summary, _ in packed_views]
     data = {"version": 1, "views": [view_of(summary, columns) for summary, columns in packed_views]}
     body = [f"<h1>{escape(title)}</h1>"]
@@ -89,7 +90,7 @@ def _overview(summaries: list[Summary]) -> str:
     """All charts at a glance, with the same bytes to an inch."""
     top = max(map(top_of, summaries))
     figures = "".join(
-        f"<figure><h3>{escape(summary.label)}</h3>{liveness_picture(summary, 540, 220, top)}</figure>"
+        f"<figure><h3>{escape(summary.label)}</h3>{liveness_picture(summary, 540, 220, top, bins=240)}</figure>"
         for summary in summaries
     )
     return f'<h2>Live memory, on one scale</h2><div class="pair">{figures}</div>'
@@ -109,6 +110,7 @@ def _section(summary: Summary, number: int, count: int) -> str:
         f"Live bytes over time. Peak {bytes_text(trace.peak)}, {count_text(trace.recomputed)} steps recomputed. "
         "Keys: plus and minus zoom, arrows move, 0 shows all, P goes to the peak, comma and full stop step through ops."
     )
+    still = f"<noscript>{liveness_picture(summary, bins=240)}</noscript>" if count == 1 else ""  # else it is above
     stairs = (
         "Steps over time: forward and recomputation go up, backward goes down, kept states are horizontal lines. "
         "Use the slider below to replay."
@@ -129,7 +131,7 @@ def _section(summary: Summary, number: int, count: int) -> str:
 <p class="soft">Drag, wheel or pinch; or click the chart and press <kbd>+</kbd> <kbd>-</kbd> to zoom, <kbd>←</kbd>
 <kbd>→</kbd> to move, <kbd>0</kbd> for all, <kbd>P</kbd> for the peak, <kbd>,</kbd> <kbd>.</kbd> for one op.</p>
 <p class="trouble" hidden></p>
-<noscript>{liveness_picture(summary)}</noscript>
+{still}
 </figure>
 <figure>
 <h3>The schedule: which step runs when</h3>
@@ -201,8 +203,10 @@ def _buttons() -> str:
 def _pictures(summary: Summary) -> str:
     parts = [f"<figure><h3>How often steps run</h3>{histogram_picture(summary)}</figure>"]
     if summary.tradeoff is not None:
-        who = 'the "auto" planner' if summary.tradeoff.same else "a quick planner"
-        how = "" if summary.tradeoff.exact else f" Other points are by {who}, within a few percent of the best."
+        factor, rule = summary.tradeoff.factor, summary.tradeoff.same is not None
+        who = ' by the "auto" planner' if rule else ""
+        near = f", at most {ceil(100 * factor) / 100:g} times the bound" if 1 < factor < inf else ""
+        how = f" Other points are{who or ' planned likewise'}{near}."
         parts.append(
             f"<figure><h3>What more memory would buy</h3>{tradeoff_picture(summary.tradeoff)}"
             f"<figcaption>Forward runs of a step against memory.{how}</figcaption></figure>"

@@ -19,6 +19,7 @@ __all__ = ["pack", "pack_kept", "pack_rows", "pack_times"]
 
 CODES: dict[type, int] = {Advance: 0, Record: 1, Pullback: 2, Keep: 3, Fetch: 4, Drop: 5, Turn: 6}
 ROOMY = 20_000  # rows up to which every digit is kept
+SHORTEST = 1e-200  # of any time; what is shorter is none
 TIGHT = 0.9  # bytes of a packed time, above which digits are dropped
 STEPS = 1024  # parts of the largest size that sizes are rounded to, where they are many and no two alike
 
@@ -57,7 +58,7 @@ def pack_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict[s
         "cotangent": _pack_sizes(rows.cotangent),
     }
     if rows.index and rows.index[-1] != len(rows) - 1:  # in groups: which event each shows, and what they touch
-        columns |= {"index": pack(rows.index), "low": pack(rows.low), "high": pack(rows.high)}
+        columns |= {"index": pack(rows.index), "held": pack(rows.held), "low": pack(rows.low), "high": pack(rows.high)}
     if rows.allocated:
         columns["allocated"] = _pack_sizes(rows.allocated)
     if predicted:
@@ -96,11 +97,12 @@ def _pack_digits(values: Sequence[float], digits: int) -> dict[str, Any]:
     low, high = 10 ** (digits - 1), 10**digits
     pairs: list[tuple[int, int]] = []
     for value in values:
-        exponent = floor(log10(value)) - digits + 1 if value > 0 else 0
-        mantissa = round(value / 10.0**exponent) if value > 0 else 0
-        if mantissa == high:
-            mantissa, exponent = low, exponent + 1
-        pairs.append((max(mantissa, low) if value > 0 else 0, exponent))
+        if value < SHORTEST:
+            pairs.append((0, 0))
+            continue
+        exponent = floor(log10(value)) - digits + 1
+        mantissa = max(low, round(value / 10.0**exponent))
+        pairs.append((mantissa, exponent) if mantissa < high else (low, exponent + 1))
     least = min((exponent for mantissa, exponent in pairs if mantissa), default=0)
     codes = [(exponent - least) * (high - low) + mantissa - low + 1 if mantissa else 0 for mantissa, exponent in pairs]
     return {**pack(codes), "digits": digits, "least": least}

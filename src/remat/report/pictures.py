@@ -31,7 +31,9 @@ _KINDS = ("state", "tape", "cotangent")
 _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
-def liveness_picture(summary: Summary, width: int = 720, height: int = 240, top: int | None = None) -> str:
+def liveness_picture(
+    summary: Summary, width: int = 720, height: int = 240, top: int | None = None, bins: int = 480
+) -> str:
     """Live bytes by kind over time, the peak and the budget marked; `top` is the most bytes that the axis shows."""
     timeline, trace = summary.timeline, summary.subject.trace
     left, right, upper, lower = 74, 12, 26, 34
@@ -39,7 +41,7 @@ def liveness_picture(summary: Summary, width: int = 720, height: int = 240, top:
     budget = summary.budget or 0
     most = top or max(trace.peak, budget if budget <= 2 * trace.peak else 0, 1)
     scale = tall / (1.08 * most)
-    bins = min(480, inner)
+    bins = min(bins, inner)
     live = timeline.envelope(bins)
     parts = [_title(f"Live bytes over time: {_sentence(summary)}")]
     parts += _frame(left, upper, inner, tall)

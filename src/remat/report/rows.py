@@ -24,6 +24,7 @@ class Rows:
     ramp: list[int] = field(default_factory=list)  # tapes at the other end of a range: where they grow from, or fall to
     cotangent: list[int] = field(default_factory=list)
     allocated: list[int] = field(default_factory=list)  # empty where nobody asked the allocator
+    held: list[int] = field(default_factory=list)  # how many states are kept, in all levels
     low: list[int] = field(default_factory=list)  # the units that the ops of the row touch: low..high-1
     high: list[int] = field(default_factory=list)
     elsewhere: dict[str, list[int]] = field(default_factory=dict)  # states in the other levels
@@ -53,6 +54,7 @@ class Rows:
         self.state.append(live.state.get(live.device, 0))
         self.tape.append(live.tape)
         self.ramp.append(ramp)
+        self.held.append(0)
         self.cotangent.append(live.cotangent)
         for level in live.state:
             if level != live.device and level not in self.elsewhere:
@@ -90,7 +92,7 @@ class Rows:
     def _drop_last(self) -> None:
         columns: list[list[int] | list[float] | list[Op]] = [
             *(self.index, self.op, self.phase, self.start, self.seconds, self.state, self.tape, self.ramp),
-            *(self.cotangent, self.low, self.high, *self.elsewhere.values()),
+            *(self.cotangent, self.held, self.low, self.high, *self.elsewhere.values()),
             *([self.allocated] if self.allocated else []),
         ]
         for column in columns:

@@ -4,21 +4,23 @@ In: what the user gives. Out: subjects; where something was both planned and run
 measured trace, op for op.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
-from remat.errors import ReportError
+from remat.errors import FileError, ReportError
 from remat.execute import Call, Profile
 from remat.execute.calls import Past
 from remat.execute.sites import Site
 from remat.measure import loop_of
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Memory
-from remat.schedule import Schedule, Trace, simulate
+from remat.schedule import Schedule, Trace, simulate, verify
 from remat.units import count_text
 
 __all__ = ["Subject", "subjects_of"]
 
+PlanIn = Callable[[int], Plan]
 MOST_SITES = 8  # call sites of a profile that a report shows
 
 
@@ -31,6 +33,7 @@ class Subject:
     plan: Plan | None = None
     predicted: Trace | None = None
     sized: Plan | None = None  # the plan, or where it was made in slots the same with the sizes that were measured
+    plan_in: PlanIn | None = None  # the plan that a caller would get in so many bytes
     asked: int | None = None  # bytes that the caller asked for, where the plan has less
     source: str = ""  # where the step is written
     framework: str = ""
@@ -89,6 +92,10 @@ def _of_call(call: Call, label: str) -> Subject:
     trace = call.trace
     if trace is None:
         raise ReportError("the call has no run to show: no gradient of it was computed")
+    if not call.traced:
+        raise ReportError(
+            "the events of this call were not held: of one place, those of the first calls are. Show one of these"
+        )
     plan = _plan_of(call, trace)
     sized = None if plan is None else _sized(plan, trace)
     return Subject(
@@ -97,6 +104,7 @@ def _of_call(call: Call, label: str) -> Subject:
         plan,
         None if sized is None else sized.simulate(),
         sized,
+        cast("PlanIn | None", call.plan_in),
         call.budget,
         "" if call.step is None else str(call.step),
         call.framework,
@@ -111,7 +119,14 @@ def _plan_of(call: Call, trace: Trace) -> Plan | None:
         return call.plan
     if not trace.complete or not isinstance(call.runs[-1], Past):
         return None
-    return Plan.from_summary(call.plan.summary(), Schedule(event.op for event in trace))
+    try:
+        plan = Plan.from_summary(call.plan.summary(), Schedule(event.op for event in trace))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"the plan of a call in the saved profile is damaged: {error}") from error
+    verdict = verify(plan.schedule, plan.problem, Memory(levels=[Level(plan.memory.device.name)]))
+    if not verdict:
+        raise FileError(f"the ops of a call in the saved profile are damaged: {verdict}")
+    return plan
 
 
 def _sized(plan: Plan, trace: Trace) -> Plan | None:

@@ -130,7 +130,9 @@ class Summary:
 def summarise(subject: Subject, *, tradeoff: bool = True) -> Summary:
     """The summary of a subject; without `tradeoff` no other budgets are planned."""
     timeline = Timeline.of(subject.trace)
-    curve = tradeoff_of(subject.sized) if tradeoff and subject.sized is not None else None
+    curve = None
+    if tradeoff and subject.sized is not None:
+        curve = tradeoff_of(subject.sized, subject.asked, subject.plan_in)
     return Summary(subject, timeline, curve, tuple(tips_for(subject, curve)))
 
 

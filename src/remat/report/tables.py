@@ -47,12 +47,17 @@ def compare(summaries: "list[Summary]") -> Table:
         cells = [
             (bytes_text(trace.peak), trace.peak, first.peak),
             (count_text(trace.forward_steps), trace.forward_steps, first.forward_steps),
-            *([(summary.time(trace.seconds), trace.seconds, first.seconds)] if timed else []),
+            *([(_short_time(summary), trace.seconds, first.seconds)] if timed else []),
         ]
         ratios = [text if trace is first else f"{text} ({_ratio(value, base)})" for text, value, base in cells]
         rows.append((summary.label, *ratios, count_text(trace.recomputed)))
-    head = ("", "peak", "forward steps", *(["time"] if timed else []), "recomputed")
+    time = "time" if first.measured else "time units"
+    head = ("", "peak", "forward steps", *([time] if timed else []), "recomputed")
     return Table("Side by side", head, tuple(rows))
+
+
+def _short_time(summary: "Summary") -> str:
+    return summary.time(summary.subject.trace.seconds).removesuffix(" time units")
 
 
 def profile_table(profile: Profile, summaries: "list[Summary]") -> Table:

@@ -24,7 +24,12 @@ def text_of(summaries: list[Summary], title: str, tables: list[Table]) -> str:
         lines += [*_table(table), ""]
     for summary in summaries:
         lines += _one(summary, most)
-    return "\n".join(line.rstrip() for line in lines).rstrip() + "\n"
+    return "\n".join(_printable(line).rstrip() for line in lines).rstrip() + "\n"
+
+
+def _printable(line: str) -> str:
+    """The line without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "·" for letter in line)
 
 
 def _one(summary: Summary, most: int) -> Iterator[str]:
@@ -75,16 +80,15 @@ def _table(table: Table) -> Iterator[str]:
         for name, value in table.rows:
             yield from _wrapped(f"  {name:<14}", value)
         return
-    room = WIDTH - 2
-    widths = [max(len(row[i]) for row in (table.head, *table.rows)) for i in range(len(table.head))]
-    while sum(widths) + 2 * len(widths) > room and max(widths) > 8:
-        widths[widths.index(max(widths))] -= 1
-    for row in (table.head, *table.rows):
-        cells = [
-            f"{cell[:size]:<{size}}" if i == 0 else f"{cell[:size]:>{size}}"
-            for i, (cell, size) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  " + "  ".join(cells)
+    room, head, rows = WIDTH - 2, table.head, table.rows
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    while sum(widths[1:]) + 2 * len(widths) > room - 8 and len(widths) > 2:
+        widths.pop()  # what does not fit is left out, from the right
+    widths[0] = max(8, min(widths[0], room - sum(widths[1:]) - 2 * len(widths)))  # names are cut, numbers are not
+    for row in (head, *rows):
+        first = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…"
+        numbers = [f"{cell:>{size}}" for cell, size in zip(row[1:], widths[1:], strict=False)]
+        yield "  " + "  ".join([f"{first:<{widths[0]}}", *numbers])
     if table.note:
         yield from _wrapped("  ", table.note)
 

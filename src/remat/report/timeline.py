@@ -92,6 +92,8 @@ class Timeline:
                 turn = row
             else:
                 kept.note(op, row)
+            if rows.index[-1] == event.index:
+                rows.held[-1] = kept.count
             if event.index == trace.totals.peak_index:
                 size = event.live.total()
                 time = event.start + (event.seconds if isinstance(op, Record) else 0.0)
@@ -222,6 +224,10 @@ class _Kept:
             self._open[op.state, op.level] = row
         elif isinstance(op, Drop) and (op.state, op.level) in self._open:
             self._closed.append(Kept(op.state, op.level, self._open.pop((op.state, op.level)), row))
+
+    @property
+    def count(self) -> int:
+        return len(self._open)
 
     def all(self, last: int) -> list[Kept]:
         return self._closed + [Kept(state, level, first, last) for (state, level), first in self._open.items()]

@@ -14,6 +14,8 @@ CHEAP = 0.05  # more forward steps that nobody minds
 def tips_for(subject: Subject, tradeoff: Tradeoff | None) -> list[str]:
     """What to know and what to do, the most useful first."""
     tips = [] if tradeoff is None else [*_more(tradeoff), *_better(tradeoff), *_less(tradeoff)]
+    if tips and subject.asked is not None and subject.plan_in is None:  # from a file: what is set aside is not known
+        tips.append("These budgets are without what a run sets aside for its steps and for bookkeeping.")
     if subject.sized is not None and subject.plan is subject.sized:
         tips += _unused(subject.sized)
     return tips + _against_prediction(subject)

@@ -4,7 +4,9 @@ In: a plan. Out: points from the least memory to the most, the plan's own among 
 plans that are close to the optimum instead of optimal ones, so that a report takes seconds.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from remat.errors import InfeasibleError
@@ -17,6 +19,10 @@ from remat.units import bytes_text, count_text
 __all__ = ["Tradeoff", "TradeoffPoint", "tradeoff_of"]
 
 MOST_STEPS_IN_LEVELS = 1000  # planning in several levels takes long
+# Up to so many steps: additions for an exact plan, budgets that are told apart, points.
+QUICK = ((5_000, 1.5e8, 2000, 16), (50_000, 0, 500, 10), (inf, 0, 200, 6))
+
+PlanIn = Callable[[int], Plan]
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Tradeoff:
     unit: str
     units: int
     points: tuple[TradeoffPoint, ...]
-    exact: bool  # whether every point is optimal in its class
+    factor: float  # how far the other plans may be above the least forward steps of their class
     same: TradeoffPoint | None = None  # the best in the memory of a plan that was made by a rule, without a claim
 
     @property
@@ -52,37 +58,83 @@ class Tradeoff:
         return f"{count_text(budget)} slot{'s' * (budget != 1)}"
 
 
-def tradeoff_of(plan: Plan) -> Tradeoff | None:
-    """The trade-off around a plan for a loop; None where there is nothing to choose."""
+def tradeoff_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None = None) -> Tradeoff | None:
+    """The trade-off around a plan for a loop; None where there is nothing to choose.
+
+    Of a run that `asked` for so many bytes, `plan_in` makes the plan that another budget would get, with all that is
+    set aside; budgets are then those that one asks for.
+    """
+    if plan.problem.steps is None or plan.problem.units < 2:
+        return None
+    if asked is not None and plan_in is not None:
+        return _around(plan, asked, plan_in, _asked_for(plan, asked, plan_in), 12)
     loop, device = plan.problem, plan.memory.device
     in_slots = device.slots is not None and plan.planner in (Binomial.name, Mixed.name)
-    if device.slots is not None and not in_slots:  # ranges are free in slots: only bytes tell plans apart
-        device = Level(device.name, plan.peak, read=device.read, write=device.write)
-    budget = device.slots if in_slots else device.capacity
     several = len(plan.memory.levels) > 1 or not device.free
-    if loop.steps is None or loop.units < 2 or (several and loop.units > MOST_STEPS_IN_LEVELS):
-        return None
-    planner, wanted = _planner(plan, in_slots, several)
-    most = loop.units if in_slots else least_for_all(loop, Level("ram", 0))
-    budget = min(most, plan.peak) if budget is None else budget
-    least = 1 if in_slots else _least(planner, plan)
-    own = TradeoffPoint(budget, plan.forward_steps, plan.seconds, plan.peak, chosen=True)
-    found = {budget: own}
-    budgets = [b for b in _spread(least, max(most, least), wanted, budget) if b != budget]
-    for done, other in enumerate(budgets):
+    if (several and loop.units > MOST_STEPS_IN_LEVELS) or (
+        device.slots is not None and not in_slots and (loop.state, loop.tape) == (1, 1)
+    ):
+        return None  # it would take long; or there are no sizes, and only bytes tell such plans apart
+    planner, points = _planner(plan, in_slots, several)
+    if in_slots:
+        assert device.slots is not None
+        found = _around(plan, device.slots, _with(planner, plan, in_slots=True), (1, loop.units), points)
+        return replace(found, unit="slots")
+    make = _with(planner, plan, in_slots=False)
+    most = max(least_for_all(loop, Level("ram", 0)), 1)
+    budget = plan.peak if device.capacity is None else device.capacity
+    return _around(plan, min(budget, most) if device.capacity is None else budget, make, (_least(make), most), points)
+
+
+def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: int) -> Tradeoff:
+    """The plans at budgets between the ends, and the plan itself at its own."""
+    found = {own: TradeoffPoint(own, plan.forward_steps, plan.seconds, plan.peak, chosen=True)}
+    factors: list[float] = []
+    budgets = [budget for budget in _spread(*ends, points, own) if budget != own]
+    for done, budget in enumerate(budgets):
         tell(done, len(budgets))
         try:
-            made = planner.plan(loop, _memory(plan.memory, other, in_slots))
+            made = make(budget)
         except InfeasibleError:
             continue
-        found[other] = TradeoffPoint(other, made.forward_steps, made.seconds, made.peak)
+        factors.append(made.claim.factor or inf)
+        found[budget] = TradeoffPoint(budget, made.forward_steps, made.seconds, made.peak)
     same = None
     if plan.claim.factor is None:
-        made = planner.plan(loop, _memory(plan.memory, budget, in_slots))
-        same = TradeoffPoint(budget, made.forward_steps, made.seconds, made.peak)
-    exact = plan.planner == Binomial.name and in_slots
-    points = tuple(found[b] for b in sorted(found))
-    return Tradeoff("slots" if in_slots else "bytes", loop.units, points, exact, same)
+        with suppress(InfeasibleError):
+            made = make(own)
+            same = TradeoffPoint(own, made.forward_steps, made.seconds, made.peak)
+    curve = tuple(found[budget] for budget in sorted(found))
+    return Tradeoff("bytes", plan.problem.units, curve, max(factors, default=1.0), same)
+
+
+def _asked_for(plan: Plan, asked: int, make: PlanIn) -> tuple[int, int]:
+    """The least budget that one can ask for, and one in which nothing is recomputed."""
+    least = _least(make)
+    most = max(asked, least_for_all(plan.problem, Level("ram", 0)))
+    while make(most).recomputed:
+        most += most // 8 + 1
+    return least, most
+
+
+def _least(make: PlanIn) -> int:
+    try:
+        make(0)
+    except InfeasibleError as error:
+        return max(1, error.minimum)
+    return 1
+
+
+def _with(planner: Planner, plan: Plan, *, in_slots: bool) -> PlanIn:
+    """How to plan the same loop in another budget of the device."""
+
+    def make(budget: int) -> Plan:
+        device = plan.memory.device
+        size = {"slots": budget} if in_slots else {"capacity": budget}
+        first = Level(device.name, **size, read=device.read, write=device.write)
+        return planner.plan(plan.problem, Memory(levels=[first, *plan.memory.levels[1:]]))
+
+    return make
 
 
 def _rough(size: int) -> str:
@@ -94,33 +146,20 @@ def _rough(size: int) -> str:
 
 
 def _planner(plan: Plan, in_slots: bool, several: bool) -> tuple[Planner, int]:
-    """A quick planner, and how many points it is asked for."""
+    """A planner that is quick enough, and how many points it is asked for."""
     if several:
         return Auto(most=0, fine=500), 6
     if in_slots and plan.planner == Binomial.name:
         return Binomial(), 24
-    for steps, fine, points in ((5_000, 2000, 16), (50_000, 500, 10), (inf, 200, 6)):
+    for steps, most, fine, points in QUICK:
         if plan.problem.units <= steps:
-            return Mixed(0, fine) if in_slots else Auto(most=0, fine=fine), points
+            return Mixed(most, fine) if in_slots else Auto(most, fine), points
     raise AssertionError("some length is long enough")
-
-
-def _least(planner: Planner, plan: Plan) -> int:
-    try:
-        planner.plan(plan.problem, _memory(plan.memory, 0, False))
-    except InfeasibleError as error:
-        return max(1, error.minimum)
-    return 1
-
-
-def _memory(memory: Memory, budget: int, in_slots: bool) -> Memory:
-    device = memory.device
-    size = {"slots": budget} if in_slots else {"capacity": budget}
-    return Memory(levels=[Level(device.name, **size, read=device.read, write=device.write), *memory.levels[1:]])
 
 
 def _spread(least: int, most: int, points: int, own: int) -> list[int]:
     """Budgets evenly spread in ratio from the least to the most, and some close to one's own."""
+    most = max(least, most)
     ratio = (most / least) ** (1 / max(1, points - 1))
     spread = {least, most, *(int(least * ratio**i) for i in range(points))}
     near = {int(own * factor) for factor in (0.5, 0.75, 1.25, 1.5, 2)} if points >= 10 else {2 * own}

@@ -12,7 +12,7 @@ from remat.units import bytes_text
 
 __all__ = ["fitted", "top_of", "view_of"]
 
-ROOM = 290_000  # bytes of a page for the columns of one view
+ROOM = 260_000  # bytes of a page for the columns of all views
 
 
 def top_of(summary: Summary) -> int:
@@ -26,16 +26,16 @@ def top_of(summary: Summary) -> int:
     return max(sizes)
 
 
-def fitted(summary: Summary) -> tuple[Summary, dict[str, Any]]:
+def fitted(summary: Summary, views: int) -> tuple[Summary, dict[str, Any]]:
     """The summary and its packed columns, put together in larger groups until they have room in a page."""
     while True:
         columns = pack_rows(summary.timeline.rows, _levels(summary), _predicted(summary))
         if summary.timeline.group > 1:
             columns |= pack_kept(summary.timeline.kept, _levels(summary))
         size, rows = sum(len(column["z"]) for column in columns.values()), len(summary.timeline.rows)
-        if size <= ROOM or rows < 1000:
+        if size <= ROOM / views or rows < 1000:
             return summary, columns
-        summary = summary.coarser(int(0.95 * rows * ROOM / size))
+        summary = summary.coarser(int(0.95 * rows * ROOM / views / size))
 
 
 def _levels(summary: Summary) -> list[str]:
@@ -60,7 +60,12 @@ def view_of(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
         "budget": summary.budget,
         "share": summary.share,
         "always": sum(trace.always.values()),
-        "peak": {"row": -1 if peak is None else peak.row, "size": trace.peak, "text": bytes_text(trace.peak)},
+        "peak": {
+            "row": -1 if peak is None else peak.row,
+            "size": trace.peak,
+            "kinds": list(timeline.at_peak.values()),
+            "text": bytes_text(trace.peak),
+        },
         "columns": columns,
     }
     return view

@@ -36,7 +36,7 @@ class Columns:
         self._allocated: array[int] | None = None
 
     def append(self, op: Op, seconds: float, live: Live, allocated: int | None = None) -> None:
-        """Add an event; `allocated` is given for all of them or for none."""
+        """Add an event; where `allocated` is given for some only, it is 0 for the others."""
         self._code.append(_CODE[type(op)])
         first, second = self._numbers(op)
         self._first.append(first)
@@ -49,10 +49,10 @@ class Columns:
             column.append(live.state.get(level, 0))
         self._tape.append(live.tape)
         self._cotangent.append(live.cotangent)
-        if allocated is not None:
-            if self._allocated is None:
-                self._allocated = array("q")
-            self._allocated.append(allocated)
+        if allocated is not None and self._allocated is None:
+            self._allocated = array("q", bytes(8 * (len(self._tape) - 1)))
+        if self._allocated is not None:
+            self._allocated.append(allocated or 0)
 
     @property
     def nbytes(self) -> int:

@@ -6,6 +6,7 @@ holds its totals only; its events are made anew when they are iterated.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from remat.errors import FileError
@@ -85,7 +86,7 @@ class Trace(Shown, Saved):
         """The largest bytes live on the device."""
         return self.totals.peaks.get(self.device, 0)
 
-    @property
+    @cached_property
     def at_peak(self) -> tuple[Holder, ...]:
         """Who is live at the peak of the device: (what, level, bytes)."""
         return self.find_holders(self.totals.peak_index)

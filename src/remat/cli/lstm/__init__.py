@@ -14,7 +14,7 @@ from remat.interface import save_points
 from remat.measure import loop_of
 from remat.planners import Auto, Plan, SavePoints, plan
 from remat.problem import Level, Loop, Memory
-from remat.report.forms import form_of
+from remat.report.forms import check_path
 from remat.schedule import Trace
 from remat.units import bytes_text, count_text, to_count
 
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.framework} loops cannot be run by this release; give --framework numpy. The plan is the same"
         )
     if arguments.report:
-        form_of(arguments.report)
+        check_path(arguments.report)
         refuse_to_overwrite(arguments.report, arguments.force)
     if arguments.optimal and not count:
         raise ProblemError("--optimal places save points in the memory that --checkpoints takes: give at least 1")
@@ -62,8 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = Lstm(steps, arguments.hidden, arguments.batch)
     ways: list[_Way] = []
     try:
-        with Bars() as bars:
-            _run_ways(model, positions, arguments, ways, bars)
+        _run_ways(model, positions, arguments, ways)
     except KeyboardInterrupt:
         _report([way for way in ways if way.call.trace], arguments.report)
         raise
@@ -94,7 +93,7 @@ class _Way:
         return self.trace.seconds
 
 
-def _run_ways(model: "Lstm", positions: list[int], arguments: argparse.Namespace, ways: list[_Way], bars: Bars) -> None:
+def _run_ways(model: "Lstm", positions: list[int], arguments: argparse.Namespace, ways: list[_Way]) -> None:
     """Run with the save points; without them for a comparison; and where the planner puts them."""
     steps, count = len(model.xs), len(positions)
     if steps % (count + 1):
@@ -103,27 +102,26 @@ def _run_ways(model: "Lstm", positions: list[int], arguments: argparse.Namespace
             f"{steps // (count + 1)} or {steps // (count + 1) + 1} steps each"
         )
     if arguments.compare and count:
-        _run(model, "without checkpoints", SavePoints(()), Loop(steps), Memory(slots=0), ways, bars)
+        _run(model, "without checkpoints", SavePoints(()), Loop(steps), Memory(slots=0), ways)
         _print(ways[-1], model)
     name = f"{count} checkpoint{'s' * (count != 1)}" if count else "without checkpoints"
-    even = _run(model, name, SavePoints(tuple(positions)), Loop(steps), Memory(slots=count), ways, bars)
+    even = _run(model, name, SavePoints(tuple(positions)), Loop(steps), Memory(slots=count), ways)
     _print(even, model, ways[0] if len(ways) > 1 else None)
     if arguments.optimal:
-        _run_optimal(model, even, ways, bars)
+        _run_optimal(model, even, ways)
 
 
-def _run_optimal(model: "Lstm", even: _Way, ways: list[_Way], bars: Bars) -> None:
+def _run_optimal(model: "Lstm", even: _Way, ways: list[_Way]) -> None:
     """Let the planner place save points in the least memory that costs little more, and say what is gained.
 
     In the same memory there may be nothing to gain: a step whose tape does not fit at the turn runs twice in any case.
     """
-    bars.say("planning")
     loop = loop_of(even.trace)
     assert loop is not None
     by_hand = replace(even.plan, problem=loop).simulate().peak
     same = plan(loop, by_hand)
     least = _least_memory(loop, int(MORE * even.trace.forward_steps), by_hand)
-    best = _run(model, "placed by the planner", Auto(most=0), loop, Memory(least), ways, bars)
+    best = _run(model, "placed by the planner", Auto(most=0), loop, Memory(least), ways)
     _print(best, model, ways[0] if len(ways) > 2 else None)
     fewer = 1 - same.recomputed / max(1, even.trace.recomputed)
     print(
@@ -146,10 +144,10 @@ def _least_memory(loop: Loop, steps: int, enough: int) -> int:
     return high
 
 
-def _run(model: "Lstm", name: str, planner: Any, loop: Loop, memory: Memory, ways: list[_Way], bars: Bars) -> _Way:
-    bars.say(name)
-    made = plan(loop, memory, planner=planner)
-    with profile() as recorded:
+def _run(model: "Lstm", name: str, planner: Any, loop: Loop, memory: Memory, ways: list[_Way]) -> _Way:
+    with Bars() as bars, profile() as recorded:
+        bars.say(name)
+        made = plan(loop, memory, planner=planner, progress=bars)
         try:
             loss, gradient = model.gradient(made, bars)
         finally:

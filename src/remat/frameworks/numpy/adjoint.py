@@ -40,11 +40,13 @@ class AdjointVerbs(NumpyVerbs):
 
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and the carries before each of them."""
-        carries = []
+        carries: list[Any] = []
+        self.unfinished = _Carries(start, stop, carries)
         for i in range(start, stop):
             carries.append(self.copy(state) if self.writes else self._protected(state))
             state = self.advance(state if self.writes else carries[-1], i, i + 1)
-        return state, _Carries(start, stop, carries)
+        tape, self.unfinished = self.unfinished, None
+        return state, tape
 
     def pull_back(self, tape: "_Carries", cotangent: list[Any]) -> list[Any]:
         """The cotangent of the carry before the range, by the adjoint of each of its steps."""

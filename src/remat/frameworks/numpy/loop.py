@@ -35,7 +35,8 @@ __all__ = ["Call", "Step", "run"]
 
 
 MOST_MEASURED = 256
-_measured: dict[Any, tuple[int, Measured]] = {}  # by code and looks: the size of the first tape, and what was found
+# By code and looks: the size of the first tape, what was found, and in how much room.
+_measured: dict[Any, tuple[int, Measured, int]] = {}
 
 
 class Step(Protocol):
@@ -142,10 +143,14 @@ class Call(ABC):
             verbs, state = self.start(leaves, 1)
             first = verbs.size(verbs.record(state, 0, 1)[1])
             known = _measured.get(key)
+            assert self.asked.memory is not None
+            room = self.asked.memory.device.capacity or 0
+            if known is not None and known[1].limited and room > known[2]:
+                known = None  # now there may be room for what could not be measured
             if known is None or not 0.98 * known[0] <= first <= 1.02 * known[0]:
                 while len(_measured) >= MOST_MEASURED:
                     _measured.pop(next(iter(_measured)))
-                known = _measured[key] = first, self._measure(leaves)
+                known = _measured[key] = first, self._measure(leaves), room
             return known[1]
         finally:
             set_generators(outside)

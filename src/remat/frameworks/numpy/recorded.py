@@ -39,7 +39,7 @@ class AutogradVerbs(NumpyVerbs):
         with new_trace() as trace:
             leaves, roots = rooted(body.tree.apart(state, "carry"), [True] * len(body.names), trace)
             captured, captured_roots = rooted(self.captured, wanted.captured, trace)
-            tape = Tape(start, stop, roots, captured_roots)
+            tape = self.unfinished = Tape(start, stop, roots, captured_roots)
             carry, y = body.tree.build(leaves), None
             del state, leaves
             with self.step.bind(captured) as step:
@@ -49,8 +49,10 @@ class AutogradVerbs(NumpyVerbs):
                     tape.xs.append(roots)
                     carry, y = pair(self._called(step, carry, body.inputs.tree.build(inputs)), i)
                     ends = body.settle(carry, i)
+                    tape.carry_out = ends  # for whoever weighs a tape that is never finished
                     tape.ys.append(self._output(y, i, trace))
         values, tape.carry_out = _unboxed(ends, body.names, trace)
+        self.unfinished = None
         return body.tree.build(values), tape
 
     def _called(self, step: Callable[[Any, Any], Any], carry: Any, x: Any) -> Any:

@@ -31,6 +31,7 @@ class NumpyVerbs(ABC):
 
     def __init__(self, step: "Step", body: Body, captured: list[Any], wanted: "Wanted") -> None:
         self.step, self.body, self.captured, self.wanted = step, body, captured, wanted
+        self.unfinished: Any = None  # a tape that is being recorded
         self.writes = False  # whether the step was seen to write into its carry
         self._tried = False  # whether a step was run on plain arrays
         self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
@@ -114,6 +115,11 @@ class NumpyVerbs(ABC):
             "gradients": [leaf for leaf in (*self.xs_grads, *sums) if leaf is not None],
         }
         return {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
+
+    def partly(self) -> tuple[int, int]:
+        """The step at which an error was raised, and the bytes of the tape up to it."""
+        tape, self.unfinished = self.unfinished, None
+        return self.body.at, 0 if tape is None else self.size(tape)
 
     def meter(self) -> NumpyMeter:
         """Tracemalloc."""

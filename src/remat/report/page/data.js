@@ -46,6 +46,7 @@ async function makeView(told) {
   }));
   const n = view.n;
   for (let i = 0; i < n; i++) view.ramp[i] += view.tape[i]; // they are packed as differences
+  if (told.peak.row >= 0) KINDS.forEach((kind, i) => { view[kind][told.peak.row] = told.peak.kinds[i]; }); // never rounded
   view.total = new Float64Array(n);
   for (let i = 0; i < n; i++) view.total[i] = view.state[i] + view.tape[i] + view.cotangent[i];
   view.time = new Float64Array(n + 1);

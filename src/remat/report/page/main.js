@@ -40,8 +40,9 @@ const ACTIONS = {
   right: (view) => pan(view, 0.2),
   peak: (view) => {
     const end = view.edges[view.n] || 1, size = Math.min(view.to - view.from, end / 8);
+    view.cursor = view.hover = Math.max(0, view.peak.row);
+    view.say(view.cursor);
     look(view, peakPlace(view) - size / 2, size);
-    moveTo(view, view.peak.row);
   },
   previous: (view) => moveTo(view, view.cursor - 1),
   next: (view) => moveTo(view, view.cursor + 1),
@@ -53,7 +54,8 @@ const KEYS = {
 
 function describe(view, row) {
   const kept = view.kept.filter(([, , first, last]) => first <= row && row < last).map(([state]) => state);
-  const some = kept.slice(0, 6).join(", ") + (kept.length > 6 ? `, … (${kept.length} in all)` : "");
+  const count = view.held ? view.held[row] : kept.length; // of a long trace only the longest bars are known
+  const some = kept.slice(0, 6).join(", ") + (count > 6 || count > kept.length ? `, … (${count} in all)` : "");
   const parts = [
     `op ${(indexOf(view, row) + 1).toLocaleString("en")} of ${view.events.toLocaleString("en")}: ${opText(view, row)}`,
     `${PHASES[view.phase[row]]}, at ${timeText(view, view.time[row])}, takes ${timeText(view, view.seconds[row])}`,
@@ -62,7 +64,7 @@ function describe(view, row) {
   ];
   if (view.predicted) parts.push(`predicted ${bytesText(view.predicted[row])}`);
   if (view.allocated) parts.push(`allocated ${bytesText(view.allocated[row])}`);
-  parts.push(kept.length ? `kept states: ${some}` : "no state is kept");
+  parts.push(count ? `kept states: ${some}` : "no state is kept");
   if (view.group > 1) parts.push(`a group of ${view.group} ops, shown at its most live bytes`);
   return parts;
 }
