@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (InfeasibleError, IllegalError) as error:
         print(f"remat: {error}", file=sys.stderr)
         return 1
-    except (RematError, OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        print(f"remat: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except (RematError, UnicodeDecodeError) as error:
         print(f"remat: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

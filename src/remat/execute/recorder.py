@@ -113,6 +113,7 @@ class Recorder:
         """The run ends early; what was done of the op that is under way is an event of its own."""
         seconds, op, self._op = perf_counter() - self._began, self._op, None
         self.stopped = type(error).__name__
+        self.sizes.units = run.units or 0
         reached, tape = run.verbs.partly()
         if isinstance(op, Advance | Record) and op.start < reached < op.stop:
             part = type(op)(op.start, reached)

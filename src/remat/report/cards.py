@@ -134,8 +134,8 @@ def _recomputed(summary: "Summary") -> Card:
 
 def _more(summary: "Summary") -> Card:
     question = "What would more memory buy?"
-    if summary.tradeoff is None:
-        ended = not summary.subject.trace.complete
+    ended = not summary.subject.trace.complete
+    if summary.tradeoff is None or ended:
         return Card(question, "not known", "the run ended early" if ended else "no plan is known to compare with")
     if summary.subject.trace.recomputed == 0:
         return Card(question, "nothing", "no step is recomputed; see below what less would cost")

@@ -102,7 +102,7 @@ def _of_call(call: Call, label: str) -> Subject:
         label or f"{call.what} at {call.site}",
         trace,
         plan,
-        None if sized is None else sized.simulate(),
+        sized.simulate() if sized is not None and trace.complete else None,
         sized,
         cast("PlanIn | None", call.plan_in),
         call.budget,

@@ -12,7 +12,9 @@ from remat.units import bytes_text
 
 __all__ = ["fitted", "top_of", "view_of"]
 
-ROOM = 260_000  # bytes of a page for the columns of all views
+ROOM = 290_000  # bytes of a page for the columns of all views
+PICTURE = 25_000  # bytes that each further view takes for its picture and its words
+LEAST = 40_000  # bytes for the columns of a view, however many there are
 
 
 def top_of(summary: Summary) -> int:
@@ -28,14 +30,15 @@ def top_of(summary: Summary) -> int:
 
 def fitted(summary: Summary, views: int) -> tuple[Summary, dict[str, Any]]:
     """The summary and its packed columns, put together in larger groups until they have room in a page."""
+    room = max(LEAST, (ROOM - (views - 1) * PICTURE) / views)
     while True:
         columns = pack_rows(summary.timeline.rows, _levels(summary), _predicted(summary))
         if summary.timeline.group > 1:
             columns |= pack_kept(summary.timeline.kept, _levels(summary))
         size, rows = sum(len(column["z"]) for column in columns.values()), len(summary.timeline.rows)
-        if size <= ROOM / views or rows < 1000:
+        if size <= room or rows < 1000:
             return summary, columns
-        summary = summary.coarser(int(0.95 * rows * ROOM / views / size))
+        summary = summary.coarser(int(0.95 * rows * room / size))
 
 
 def _levels(summary: Summary) -> list[str]:

@@ -124,11 +124,13 @@ def _run_optimal(model: "Lstm", even: _Way, ways: list[_Way]) -> None:
     best = _run(model, "placed by the planner", Auto(most=0), loop, Memory(least), ways)
     _print(best, model, ways[0] if len(ways) > 2 else None)
     fewer = 1 - same.recomputed / max(1, even.trace.recomputed)
+    more = best.trace.forward_steps / even.trace.forward_steps - 1
     print(
-        f"gain:             {by_hand / max(1, best.trace.peak):.1f} times less memory than even save points, for "
-        f"{best.trace.forward_steps / even.trace.forward_steps - 1:+.1%} forward steps; in the same memory "
-        + (f"{fewer:.0%} less recomputation" if fewer > 0 else "nothing: evenly spaced is optimal there")
+        f"gain:             {by_hand / max(1, best.trace.peak):.1f} times less memory than even save points, "
+        f"for {more:+.1%} forward steps"
     )
+    found = f"{fewer:.0%} less recomputation" if fewer > 0 else "no better placement was found"
+    print(f"in the same:      {found} in the {bytes_text(by_hand)} of even save points")
 
 
 def _least_memory(loop: Loop, steps: int, enough: int) -> int:

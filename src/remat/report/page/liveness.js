@@ -54,9 +54,6 @@ function stack(view, pen, best, tapes, inner, floor, scale) {
 }
 
 function line(pen, inner, floor, scale, name, dash, sizeAt) {
-  pen.strokeStyle = colour(name);
-  pen.lineWidth = 1.5;
-  pen.setLineDash(dash);
   pen.beginPath();
   let open = false;
   for (let pixel = 0; pixel < inner; pixel++) {
@@ -67,6 +64,19 @@ function line(pen, inner, floor, scale, name, dash, sizeAt) {
     pen.lineTo(LEFT + pixel + 1, y);
     open = true;
   }
+  outlined(pen, name, dash, 1.5);
+}
+
+// Draw the path on a wider one in the colour of the paper, so that it is seen on any ground.
+function outlined(pen, name, dash, width) {
+  pen.strokeStyle = colour("paper");
+  pen.lineWidth = width + 2;
+  pen.globalAlpha = 0.7;
+  pen.stroke();
+  pen.globalAlpha = 1;
+  pen.strokeStyle = colour(name);
+  pen.lineWidth = width;
+  pen.setLineDash(dash);
   pen.stroke();
   pen.setLineDash([]);
   pen.lineWidth = 1;
@@ -74,13 +84,11 @@ function line(pen, inner, floor, scale, name, dash, sizeAt) {
 
 // A dashed line across the chart; its words stand at the left if the peak is to the right, and the other way round.
 function levelLine(pen, name, words, y, width, left) {
-  pen.strokeStyle = pen.fillStyle = colour(name);
-  pen.setLineDash([7, 4]);
   pen.beginPath();
   pen.moveTo(LEFT, y);
   pen.lineTo(width - RIGHT, y);
-  pen.stroke();
-  pen.setLineDash([]);
+  outlined(pen, name, [7, 4], 1);
+  pen.fillStyle = colour(name);
   pen.textAlign = left ? "left" : "right";
   pen.fillText(words, left ? LEFT + 4 : width - RIGHT, Math.max(12, y - 5));
 }

@@ -187,7 +187,13 @@ function start(view, section) {
   try {
     const views = await Promise.all(told.views.map(makeView));
     const sections = document.querySelectorAll("section.view");
-    views.forEach((view, i) => { if (view.n) start(view, sections[i]); });
+    views.forEach((view, i) => {
+      if (view.n) return start(view, sections[i]);
+      const place = sections[i].querySelector(".trouble");
+      place.hidden = false;
+      place.textContent = "There are no events to draw.";
+      sections[i].dataset.ready = "yes";
+    });
   } catch (error) {
     for (const place of document.querySelectorAll(".trouble")) {
       place.hidden = false;
