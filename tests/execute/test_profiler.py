@@ -329,3 +329,49 @@ def test_blocks_may_end_in_any_order():
     second.close()
     slope()
     assert (len(one), len(two)) == (1, 2)
+
+
+def test_the_allocator_is_asked_before_values_are_weighed():
+    import gc
+    import tracemalloc
+
+    w = numpy.random.default_rng(0).normal(size=(32, 32)) / 6
+
+    def loss(w):
+        step = lambda h, _: (np.tanh(np.dot(np.sin(h), w)), None)  # noqa: E731
+        return np.sum(remat.scan(step, numpy.ones((16, 32)), length=400, memory="4 MiB")[0])
+
+    grad(loss)(w)
+    gc.collect()
+    tracemalloc.start()
+    grad(loss)(w)
+    plain = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    with remat.profile(memory=True) as run:
+        grad(loss)(w)
+    assert run.calls[0].trace.totals.allocated == pytest.approx(plain, rel=0.05)
+
+
+def test_a_block_that_ends_in_another_thread_is_closed():
+    def opened():
+        with remat.profile() as run:
+            yield run
+
+    block = opened()
+    run = next(block)
+    thread = threading.Thread(target=block.close)
+    thread.start()
+    thread.join()
+    slope()
+    assert len(run) == 0
+
+
+def test_planned_and_run_are_counted_alike():
+    def inner(x, _):
+        return remat.scan(lambda x, _: (np.sin(x), None), x, length=3, slots=2)[0], None
+
+    with remat.profile() as run:
+        grad(lambda x: remat.scan(inner, x, length=4, slots=2)[0])(0.3)
+        grad(grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=9, slots=2)[0]))(0.3)
+    for place in run.places():
+        assert place.planned == place.steps

@@ -75,6 +75,9 @@ def test_a_long_trace_is_put_together_in_groups_without_losing_its_peak(monkeypa
     memory = remat.Memory(levels=[remat.Level("ram", slots=4), remat.Level("disk", slots=9, read=1, write=1)])
     trace = remat.plan(remat.Loop(400), memory).simulate()
     timeline, events = Timeline.of(trace), list(trace)
+    with monkeypatch.context() as whole:
+        whole.setattr(module, "MOST_EVENTS", 10**6)
+        phases = Timeline.of(trace).rows.phase
     assert timeline.group == -(-len(events) // 100)
     assert len(timeline.rows) <= 100
     rows = timeline.rows
@@ -85,6 +88,16 @@ def test_a_long_trace_is_put_together_in_groups_without_losing_its_peak(monkeypa
         assert rows.seconds[row] == pytest.approx(sum(event.seconds for event in group))
         assert rows.start[row] == pytest.approx(group[0].start)
         assert rows.index[row] in [event.index for event in group]
+    found = dict.fromkeys(PHASES, 0.0)
+    for row in range(len(rows)):
+        found[PHASES[rows.phase[row]]] += rows.seconds[row]
+    assert found["recompute"] > found["forward"]
+    assert sum(found.values()) == pytest.approx(sum(timeline.seconds.values()))
+    for row in range(len(rows)):  # a group does what takes most of its time
+        shares = dict.fromkeys(range(4), 0.0)
+        for event in events[row * timeline.group : (row + 1) * timeline.group]:
+            shares[phases[event.index]] += event.seconds
+        assert shares[rows.phase[row]] == max(shares.values())
     assert timeline.peak.size == trace.peak
     assert max(map(sum, timeline.envelope(10))) == trace.peak
     assert len(timeline.kept) == 20 < timeline.all_kept

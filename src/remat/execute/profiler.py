@@ -45,9 +45,15 @@ class Place:
 
     @property
     def planned(self) -> int | None:
-        """Forward steps that were planned for the runs that there were; None without a plan."""
-        plans = [(call.plan, len(call.runs)) for call in self.calls if call.plan is not None]
-        return sum(plan.forward_steps * runs for plan, runs in plans) if plans else None
+        """Forward steps that were planned, if there was a plan; what had none or ended early counts as it was run."""
+        if all(call.plan is None for call in self.calls):
+            return None
+        sums = self.steps
+        for call in self.calls:
+            for run in call.runs:
+                if run.complete and call.plan is not None:
+                    sums += call.plan.forward_steps - run.totals.advances - run.totals.records
+        return sums
 
     @property
     def peak(self) -> int | None:
@@ -84,6 +90,7 @@ class Profile(Shown, Saved):
         self.calls: list[Call] = [] if calls is None else calls
         self.memory = memory
         self.meters = Meters()
+        self.open = True
         self._traced: dict[tuple[str, Site], int] = {}
 
     def __len__(self) -> int:
@@ -143,6 +150,7 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
     try:
         yield opened
     finally:
+        opened.open = False
         opened.meters.close()
         if main:
             with _lock:
@@ -151,7 +159,7 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
 
 
 def _listening() -> tuple[Profile, ...]:
-    heard = _heard.get()
+    heard = tuple(each for each in _heard.get() if each.open)  # a block may end in another context
     if _everywhere and threading.current_thread() is not threading.main_thread():
         with _lock:
             heard = (*heard, *(each for each in _everywhere if each not in heard))

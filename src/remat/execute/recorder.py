@@ -101,8 +101,9 @@ class Recorder:
     def end(self, op: Op, run: "Run") -> None:
         """An op has ended: add its event."""
         seconds, self._op = perf_counter() - self._began, None
+        allocated = self._allocated()  # before values are weighed, which takes memory too
         self.sizes.measure(op, run)
-        self._add(op, seconds)
+        self._add(op, seconds, allocated)
         if isinstance(op, Turn):
             self._turned = True
         elif isinstance(op, Pullback) and op.start == 0:
@@ -113,19 +114,23 @@ class Recorder:
         """The run ends early; what was done of the op that is under way is an event of its own."""
         seconds, op, self._op = perf_counter() - self._began, self._op, None
         self.stopped = type(error).__name__
+        allocated = self._allocated()
         self.sizes.units = run.units or 0
         reached, tape = run.verbs.partly()
         if isinstance(op, Advance | Record) and op.start < reached < op.stop:
             part = type(op)(op.start, reached)
             if isinstance(part, Record):
                 self.sizes.tapes[part.start, part.stop] = tape
-            self._add(part, seconds)
+            self._add(part, seconds, allocated)
         self.always = run.verbs.always()
 
-    def _add(self, op: Op, seconds: float) -> None:
-        allocated = None
-        if self.meter is not None and self.meters is not None and self.meters.open:
-            allocated = max(0, self.meter.peak() - self._before - self.events.nbytes)
+    def _allocated(self) -> int | None:
+        if self.meter is None or self.meters is None or not self.meters.open:
+            return None
+        return max(0, self.meter.peak() - self._before - self.events.nbytes)
+
+    def _add(self, op: Op, seconds: float, allocated: int | None) -> None:
+        if allocated is not None:
             self.totals.allocated = max(self.totals.allocated or 0, allocated)
         self.machine.units = self.sizes.units
         self.machine.apply(op)

@@ -77,6 +77,10 @@ class Measured:
     passing: int = 0
     limited: bool = False  # whether there was no room to measure a longer range
 
+    def improves_in(self, room: int) -> bool:
+        """Whether so many bytes are enough to measure the longer range for which there was no room."""
+        return self.limited and _tapes_in(room, self.aside, self.loop.state, self.loop.tape + self.once) > 1
+
     @property
     def by_single_steps(self) -> Loop:
         """The loop with the tape of a range of one step: too much for longer ranges, and never too little."""
@@ -98,8 +102,7 @@ def measure_step(
         sizes = _Sizes.of(verbs, meter, state, at, ones_like)
     forward = _seconds(lambda: verbs.advance(verbs.copy(state), at, at + 1))
     record, backward = _range_times(verbs, state, at, at + 1, ones_like)
-    tapes = (room - sizes.aside - 6 * sizes.state) // max(1, sizes.tape)
-    longer = min(LONGEST, steps - at, tapes)
+    longer = min(LONGEST, steps - at, _tapes_in(room, sizes.aside, sizes.state, sizes.tape))
     tape, per_range, passing = sizes.tape, 0.0, 0
     if longer > 1:
         with meter.on():
@@ -158,6 +161,11 @@ class _Sizes:
         verbs.pull_back(tapes.pop(), cotangent.pop())
         pulling = meter.peak() - before - held - size  # one cotangent was there before
         return cls(size, held, max(0, running, recording, pulling))
+
+
+def _tapes_in(room: int, aside: int, state: int, tape: int) -> int:
+    """How many tapes there is room for, beside what measuring needs."""
+    return (room - aside - 6 * state) // max(1, tape)
 
 
 def _range_sizes(

@@ -27,7 +27,6 @@ def anonymous(subject: Subject, number: int) -> Subject:
         plan=subject.plan and _plan(subject.plan, names),
         sized=subject.sized and _plan(subject.sized, names),
         source="",
-        site=None,
         warning="The run is not complete." if subject.warning else "",
     )
 

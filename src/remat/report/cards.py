@@ -141,6 +141,10 @@ def _more(summary: "Summary") -> Card:
         return Card(question, "nothing", "no step is recomputed; see below what less would cost")
     tips = [tip for tip in summary.tips if " more would remove" in tip or "nothing would be recomputed" in tip]
     if not tips:
+        if summary.tradeoff.unit == "slots":
+            return Card(
+                question, "nothing in slots", "slots count states only; a budget in bytes may hold tapes as well"
+            )
         return Card(question, "nothing", "no larger budget recomputes less")
     answer = re.sub(r" \(.*?\)", "", tips[0]).removesuffix(".")
     return Card(question, answer, " ".join(tips[1:]) or "see the trade-off below")

@@ -72,7 +72,7 @@ def report(
     check_progress(progress)
     with heard_by(progress):
         summaries = _summaries(subjects, labels, anonymous, tradeoff=chosen in ("html", "txt", "json"))
-        first = [*tables, *_overview(subjects, summaries)]
+        first = [*tables, *_overview(subjects, summaries, anonymous)]
         _write_whole(Path(path), FORMS[chosen](summaries, title or _heading(subjects, summaries), first))
     return Path(path)
 
@@ -82,7 +82,7 @@ def text_report(
 ) -> str:
     """The report as text of 80 columns."""
     summaries = _summaries(subjects, labels, anonymous, tradeoff=True)
-    return text_of(summaries, title or _heading(subjects, summaries), _overview(subjects, summaries))
+    return text_of(summaries, title or _heading(subjects, summaries), _overview(subjects, summaries, anonymous))
 
 
 def form_of(path: str | Path, form: str | None = None) -> str:
@@ -127,10 +127,10 @@ def _told_apart(subjects: list[Subject]) -> list[Subject]:
     ]
 
 
-def _overview(values: Sequence[Any], summaries: list[Summary]) -> list[Table]:
+def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) -> list[Table]:
     """The table that comes first: all calls of a profile, or several subjects side by side."""
     if len(values) == 1 and isinstance(values[0], Profile):
-        return [profile_table(values[0], summaries)]
+        return [profile_table(values[0], anonymous=anonymous)]
     return [compare(summaries)] if len(summaries) > 1 else []
 
 
@@ -153,7 +153,9 @@ def _text(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
 
 
 def _json(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
-    data = {"remat": "report", "version": 1, "title": title, "subjects": [s.to_dict() for s in summaries]}
+    data: dict[str, Any] = {"remat": "report", "version": 1, "title": title}
+    data["tables"] = [{"title": table.title, "head": table.head, "rows": table.rows} for table in tables]
+    data["subjects"] = [summary.to_dict() for summary in summaries]
     return (json.dumps(data, indent=1) + "\n").encode()
 
 

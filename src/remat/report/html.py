@@ -88,9 +88,9 @@ def fragment_of(summaries: list[Summary]) -> str:
 
 def _overview(summaries: list[Summary]) -> str:
     """All charts at a glance, with the same bytes to an inch."""
-    top = max(map(top_of, summaries))
+    top, bins = max(map(top_of, summaries)), 240 if len(summaries) == 2 else 120
     figures = "".join(
-        f"<figure><h3>{escape(summary.label)}</h3>{liveness_picture(summary, 540, 220, top, bins=240)}</figure>"
+        f"<figure><h3>{escape(summary.label)}</h3>{liveness_picture(summary, 540, 220, top, bins)}</figure>"
         for summary in summaries
     )
     return f'<h2>Live memory, on one scale</h2><div class="pair">{figures}</div>'

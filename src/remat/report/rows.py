@@ -28,6 +28,7 @@ class Rows:
     low: list[int] = field(default_factory=list)  # the units that the ops of the row touch: low..high-1
     high: list[int] = field(default_factory=list)
     elsewhere: dict[str, list[int]] = field(default_factory=dict)  # states in the other levels
+    _times: list[float] = field(default_factory=list)  # seconds of the last row, by phase
 
     def __len__(self) -> int:
         return len(self.op)
@@ -55,6 +56,8 @@ class Rows:
         self.tape.append(live.tape)
         self.ramp.append(ramp)
         self.held.append(0)
+        self._times = [0.0] * 4
+        self._times[phase] = event.seconds
         self.cotangent.append(live.cotangent)
         for level in live.state:
             if level != live.device and level not in self.elsewhere:
@@ -70,6 +73,8 @@ class Rows:
     def join(self, event: Event, phase: int) -> None:
         """Put an event into the last row: it shows whichever has more live bytes."""
         seconds = self.seconds[-1] + event.seconds
+        times = self._times
+        times[phase] += event.seconds
         low, high = _touched(event.op)
         low, high = min(self.low[-1], low), max(self.high[-1], high)
         if event.live.total() > self.total(-1):
@@ -88,6 +93,8 @@ class Rows:
                 self.allocated[-1] = max(self.allocated[-1], event.allocated or 0)
         self.seconds[-1], self.low[-1], self.high[-1] = seconds, low, high
         self.ramp[-1] = self.tape[-1]  # a group is flat
+        self._times = times
+        self.phase[-1] = times.index(max(times))  # what it does most of the time
 
     def _drop_last(self) -> None:
         columns: list[list[int] | list[float] | list[Op]] = [

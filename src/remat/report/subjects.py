@@ -11,7 +11,6 @@ from typing import Any, cast
 from remat.errors import FileError, ReportError
 from remat.execute import Call, Profile
 from remat.execute.calls import Past
-from remat.execute.sites import Site
 from remat.measure import loop_of
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Memory
@@ -21,7 +20,7 @@ from remat.units import count_text
 __all__ = ["Subject", "subjects_of"]
 
 PlanIn = Callable[[int], Plan]
-MOST_SITES = 8  # call sites of a profile that a report shows
+MOST_SITES = 6  # call sites of a profile that a report shows
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Subject:
     asked: int | None = None  # bytes that the caller asked for, where the plan has less
     source: str = ""  # where the step is written
     framework: str = ""
-    site: tuple[str, Site] | None = None  # of a profiled call: what was called, and where
     warning: str = ""  # what a reader must know first
     notes: tuple[str, ...] = ()
 
@@ -108,7 +106,6 @@ def _of_call(call: Call, label: str) -> Subject:
         call.budget,
         "" if call.step is None else str(call.step),
         call.framework,
-        (call.what, call.site),
         "" if call.status == "done" else f"The run is not complete: {call.status} after {trace.totals.ops:,} ops.",
     )
 
@@ -138,6 +135,4 @@ def _sized(plan: Plan, trace: Trace) -> Plan | None:
     loop = loop_of(trace, plan.problem.steps)
     if loop is None:
         return None
-    cost = Prediction.of(simulate(plan.schedule, loop, plan.memory))
-    level = Level(plan.memory.device.name, cost.peak)
-    return replace(plan, problem=loop, memory=Memory(levels=[level]), prediction=cost)
+    return replace(plan, problem=loop, prediction=Prediction.of(simulate(plan.schedule, loop, plan.memory)))

@@ -60,12 +60,11 @@ def _short_time(summary: "Summary") -> str:
     return summary.time(summary.subject.trace.seconds).removesuffix(" time units")
 
 
-def profile_table(profile: Profile, summaries: "list[Summary]") -> Table:
-    """All call sites of a profile, with what their calls took in all."""
-    shown = {summary.subject.site: summary.label for summary in summaries}
+def profile_table(profile: Profile, *, anonymous: bool) -> Table:
+    """All places that a profile heard of, with what their calls took in all."""
     rows = [
         (
-            shown.get((entry.what, entry.site)) or f"{entry.what}, place {number}",
+            f"{entry.what}, place {number}" if anonymous else f"{entry.what} at {entry.site.short}",
             count_text(len(entry.calls)),
             count_text(entry.steps),
             "-" if entry.peak is None else bytes_text(entry.peak),

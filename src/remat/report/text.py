@@ -38,7 +38,8 @@ def _one(summary: Summary, most: int) -> Iterator[str]:
     if summary.subject.warning:
         yield from wrap(summary.subject.warning, WIDTH)
     for card in cards_of(summary):
-        yield from _wrapped(f"{card.question} ", f"{card.answer}; {card.detail}" if card.detail else card.answer)
+        pause = ". " if card.detail[:1].isupper() else "; "
+        yield from _wrapped(f"{card.question} ", card.answer + (pause + card.detail if card.detail else ""))
     yield ""
     yield from _chart(summary, most)
     yield ""

@@ -18,6 +18,8 @@ def tips_for(subject: Subject, tradeoff: Tradeoff | None) -> list[str]:
         tips.append("These budgets are without what a run sets aside for its steps and for bookkeeping.")
     if subject.sized is not None and subject.plan is subject.sized:
         tips += _unused(subject.sized)
+    if tradeoff is not None and tradeoff.unit == "slots" and tradeoff.chosen.forward_steps > tradeoff.units:
+        tips.append("Slots count states only: a budget in bytes (memory=) may hold tapes as well, and recompute less.")
     return tips + _against_prediction(subject)
 
 

@@ -82,8 +82,8 @@ def tradeoff_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None = N
         return replace(found, unit="slots")
     make = _with(planner, plan, in_slots=False)
     most = max(least_for_all(loop, Level("ram", 0)), 1)
-    budget = plan.peak if device.capacity is None else device.capacity
-    return _around(plan, min(budget, most) if device.capacity is None else budget, make, (_least(make), most), points)
+    budget = min(plan.peak, most) if device.capacity is None else device.capacity
+    return _around(plan, budget, make, (_least(make), most), points)
 
 
 def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: int) -> Tradeoff:

@@ -13,8 +13,9 @@ from remat.units import bytes_text
 __all__ = ["fitted", "top_of", "view_of"]
 
 ROOM = 290_000  # bytes of a page for the columns of all views
-PICTURE = 25_000  # bytes that each further view takes for its picture and its words
-LEAST = 40_000  # bytes for the columns of a view, however many there are
+PICTURE = 40_000  # bytes that each further view takes for its picture and its words
+MADE = ("outputs", "gradients")  # always live, but made by the run: the allocator has counted them
+LEAST = 12_000  # bytes for the columns of a view, however many there are
 
 
 def top_of(summary: Summary) -> int:
@@ -63,6 +64,7 @@ def view_of(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
         "budget": summary.budget,
         "share": summary.share,
         "always": sum(trace.always.values()),
+        "before": sum(size for name, size in trace.always.items() if name not in MADE),
         "peak": {
             "row": -1 if peak is None else peak.row,
             "size": trace.peak,

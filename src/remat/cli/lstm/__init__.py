@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", type=int, default=32, metavar="N", help="size of the LSTM's state (default: 32)")
     parser.add_argument("--batch", type=int, default=16, metavar="N", help="sequences at once (default: 16)")
     parser.add_argument("--framework", choices=FRAMEWORKS, default="numpy", help="what differentiates (default: numpy)")
-    parser.add_argument("--optimal", action="store_true", help="also let the planner place them, in the same memory")
+    parser.add_argument("--optimal", action="store_true", help="also let the planner place them, in less memory")
     parser.add_argument("--compare", action="store_true", help="run without save points too, and put both side by side")
     parser.add_argument("--report", metavar="FILE", help="write a report with the liveness charts")
     parser.add_argument("--force", action="store_true", help="write over an existing report")
@@ -200,4 +200,4 @@ def _report(ways: list[_Way], path: str | None) -> None:
         title = "An LSTM with and without save points" if len(ways) > 1 else f"An LSTM, {ways[0].name}"
         write_report([way.call for way in ways], path, title=title, labels=[way.name for way in ways])
     elif not path:
-        print("next: --report lstm.html draws what is live when; --compare and --optimal run more", file=sys.stderr)
+        print("next: --report lstm.html draws what is live when", file=sys.stderr)

@@ -145,8 +145,8 @@ class Call(ABC):
             known = _measured.get(key)
             assert self.asked.memory is not None
             room = self.asked.memory.device.capacity or 0
-            if known is not None and known[1].limited and room > known[2]:
-                known = None  # now there may be room for what could not be measured
+            if known is not None and room > known[2] and known[1].improves_in(room):
+                known = None
             if known is None or not 0.98 * known[0] <= first <= 1.02 * known[0]:
                 while len(_measured) >= MOST_MEASURED:
                     _measured.pop(next(iter(_measured)))

@@ -17,7 +17,7 @@ function drawLiveness(view, canvas) {
     line(pen, inner, floor, scale, "ink", [5, 3], 
       (pixel) => best[pixel] < 0 ? null : view.predicted[best[pixel]] - view.tape[best[pixel]] + tapes[pixel] + view.extra);
   }
-  if (allocated) line(pen, inner, floor, scale, "allocated", [], (pixel) => allocated[pixel] + view.extra);
+  if (allocated) line(pen, inner, floor, scale, "allocated", [], (pixel) => allocated[pixel] + (view.extra ? view.before : 0));
   pen.fillStyle = colour("ink");
   pen.textAlign = "right";
   for (const value of byteSteps(most)) {
@@ -34,7 +34,7 @@ function drawLiveness(view, canvas) {
     levelLine(pen, "budget", "budget " + bytesText(view.budget), floor - (view.budget + view.extra) * scale, width, right);
   }
   timeAxis(view, pen, width, floor);
-  cursorLine(view, pen, view.hover, 0.5, TOP, floor, width);
+  cursorLine(view, pen, view.hover ?? (view.moved ? view.cursor : undefined), 0.5, TOP, floor, width);
   peakMark(view, pen, floor - (view.peak.size + view.extra) * scale, floor, width);
 }
 
@@ -93,10 +93,12 @@ function levelLine(pen, name, words, y, width, left) {
   pen.fillText(words, left ? LEFT + 4 : width - RIGHT, Math.max(12, y - 5));
 }
 
-// A range that is recorded is at its largest when it ends, everything else when it begins.
+// A range that is recorded is at its largest when it ends, everything else as long as it lasts.
 function peakPlace(view) {
   if (view.peak.row < 0) return 0;
-  return view.edges[view.peak.row + (view.code[view.peak.row] === 1 ? 1 : 0)];
+  const row = view.peak.row;
+  if (view.code[row] === 1 && view.tape[row] !== view.ramp[row]) return view.edges[row + 1];
+  return (view.edges[row] + view.edges[row + 1]) / 2;
 }
 
 // The peak is marked wherever one looks: by a dot where it is, by an arrow at the edge if it is out of sight.

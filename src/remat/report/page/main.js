@@ -26,7 +26,9 @@ function lookAt(view, row) {
 }
 
 function moveTo(view, row) {
-  view.cursor = view.hover = Math.min(view.n - 1, Math.max(0, row));
+  view.cursor = Math.min(view.n - 1, Math.max(0, row));
+  view.hover = undefined;
+  view.moved = true;
   lookAt(view, view.cursor);
   view.say(view.cursor);
   changed(view);
@@ -40,7 +42,8 @@ const ACTIONS = {
   right: (view) => pan(view, 0.2),
   peak: (view) => {
     const end = view.edges[view.n] || 1, size = Math.min(view.to - view.from, end / 8);
-    view.cursor = view.hover = Math.max(0, view.peak.row);
+    view.cursor = Math.max(0, view.peak.row);
+    view.moved = true;
     view.say(view.cursor);
     look(view, peakPlace(view) - size / 2, size);
   },
@@ -58,7 +61,8 @@ function describe(view, row) {
   const some = kept.slice(0, 6).join(", ") + (count > 6 || count > kept.length ? `, … (${count} in all)` : "");
   const parts = [
     `op ${(indexOf(view, row) + 1).toLocaleString("en")} of ${view.events.toLocaleString("en")}: ${opText(view, row)}`,
-    `${PHASES[view.phase[row]]}, at ${timeText(view, view.time[row])}, takes ${timeText(view, view.seconds[row])}`,
+    `${PHASES[view.phase[row]]}, at ${timeText(view, view.time[row])}, ` +
+      `${view.group > 1 ? "its group takes" : "takes"} ${timeText(view, view.seconds[row])}`,
     `live ${bytesText(view.total[row])} = states ${bytesText(view.state[row])} + tapes ${bytesText(view.tape[row])} ` +
       `+ cotangents ${bytesText(view.cotangent[row])}`,
   ];
