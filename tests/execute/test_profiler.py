@@ -248,7 +248,7 @@ def test_an_op_that_is_cut_off_is_part_of_the_trace(tmp_path):
     assert trace.seconds > 0
     assert trace.at_peak[0][0] == "tape 0..29"
     page = run.report(tmp_path / "cut.html").read_text()
-    assert "The run is not complete: stopped by KeyboardInterrupt after 1 ops." in page
+    assert "The run is not complete: stopped by KeyboardInterrupt after 1 op." in page
     assert "30 steps had run of 100" in page
     assert "Predicted and measured" not in page  # half an op is not what was predicted
 

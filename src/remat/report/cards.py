@@ -127,7 +127,7 @@ def _recomputed(summary: "Summary") -> Card:
     most = max(summary.timeline.histogram, default=1)
     return Card(
         question,
-        f"{count_text(trace.recomputed)} steps",
+        f"{count_text(trace.recomputed)} step{'s' * (trace.recomputed != 1)}",
         f"a step runs {mean:.2f} times on average, {count_text(most)} times at the most; {summary.extra_text}",
     )
 

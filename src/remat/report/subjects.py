@@ -106,8 +106,12 @@ def _of_call(call: Call, label: str) -> Subject:
         call.budget,
         "" if call.step is None else str(call.step),
         call.framework,
-        "" if call.status == "done" else f"The run is not complete: {call.status} after {trace.totals.ops:,} ops.",
+        "" if call.status == "done" else f"The run is not complete: {call.status} after {_ops(trace)}.",
     )
+
+
+def _ops(trace: Trace) -> str:
+    return f"{count_text(trace.totals.ops)} op{'s' * (trace.totals.ops != 1)}"
 
 
 def _plan_of(call: Call, trace: Trace) -> Plan | None:
