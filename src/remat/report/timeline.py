@@ -123,11 +123,10 @@ class Timeline:
         best = [(0, 0, 0)] * bins
         for row in range(len(self.rows)):
             first, last = self.place(row)
-            for part in range(
-                min(bins - 1, int(first * bins)), min(bins, max(int(first * bins) + 1, ceil(last * bins)))
-            ):
+            begin = min(bins - 1, int(first * bins))
+            for part in range(begin, min(bins, max(begin + 1, ceil(last * bins)))):
                 inside = (max(first, part / bins), min(last, (part + 1) / bins))
-                places = [(x - first) / (last - first) if last > first else 1.0 for x in inside]
+                places = [(x - first) / (last - first) for x in inside] if last > first else [0.0, 1.0]
                 found = max((self.rows.live(row, min(1.0, place)) for place in places), key=sum)
                 best[part] = max(best[part], found, key=sum)
         return best
