@@ -37,11 +37,6 @@ class Planned(Protocol):
         """Steps that it runs in all."""
         ...
 
-    @property
-    def memory(self) -> Memory:
-        """What it was made for."""
-        ...
-
     def summary(self) -> dict[str, Any]:
         """It as plain data, without its ops."""
         ...
@@ -156,7 +151,7 @@ class _Told:
         advances, records, _ = (_whole(cost[name]) or 0 for name in ("advances", "records", "peak"))
         self.forward_steps = advances + records
         _time(cost["seconds"])
-        self.memory = Memory.from_envelope(data["memory"])
+        Memory.from_envelope(data["memory"])  # whether it can be read
 
     def summary(self) -> dict[str, Any]:
         return self.data

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from remat.execute.verbs import OpMeter, Verbs
+from remat.execute.verbs import Verbs
+from remat.meter import Meter
 from remat.problem import Memory
 from remat.schedule import Advance, Op, Pullback, Record, Trace, Turn
 from remat.schedule.columns import Columns
@@ -29,7 +30,7 @@ class Meters:
         self.open = True
         self._on = ExitStack()
 
-    def turn_on(self, meter: OpMeter | None) -> OpMeter | None:
+    def turn_on(self, meter: Meter | None) -> Meter | None:
         """The meter, turned on; None if there is none, or if the profile is closed."""
         if meter is None or not self.open:
             return None
@@ -65,7 +66,7 @@ class Recorder:
         self.always: dict[str, int] = {}
         self.meter = None if meters is None else meters.turn_on(verbs.meter())
         self._before = 0 if self.meter is None else self.meter.now()
-        self._first = verbs.size(state)
+        self._first = self.sizes.state
         self._made = array("q"), array("q")  # bytes of the working state after each op, and of the tape that it made
         self._turned = False
         self._op: Op | None = None

@@ -1,30 +1,11 @@
 """The verbs: all that the interpreter asks of a framework."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-__all__ = ["OpMeter", "Verbs"]
+from remat.meter import Meter
 
-
-class OpMeter(Protocol):
-    """The memory of a framework's device, around an op."""
-
-    def on(self) -> AbstractContextManager[Any]:
-        """Count what is allocated in the block."""
-        ...
-
-    def now(self) -> int:
-        """Bytes that are allocated now."""
-        ...
-
-    def peak(self) -> int:
-        """The most bytes that were allocated since the last call of `forget`."""
-        ...
-
-    def forget(self) -> None:
-        """Begin anew with the peak."""
-        ...
+__all__ = ["Verbs"]
 
 
 class Verbs(Protocol):
@@ -61,7 +42,7 @@ class Verbs(Protocol):
         """Where a step raised an error: its number, and the bytes of the tape that was recorded up to it."""
         ...
 
-    def meter(self) -> "OpMeter | None":
+    def meter(self) -> Meter | None:
         """The meter of the framework's memory, if it has one."""
         ...
 

@@ -1,41 +1,21 @@
 """One step, measured: once to warm up, once with the meter on, then a few times with the clock on; medians count."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
+from remat.meter import Meter
 from remat.problem import Loop
 from remat.progress import tell
 
-__all__ = ["Measured", "Meter", "Stepper", "measure_step"]
+__all__ = ["Measured", "Stepper", "measure_step"]
 
 QUICK = 0.02  # seconds: a step that takes longer is timed once
 TIMES = 3  # runs of a quick step
 COPIES, SMALL = 8, 65536  # of a state that is small, several copies are weighed: the first may fill a cache
 LONGEST = 4  # steps of the range that is compared with single steps
-
-
-class Meter(Protocol):
-    """The memory of a framework's device."""
-
-    def on(self) -> AbstractContextManager[Any]:
-        """Count what is allocated in the block."""
-        ...
-
-    def now(self) -> int:
-        """Bytes that are allocated now."""
-        ...
-
-    def peak(self) -> int:
-        """The most bytes that were allocated since the last call of `forget`."""
-        ...
-
-    def forget(self) -> None:
-        """Begin anew with the peak."""
-        ...
 
 
 class Stepper(Protocol):

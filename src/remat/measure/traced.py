@@ -2,6 +2,7 @@
 
 from remat.problem import Loop
 from remat.schedule import Advance, Pullback, Record, Trace
+from remat.schedule.events import Tapes
 
 __all__ = ["loop_of"]
 
@@ -9,19 +10,15 @@ __all__ = ["loop_of"]
 def loop_of(trace: Trace, steps: int | None = None) -> Loop | None:
     """The loop that a run went through, or None if it had recorded no step yet."""
     sums = dict.fromkeys((Advance, Record, Pullback), (0, 0.0))
-    tapes: dict[tuple[int, int], int] = {}
-    tape = first = 0
+    tapes, tape, first = Tapes(), 0, 0
     for event in trace:
         first = first or event.live.state.get(trace.device, 0)
         op = event.op
         if isinstance(op, Advance | Record | Pullback):
             units, seconds = sums[type(op)]
             sums[type(op)] = units + op.stop - op.start, seconds + event.seconds
-        if isinstance(op, Record):
-            tapes[op.start, op.stop] = event.live.tape - sum(tapes.values())
-            tape += tapes[op.start, op.stop]
-        elif isinstance(op, Pullback):
-            tapes.pop((op.start, op.stop), None)
+        own = tapes.own(event)
+        tape += own if isinstance(op, Record) else 0
     recorded, keeps = sums[Record][0], sum(trace.keeps.values())
     if not recorded:
         return None

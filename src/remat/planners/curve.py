@@ -12,7 +12,7 @@ from remat.problem import Level, Loop, Memory
 from remat.progress import Progress, check_progress
 from remat.units import bytes_text, count_text, to_bytes, to_count
 
-__all__ = ["Curve", "Point", "sweep"]
+__all__ = ["Curve", "Point", "spread", "sweep"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Point:
     seconds: float
     peak: int
     planner: str
+
+    @classmethod
+    def of(cls, budget: int, plan: Plan) -> "Point":
+        """What a plan costs, at the budget it was made for."""
+        return cls(budget, plan.forward_steps, plan.seconds, plan.peak, plan.planner)
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,7 @@ def sweep(
         level = Memory(slots=budget) if slots is not None else Memory(budget)
         chosen.check(problem, level)
         try:
-            found.append(_point(budget, chosen.plan(problem, level)))
+            found.append(Point.of(budget, chosen.plan(problem, level)))
         except InfeasibleError as caught:
             error = caught
             short.append((budget, caught.minimum))
@@ -105,8 +110,12 @@ def sweep(
     return Curve(problem, "slots" if slots is not None else "bytes", tuple(found), tuple(short))
 
 
-def _point(budget: int, plan: Plan) -> Point:
-    return Point(budget, plan.forward_steps, plan.seconds, plan.peak, plan.planner)
+def spread(least: int, most: int, points: int) -> list[int]:
+    """So many budgets from the least to the most, evenly spread in ratio."""
+    if most <= least:
+        return [least]
+    ratio = (most / least) ** (1 / (points - 1))
+    return sorted({least, most, *(int(least * ratio**i) for i in range(1, points - 1))})
 
 
 def _spread(loop: Loop, planner: Planner, points: int) -> list[int]:
@@ -118,7 +127,4 @@ def _spread(loop: Loop, planner: Planner, points: int) -> list[int]:
         least = 1
     except InfeasibleError as error:
         least = error.minimum
-    if most <= least:
-        return [least]
-    ratio = (most / least) ** (1 / (points - 1))
-    return sorted({least, most, *(int(least * ratio**i) for i in range(1, points - 1))})
+    return spread(least, most, points)

@@ -8,7 +8,6 @@ from base64 import b64encode
 from functools import cache
 from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from math import ceil, inf
 
 from remat.report.cards import cards_of
@@ -234,6 +233,8 @@ def _side(table: Table, column: int) -> str:
 
 @cache
 def _asset(kind: str) -> str:
+    from importlib.resources import files  # here, since it makes importing remat slow
+
     folder = files("remat.report") / "page"
     if kind == "style":
         return (folder / "page.css").read_text(encoding="utf-8")

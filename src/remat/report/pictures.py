@@ -129,7 +129,7 @@ def tradeoff_picture(curve: Tradeoff, width: int = 420, height: int = 240) -> st
     parts.append(f'<path d="{line}" fill="none" stroke="{_colour("state")}" stroke-width="2"/>')
     for point, ratio, (x, y) in zip(points, steps, places, strict=True):
         words = f"{curve.text(point.budget)}: {ratio:.2f} runs of a step, {count_text(point.forward_steps)} in all"
-        size, colour = (7, "recompute") if point.chosen else (3.5, "state")
+        size, colour = (7, "recompute") if point is own else (3.5, "state")
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{_colour(colour)}"><title>{words}</title></circle>'
         )

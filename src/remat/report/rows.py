@@ -59,9 +59,7 @@ class Rows:
         self._times = [0.0] * 4
         self._times[phase] = event.seconds
         self.cotangent.append(live.cotangent)
-        for level in live.state:
-            if level != live.device and level not in self.elsewhere:
-                self.elsewhere[level] = [0] * (len(self) - 1)
+        self._find_levels(event, len(self) - 1)
         for level, column in self.elsewhere.items():
             column.append(live.state.get(level, 0))
         if event.allocated is not None:
@@ -72,38 +70,31 @@ class Rows:
 
     def join(self, event: Event, phase: int) -> None:
         """Put an event into the last row: it shows whichever has more live bytes."""
-        seconds = self.seconds[-1] + event.seconds
-        times = self._times
-        times[phase] += event.seconds
+        live = event.live
+        if live.total() > self.total(-1):
+            self.index[-1], self.op[-1] = event.index, event.op
+            self.state[-1], self.tape[-1], self.cotangent[-1] = (
+                live.state.get(live.device, 0),
+                live.tape,
+                live.cotangent,
+            )
+        self._find_levels(event, len(self))
+        for level, column in self.elsewhere.items():
+            column[-1] = max(column[-1], live.state.get(level, 0))
+        if self.allocated:
+            self.allocated[-1] = max(self.allocated[-1], event.allocated or 0)
         low, high = _touched(event.op)
-        low, high = min(self.low[-1], low), max(self.high[-1], high)
-        if event.live.total() > self.total(-1):
-            start, allocated = self.start[-1], self.allocated[-1:]
-            elsewhere = {level: column[-1] for level, column in self.elsewhere.items()}
-            self._drop_last()
-            self.add(event, phase, event.live.tape)
-            self.start[-1] = start
-            self.allocated[-1:] = [max(*allocated, event.allocated or 0)] if allocated else self.allocated[-1:]
-            for level, size in elsewhere.items():
-                self.elsewhere[level][-1] = max(size, self.elsewhere[level][-1])
-        else:
-            for level, column in self.elsewhere.items():
-                column[-1] = max(column[-1], event.live.state.get(level, 0))
-            if self.allocated:
-                self.allocated[-1] = max(self.allocated[-1], event.allocated or 0)
-        self.seconds[-1], self.low[-1], self.high[-1] = seconds, low, high
+        self.low[-1], self.high[-1] = min(self.low[-1], low), max(self.high[-1], high)
+        self.seconds[-1] += event.seconds
+        self._times[phase] += event.seconds
+        self.phase[-1] = self._times.index(max(self._times))  # what it does most of the time
         self.ramp[-1] = self.tape[-1]  # a group is flat
-        self._times = times
-        self.phase[-1] = times.index(max(times))  # what it does most of the time
 
-    def _drop_last(self) -> None:
-        columns: list[list[int] | list[float] | list[Op]] = [
-            *(self.index, self.op, self.phase, self.start, self.seconds, self.state, self.tape, self.ramp),
-            *(self.cotangent, self.held, self.low, self.high, *self.elsewhere.values()),
-            *([self.allocated] if self.allocated else []),
-        ]
-        for column in columns:
-            column.pop()
+    def _find_levels(self, event: Event, rows: int) -> None:
+        """A level that is new held nothing in the rows before."""
+        for level in event.live.state:
+            if level != event.live.device and level not in self.elsewhere:
+                self.elsewhere[level] = [0] * rows
 
 
 def _touched(op: Op) -> tuple[int, int]:

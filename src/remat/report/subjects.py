@@ -4,7 +4,6 @@ In: what the user gives. Out: subjects; where something was both planned and run
 measured trace, op for op.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,12 +13,12 @@ from remat.execute.calls import Past
 from remat.measure import loop_of
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Memory
+from remat.report.tradeoff import PlanIn
 from remat.schedule import Schedule, Trace, simulate, verify
 from remat.units import count_text
 
 __all__ = ["Subject", "subjects_of"]
 
-PlanIn = Callable[[int], Plan]
 MOST_SITES = 6  # call sites of a profile that a report shows
 
 

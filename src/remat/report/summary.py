@@ -106,9 +106,7 @@ class Summary:
             "runs": {str(times): units for times, units in self.timeline.histogram.items()},
             "written": dict(trace.totals.written),
             "read": dict(trace.totals.read),
-            "tradeoff": None
-            if self.tradeoff is None
-            else {"unit": self.tradeoff.unit, "points": [vars(p) for p in self.tradeoff.points]},
+            "tradeoff": None if self.tradeoff is None else self.tradeoff.to_dict(),
             "tips": list(self.tips),
             "notes": list(self.notes),
             "events": trace.totals.ops,

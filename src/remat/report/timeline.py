@@ -13,7 +13,8 @@ from math import ceil
 
 from remat.progress import tell
 from remat.report.rows import Rows
-from remat.schedule import Advance, Drop, Event, Keep, Op, Pullback, Record, Trace, Turn
+from remat.schedule import Advance, Drop, Keep, Op, Pullback, Record, Trace, Turn
+from remat.schedule.events import Tapes
 from remat.schedule.text import format_op
 
 __all__ = ["MOST_EVENTS", "PHASES", "Kept", "Moment", "Timeline"]
@@ -73,12 +74,13 @@ class Timeline:
         peak: Moment | None = None
         runs = _Runs(max(trace.problem_units, trace.totals.reached))
         kept = _Kept()
-        tapes = _Tapes()
+        tapes = Tapes()
         for event in trace:
             op = event.op
             phase = _phase(op, reached)
             seconds[PHASES[phase]] += event.seconds
-            ramp = tapes.other_end(event)
+            own = tapes.own(event)
+            ramp = event.live.tape - (own if isinstance(op, Record | Pullback) and op.stop - op.start > 1 else 0)
             if event.index % group == 0:
                 rows.add(event, phase, ramp)
             else:
@@ -190,25 +192,6 @@ class _Runs:
             found.append((at, at + size, times))
             at += size
         return tuple(found)
-
-
-class _Tapes:
-    """Follows the tapes of ranges: what is held when a range begins to be recorded, and when it is pulled back."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[int, int], int] = {}
-        self._sum = 0
-
-    def other_end(self, event: Event) -> int:
-        op, tape = event.op, event.live.tape
-        if isinstance(op, Record):
-            before, self._held[op.start, op.stop] = self._sum, tape - self._sum
-            self._sum = tape
-            return before if op.stop - op.start > 1 else tape
-        if isinstance(op, Pullback):
-            self._sum = tape - self._held.pop((op.start, op.stop), 0)
-            return self._sum if op.stop - op.start > 1 else tape
-        return tape
 
 
 class _Kept:

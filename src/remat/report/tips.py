@@ -1,8 +1,8 @@
 """Tips: what the numbers of a report mean for the one who chose the budget, in words."""
 
-from remat.planners import Plan
+from remat.planners import Plan, Point
 from remat.report.subjects import Subject
-from remat.report.tradeoff import Tradeoff, TradeoffPoint
+from remat.report.tradeoff import Tradeoff
 from remat.units import bytes_text, count_text
 
 __all__ = ["tips_for"]
@@ -95,11 +95,11 @@ def _against_prediction(subject: Subject) -> list[str]:
     return tips
 
 
-def _saved(own: TradeoffPoint, point: TradeoffPoint, recomputed: int) -> float:
+def _saved(own: Point, point: Point, recomputed: int) -> float:
     return (own.forward_steps - point.forward_steps) / recomputed
 
 
-def _faster(own: TradeoffPoint, point: TradeoffPoint) -> str:
+def _faster(own: Point, point: Point) -> str:
     """How much less time that takes."""
     if not own.seconds or point.seconds > own.seconds:
         return ""

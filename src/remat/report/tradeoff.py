@@ -8,15 +8,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import Any
 
 from remat.errors import InfeasibleError
-from remat.planners import Auto, Binomial, Mixed, Plan, Planner
+from remat.planners import Auto, Binomial, Mixed, Plan, Planner, Point
+from remat.planners.curve import spread
 from remat.planners.loop.keep_all import least_for_all
 from remat.problem import Level, Memory
 from remat.progress import tell
 from remat.units import bytes_text, count_text
 
-__all__ = ["Tradeoff", "TradeoffPoint", "tradeoff_of"]
+__all__ = ["PlanIn", "Tradeoff", "tradeoff_of"]
 
 MOST_STEPS_IN_LEVELS = 1000  # planning in several levels takes long
 # Up to so many steps: additions for an exact plan, budgets that are told apart, points.
@@ -26,30 +28,19 @@ PlanIn = Callable[[int], Plan]
 
 
 @dataclass(frozen=True)
-class TradeoffPoint:
-    """A budget in bytes or slots, and what the plan for it costs."""
-
-    budget: int
-    forward_steps: int
-    seconds: float
-    peak: int
-    chosen: bool = False
-
-
-@dataclass(frozen=True)
 class Tradeoff:
-    """Points from little memory to much; `unit` is "bytes" or "slots"."""
+    """Points from little memory to much, the plan's own among them; `unit` is "bytes" or "slots"."""
 
     unit: str
     units: int
-    points: tuple[TradeoffPoint, ...]
+    points: tuple[Point, ...]
+    chosen: Point  # the plan that was made
     factor: float  # how far the other plans may be above the least forward steps of their class
-    same: TradeoffPoint | None = None  # the best in the memory of a plan that was made by a rule, without a claim
+    same: Point | None = None  # the best in the memory of a plan that was made by a rule, without a claim
 
-    @property
-    def chosen(self) -> TradeoffPoint:
-        """The plan that was made."""
-        return next(point for point in self.points if point.chosen)
+    def to_dict(self) -> dict[str, Any]:
+        """The points as plain data."""
+        return {"unit": self.unit, "points": [{**vars(point), "chosen": point is self.chosen} for point in self.points]}
 
     def text(self, budget: int) -> str:
         """A budget in words."""
@@ -88,9 +79,9 @@ def tradeoff_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None = N
 
 def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: int) -> Tradeoff:
     """The plans at budgets between the ends, and the plan itself at its own."""
-    found = {own: TradeoffPoint(own, plan.forward_steps, plan.seconds, plan.peak, chosen=True)}
+    found = {own: Point.of(own, plan)}
     factors: list[float] = []
-    budgets = [budget for budget in _spread(*ends, points, own) if budget != own]
+    budgets = [budget for budget in _budgets(*ends, points, own) if budget != own]
     for done, budget in enumerate(budgets):
         tell(done, len(budgets))
         try:
@@ -98,14 +89,13 @@ def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: i
         except InfeasibleError:
             continue
         factors.append(made.claim.factor or inf)
-        found[budget] = TradeoffPoint(budget, made.forward_steps, made.seconds, made.peak)
+        found[budget] = Point.of(budget, made)
     same = None
     if plan.claim.factor is None:
         with suppress(InfeasibleError):
-            made = make(own)
-            same = TradeoffPoint(own, made.forward_steps, made.seconds, made.peak)
+            same = Point.of(own, make(own))
     curve = tuple(found[budget] for budget in sorted(found))
-    return Tradeoff("bytes", plan.problem.units, curve, max(factors, default=1.0), same)
+    return Tradeoff("bytes", plan.problem.units, curve, found[own], max(factors, default=1.0), same)
 
 
 def _asked_for(plan: Plan, asked: int, make: PlanIn) -> tuple[int, int]:
@@ -157,10 +147,7 @@ def _planner(plan: Plan, in_slots: bool, several: bool) -> tuple[Planner, int]:
     raise AssertionError("some length is long enough")
 
 
-def _spread(least: int, most: int, points: int, own: int) -> list[int]:
-    """Budgets evenly spread in ratio from the least to the most, and some close to one's own."""
-    most = max(least, most)
-    ratio = (most / least) ** (1 / max(1, points - 1))
-    spread = {least, most, *(int(least * ratio**i) for i in range(points))}
+def _budgets(least: int, most: int, points: int, own: int) -> list[int]:
+    """Budgets from the least to the most, and some close to one's own."""
     near = {int(own * factor) for factor in (0.5, 0.75, 1.25, 1.5, 2)} if points >= 10 else {2 * own}
-    return sorted(b for b in spread | near if least <= b <= most)
+    return sorted({*spread(least, most, points), *(budget for budget in near if least <= budget <= most)})

@@ -33,9 +33,10 @@ def fitted(summary: Summary, views: int) -> tuple[Summary, dict[str, Any]]:
     """The summary and its packed columns, put together in larger groups until they have room in a page."""
     room = max(LEAST, (ROOM - (views - 1) * PICTURE) / views)
     while True:
-        columns = pack_rows(summary.timeline.rows, _levels(summary), _predicted(summary))
+        levels = _levels(summary)
+        columns = pack_rows(summary.timeline.rows, levels, _predicted(summary))
         if summary.timeline.group > 1:
-            columns |= pack_kept(summary.timeline.kept, _levels(summary))
+            columns |= pack_kept(summary.timeline.kept, levels)
         size, rows = sum(len(column["z"]) for column in columns.values()), len(summary.timeline.rows)
         if size <= room or rows < 1000:
             return summary, columns
@@ -51,11 +52,10 @@ def _levels(summary: Summary) -> list[str]:
 def view_of(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
     """One view: its numbers, and its columns as they were packed."""
     timeline, trace, peak = summary.timeline, summary.subject.trace, summary.timeline.peak
-    levels = _levels(summary)
-    view: dict[str, Any] = {
+    return {
         "label": summary.label,
         "units": trace.problem_units or trace.totals.reached,
-        "levels": levels,
+        "levels": _levels(summary),
         "measured": trace.measured,
         "events": trace.totals.ops,
         "group": timeline.group,
@@ -73,7 +73,6 @@ def view_of(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
         },
         "columns": columns,
     }
-    return view
 
 
 def _predicted(summary: Summary) -> list[int]:

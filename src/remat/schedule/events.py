@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from remat.schedule.ops import Advance, Fetch, Keep, Op, Record
+from remat.schedule.ops import Advance, Fetch, Keep, Op, Pullback, Record
 
 if TYPE_CHECKING:
     from remat.schedule.machine import Machine
 
-__all__ = ["Event", "Holder", "Live", "Totals"]
+__all__ = ["Event", "Holder", "Live", "Tapes", "Totals"]
 
 Holder = tuple[str, str, int]  # what, level, bytes
 
@@ -52,6 +52,27 @@ class Event:
     seconds: float
     live: Live
     allocated: int | None = None
+
+
+class Tapes:
+    """Follows the events of a run, and says how large the tape is that each range has of its own."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], int] = {}
+        self._sum = 0
+
+    def own(self, event: Event) -> int:
+        """Bytes of the tape that a record makes or a pullback uses up; 0 for other ops."""
+        op, tape = event.op, event.live.tape
+        if isinstance(op, Record):
+            size = self._held[op.start, op.stop] = tape - self._sum
+            self._sum = tape
+            return size
+        if isinstance(op, Pullback):
+            size = self._held.pop((op.start, op.stop), 0)
+            self._sum = tape - size
+            return size
+        return 0
 
 
 @dataclass

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from remat.cli.agreement import agreement
 from remat.cli.bars import Bars
 from remat.cli.output import write_report
 from remat.errors import FileError
@@ -63,7 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tuple[str, ...]], Call]:
     """The rows of the table, and the call of remat."""
-    import numpy as np
     from autograd import value_and_grad
 
     with Bars() as bars:
@@ -81,15 +81,14 @@ def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tup
         with profile() as recorded:
             value_and_grad(budget)(model.params)
         bars.step()
-    error = max(float(np.max(np.abs(found[k] - expected[k])) / np.max(np.abs(expected[k]))) for k in expected)
-    call = recorded.calls[0]
-    return _rows(plain_losses, losses, error, plain_peak, peak, plain_seconds, seconds, call), call
+    call, equal = recorded.calls[0], agreement(found, expected)
+    return _rows(plain_losses, losses, equal, plain_peak, peak, plain_seconds, seconds, call), call
 
 
 def _rows(
     plain_losses: list[float],
     losses: list[float],
-    error: float,
+    equal: str,
     plain_peak: int,
     peak: int,
     plain_seconds: float,
@@ -102,7 +101,7 @@ def _rows(
     return [
         ("loss at first", f"{plain_losses[0]:.6f}", f"{losses[0]:.6f}"),
         (f"loss after {len(losses)} gradients", f"{plain_losses[-1]:.6f}", f"{losses[-1]:.6f}"),
-        ("gradients", "", "equal, bit for bit" if error == 0 else f"equal but for {error:.0e} of the largest"),
+        ("gradients", "", equal),
         ("peak memory", bytes_text(plain_peak), f"{bytes_text(peak)}, {plain_peak / peak:.1f} times less"),
         ("time of a gradient", f"{plain_seconds:.2f} s", f"{seconds:.2f} s, {seconds / plain_seconds:.2f} times"),
         (

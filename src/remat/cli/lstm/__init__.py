@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from remat.cli.agreement import agreement
 from remat.cli.arguments import refuse_to_overwrite
 from remat.cli.bars import Bars
 from remat.cli.output import write_report
@@ -161,16 +162,13 @@ def _run(model: "Lstm", name: str, planner: Any, loop: Loop, memory: Memory, way
 
 def _print(way: _Way, model: "Lstm", without: _Way | None = None) -> None:
     """The numbers of one way, and how it compares with another."""
-    from numpy import array_equal
-
     trace = way.trace
     print(f"{way.name}, {count_text(len(model.xs))} steps")
     print(f"loss:             {way.loss:.15f}")
     print(f"peak live memory: {bytes_text(trace.peak)}")
     if without is not None:
         print(f"ratio:            {trace.peak / without.trace.peak:.3f} of that without checkpoints, measured")
-        same = all(array_equal(way.gradient[key], without.gradient[key]) for key in way.gradient)
-        print(f"gradients:        {'equal, bit for bit' if same else _difference(way, without)}")
+        print(f"gradients:        {agreement(way.gradient, without.gradient)}")
         print(f"time ratio:       {way.seconds / without.seconds:.2f} times that without checkpoints")
     elif trace.keeps:
         loop = loop_of(trace)
@@ -183,16 +181,6 @@ def _print(way: _Way, model: "Lstm", without: _Way | None = None) -> None:
         f"time:             {way.seconds:.2f} s for a gradient; {count_text(trace.forward_steps)} forward steps, "
         f"{count_text(trace.recomputed)} of them recomputed"
     )
-
-
-def _difference(way: _Way, other: _Way) -> str:
-    from numpy import abs as size
-    from numpy import max as most
-
-    worst = max(
-        float(most(size(way.gradient[k] - other.gradient[k])) / most(size(other.gradient[k]))) for k in way.gradient
-    )
-    return f"equal but for {worst:.0e} of the largest"
 
 
 def _report(ways: list[_Way], path: str | None) -> None:
