@@ -17,7 +17,7 @@ from remat.errors import (
     ScheduleError,
     StepError,
 )
-from remat.execute import Profile, profile
+from remat.execute import Profile, is_recomputing, profile
 from remat.interface import (
     binomial_checkpoint,
     checkpointed_loop,
@@ -95,6 +95,7 @@ __all__ = [
     "compute_checkpoint_positions",
     "estimate_checkpoint_savings",
     "get_memory_savings",
+    "is_recomputing",
     "plan",
     "profile",
     "report",

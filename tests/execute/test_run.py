@@ -58,6 +58,8 @@ class Numbers:
     def size(self, value):
         return 8 * len(value) if isinstance(value, list) else 8
 
+    sources = ()
+
     def always(self):
         return {}
 

@@ -29,10 +29,38 @@ def test_a_step_that_counts_its_calls_is_an_error(slots):
         gradient(step, slots=slots)
 
 
-def test_a_private_generator_is_an_error_that_says_what_to_do():
-    rng = numpy.random.default_rng()
+@pytest.mark.parametrize("make", [numpy.random.default_rng, numpy.random.RandomState, random.Random])
+def test_a_private_generator_that_the_step_closes_over_is_replayed(make):
+    def plain(x, rng):
+        for _ in range(9):
+            x = np.tanh(x + 0.1 * (rng.normal() if hasattr(rng, "normal") else rng.gauss(0.0, 1.0)))
+        return x
+
+    rng, other = make(5), make(5)
+    draw = rng.normal if hasattr(rng, "normal") else lambda: rng.gauss(0.0, 1.0)
+    found = grad(lambda x: remat.scan(lambda x, _: (np.tanh(x + 0.1 * draw()), None), x, length=9, slots=2)[0])(0.3)
+    assert found == grad(plain)(0.3, other)
+    assert rng.random() == other.random() if make is not numpy.random.RandomState else rng.rand() == other.rand()
+
+
+def test_a_private_generator_that_is_hidden_is_an_error_that_says_what_to_do():
+    rng = (lambda made: lambda: next(made))(iter(numpy.random.default_rng().normal(size=1000)))
     with pytest.raises(remat.DeterminismError, match="pass them in xs"):
-        gradient(lambda x, _: (np.tanh(x + 0.1 * rng.normal()), None))
+        gradient(lambda x, _: (np.tanh(x + 0.1 * rng()), None))
+
+
+def test_a_step_is_told_when_it_runs_again():
+    told = []
+
+    def step(x, _):
+        told.append(remat.is_recomputing())
+        return np.sin(x), None
+
+    gradient(step, slots=3)
+    first = told.count(False)
+    assert told[:first] == [False] * first
+    assert len(told) > first == 20
+    assert not remat.is_recomputing()
 
 
 def test_an_output_that_changes_is_an_error():

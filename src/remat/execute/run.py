@@ -33,6 +33,7 @@ class Run:
         progress: Progress | None = None,
         total: int | None = None,
         recorder: Recorder | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self.verbs, self.units, self.recorder = verbs, units, recorder
         self.guard, self.progress, self.total = guard, progress, total
@@ -41,7 +42,7 @@ class Run:
         self.cotangent: Any = None
         self.kept: dict[tuple[int, str], tuple[Any, Any]] = {}  # state and mark of the random generators
         self.tapes: dict[tuple[int, int], Any] = {}
-        self.replay = Replay()
+        self.replay = Replay(verbs.sources) if replay is None else replay
         self.done = 0
         self._rest: Iterator[Op] = iter(())
         self._working = [state]  # in a list, so that it can be handed over without being held here

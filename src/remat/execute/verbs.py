@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from remat.execute.rng import Source
 from remat.meter import Meter
 
 __all__ = ["Verbs"]
@@ -13,6 +14,11 @@ class Verbs(Protocol):
 
     The interpreter passes a state or a tape on without holding it, so that a verb can let go of it while it runs.
     """
+
+    @property
+    def sources(self) -> "Sequence[Source]":
+        """What steps draw on beside the global random generators."""
+        ...
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """State `stop`, by running units start..stop-1 from state `start` and holding nothing."""

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from remat.errors import StepError
+from remat.execute.captured import Place
 from remat.execute.tree import Mismatch, Tree
-from remat.frameworks.numpy.captured import Place
 from remat.frameworks.numpy.leaves import own
 from remat.frameworks.numpy.verbs import NumpyVerbs
 

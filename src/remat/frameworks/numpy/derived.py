@@ -17,12 +17,14 @@ from autograd.core import vspace
 from autograd.tracer import getval
 
 from remat.errors import StepError
+from remat.execute.captured import Place
+from remat.execute.rng import Source
 from remat.execute.tree import take_apart
 from remat.frameworks.asked import Asked
-from remat.frameworks.numpy.body import pair
-from remat.frameworks.numpy.captured import Place
+from remat.frameworks.body import pair
+from remat.frameworks.numpy import leaves as kit
 from remat.frameworks.numpy.leaves import Spec, unpack
-from remat.frameworks.numpy.loop import Call
+from remat.frameworks.numpy.loop import NumpyCall
 from remat.frameworks.numpy.tape import new_trace, pull_back, rooted, split
 
 __all__ = ["adjoint", "tangent"]
@@ -42,12 +44,16 @@ class _OpenStep:
     def places(self) -> list[Place]:
         return []
 
+    @property
+    def sources(self) -> list[Source]:
+        return []
+
     @contextmanager
     def bind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
         yield lambda carry, x: self.function(values, carry, x)
 
 
-def adjoint(call: Call, leaves: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
+def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
     """The gradients of the wanted leaves as a differentiable function of leaves and cotangents."""
     from remat.frameworks.numpy.calls import scan_flat
 
@@ -103,7 +109,7 @@ def adjoint(call: Call, leaves: Sequence[Any], cotangents: Sequence[Any], wanted
     return [vspace(leaves[i]).zeros() if found[i] is None else found[i] for i in wanted]
 
 
-def tangent(call: Call, leaves: Sequence[Any], given: dict[int, Any]) -> Any:
+def tangent(call: NumpyCall, leaves: Sequence[Any], given: dict[int, Any]) -> Any:
     """The tangents of the results, from those of some leaves, in one loop forward."""
     from remat.frameworks.numpy.calls import scan_flat
 
@@ -150,7 +156,7 @@ def tangent(call: Call, leaves: Sequence[Any], given: dict[int, Any]) -> Any:
     return boxed_tuple([*dots, *(y_dots or ())])
 
 
-def _forward(call: Call) -> Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]:
+def _forward(call: NumpyCall) -> Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]:
     """The step between leaves: captured, carry, x → carry, y."""
     if call.vjp is not None:
         raise StepError(
@@ -167,14 +173,14 @@ def _forward(call: Call) -> Callable[[list[Any], list[Any], list[Any]], tuple[li
 
     def forward(captured: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         with call.step.bind(captured) as step:
-            after, y = pair(step(call.carry.build(carry), call.xs.build(x)), 0)
+            after, y = pair(kit, step(call.carry.build(carry), call.xs.build(x)), 0)
         outputs = take_apart(y, unpack)[0] if len(results.flows) > results.carry_size else []
         return call.carry.apart(after, "carry", unpack), outputs
 
     return forward
 
 
-def _same_plan(call: Call) -> Asked:
+def _same_plan(call: NumpyCall) -> Asked:
     """What to ask of the loops here: the schedule of the first one."""
     return replace(call.asked, memory=None, plan=call.plan)
 

@@ -14,17 +14,21 @@ from autograd.builtins import DictBox, SequenceBox
 from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
-from remat.execute.tree import Tree
 
 __all__ = [
     "Spec",
     "copied",
     "differ",
+    "empty",
     "is_boxed",
-    "matcher",
+    "is_like",
+    "leaf_matcher",
+    "looks",
     "nbytes",
     "own",
     "protected",
+    "recast",
+    "refuse",
     "summary",
     "unpack",
     "writable",
@@ -100,44 +104,54 @@ class Spec:
         """What to hold later values against, when one like `other` has followed: a Python number may have widened."""
         return other if self.weak and self != other and self.rank <= other.rank else self
 
+    def advice(self, other: "Spec", name: str) -> str:
+        """What to do if one like `other` follows and must not."""
+        if self.shape != other.shape:
+            return ""
+        if self.rank < other.rank:
+            return f"; start with {other.dtype.name}"
+        return f"; cast it, as in {name}.astype({self.dtype.name!r})"
+
     @property
     def rank(self) -> int:
         """Where the kind of dtype stands among bool, int, float and complex."""
         return _RANKS.index(self.dtype.kind)
 
 
-def matcher(tree: Tree, specs: list[Spec]) -> Callable[[Any], bool]:
-    """A fast test for values of this structure with leaves like these."""
-    return _matcher(tree, iter(specs))
+def looks(leaf: Any, name: str) -> Spec:
+    """The looks of a leaf; what is no array and no number raises a StepError that names it."""
+    return Spec.of(leaf, name)
 
 
-def _matcher(tree: Tree, specs: Any) -> Callable[[Any], bool]:
-    if tree.kind is None:
-        return _leaf_matcher(next(specs))
-    if tree.kind is type(None):
-        return lambda value: value is None
-    below = [_matcher(part, specs) for part in tree.below]
-    count = len(below)
-    if tree.kind is tuple and count == 1:
-        return lambda value: type(value) is tuple and len(value) == 1 and below[0](value[0])
-    if tree.kind is tuple and count == 2:
-        one, two = below
-        return lambda value: type(value) is tuple and len(value) == 2 and one(value[0]) and two(value[1])
-    kind, keys = tree.kind, tree.keys
-    if isinstance(kind, tuple) or issubclass(kind, dict):
-        return lambda value: (
-            isinstance(value, dict)
-            and len(value) == count
-            and all(key in value and f(value[key]) for key, f in zip(keys, below, strict=True))
+def is_like(leaf: Any, spec: Spec) -> bool:
+    """Whether a leaf, boxed or not, is an array that looks exactly like that."""
+    plain = getval(leaf)
+    return type(plain) is np.ndarray and plain.shape == spec.shape and plain.dtype == spec.dtype
+
+
+def empty(count: int, spec: Spec, like: Any) -> Any:
+    """Room for so many leaves."""
+    return np.empty((count, *spec.shape), spec.dtype)
+
+
+def recast(held: Any, spec: Spec) -> Any:
+    """An array of leaves, in the dtype of others."""
+    return held.astype(spec.dtype)
+
+
+def refuse(leaf: Any, name: str) -> None:
+    """Raise a StepError if a leaf is traced although all that goes into the step is plain."""
+    if is_boxed(leaf):
+        raise StepError(
+            f"{name} is still traced by autograd where it must not be: the step uses a traced variable that remat "
+            "could not find, or something made from one in another call of it (a cache, a cached_property, a log). "
+            "Compute it in every call or before the loop, and pass it through init or xs, or close over it directly: "
+            "closures, partials, attributes, items of lists and dicts, and globals are searched"
         )
-    if issubclass(kind, tuple | list):
-        return lambda value: (
-            type(value) is kind and len(value) == count and all(f(v) for f, v in zip(below, value, strict=True))
-        )
-    return lambda value: type(value) is kind and all(f(getattr(value, key)) for key, f in zip(keys, below, strict=True))
 
 
-def _leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
+def leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
+    """A fast test for plain leaves like that."""
     shape, dtype, array = spec.shape, spec.dtype, np.ndarray
     if shape:
         return lambda value: type(value) is array and value.shape == shape and value.dtype == dtype

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from remat.errors import StepError
-from remat.frameworks.numpy.body import pair, refuse_box
+from remat.execute.recomputing import recomputing
+from remat.frameworks.body import pair
+from remat.frameworks.numpy import leaves as kit
 from remat.frameworks.numpy.tape import Tape, new_trace, pull_back, rooted, split
 from remat.frameworks.numpy.verbs import NumpyVerbs, is_about_writing, refuse_writing
 
@@ -36,7 +38,7 @@ class AutogradVerbs(NumpyVerbs):
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and the graph of all of them."""
         body, wanted = self.body, self.wanted
-        with new_trace() as trace:
+        with recomputing(body.done > start), new_trace() as trace:
             leaves, roots = rooted(body.tree.apart(state, "carry"), [True] * len(body.names), trace)
             captured, captured_roots = rooted(self.captured, wanted.captured, trace)
             tape = self.unfinished = Tape(start, stop, roots, captured_roots)
@@ -47,7 +49,7 @@ class AutogradVerbs(NumpyVerbs):
                     body.at = i
                     inputs, roots = rooted([leaf[i] for leaf in body.inputs.leaves], wanted.xs, trace)
                     tape.xs.append(roots)
-                    carry, y = pair(self._called(step, carry, body.inputs.tree.build(inputs)), i)
+                    carry, y = pair(kit, self._called(step, carry, body.inputs.tree.build(inputs)), i)
                     ends = body.settle(carry, i)
                     tape.carry_out = ends  # for whoever weighs a tape that is never finished
                     tape.ys.append(self._output(y, i, trace))
@@ -121,7 +123,7 @@ def _unboxed(leaves: Sequence[Any], names: Sequence[str], trace: float) -> tuple
     """The values of leaves and their nodes; a value that is a box of another trace is refused."""
     pairs = [split(leaf, trace) for leaf in leaves]
     for (value, _), name in zip(pairs, names, strict=True):
-        refuse_box(value, name)
+        kit.refuse(value, name)
     return [value for value, _ in pairs], [node for _, node in pairs]
 
 

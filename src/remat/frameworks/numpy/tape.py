@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from autograd.core import JVPNode, VJPNode, VSpace, add_outgrads
-from autograd.tracer import box_type_mappings, isbox, new_box, trace, trace_stack
+from autograd.tracer import Box, Node, box_type_mappings, isbox, new_box, trace, trace_stack
 from autograd.util import toposort
 
-from remat.frameworks.numpy.leaves import header
+from remat.frameworks.numpy.leaves import header, unpack
 
 __all__ = ["LiveTraces", "Tape", "boxable", "new_trace", "pull_back", "rooted", "split", "tape_size"]
 
@@ -67,6 +67,10 @@ class LiveTraces:
     The number of a trace of autograd proves nothing: the next one gets the same. Its root does.
     """
 
+    opaque: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
+    plain: ClassVar[frozenset[type]] = frozenset({np.ndarray, np.float64, np.float32})
+    unpack = staticmethod(unpack)
+
     def __init__(self) -> None:
         self._roots: dict[float, Any] = {}
         frame = sys._getframe()
@@ -77,6 +81,9 @@ class LiveTraces:
 
     def __bool__(self) -> bool:
         return bool(self._roots or _open)
+
+    def meet(self, value: Any, name: str) -> None:
+        """Nothing else is looked for."""
 
     def has(self, leaf: Any) -> bool:
         """Whether a leaf is a box of an open trace: one that a step or a former call left somewhere is not."""

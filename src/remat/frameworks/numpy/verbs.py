@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remat.errors import StepError
-from remat.execute.rng import read_generators, set_generators
-from remat.frameworks.numpy.body import Body
+from remat.execute.rng import Source, global_sources
+from remat.frameworks.body import Body
 from remat.frameworks.numpy.leaves import copied, differ, nbytes, protected, summary
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
@@ -37,6 +37,11 @@ class NumpyVerbs(ABC):
         self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
         self.xs_grads: list[Any] = []
         self.captured_sums: list[Sum] = [None] * len(captured)
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """Private random generators that the step draws from."""
+        return self.step.sources
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
@@ -69,7 +74,7 @@ class NumpyVerbs(ABC):
     def _try(self, state: Any, start: int) -> tuple[Any, int]:
         """Run a first step with care: see whether it writes into its carry, and set random numbers back if so."""
         self._tried = True
-        outside = read_generators()
+        outside = [(source, source.read()) for source in (*global_sources(), *self.sources)]
         try:
             with self.step.bind(self.captured) as step:
                 return self.body.run(step, self._protected(state), start, start + 1), start + 1
@@ -77,7 +82,8 @@ class NumpyVerbs(ABC):
             if not is_about_writing(error):
                 raise
         self.writes = True
-        set_generators(outside)
+        for source, mark in outside:
+            source.write(mark)
         return state, start
 
     @abstractmethod

@@ -1,10 +1,10 @@
-"""What a step closes over: autograd's boxes are found there, lifted out, and replaced while the step runs.
+"""What a step closes over: values that gradients flow to are found there, lifted out, and replaced while it runs.
 
-A box in a closure is invisible to autograd's primitives, and a step that runs with boxes runs traced. So the places
-that hold boxes are found (cells, partials, defaults, globals, attributes of objects and of their classes, items of
-lists and dicts), their boxes become inputs of the loop, and `bind` puts plain arrays or other boxes there while steps
-run. Cells that nobody writes get back what they held when the loop was called, so that a lambda in a Python loop sees
-its own layer again in the reverse sweep.
+A value in a closure is invisible to a framework's functions, and a step that runs with traced values runs traced. So
+the places that hold such boxes are found (cells, partials, defaults, globals, attributes of objects and of their
+classes, items of lists and dicts), their boxes become inputs of the loop, and `bind` puts others there while steps run.
+Cells that nobody writes get back what they held when the loop was called, so that a lambda in a Python loop sees its
+own layer again in the reverse sweep.
 """
 
 from collections import deque
@@ -13,14 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-import numpy as np
-from autograd.tracer import Box, Node
-
-from remat.execute.tree import LEAF, Tree, take_apart
-from remat.frameworks.numpy.leaves import unpack
-from remat.frameworks.numpy.slots import (
+from remat.execute.rng import Source, private_source
+from remat.execute.slots import (
     EMPTY,
     Attribute,
     Cell,
@@ -31,12 +27,35 @@ from remat.frameworks.numpy.slots import (
     is_library,
     written,
 )
-from remat.frameworks.numpy.tape import LiveTraces
+from remat.execute.tree import LEAF, Tree, take_apart
 
-__all__ = ["Captured", "Place"]
+__all__ = ["Boxes", "Captured", "Place"]
 
 _MOST_VISITS = 2_000  # functions and objects looked into, near ones first; a box that is not found is an error later
 _LONG = 1_000  # items of a list that is looked into only if it begins with something interesting
+
+
+class Boxes(Protocol):
+    """What a framework looks for in closures."""
+
+    opaque: ClassVar[tuple[type, ...]]  # types that are not looked into
+    plain: ClassVar[frozenset[type]]  # types that are nothing to be found
+
+    def __bool__(self) -> bool:
+        """Whether there can be any."""
+        ...
+
+    def has(self, leaf: Any) -> bool:
+        """Whether this is one."""
+        ...
+
+    def unpack(self, value: Any) -> Any:
+        """The framework's own containers as plain ones."""
+        ...
+
+    def meet(self, value: Any, name: str) -> None:
+        """Something else that was met on the way: a function, an object, a class."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,18 +80,19 @@ class Place:
 class Captured:
     """A step as a function of what it captured: `release` its boxes, and `bind` others to run it with."""
 
-    def __init__(self, step: Callable[..., Any], *others: Callable[..., Any] | None) -> None:
+    def __init__(self, boxes: Boxes, step: Callable[..., Any], *others: Any) -> None:
         self.step = step
         self.places: list[Place] = []
         self.looks: list[Any] = []  # the code met on the way
         self._boxes: list[Any] = []
         self._numbers: dict[int, int] = {}
-        self._live = LiveTraces()
+        self.sources: list[Source] = []  # private random generators
+        self._live, self._plain = boxes, _PLAIN | boxes.plain
         self._read: dict[int, tuple[CellType, Any]] = {}
         self._written: set[int] = set()
         self._seen: set[int] = set()
         self._waiting: deque[tuple[Any, str]] = deque()
-        if self._live:  # else there can be no boxes, and the loop is a plain one
+        if boxes:
             self._waiting.extend((function, "step") for function in (step, *others) if function is not None)
         for _ in range(_MOST_VISITS):
             if not self._waiting:
@@ -114,12 +134,17 @@ class Captured:
 
     def _later(self, value: Any, name: str) -> None:
         """Look below a value that is no container, when all that is nearer to the step has been looked at."""
-        if id(value) not in self._seen and not isinstance(value, _OPAQUE):
+        if id(value) not in self._seen and not isinstance(value, (*_OPAQUE, *self._live.opaque)):
             self._seen.add(id(value))
             self._waiting.append((value, name))
 
     def _walk(self, value: Any, name: str) -> None:
         """Look for places below a value that is no container."""
+        source = private_source(value)
+        if source is not None:
+            self.sources.append(source)
+            return
+        self._live.meet(value, name)
         if isinstance(value, FunctionType):
             self._walk_function(value)
         elif isinstance(value, MethodType):
@@ -191,7 +216,7 @@ class Captured:
 
     def _look(self, value: Any, name: str, slot: Slot, keys: tuple[Any, ...] = ()) -> bool:
         """Make a place of a slot with boxes in it (True); look further below lists, dicts and what is no container."""
-        if type(value) in _PLAIN:
+        if type(value) in self._plain:
             return False
         if isinstance(value, list | dict | deque):
             self._look_at_items(value, name, keys)
@@ -203,7 +228,7 @@ class Captured:
                 boxes.append((place, self._number(leaf)))
             elif isinstance(leaf, list | dict | deque):
                 self._look_at_items(leaf, name, keys)
-            elif type(leaf) not in _PLAIN:
+            elif type(leaf) not in self._plain:
                 self._later(leaf, name + "".join(f"[{key!r}]" for key in keys))
         if boxes:
             kept = list(leaves)
@@ -217,7 +242,7 @@ class Captured:
             return
         self._seen.add(id(value))
         items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
-        if len(items) > _LONG and all(type(item) in _PLAIN for _, item in items[:16]):
+        if len(items) > _LONG and all(type(item) in self._plain for _, item in items[:16]):
             return
         for key, item in items:
             self._look(item, name, Item(value, key), (*keys, key))
@@ -225,7 +250,7 @@ class Captured:
     def _immutable_parts(self, value: Any) -> tuple[list[Any], Tree]:
         """What is in tuples and in boxed containers; lists, dicts and others are leaves: they are changed in place."""
         leaves, tree = take_apart(value, only=tuple)
-        parts = [take_apart(leaf, unpack) if self._live.has(leaf) else ([leaf], LEAF) for leaf in leaves]
+        parts = [take_apart(leaf, self._live.unpack) if self._live.has(leaf) else ([leaf], LEAF) for leaf in leaves]
         return [leaf for found, _ in parts for leaf in found], tree.grafted(iter([below for _, below in parts]))
 
     def _number(self, box: Any) -> int:
@@ -236,5 +261,5 @@ class Captured:
         return number
 
 
-_OPAQUE = (ModuleType, BuiltinFunctionType, CellType, np.ndarray, np.generic, Box, Node, type(None))
-_PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None), np.ndarray, np.float64, np.float32, range})
+_OPAQUE = (ModuleType, BuiltinFunctionType, CellType, type(None))
+_PLAIN = frozenset({int, float, bool, complex, str, bytes, type(None), range})
