@@ -107,8 +107,8 @@ class Captured:
         return boxes
 
     @contextmanager
-    def bind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
-        """The step, as long as `values` are in the places of the captured boxes."""
+    def bind(self, values: list[Any] | None) -> Iterator[Callable[..., Any]]:
+        """The step, as long as `values` are in the places of the captured boxes; None leaves all but cells as it is."""
         before: list[tuple[Slot, Any]] = []
         put: list[tuple[Place, Any]] = []
         try:
@@ -118,7 +118,8 @@ class Captured:
                 if now is not content:
                     before.append((slot, now))
                     slot.put(content)
-            for place in self.places:
+            for place in self.places if values is not None else ():
+                assert values is not None
                 value, old = place.with_boxes(values), place.slot.get()
                 put.append((place, value))
                 before.append((place.slot, old))
@@ -131,6 +132,11 @@ class Captured:
                     slot.put(value)
             if rewritten:  # the step has its own use for these: what it wrote stays
                 self.places = [place for place in self.places if id(place.slot) not in rewritten]
+
+    def hold_cells(self, held: Callable[[Any], bool]) -> None:
+        """From now on, cells get back the boxes that they hold now, those that are `held` to be needed."""
+        cells = [place.slot.cell for place in self.places if isinstance(place.slot, Cell)]
+        self._cells += [(cell, cell.cell_contents) for cell in cells if held(cell.cell_contents)]
 
     def _later(self, value: Any, name: str) -> None:
         """Look below a value that is no container, when all that is nearer to the step has been looked at."""

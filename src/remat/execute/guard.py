@@ -5,7 +5,7 @@ of these states again is compared with it.
 """
 
 from array import array
-from typing import Any
+from typing import Any, NoReturn
 
 from remat.errors import DeterminismError, ProblemError
 from remat.execute.verbs import Verbs
@@ -66,13 +66,21 @@ class Guard:
             return
         found = verbs.differ(state, noted, recorded=recorded)
         if found is not None:
-            raise DeterminismError(
-                f"the step is not deterministic: {found} after step {position - 1} when it was computed again, so the "
-                "gradient would be wrong. It may count calls, write into what it captured, draw from a private random "
-                "generator, or read attributes or globals that were changed after the loop was called. Draw random "
-                "numbers before the loop and pass them in xs, or draw from np.random or random, which are replayed; "
-                'check="never" turns this comparison off.'
-            )
+            self.refuse(found, position)
+
+    def settle(self, verbs: Verbs) -> None:
+        """The reverse sweep is done: raise what was not raised yet."""
+
+    @staticmethod
+    def refuse(found: str, position: int) -> NoReturn:
+        """Raise a DeterminismError."""
+        raise DeterminismError(
+            f"the step is not deterministic: {found} after step {position - 1} when it was computed again, so the "
+            "gradient would be wrong. It may count calls, write into what it captured, draw from a random generator "
+            "that remat could not find, or read attributes or globals that were changed after the loop was called. "
+            "Draw random numbers before the loop and pass them in xs, or draw from global generators or from one that "
+            'the step closes over, which are replayed; check="never" turns this comparison off.'
+        )
 
     def _thin_out(self) -> None:
         """Every second summary goes: the loop is longer than was thought."""

@@ -113,6 +113,8 @@ class Run:
             self.play(self._rest)
         finally:
             self.replay.restore(outside)
+        if self.guard is not None:
+            self.guard.settle(self.verbs)
         if self.pulled != 0 or self.kept or self.tapes:
             raise IllegalError(
                 f"the schedule ended with the cotangent at state {self.pulled}, {len(self.kept)} states kept and "

@@ -13,17 +13,25 @@ from remat.execute.tree import take_apart
 
 __all__ = ["find_framework"]
 
-ROOMS = {"numpy": "remat.frameworks.numpy", "autograd": "remat.frameworks.numpy"}  # package of a leaf's type → room
-_KNOWN = {"torch": "PyTorch", "jax": "JAX", "jaxlib": "JAX", "tensorflow": "TensorFlow", "keras": "Keras"}
+# package of a leaf's type → room
+ROOMS = {
+    "numpy": "remat.frameworks.numpy",
+    "autograd": "remat.frameworks.numpy",
+    "torch": "remat.frameworks.torch",
+}
+_KNOWN = {"jax": "JAX", "jaxlib": "JAX", "tensorflow": "TensorFlow", "keras": "Keras"}
 
 
 def find_framework(*values: Any) -> ModuleType:
     """The room for the leaves of these values; numbers alone are NumPy's."""
+    found = "numpy"
     for leaf in take_apart(values)[0]:
-        package = type(leaf).__module__.partition(".")[0]
-        if package in _KNOWN and package not in ROOMS:
+        packages = {kind.__module__.partition(".")[0] for kind in type(leaf).__mro__}
+        for package in packages & _KNOWN.keys():
             raise StepError(
                 f"{_KNOWN[package]} loops cannot be run by this release: a leaf is a {package}.{type(leaf).__name__}. "
-                "Give NumPy arrays; remat.plan plans for every framework"
+                "Give NumPy arrays or PyTorch tensors; remat.plan plans for every framework"
             )
-    return import_module(ROOMS["numpy"])
+        if "torch" in packages:
+            found = "torch"
+    return import_module(ROOMS[found])

@@ -1,0 +1,146 @@
+"""What a step closes over, on PyTorch: tensors that want a gradient, modules with statistics, random generators.
+
+Closures are searched for candidates, and the graph of one recorded step says which tensors it really uses; those that
+no search found are looked for among all tensors there are. Nothing that wants a gradient is left out silently.
+"""
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from remat.errors import StepError
+from remat.frameworks.torch.sources import Buffers, TorchGenerator
+
+__all__ = ["Tensors", "at_rest", "below", "is_wrapped", "node_number", "tensor_of", "watch_sharded"]
+
+
+def is_wrapped(leaf: Any) -> bool:
+    """Whether a tensor belongs to a transform of torch.func."""
+    return isinstance(leaf, Tensor) and bool(torch._C._functorch.is_functorch_wrapped_tensor(leaf))  # type: ignore[attr-defined]
+
+
+class Tensors:
+    """What is looked for in closures: tensors that want a gradient; modules and generators are noted on the way."""
+
+    opaque: ClassVar[tuple[type, ...]] = (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, Node)
+    plain: ClassVar[frozenset[type]] = frozenset({torch.dtype, torch.device})
+
+    def __init__(self) -> None:
+        self.modules: list[torch.nn.Module] = []
+        self.found: list[Tensor] = []
+        self.generators: list[torch.Generator] = []
+
+    def __bool__(self) -> bool:
+        return True
+
+    @staticmethod
+    def unpack(value: Any) -> Any:
+        """PyTorch has no containers of its own."""
+        return value
+
+    def has(self, leaf: Any) -> bool:
+        """Whether a leaf is a tensor that wants a gradient."""
+        if isinstance(leaf, torch.Generator) and all(leaf is not held for held in self.generators):
+            self.generators.append(leaf)
+        if not isinstance(leaf, Tensor) or not (leaf.requires_grad or is_wrapped(leaf)):
+            return False
+        self.found.append(leaf)
+        return True
+
+    def meet(self, value: Any, name: str) -> None:
+        """Note a module."""
+        if isinstance(value, torch.nn.Module):
+            self.modules.append(value)
+
+    @property
+    def sources(self) -> list[Any]:
+        """Private generators, and the buffers of modules that are being trained: those may gather statistics."""
+        gathering = [module for module in self.modules if module.training and module._buffers]
+        buffers = [Buffers(module) for module in gathering if any(b is not None for b in module._buffers.values())]
+        return [*map(TorchGenerator, self.generators), *buffers]
+
+
+def node_number() -> int:
+    """The number that the next node of this thread will have, or a lower one."""
+    with torch.enable_grad():
+        return int(torch.zeros((), requires_grad=True).view(()).grad_fn._sequence_nr())  # type: ignore[union-attr]
+
+
+def below(ends: Sequence[Any], first: int) -> dict[tuple[Any, int], bool]:
+    """Where the graph below these nodes leaves the steps: (node, output) of all tensors that it takes from outside.
+
+    True for those that are leaves. Nodes of the steps have at least the number `first`.
+    """
+    found: dict[tuple[Any, int], bool] = {}
+    stack = [node for node in ends if node is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        for after, output in node.next_functions:
+            if after is None:
+                continue
+            if hasattr(after, "variable"):
+                found[after, output] = True
+            elif after._sequence_nr() < first:
+                found[after, output] = False
+            elif after not in seen:
+                seen.add(after)
+                stack.append(after)
+    return found
+
+
+def tensor_of(node: Any, output: int, candidates: Sequence[Tensor]) -> Tensor:
+    """The tensor that a node outside of the step made; if no variable holds it, a StepError that names the op."""
+    for tensor in candidates:
+        if tensor.grad_fn is node and tensor.output_nr == output:
+            return tensor
+    for thing in gc.get_objects():
+        if isinstance(thing, Tensor) and thing.grad_fn is node and thing.output_nr == output:
+            return thing
+    raise StepError(
+        f"the step uses a tensor that {node.name()} made before the loop, and no variable holds that tensor, so its "
+        "gradient would be lost. Keep the tensor in a variable that the step closes over, or pass it through init or xs"
+    )
+
+
+@contextmanager
+def at_rest(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """A block in which hooks of these tensors are not called: they are called once, with the whole gradient."""
+    hooked = [tensor for tensor in tensors if tensor._backward_hooks]
+    retaining = [(tensor, tensor.grad) for tensor in tensors if tensor.retains_grad and not tensor.is_leaf]
+    hooks = [dict(tensor._backward_hooks) for tensor in hooked]
+    for tensor in hooked:
+        tensor._backward_hooks.clear()
+    try:
+        yield
+    finally:
+        for tensor, held in zip(hooked, hooks, strict=True):
+            tensor._backward_hooks.update(held)
+        for tensor, gradient in retaining:
+            tensor.grad = gradient
+
+
+@contextmanager
+def watch_sharded() -> Iterator[list[Any]]:
+    """The modules sharded by FSDP that are called in the block: these take their gradients in ways of their own."""
+    called: list[Any] = []
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        yield called
+        return
+
+    def note(module: torch.nn.Module, _: Any) -> None:
+        if isinstance(module, fsdp.FSDPModule):
+            called.append(module)
+
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield called
+    finally:
+        handle.remove()

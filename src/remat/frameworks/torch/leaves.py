@@ -1,0 +1,221 @@
+"""Leaves of PyTorch: tensors and numbers; their looks, copies, sizes and summaries.
+
+In: values as a step takes and returns them. Out: `Spec`s to hold later values against, private copies, and one number
+for each leaf by which a recomputed value is known again. The module as a whole is what `body.py` asks of a framework.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remat.errors import StepError
+from remat.execute.rng import private_source
+
+__all__ = [
+    "Spec",
+    "copied",
+    "differ",
+    "empty",
+    "flows",
+    "is_like",
+    "leaf_matcher",
+    "looks",
+    "nbytes",
+    "recast",
+    "refuse",
+    "summary",
+    "unpack",
+]
+
+_NUMBERS = (bool, int, float, complex)  # in the order in which one gives way to another
+
+
+def unpack(value: Any) -> Any:
+    """PyTorch has no containers of its own."""
+    return value
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a leaf looks like: shape, dtype and device; a Python number is `weak`, a random generator is `opaque`."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    device: torch.device | None = None
+    weak: bool = False
+    opaque: bool = False
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether a gradient can flow through such a leaf: tensors of floats, real and complex."""
+        return isinstance(self.dtype, torch.dtype) and (self.dtype.is_floating_point or self.dtype.is_complex)
+
+    @property
+    def eps(self) -> float:
+        """The relative spacing of its numbers."""
+        return torch.finfo(self.dtype).eps if self.differentiable else 2.0**-52
+
+    def gives_way(self, other: "Spec") -> bool:
+        """Whether a leaf that looks like `other` may follow this one: a number may become a tensor without axes."""
+        if self == other:
+            return True
+        if not self.weak or self.shape != other.shape:
+            return False
+        return not other.weak or _NUMBERS.index(self.dtype) <= _NUMBERS.index(other.dtype)
+
+    def kept_up(self, other: "Spec") -> "Spec":
+        """What to hold later values against, when one like `other` has followed."""
+        return other if self.weak and self.gives_way(other) else self
+
+    def advice(self, other: "Spec", name: str) -> str:
+        """What to do if one like `other` follows and must not."""
+        if self.weak:
+            return "; start with a tensor of that shape"
+        if self.device != other.device and other.device is not None:
+            return f"; move it, as in {name}.to({str(self.device)!r})"
+        return f"; cast it, as in {name}.to({self.dtype})" if self.shape == other.shape and not other.weak else ""
+
+    def __str__(self) -> str:
+        if self.weak or self.opaque:
+            return f"a {'Python ' if self.weak else ''}{self.dtype.__name__}"
+        where = "" if self.device is None or self.device.type == "cpu" else f" on {self.device}"
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}{where}"
+
+
+def looks(leaf: Any, name: str) -> Spec:
+    """The looks of a leaf; what is no tensor, no number and no generator raises a StepError that names it."""
+    if isinstance(leaf, Tensor):
+        if leaf.layout is not torch.strided:
+            raise StepError(f"{name} is a tensor of layout {leaf.layout}: give a dense one, as {name}.to_dense() is")
+        return Spec(tuple(leaf.shape), leaf.dtype, leaf.device)
+    if type(leaf) in _NUMBERS:
+        return Spec((), type(leaf), weak=True)
+    if isinstance(leaf, torch.Generator) or private_source(leaf) is not None:
+        return Spec((), type(leaf), opaque=True)
+    kind = type(leaf)
+    raise StepError(
+        f"{name} is a {kind.__module__}.{kind.__qualname__}: a leaf must be a tensor or a number"
+        + ("; torch.from_numpy makes one of an array" if kind.__module__ == "numpy" else "")
+        + ". Tuples, lists, dicts, named tuples and dataclasses are taken apart; let the step close over the rest"
+    )
+
+
+def is_like(leaf: Any, spec: Spec) -> bool:
+    """Whether a leaf is a tensor that looks exactly like that."""
+    return (
+        isinstance(leaf, Tensor)
+        and leaf.shape == spec.shape
+        and leaf.dtype is spec.dtype
+        and leaf.device == spec.device
+        and leaf.layout is torch.strided
+    )
+
+
+def leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
+    """A fast test for leaves like that."""
+    shape, dtype, device = spec.shape, spec.dtype, spec.device
+    if spec.opaque:
+        return lambda value: type(value) is dtype
+    if spec.weak:
+        kinds = _NUMBERS[: _NUMBERS.index(dtype) + 1]
+        return lambda value: type(value) in kinds
+    return lambda value: (
+        isinstance(value, Tensor) and value.shape == shape and value.dtype is dtype and value.device == device
+    )
+
+
+_DTYPES = {bool: torch.bool, int: torch.int64}
+
+
+def _dtype(spec: Spec) -> torch.dtype:
+    if isinstance(spec.dtype, torch.dtype):
+        return spec.dtype
+    default = torch.get_default_dtype()
+    return _DTYPES.get(spec.dtype, default.to_complex() if spec.dtype is complex else default)
+
+
+def empty(count: int, spec: Spec, like: Any) -> Any:
+    """Room for so many leaves."""
+    if spec.opaque:
+        raise StepError("an output of a step must be a tensor or a number, and one is a random generator")
+    if isinstance(like, Tensor):
+        return like.new_empty((count, *spec.shape))
+    return torch.empty((count,), dtype=_dtype(spec))
+
+
+def recast(held: Any, spec: Spec) -> Any:
+    """A tensor of leaves, in the dtype and on the device of others."""
+    return held.to(dtype=_dtype(spec), device=spec.device or held.device)
+
+
+def refuse(leaf: Any, name: str) -> None:
+    """Raise a StepError if a leaf belongs to a transform of torch.func that is not the one which runs."""
+    if isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf):  # type: ignore[attr-defined]
+        level = torch._C._functorch.maybe_get_level(leaf)  # type: ignore[attr-defined]
+        if level == -2 or level > (torch._C._functorch.maybe_current_level() or 0):  # type: ignore[attr-defined]
+            raise StepError(
+                f"{name} is still traced by torch.func where it must not be: the step uses a traced tensor that remat "
+                "could not find. Pass it through init or xs, or close over it directly: closures, partials, "
+                "attributes, items of lists and dicts, and globals are searched"
+            )
+
+
+def flows(leaf: Any) -> bool:
+    """Whether a gradient can flow through a leaf."""
+    return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def copied(leaf: Any) -> Any:
+    """A private copy of a tensor, outside of any graph; numbers are as they are."""
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def nbytes(leaf: Any) -> int:
+    """Bytes of a tensor's numbers; numbers of Python take none on the device."""
+    return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
+
+
+_WIDTH = 4096
+_weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+
+def _weights_for(dtype: torch.dtype, device: torch.device) -> Tensor:
+    found = _weights.get((dtype, device))
+    if found is None:
+        exact = 0.5 + torch.frac(torch.arange(1, _WIDTH + 1, dtype=torch.float64) * 0.6180339887498949)
+        found = _weights[dtype, device] = exact.to(dtype).to(device)  # all different, so that order matters
+    return found
+
+
+def summary(leaf: Any, *, of_sizes: bool = False) -> Tensor:
+    """One number that another value of the leaf is most unlikely to have: a sum with weights; or that of its sizes."""
+    if not isinstance(leaf, Tensor):
+        leaf = torch.tensor(leaf if type(leaf) in _NUMBERS else 0.0, dtype=torch.complex128)
+    flat = leaf.detach().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
+    if flat.dtype not in (torch.float32, torch.float64):
+        flat = flat.to(torch.float32 if flat.is_floating_point() else torch.float64)
+    return _weighted(flat.abs() if of_sizes else flat, _weights_for(flat.dtype, flat.device)).to(torch.float64)
+
+
+def _weighted(flat: Tensor, weights: Tensor) -> Tensor:
+    rows = flat.numel() // _WIDTH
+    if not rows:
+        return torch.dot(flat, weights[: flat.numel()])
+    total = 0.7 * _weighted(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ weights, weights)
+    rest = flat[rows * _WIDTH :]
+    return total + torch.dot(rest, weights[: rest.numel()]) if rest.numel() else total
+
+
+def differ(found: float, noted: float, sizes: float, tolerance: float) -> float:
+    """How far a summary is from another, relative to the size of what was summed up; 0 where rounding explains it."""
+    if found == noted or noted != noted:  # a noted nan is none, or of a state that is none
+        return 0.0
+    if found != found:
+        return float("inf")
+    change = abs(found - noted) / max(sizes, abs(noted), 1e-300)
+    return change if change > tolerance else 0.0

@@ -1,0 +1,251 @@
+"""Loops under autograd: one flat function for all, with plain leaves going in and coming out.
+
+In: a step, values, what is asked. Out: the carry and the outputs, which autograd differentiates: the first sweep runs
+when the function is called, the reverse sweep when its cotangent comes. That sweep is a function of its own, so that
+transforms of torch.func reach it and its derivative can be asked for (`derived.py`).
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remat.errors import StepError
+from remat.execute.captured import Captured
+from remat.execute.guard import Guard
+from remat.execute.rng import Replay, Source
+from remat.frameworks.body import Body, Inputs, Outputs
+from remat.frameworks.call import Call
+from remat.frameworks.torch import leaves as kit
+from remat.frameworks.torch.guard import LateGuard
+from remat.frameworks.torch.leaves import looks
+from remat.frameworks.torch.modes import Modes
+from remat.frameworks.torch.verbs import Opened, TorchVerbs, pull
+from remat.measure import Measured
+
+__all__ = ["Flows", "TorchCall", "TorchStep", "holds", "run"]
+
+
+@dataclass
+class Flows:
+    """Through which leaves gradients flow; `twins` are leaves of the carry that are put out as they are."""
+
+    carry: list[bool]
+    xs: list[bool]
+    ys: list[bool] = field(default_factory=list)
+    twins: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class TorchStep:
+    """A step, with what was found out about it."""
+
+    captured: Captured
+    modes: Modes
+    sources: Sequence[Source]
+    flows: Flows
+    edges: list[Any] = field(default_factory=list)  # where the gradients of captured tensors leave the graph
+    bound: bool = False  # whether other tensors are put in the place of captured ones: under torch.func
+    many: bool = False  # whether the step could reach more tensors than it used at first
+    sharded: list[Any] = field(default_factory=list)
+
+    def bind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
+        """The step, with these values for what it captured if it is `bound`."""
+        return self.captured.bind(values if self.bound else None)
+
+    def engine(self, verbs: TorchVerbs, ends: Sequence[Any], roots: Sequence[Any], bars: Sequence[Any]) -> Sequence[Any]:
+        """The gradients of the roots of a recorded range."""
+        return pull(ends, roots, bars, () if self.bound else verbs.captured)
+
+
+@dataclass
+class TorchCall(Call[TorchVerbs]):
+    """One call of a loop on tensors."""
+
+    opened: Opened | None = None
+    specs: list[Any] = field(default_factory=list)  # of the first carry
+    replay: Replay | None = None
+    results: "Results | None" = None
+    tensors: Any = None  # what was found in closures, until the first step is recorded
+
+    def start(self, leaves: Sequence[Any], steps: int) -> tuple[TorchVerbs, Any]:
+        """Verbs for so many steps, and the first carry, outside of any graph."""
+        init, xs, captured = self.parts([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+        self.specs = specs = [looks(leaf, name) for leaf, name in zip(init, self.carry.names("carry"), strict=True)]
+        body = Body(kit, self.carry, specs, Inputs(xs, self.xs), Outputs(kit, steps, self.rows))
+        held = captured if self.step.bound else self.parts(leaves)[2]
+        verbs = TorchVerbs(self.step, body, held)
+        verbs.steps = steps
+        verbs.weighing = self.asked.call is not None
+        return verbs, self.carry.build(init)
+
+    def new_run(self, leaves: Sequence[Any], guard: Guard | None) -> tuple[TorchVerbs, Any]:
+        """Verbs, and a run at the initial state; the first step has been recorded if this is the first run."""
+        verbs, run = super().new_run(leaves, guard)
+        verbs.opened, self.opened = self.opened, None
+        if self.replay is not None:
+            run.replay, self.replay = self.replay, None
+        return verbs, run
+
+    def new_guard(self) -> Guard:
+        """On a device that runs on its own, the comparison waits for the end."""
+        devices = {spec.device.type for spec in self.specs if spec.device is not None}
+        return Guard(self.steps) if devices <= {"cpu"} else LateGuard(self.steps)
+
+    def holds(self, verbs: TorchVerbs, carry: Any) -> bool:
+        """Whether the condition holds for a carry."""
+        assert self.cond is not None
+        with self.step.modes.on(grad=False), self.step.bind(verbs.captured):
+            return holds(self.cond(carry))
+
+    def measured(self, leaves: Sequence[Any]) -> Measured:
+        """What a step costs."""
+        from remat.frameworks.torch.measuring import measured
+
+        return measured(self, leaves)
+
+    def reverse(self, leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        """The gradients of all leaves, None where there is none. A second reverse sweep runs forward again first."""
+        with self.turned(leaves) as (verbs, run):
+            assert self.results is not None
+            carry, outputs = self.results.spread(cotangents)
+            flows = self.step.flows
+            verbs.steps = self.steps
+            verbs.cotangents = outputs if any(part is not None for part in outputs) else ()
+            xs = self.parts(leaves)[1]
+            verbs.xs_grads = [torch.zeros_like(x) if flow else None for x, flow in zip(xs, flows.xs, strict=True)]
+            found: list[Any] = run.reverse(carry)
+            return found + verbs.xs_grads + verbs.sums
+
+
+def holds(answer: Any) -> bool:
+    """Whether a condition's answer is yes; what is no answer raises a StepError."""
+    count = answer.numel() if isinstance(answer, Tensor) else int(answer is not None)
+    if count != 1:
+        what = "None" if answer is None else f"{count} values"
+        raise StepError(f"cond must return one truth value, and returned {what}; .all() and .any() make one of many")
+    return bool(answer)
+
+
+@dataclass
+class Results:
+    """What a loop gives: leaves of the last carry and of the outputs, and through which of them gradients flow."""
+
+    leaves: list[Any]
+    flows: list[bool]
+    carry_size: int
+    outputs: Any
+
+    @classmethod
+    def of(cls, verbs: TorchVerbs, carry: Any, given: Sequence[Any]) -> "Results":
+        """The results of verbs that have run; what is in the memory of something given is copied."""
+        body, flows = verbs.body, verbs.flows
+        there = {leaf.untyped_storage().data_ptr() for leaf in given if isinstance(leaf, Tensor) and leaf.numel()}
+        leaves = []
+        for leaf in body.tree.apart(carry, "carry"):
+            shared = isinstance(leaf, Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in there
+            leaves.append(leaf.clone() if shared else leaf)
+            if isinstance(leaf, Tensor) and leaf.numel():
+                there.add(leaf.untyped_storage().data_ptr())
+        flowing = [flow and kit.flows(leaf) for flow, leaf in zip(flows.carry, leaves, strict=True)]
+        return cls([*leaves, *body.outputs.leaves], [*flowing, *flows.ys], len(leaves), body.outputs.tree)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The leaves that are tensors."""
+        return tuple(leaf for leaf in self.leaves if isinstance(leaf, Tensor))
+
+    def tensor_flows(self) -> list[bool]:
+        """Whether a gradient flows, for each of the leaves that are tensors."""
+        return [flow for leaf, flow in zip(self.leaves, self.flows, strict=True) if isinstance(leaf, Tensor)]
+
+    def given_out(self, tensors: Sequence[Any]) -> list[Any]:
+        """All leaves, with these for the tensors; only what kind each one is stays here."""
+        rest = iter(tensors)
+        found = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        self.leaves = [isinstance(leaf, Tensor) for leaf in self.leaves]
+        return found
+
+    def spread(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Cotangents of all leaves, of the carry and of the outputs; None where there is none."""
+        rest = iter(cotangents)
+        spread = [next(rest) if is_tensor else None for is_tensor in self.leaves]
+        spread = [part if flow else None for part, flow in zip(spread, self.flows, strict=True)]
+        return spread[: self.carry_size], spread[self.carry_size :]
+
+
+class _Loop(torch.autograd.Function):
+    """A loop: leaves go in, tensors come out."""
+
+    @staticmethod
+    def forward(call: TorchCall, *leaves: Any) -> tuple[Tensor, ...]:
+        verbs, run = call.first_sweep(leaves)
+        call.results = Results.of(verbs, run.state, leaves)
+        return call.results.tensors()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        call, *leaves = inputs
+        ctx.call = call
+        _save(ctx, leaves)
+        still = [tensor for tensor, flow in zip(output, call.results.tensor_flows(), strict=True) if not flow]
+        ctx.mark_non_differentiable(*still)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        leaves = _saved(ctx)
+        return None, *_Reverse.apply(ctx.call, len(leaves), *leaves, *cotangents)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], call: TorchCall, *leaves: Any) -> Any:
+        from remat.frameworks.torch.derived import mapped_loop
+
+        return mapped_loop(info, dims[1:], call, leaves)
+
+
+class _Reverse(torch.autograd.Function):
+    """The reverse sweep of a loop: leaves and cotangents go in, gradients of the leaves come out."""
+
+    @staticmethod
+    def forward(call: TorchCall, count: int, *args: Any) -> tuple[Any, ...]:
+        return tuple(call.reverse(args[:count], args[count:]))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        ctx.call, ctx.count, *args = inputs
+        _save(ctx, args)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        from remat.frameworks.torch.derived import pulled_again
+
+        args = _saved(ctx)
+        return None, None, *pulled_again(ctx.call, args[: ctx.count], args[ctx.count :], cotangents)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[Any, ...], call: TorchCall, count: int, *args: Any) -> Any:
+        from remat.frameworks.torch.derived import mapped_reverse
+
+        return mapped_reverse(info, dims[2:], call, args[:count], args[count:])
+
+
+def _save(ctx: Any, args: Sequence[Any]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.numbers = [None if isinstance(arg, Tensor) else arg for arg in args]
+    ctx.save_for_backward(*[arg if isinstance(arg, Tensor) else None for arg in args])
+
+
+def _saved(ctx: Any) -> list[Any]:
+    return [number if tensor is None else tensor for number, tensor in zip(ctx.numbers, ctx.saved_tensors, strict=True)]
+
+
+def run(call: TorchCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
+    """The carry and the outputs of a loop of which some leaf wants a gradient."""
+    tensors = _Loop.apply(call, *leaves)  # type: ignore[no-untyped-call]
+    results = call.results
+    assert results is not None
+    found = results.given_out(tensors)
+    outputs = found[results.carry_size :]
+    return call.carry.build(found[: results.carry_size]), results.outputs and results.outputs.build(outputs)

@@ -1,0 +1,90 @@
+"""The first step, recorded before anything is planned: it shows what a loop depends on, and how.
+
+In: a call whose step is not known yet. Out: the same, with the tensors that it captures as leaves, and with the flow of
+gradients through its carry, inputs and outputs. The recorded step is not lost: the first sweep begins with it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from remat.frameworks.torch.captured import Tensors, below, tensor_of, watch_sharded
+from remat.frameworks.torch.loop import TorchCall
+from remat.frameworks.torch.verbs import Opened
+
+__all__ = ["open_call"]
+
+
+def open_call(call: TorchCall, leaves: Sequence[Any], tensors: Tensors) -> list[Tensor] | None:
+    """The tensors that the step captures, after its first run; None if there is nothing to differentiate."""
+    step, flows = call.step, call.step.flows
+    verbs, state = call.start(leaves, call.steps or 1)
+    with watch_sharded() as step.sharded:
+        opened = verbs.open(state)
+    del state
+    outs, ys = _leaves(verbs.body, opened)
+    depends = [_depends_on(leaf, opened.number) for leaf in (*outs, *ys)]
+    roots = [None if root is None else get_gradient_edge(root) for root in opened.tape.carry_in]
+    inputs = {get_gradient_edge(root) for row in opened.tape.xs for root in row if root is not None}
+    captured = {edge: is_leaf for found in depends for edge, is_leaf in found.items()}
+    for edge in (*roots, *inputs):
+        captured.pop(edge, None)
+    init = call.parts(leaves)[0]
+    flow = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in init]
+    always = inputs | set(captured)
+    while True:
+        live = always | {root for root, flows_in in zip(roots, flow, strict=True) if flows_in and root is not None}
+        after = [a or bool(live & set(found)) for a, found in zip(flow, depends, strict=False)]
+        if after == flow:
+            break
+        flow = after
+    call.opened, call.specs = opened, verbs.body.specs
+    flows.ys = [bool(live & set(found)) for found in depends[len(outs) :]]
+    flows.carry = flow
+    if not any(flow) and not any(flows.ys):
+        return None
+    flows.twins = {k: j for k, out in enumerate(outs) for j, y in enumerate(ys) if y is out and flow[k]}
+    _settle(opened, verbs.body, flows)
+    known = [edge.node.variable if is_leaf else tensor_of(*edge[:2], tensors.found) for edge, is_leaf in captured.items()]
+    more = {id(t): t for t in tensors.found if t.is_leaf and all(t is not held for held in known)}
+    known += more.values()
+    unused = {id(t) for t in tensors.found} - {id(t) for t in known}
+    step.many = bool(unused)
+    step.edges = [get_gradient_edge(tensor) for tensor in known]
+    opened.tape.captured = step.edges
+    step.captured.hold_cells(lambda content: any(content is tensor for tensor in known))
+    return known
+
+
+def _leaves(body: Any, opened: Opened) -> tuple[list[Any], list[Any]]:
+    outputs = body.outputs
+    return body.tree.apart(opened.carry, "carry"), [] if outputs.tree is None else outputs.tree.apart(opened.y, "y")
+
+
+def _depends_on(leaf: Any, number: int) -> dict[GradientEdge, bool]:
+    """What is outside of the step and the gradient of a leaf flows to; True for leaves of the graph."""
+    if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+        return {}
+    edge = get_gradient_edge(leaf)
+    if leaf.grad_fn is None or edge.node._sequence_nr() < number:
+        return {edge: leaf.grad_fn is None}
+    return {GradientEdge(*found): is_leaf for found, is_leaf in below([edge.node], number).items()}
+
+
+def _settle(opened: Opened, body: Any, flows: Any) -> None:
+    """Gradients that were let into the first step and flow nowhere are taken out again."""
+
+    def outside(leaves: list[Any], flow: list[bool]) -> list[Any]:
+        return [
+            leaf if goes or not isinstance(leaf, Tensor) else leaf.detach()
+            for leaf, goes in zip(leaves, flow, strict=True)
+        ]
+
+    outs, ys = _leaves(body, opened)
+    tape = opened.tape
+    tape.carry_in = [root if goes else None for root, goes in zip(tape.carry_in, flows.carry, strict=True)]
+    opened.carry = body.tree.build(outside(outs, flows.carry))
+    if body.outputs.tree is not None:
+        opened.y = body.outputs.tree.build(outside(ys, flows.ys))

@@ -1,0 +1,61 @@
+"""What PyTorch's steps draw on beside their arguments: its random generators, and the buffers of modules.
+
+Statistics that a module gathers while it runs (batch norm, spectral norm, counters) are like a random generator: they
+are what they were when a step is run again, and in the end what the plain loop leaves behind.
+"""
+
+from typing import Any
+
+import torch
+
+__all__ = ["Buffers", "TorchGenerator", "torch_generators"]
+
+
+class TorchGenerator:
+    """A random generator of PyTorch, on any device."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
+
+    def glance(self) -> Any:
+        """All of its state, as bytes."""
+        return self.generator.get_state().numpy().tobytes()
+
+    def read(self) -> Any:
+        """Its state."""
+        return self.generator.get_state()
+
+    def write(self, mark: Any) -> None:
+        """Set it back."""
+        self.generator.set_state(mark)
+
+
+def torch_generators() -> list[TorchGenerator]:
+    """The global generators: that of the CPU, and those of the CUDA devices that are in use."""
+    found = [torch.default_generator]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found += torch.cuda.default_generators
+    return [TorchGenerator(generator) for generator in found]
+
+
+class Buffers:
+    """The buffers of one module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.module = module
+
+    def glance(self) -> Any:
+        """Which tensors they are, and how often each was written into; batch norm counts what it gathers."""
+        held = self.module._buffers.items()
+        return [(name, id(buffer), buffer._version) for name, buffer in held if buffer is not None]
+
+    def read(self) -> Any:
+        """Copies of them."""
+        held = self.module._buffers.items()
+        return [(name, buffer, buffer.detach().clone()) for name, buffer in held if buffer is not None]
+
+    def write(self, mark: Any) -> None:
+        """Put the numbers back, unseen by graphs that hold these buffers."""
+        for name, buffer, numbers in mark:
+            self.module._buffers[name] = buffer
+            buffer.data.copy_(numbers)
