@@ -69,8 +69,8 @@ class Place:
     boxes: tuple[tuple[int, int], ...]  # (place among the leaves, number of the captured box)
     leaves: tuple[Any, ...]  # of the value, with None for each box
 
-    def with_boxes(self, values: list[Any]) -> Any:
-        """The value with other values for its boxes."""
+    def with_boxes(self, values: Any) -> Any:
+        """The value with other values for its boxes, by their numbers."""
         leaves = list(self.leaves)
         for place, number in self.boxes:
             leaves[place] = values[number]
@@ -107,8 +107,8 @@ class Captured:
         return boxes
 
     @contextmanager
-    def bind(self, values: list[Any] | None) -> Iterator[Callable[..., Any]]:
-        """The step, as long as `values` are in the places of the captured boxes; None leaves all but cells as it is."""
+    def bind(self, values: Any) -> Iterator[Callable[..., Any]]:
+        """The step, as long as `values` are in the places of the captured boxes, by their numbers."""
         before: list[tuple[Slot, Any]] = []
         put: list[tuple[Place, Any]] = []
         try:
@@ -118,8 +118,7 @@ class Captured:
                 if now is not content:
                     before.append((slot, now))
                     slot.put(content)
-            for place in self.places if values is not None else ():
-                assert values is not None
+            for place in self.places:
                 value, old = place.with_boxes(values), place.slot.get()
                 put.append((place, value))
                 before.append((place.slot, old))
@@ -133,10 +132,11 @@ class Captured:
             if rewritten:  # the step has its own use for these: what it wrote stays
                 self.places = [place for place in self.places if id(place.slot) not in rewritten]
 
-    def hold_cells(self, held: Callable[[Any], bool]) -> None:
-        """From now on, cells get back the boxes that they hold now, those that are `held` to be needed."""
-        cells = [place.slot.cell for place in self.places if isinstance(place.slot, Cell)]
-        self._cells += [(cell, cell.cell_contents) for cell in cells if held(cell.cell_contents)]
+    def leave(self, numbers: set[int]) -> None:
+        """Leave these boxes where they are: places that hold no others are not touched, but cells get them back."""
+        left = [place for place in self.places if numbers.issuperset(number for _, number in place.boxes)]
+        self._cells += [(place.slot.cell, place.slot.get()) for place in left if isinstance(place.slot, Cell)]
+        self.places = [place for place in self.places if place not in left]
 
     def _later(self, value: Any, name: str) -> None:
         """Look below a value that is no container, when all that is nearer to the step has been looked at."""

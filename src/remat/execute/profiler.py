@@ -8,21 +8,25 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from textwrap import wrap
 from time import perf_counter
 from typing import Any, ClassVar
 
 from remat.execute.calls import Call
+from remat.execute.passes import Pass
+from remat.execute.recomputing import EarlyStop, is_recomputing
 from remat.execute.recorder import Meters
 from remat.execute.sites import Site, caller, source_of
 from remat.problem.saved import Saved
 from remat.schedule.shown import Shown
 from remat.units import bytes_text, count_text
 
-__all__ = ["MOST_TRACES", "Place", "Profile", "profile", "watched"]
+__all__ = ["MOST_PASSES", "MOST_TRACES", "Place", "Profile", "passing", "profile", "watched"]
 
 MOST_TRACES = 16  # traces that are held for a call site; of later calls only the totals are
+MOST_PASSES = 10_000  # passes that are held
+_SHOWN = 60  # passes that are printed
 
 _heard: ContextVar[tuple["Profile", ...]] = ContextVar("heard", default=())
 _everywhere: list["Profile"] = []  # opened in the main thread: these hear other threads too
@@ -82,12 +86,16 @@ class Place:
 
 
 class Profile(Shown, Saved):
-    """What happened while a `with remat.profile() as run:` block ran; `calls` has one entry for each remat call."""
+    """What happened while a `with remat.profile() as run:` block ran; `calls` has one entry for each remat call.
+
+    `passes` says in which order segments were run forward, recomputed and pulled back.
+    """
 
     kind: ClassVar[str] = "profile"
 
     def __init__(self, calls: list[Call] | None = None, *, memory: bool = False) -> None:
         self.calls: list[Call] = [] if calls is None else calls
+        self.passes: list[Pass] = []
         self.memory = memory
         self.meters = Meters()
         self.open = True
@@ -115,16 +123,26 @@ class Profile(Shown, Saved):
         rows = [head, "-" * len(head)]
         for place in self.places():
             rows += place.lines()
+        if self.passes:
+            rows += ["", "passes over segments, in order", *(f"  {each}"[:79] for each in self.passes[:_SHOWN])]
+            left = len(self.passes) - _SHOWN
+            rows += [f"  and {count_text(left)} more"] if left > 0 else []
         return "\n".join(rows)
 
     def to_dict(self) -> dict[str, Any]:
         """The profile as plain data; plans are saved without their ops, which the traces have."""
-        return {"memory": self.memory, "calls": [call.to_dict() for call in self.calls]}
+        return {
+            "memory": self.memory,
+            "calls": [call.to_dict() for call in self.calls],
+            "passes": [each.to_dict() for each in self.passes],
+        }
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
         """The profile from plain data."""
-        return cls([Call.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
+        found = cls([Call.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
+        found.passes = [Pass.from_dict(entry) for entry in data.get("passes", ())]
+        return found
 
 
 @contextmanager
@@ -183,8 +201,31 @@ def watched(what: str, step: Callable[..., Any] | None) -> Iterator[Call | None]
     began = perf_counter()
     try:
         yield call
+    except EarlyStop:  # what is around this call is recomputed, and needs no more
+        raise
     except BaseException as error:
         call.stopped = type(error).__name__
         raise
     finally:
         call.seconds = perf_counter() - began
+
+
+@contextmanager
+def passing(name: str, what: str, depth: int, *, since: float | None = None) -> Iterator[None]:
+    """A block that is one pass over a segment, told to whoever listens; it may have begun before, at `since`."""
+    listening = _listening()
+    if not listening:
+        yield
+        return
+    noted = Pass(name, what, depth, what == "forward" and is_recomputing())
+    with _lock:
+        places = [(each, len(each.passes)) for each in listening if len(each.passes) < MOST_PASSES]
+        for each, _ in places:
+            each.passes.append(noted)
+    began = perf_counter() if since is None else since
+    try:
+        yield
+    finally:
+        noted = replace(noted, seconds=max(0.0, perf_counter() - began))
+        for each, place in places:
+            each.passes[place] = noted

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["is_recomputing", "recomputing"]
+__all__ = ["EarlyStop", "is_recomputing", "recomputing"]
 
 _again: ContextVar[bool] = ContextVar("again", default=False)
 
@@ -39,3 +39,7 @@ def recomputing(again: bool) -> Iterator[None]:
         yield
     finally:
         _again.reset(token)
+
+
+class EarlyStop(BaseException):
+    """Ends the recomputation of a segment when all that was wanted of it is there; no error, so nobody catches it."""

@@ -23,8 +23,6 @@ from remat.units import bytes_text
 
 __all__ = ["Asked"]
 
-# Bytes of bookkeeping: summaries, marks of random generators, Python's own; or a fifth of a smaller budget.
-OWN = 320 * 1024
 CLOSE = 1.02  # the most that a prediction of the peak may be wrong by
 
 
@@ -39,8 +37,13 @@ class Asked:
     call: Call | None = None  # the profile's entry for this call, if anyone profiles
 
     @classmethod
-    def of(cls, memory: Any, slots: Any, plan: Any, check: Any, progress: Any) -> "Asked":
-        """What the arguments mean; contradictions raise an error before anything is run."""
+    def of(
+        cls, memory: Any, slots: Any, plan: Any, check: Any, progress: Any, free: Callable[[], int | None] | None = None
+    ) -> "Asked":
+        """What the arguments mean; contradictions raise an error before anything is run.
+
+        `free` says how many bytes are free on the device, if it is not this machine's own memory.
+        """
         check_progress(progress)
         if plan is not None:
             if memory is not None or slots is not None:
@@ -53,7 +56,7 @@ class Asked:
                 )
             return cls(None, plan, check_word(check), progress)
         if isinstance(memory, float):
-            memory = _fraction_of_free(memory)
+            memory = _fraction_of_free(memory, free)
         chosen = Memory.of(memory, slots)
         if len(chosen.levels) > 1 or not chosen.device.free:
             raise PlannerError(f"loops run in one level without read and write costs yet, and memory is {chosen}")
@@ -116,7 +119,7 @@ def _within(measured: Measured, steps: int | None, memory: Memory) -> Plan:
     """The plan in what the memory leaves beside what every step allocates while it runs."""
     have = memory.device.capacity
     assert have is not None
-    aside = measured.aside + min(OWN, have // 5)
+    aside = measured.aside + min(measured.own, have // 5)  # a fifth of a small budget
     loop = measured.loop.with_steps(steps)
     # Planning takes some 40 bytes for each step and budget in an exact table, and some 200 for each budget in the
     # search for long loops: it must not dwarf the memory that it plans.
@@ -129,7 +132,7 @@ def _within(measured: Measured, steps: int | None, memory: Memory) -> Plan:
             found = _planned(loop, budget, planner=planner)
     except InfeasibleError as error:
         need = error.minimum + measured.aside
-        least = min(-(-need * 5 // 4) + 1, need + OWN)
+        least = min(-(-need * 5 // 4) + 1, need + measured.own)
         raise InfeasibleError(
             f"no plan fits {bytes_text(have)}: the smallest that works is {bytes_text(least, up=True)}. A state takes "
             f"{bytes_text(loop.state, up=True)}, a step's tape {bytes_text(loop.tape, up=True)}; "
@@ -183,11 +186,15 @@ def _by_hand(plan: Plan, measured: Measured) -> tuple[int, int]:
     return most, peak
 
 
-def _fraction_of_free(fraction: float) -> int:
-    """So much of the memory that is free on this machine."""
+def _fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | None) -> int:
+    """So much of the memory that is free on the device, or on this machine."""
     if not 0.0 < fraction <= 1.0:
         raise ProblemError(f"memory={fraction!r}: a fraction of what is free lies between 0 and 1")
     import os
+
+    there = None if free_bytes is None else free_bytes()
+    if there is not None:
+        return int(there * fraction)
 
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

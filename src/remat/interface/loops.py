@@ -48,8 +48,8 @@ def scan(
     _check_callable(step, "step")
     if vjp is not None:
         _check_callable(vjp, "vjp")
-    asked = Asked.of(memory, slots, plan, check, progress)
     room = find_framework(init, xs)
+    asked = Asked.of(memory, slots, plan, check, progress, lambda: room.free_bytes(init, xs))
     with watched("scan", step) as call:
         return room.scan(step, init, xs, length, asked.noted(call, room.NAME), vjp)  # type: ignore[no-any-return]
 
@@ -77,8 +77,8 @@ def while_loop(
     """
     _check_callable(cond, "cond")
     _check_callable(body, "body")
-    asked = Asked.of(memory, slots, None, check, progress)
     room = find_framework(init)
+    asked = Asked.of(memory, slots, None, check, progress, lambda: room.free_bytes(init))
     with watched("while_loop", body) as call:
         return room.while_loop(cond, body, init, max_steps, asked.noted(call, room.NAME))
 

@@ -1,7 +1,7 @@
 """One step, measured: once to warm up, once with the meter on, then a few times with the clock on; medians count."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
@@ -10,7 +10,7 @@ from remat.meter import Meter
 from remat.problem import Loop
 from remat.progress import tell
 
-__all__ = ["Measured", "Stepper", "measure_step"]
+__all__ = ["Measured", "Stepper", "Subject", "measure_step"]
 
 QUICK = 0.02  # seconds: a step that takes longer is timed once
 TIMES = 3  # runs of a quick step
@@ -56,6 +56,7 @@ class Measured:
     once: int = 0
     passing: int = 0
     limited: bool = False  # whether there was no room to measure a longer range
+    own: int = 320 * 1024  # bytes for bookkeeping that a meter sees: summaries, marks of random generators, Python's own
 
     def improves_in(self, room: int) -> bool:
         """Whether so many bytes are enough to measure the longer range for which there was no room."""
@@ -67,41 +68,67 @@ class Measured:
         return Loop(**{**self.loop.to_dict(), "tape": self.loop.tape + self.once + self.passing})
 
 
-def measure_step(
-    verbs: Stepper, meter: Meter, state: Any, steps: int, room: int, ones_like: Callable[[Any], Any]
-) -> Measured:
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: verbs, a state to begin with, how to make a cotangent for a state, and the meter of it all.
+
+    `finish` waits until all that was asked of the device is done.
+    """
+
+    verbs: Stepper
+    meter: Meter
+    state: Any
+    ones_like: Callable[[Any], Any]
+    finish: Callable[[], Any] = lambda: None
+
+    def at(self, step: int) -> "Subject":
+        """The same, at the state before a later step, after all has been run once."""
+        verbs, state = self.verbs, self.state
+        state = verbs.copy(verbs.advance(verbs.copy(state), 0, step)) if step else verbs.copy(state)
+        later = replace(self, state=state)
+        _range_times(later, step, step + 1)  # from now on the sums of gradients exist
+        return later
+
+
+def measure_step(subject: Subject, steps: int, room: int, *, weighed: Subject | None = None) -> Measured:
     """What a step of the loop costs, from runs of its first `steps` steps; the state that is given is not changed.
 
-    `ones_like` makes a cotangent for a state. No more than `room` bytes are used, if that is enough for one step.
+    No more than `room` bytes are used, if that is enough for one step. Bytes are measured on another subject if one is
+    given: one without numbers, which needs no memory.
     """
     tell(0, None)  # whoever listens hears that something goes on, and nothing more: it is a few runs of a step
     at = min(3, steps - 1)  # not the first step, which may start from numbers that become arrays, or be run with care
-    state = verbs.copy(verbs.advance(verbs.copy(state), 0, at)) if at else verbs.copy(state)
-    _range_times(verbs, state, at, at + 1, ones_like)  # from now on the sums of gradients exist
-    with meter.on():
-        sizes = _Sizes.of(verbs, meter, state, at, ones_like)
-    forward = _seconds(lambda: verbs.advance(verbs.copy(state), at, at + 1))
-    record, backward = _range_times(verbs, state, at, at + 1, ones_like)
+    subject = subject.at(at)
+    weighed = subject if weighed is None else weighed.at(at)
+    with weighed.meter.on():
+        sizes = _Sizes.of(weighed, at)
+    verbs, state = subject.verbs, subject.state
+    forward = _seconds(subject, lambda: verbs.advance(verbs.copy(state), at, at + 1))
+    record, backward = _range_times(subject, at, at + 1)
     longer = min(LONGEST, steps - at, _tapes_in(room, sizes.aside, sizes.state, sizes.tape))
-    tape, per_range, passing = sizes.tape, 0.0, 0
+    tape, per_range, passing, aside = sizes.tape, 0.0, 0, sizes.aside
     if longer > 1:
-        with meter.on():
-            one, several = (_range_sizes(verbs, meter, state, at, at + count, ones_like) for count in (1, longer))
-        weighed, metered, passing = (max(0, -((a - b) // (longer - 1))) for a, b in zip(one, several, strict=True))
-        tape = max(weighed, metered)
+        # What a second step adds is not what every further one adds: sums of gradients need room as soon as there are
+        # two of them, and no more room for more of them.
+        short = min(2, longer - 1)
+        with weighed.meter.on():
+            one, some, several = (_range_sizes(weighed, at, at + count) for count in (1, short, longer))
+        slopes = [max(0, -((a - b) // (longer - short))) for a, b in zip(some, several, strict=True)]
+        tape, passing = max(slopes[:2]), slopes[2]
+        aside += max(0, some[2] - one[2] - (short - 1) * passing)
     if forward + record + backward < QUICK:
-        forward = median(_seconds(lambda: verbs.advance(verbs.copy(state), at, at + 1)) for _ in range(TIMES))
-        times = [_range_times(verbs, state, at, at + 1, ones_like) for _ in range(TIMES)]
+        forward = median(_seconds(subject, lambda: verbs.advance(verbs.copy(state), at, at + 1)) for _ in range(TIMES))
+        times = [_range_times(subject, at, at + 1) for _ in range(TIMES)]
         record, backward = (median(part) for part in zip(*times, strict=True))
         if longer > 1:
-            whole = median(sum(_range_times(verbs, state, at, at + longer, ones_like)) for _ in range(TIMES))
+            whole = median(sum(_range_times(subject, at, at + longer)) for _ in range(TIMES))
             per_range = max(0.0, (longer * (record + backward) - whole) / (longer - 1))
             per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range  # within the noise
     share = 1 - per_range / (record + backward) if record + backward else 1.0
     tape = min(tape, sizes.tape)
     loop = Loop(None, max(1, sizes.state), tape, forward, share * record, share * backward, per_range=per_range)
     limited = longer < min(LONGEST, steps - at)
-    return Measured(loop, sizes.aside, sizes.tape - tape, passing, limited)
+    return Measured(loop, aside, sizes.tape - tape, passing, limited)
 
 
 @dataclass(frozen=True)
@@ -111,11 +138,12 @@ class _Sizes:
     aside: int
 
     @classmethod
-    def of(cls, verbs: Stepper, meter: Meter, state: Any, at: int, ones_like: Callable[[Any], Any]) -> "_Sizes":
+    def of(cls, subject: Subject, at: int) -> "_Sizes":
         """Bytes of a state and of a tape, and the most that is live beside them and the working set of the planners.
 
         The working set is two states while a step runs, and two cotangents while it is pulled back.
         """
+        verbs, meter, state = subject.verbs, subject.meter, subject.state
         before = meter.now()
         kept = [verbs.copy(state) for _ in range(COPIES if verbs.size(state) < SMALL else 1)]
         size = max(verbs.size(kept[0]), (meter.now() - before) // len(kept))
@@ -124,7 +152,7 @@ class _Sizes:
         before = meter.now() - size
         after = verbs.advance(kept.pop(), at, at + 1)
         running = meter.peak() - before - 2 * size
-        cotangent = [ones_like(after)]
+        cotangent = [subject.ones_like(after)]
         del after
         kept.append(verbs.copy(state))
         meter.forget()
@@ -148,14 +176,13 @@ def _tapes_in(room: int, aside: int, state: int, tape: int) -> int:
     return (room - aside - 6 * state) // max(1, tape)
 
 
-def _range_sizes(
-    verbs: Stepper, meter: Meter, state: Any, start: int, stop: int, ones_like: Callable[[Any], Any]
-) -> tuple[int, int, int]:
+def _range_sizes(subject: Subject, start: int, stop: int) -> tuple[int, int, int]:
     """Bytes of the tape of a range: by weighing it, and by the meter; and what is allocated while it is pulled back."""
-    given = [verbs.copy(state)]
+    verbs, meter = subject.verbs, subject.meter
+    given = [verbs.copy(subject.state)]
     before = meter.now()
     after, tape = verbs.record(given.pop(), start, stop)
-    cotangent, tapes = [ones_like(after)], [tape]
+    cotangent, tapes = [subject.ones_like(after)], [tape]
     del after, tape
     weighed, held = verbs.size(tapes[0]), meter.now()
     meter.forget()
@@ -163,20 +190,18 @@ def _range_sizes(
     return weighed, held - before, meter.peak() - held
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _seconds(subject: Subject, call: Callable[[], Any]) -> float:
+    subject.finish()
     began = perf_counter()
     call()
+    subject.finish()
     return perf_counter() - began
 
 
-def _range_times(
-    verbs: Stepper, state: Any, start: int, stop: int, ones_like: Callable[[Any], Any]
-) -> tuple[float, float]:
+def _range_times(subject: Subject, start: int, stop: int) -> tuple[float, float]:
     """Seconds to record a range, and to pull it back."""
-    given = [verbs.copy(state)]
-    began = perf_counter()
-    after, tape = verbs.record(given.pop(), start, stop)
-    recorded = perf_counter() - began
-    cotangent, tapes = ones_like(after), [tape]
-    del after, tape
-    return recorded, _seconds(lambda: verbs.pull_back(tapes.pop(), cotangent))
+    given, made = [subject.verbs.copy(subject.state)], []
+    recorded = _seconds(subject, lambda: made.extend(subject.verbs.record(given.pop(), start, stop)))
+    tapes = [made.pop()]
+    cotangent = [subject.ones_like(made.pop())]
+    return recorded, _seconds(subject, lambda: subject.verbs.pull_back(tapes.pop(), cotangent.pop()))

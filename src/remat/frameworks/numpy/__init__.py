@@ -9,8 +9,9 @@ from autograd.builtins import tuple as ag_tuple
 
 from remat.frameworks.numpy.calls import scan, while_loop
 from remat.frameworks.numpy.leaves import unpack
+from remat.frameworks.numpy.meter import free_bytes
 from remat.frameworks.numpy.sequences import stacked, with_first
 
 NAME = "numpy"
 
-__all__ = ["NAME", "ag_tuple", "scan", "stacked", "unpack", "while_loop", "with_first"]
+__all__ = ["NAME", "ag_tuple", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]

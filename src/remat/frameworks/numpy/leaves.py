@@ -14,6 +14,7 @@ from autograd.builtins import DictBox, SequenceBox
 from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
+from remat.execute.summary import change, summary
 
 __all__ = [
     "Spec",
@@ -198,49 +199,10 @@ def header(array: Any) -> int:
     return sys.getsizeof(array) - (array.nbytes if array.flags.owndata else 0)
 
 
-_WIDTH = 4096
-_WEIGHTS = 0.5 + np.modf(np.arange(1, _WIDTH + 1) * 0.6180339887498949)[0]  # all different, so that order matters
-_weights = {np.dtype(np.float64): _WEIGHTS}
-
-
-def summary(leaf: Any) -> float:
-    """One number that another value of the leaf is most unlikely to have: a sum with weights."""
-    numbers = np.asarray(leaf)
-    if numbers.dtype.kind == "c":
-        numbers = np.ascontiguousarray(numbers)
-        numbers = numbers.view(numbers.real.dtype)
-    elif numbers.dtype.kind != "f":
-        numbers = numbers.astype(np.float64)
-    weights = _weights.get(numbers.dtype)
-    if weights is None:
-        weights = _weights.setdefault(numbers.dtype, _WEIGHTS.astype(numbers.dtype))
-    flat = numbers.reshape(-1)
-    total = _weighted(flat, weights)
-    if np.isfinite(total):
-        return total
-    # Too large to be summed up, or not finite, for which numbers of the size of the others stand.
-    flat = flat.astype(np.float64)
-    largest = float(np.max(np.abs(flat), where=np.isfinite(flat), initial=0.0)) or 1.0
-    return _weighted(np.nan_to_num(flat / largest, nan=0.3, posinf=0.7, neginf=-0.7), _WEIGHTS) * min(largest, 1e300)
-
-
-def _weighted(flat: Any, weights: Any) -> float:
-    total = 0.0
-    if flat.size > _WIDTH:
-        rows = flat.size // _WIDTH
-        total = 0.7 * _weighted(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ weights, weights)
-        flat = flat[rows * _WIDTH :]
-    return total + float(flat @ weights[: flat.size])
-
-
 def differ(leaf: Any, noted: float, tolerance: float) -> float:
     """How far a leaf is from the one that was summed up, relative to its size; 0 where rounding explains it."""
     found = summary(leaf)
-    if found == noted or np.isnan(noted):  # a noted nan is none: nothing was noted there
-        return 0.0
-    scale = max(summary(np.abs(leaf)), abs(noted), 1e-300)
-    change = abs(found - noted) / scale
-    return change if change > tolerance else 0.0
+    return 0.0 if found == noted else change(found, noted, summary(np.abs(leaf)), tolerance)
 
 
 def _type_name(kind: type) -> str:

@@ -26,7 +26,7 @@ from remat.frameworks.numpy.leaves import Spec, is_boxed, protected, writable
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.recorded import AutogradVerbs
 from remat.frameworks.numpy.verbs import NumpyVerbs, Wanted
-from remat.measure import Measured, measure_step
+from remat.measure import Measured, Subject, measure_step
 
 __all__ = ["NumpyCall", "Step", "holds", "run"]
 
@@ -127,7 +127,7 @@ class NumpyCall(Call[NumpyVerbs]):
             return [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in kinds]
 
         assert self.asked.memory is not None
-        return measure_step(verbs, NumpyMeter(), state, steps, self.asked.memory.device.capacity or 0, ones)
+        return measure_step(Subject(verbs, NumpyMeter(), state, ones), steps, self.asked.memory.device.capacity or 0)
 
 
 def holds(answer: Any) -> bool:

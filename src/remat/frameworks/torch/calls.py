@@ -100,19 +100,22 @@ def _call(
     sources = [*torch_generators(), *(source for source in private if source is not None), *found]
     bound = torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]
     made = TorchStep(captured, Modes(), sources, flows, bound=bound)  # type: ignore[arg-type]
-    call = TorchCall(made, carry, inputs, sizes, asked, rows, steps)
-    call.tensors = tensors if graphs else None
-    return call
+    return TorchCall(made, carry, inputs, sizes, asked, rows, steps)
 
 
 def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[Any, Any] | None:
     """The results of a loop that gradients flow through, or None: then it is a plain loop."""
-    if call.tensors is None:
+    if call.step.captured is None:
         return None
-    tensors, call.tensors = call.tensors, None
-    call.replay = Replay(call.step.sources)
-    known = open_call(call, [*init, *xs], tensors)
-    call.step.captured.release()
+    known: list[Tensor] | None
+    if call.step.bound:  # torch.func runs the loop at another level: all that can flow does, and is put in place there
+        known = call.step.captured.release()
+        call.step.numbers = list(range(len(known)))
+        call.step.flows.xs = [kit.flows(leaf) for leaf in xs]
+        call.specs = [looks(leaf, name) for leaf, name in zip(init, call.carry.names("carry"), strict=True)]
+    else:
+        call.replay = Replay(call.step.sources)
+        known = open_call(call, [*init, *xs])
     if known is None:
         call.replay = None
         return None

@@ -1,10 +1,9 @@
 """What a step closes over, on PyTorch: tensors that want a gradient, modules with statistics, random generators.
 
-Closures are searched for candidates, and the graph of one recorded step says which tensors it really uses; those that
-no search found are looked for among all tensors there are. Nothing that wants a gradient is left out silently.
+Closures are searched for candidates, and the graph of one recorded step says which tensors it really uses. What it uses
+and no search found raises an error: nothing that wants a gradient is left out silently.
 """
 
-import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +13,18 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from remat.errors import StepError
 from remat.frameworks.torch.sources import Buffers, TorchGenerator
 
-__all__ = ["Tensors", "at_rest", "below", "is_wrapped", "node_number", "tensor_of", "watch_sharded"]
+functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+
+__all__ = ["Tensors", "at_rest", "below", "is_wrapped", "node_number", "watch_sharded"]
 
 
 def is_wrapped(leaf: Any) -> bool:
-    """Whether a tensor belongs to a transform of torch.func."""
-    return isinstance(leaf, Tensor) and bool(torch._C._functorch.is_functorch_wrapped_tensor(leaf))  # type: ignore[attr-defined]
+    """Whether a tensor belongs to a transform of torch.func that runs now."""
+    if not isinstance(leaf, Tensor) or not functorch.is_functorch_wrapped_tensor(leaf):
+        return False
+    return 0 <= functorch.maybe_get_level(leaf) <= (functorch.maybe_current_level() or 0)
 
 
 class Tensors:
@@ -33,7 +35,6 @@ class Tensors:
 
     def __init__(self) -> None:
         self.modules: list[torch.nn.Module] = []
-        self.found: list[Tensor] = []
         self.generators: list[torch.Generator] = []
 
     def __bool__(self) -> bool:
@@ -48,10 +49,10 @@ class Tensors:
         """Whether a leaf is a tensor that wants a gradient."""
         if isinstance(leaf, torch.Generator) and all(leaf is not held for held in self.generators):
             self.generators.append(leaf)
-        if not isinstance(leaf, Tensor) or not (leaf.requires_grad or is_wrapped(leaf)):
+        if not isinstance(leaf, Tensor):
             return False
-        self.found.append(leaf)
-        return True
+        wraps = functorch.is_functorch_wrapped_tensor(leaf)
+        return is_wrapped(leaf) if wraps else leaf.requires_grad
 
     def meet(self, value: Any, name: str) -> None:
         """Note a module."""
@@ -95,25 +96,10 @@ def below(ends: Sequence[Any], first: int) -> dict[tuple[Any, int], bool]:
     return found
 
 
-def tensor_of(node: Any, output: int, candidates: Sequence[Tensor]) -> Tensor:
-    """The tensor that a node outside of the step made; if no variable holds it, a StepError that names the op."""
-    for tensor in candidates:
-        if tensor.grad_fn is node and tensor.output_nr == output:
-            return tensor
-    for thing in gc.get_objects():
-        if isinstance(thing, Tensor) and thing.grad_fn is node and thing.output_nr == output:
-            return thing
-    raise StepError(
-        f"the step uses a tensor that {node.name()} made before the loop, and no variable holds that tensor, so its "
-        "gradient would be lost. Keep the tensor in a variable that the step closes over, or pass it through init or xs"
-    )
-
-
 @contextmanager
 def at_rest(tensors: Sequence[Tensor]) -> Iterator[None]:
     """A block in which hooks of these tensors are not called: they are called once, with the whole gradient."""
     hooked = [tensor for tensor in tensors if tensor._backward_hooks]
-    retaining = [(tensor, tensor.grad) for tensor in tensors if tensor.retains_grad and not tensor.is_leaf]
     hooks = [dict(tensor._backward_hooks) for tensor in hooked]
     for tensor in hooked:
         tensor._backward_hooks.clear()
@@ -122,8 +108,6 @@ def at_rest(tensors: Sequence[Tensor]) -> Iterator[None]:
     finally:
         for tensor, held in zip(hooked, hooks, strict=True):
             tensor._backward_hooks.update(held)
-        for tensor, gradient in retaining:
-            tensor.grad = gradient
 
 
 @contextmanager

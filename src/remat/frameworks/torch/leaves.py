@@ -13,20 +13,21 @@ from torch import Tensor
 
 from remat.errors import StepError
 from remat.execute.rng import private_source
+from remat.execute.summary import summary, weights
 
 __all__ = [
     "Spec",
     "copied",
-    "differ",
     "empty",
     "flows",
     "is_like",
+    "late_summary",
     "leaf_matcher",
     "looks",
     "nbytes",
+    "quick_summary",
     "recast",
     "refuse",
-    "summary",
     "unpack",
 ]
 
@@ -178,20 +179,20 @@ def nbytes(leaf: Any) -> int:
     return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
 
 
-_WIDTH = 4096
 _weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
 
-def _weights_for(dtype: torch.dtype, device: torch.device) -> Tensor:
-    found = _weights.get((dtype, device))
-    if found is None:
-        exact = 0.5 + torch.frac(torch.arange(1, _WIDTH + 1, dtype=torch.float64) * 0.6180339887498949)
-        found = _weights[dtype, device] = exact.to(dtype).to(device)  # all different, so that order matters
-    return found
+def quick_summary(leaf: Any) -> float:
+    """One number that another value of the leaf is most unlikely to have."""
+    if not isinstance(leaf, Tensor):
+        return summary(leaf) if type(leaf) in _NUMBERS else 0.0
+    if leaf.device.type == "cpu" and leaf.dtype is not torch.bfloat16:
+        return summary(leaf.detach().resolve_conj().resolve_neg().numpy())
+    return float(late_summary(leaf))
 
 
-def summary(leaf: Any, *, of_sizes: bool = False) -> Tensor:
-    """One number that another value of the leaf is most unlikely to have: a sum with weights; or that of its sizes."""
+def late_summary(leaf: Any, *, of_sizes: bool = False) -> Tensor:
+    """The same as a tensor on the leaf's device, for which nobody has to wait; or that of the sizes of its numbers."""
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf if type(leaf) in _NUMBERS else 0.0, dtype=torch.complex128)
     flat = leaf.detach().reshape(-1)
@@ -199,23 +200,18 @@ def summary(leaf: Any, *, of_sizes: bool = False) -> Tensor:
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.to(torch.float32 if flat.is_floating_point() else torch.float64)
-    return _weighted(flat.abs() if of_sizes else flat, _weights_for(flat.dtype, flat.device)).to(torch.float64)
+    factors = _weights.get((flat.dtype, flat.device))
+    if factors is None:
+        factors = torch.from_numpy(weights("float64")).to(flat.dtype).to(flat.device)
+        _weights[flat.dtype, flat.device] = factors
+    return _weighted(flat.abs() if of_sizes else flat, factors).to(torch.float64)
 
 
-def _weighted(flat: Tensor, weights: Tensor) -> Tensor:
-    rows = flat.numel() // _WIDTH
+def _weighted(flat: Tensor, factors: Tensor) -> Tensor:
+    width = factors.numel()
+    rows = flat.numel() // width
     if not rows:
-        return torch.dot(flat, weights[: flat.numel()])
-    total = 0.7 * _weighted(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ weights, weights)
-    rest = flat[rows * _WIDTH :]
-    return total + torch.dot(rest, weights[: rest.numel()]) if rest.numel() else total
-
-
-def differ(found: float, noted: float, sizes: float, tolerance: float) -> float:
-    """How far a summary is from another, relative to the size of what was summed up; 0 where rounding explains it."""
-    if found == noted or noted != noted:  # a noted nan is none, or of a state that is none
-        return 0.0
-    if found != found:
-        return float("inf")
-    change = abs(found - noted) / max(sizes, abs(noted), 1e-300)
-    return change if change > tolerance else 0.0
+        return torch.dot(flat, factors[: flat.numel()])
+    total = 0.7 * _weighted(flat[: rows * width].reshape(rows, width) @ factors, factors)
+    rest = flat[rows * width :]
+    return total + torch.dot(rest, factors[: rest.numel()]) if rest.numel() else total

@@ -26,7 +26,7 @@ from remat.frameworks.torch.modes import Modes
 from remat.frameworks.torch.verbs import Opened, TorchVerbs, pull
 from remat.measure import Measured
 
-__all__ = ["Flows", "TorchCall", "TorchStep", "holds", "run"]
+__all__ = ["Flows", "Loop", "Results", "Reverse", "TorchCall", "TorchStep", "holds", "run", "set_apart"]
 
 
 @dataclass
@@ -47,18 +47,22 @@ class TorchStep:
     modes: Modes
     sources: Sequence[Source]
     flows: Flows
-    edges: list[Any] = field(default_factory=list)  # where the gradients of captured tensors leave the graph
-    bound: bool = False  # whether other tensors are put in the place of captured ones: under torch.func
+    bound: bool = False  # whether torch.func runs the loop at another level
+    numbers: list[int] = field(
+        default_factory=list
+    )  # of the captured tensors in closures; -1 for those that stay there
     many: bool = False  # whether the step could reach more tensors than it used at first
     sharded: list[Any] = field(default_factory=list)
 
     def bind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
-        """The step, with these values for what it captured if it is `bound`."""
-        return self.captured.bind(values if self.bound else None)
+        """The step, with these values in the places of what it captured, but for those that stay where they are."""
+        return self.captured.bind(dict(zip(self.numbers, values, strict=True)))
 
-    def engine(self, verbs: TorchVerbs, ends: Sequence[Any], roots: Sequence[Any], bars: Sequence[Any]) -> Sequence[Any]:
+    def engine(
+        self, verbs: TorchVerbs, ends: Sequence[Any], roots: Sequence[Any], bars: Sequence[Any]
+    ) -> Sequence[Any]:
         """The gradients of the roots of a recorded range."""
-        return pull(ends, roots, bars, () if self.bound else verbs.captured)
+        return pull(ends, roots, bars, verbs.captured)
 
 
 @dataclass
@@ -69,17 +73,21 @@ class TorchCall(Call[TorchVerbs]):
     specs: list[Any] = field(default_factory=list)  # of the first carry
     replay: Replay | None = None
     results: "Results | None" = None
-    tensors: Any = None  # what was found in closures, until the first step is recorded
+    mapped: "TorchCall | None" = None  # the same under torch.func.vmap
 
     def start(self, leaves: Sequence[Any], steps: int) -> tuple[TorchVerbs, Any]:
         """Verbs for so many steps, and the first carry, outside of any graph."""
-        init, xs, captured = self.parts([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+        init, xs, _ = self.parts([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
         self.specs = specs = [looks(leaf, name) for leaf, name in zip(init, self.carry.names("carry"), strict=True)]
         body = Body(kit, self.carry, specs, Inputs(xs, self.xs), Outputs(kit, steps, self.rows))
-        held = captured if self.step.bound else self.parts(leaves)[2]
-        verbs = TorchVerbs(self.step, body, held)
+        # A captured tensor that something else made is replaced by one that begins a graph: what is behind it is not
+        # this loop's, and would be gone through again from every range.
+        pairs = zip(self.parts(leaves)[2], self.step.numbers, strict=True)
+        verbs = TorchVerbs(self.step, body, [t if k < 0 else t.detach().requires_grad_() for t, k in pairs])
         verbs.steps = steps
         verbs.weighing = self.asked.call is not None
+        if self.opened is None and self.asked.memory is not None and self.asked.memory.device.capacity is not None:
+            verbs.weighing = True  # the first step, by which a measured one is known again
         return verbs, self.carry.build(init)
 
     def new_run(self, leaves: Sequence[Any], guard: Guard | None) -> tuple[TorchVerbs, Any]:
@@ -132,58 +140,60 @@ def holds(answer: Any) -> bool:
 
 @dataclass
 class Results:
-    """What a loop gives: leaves of the last carry and of the outputs, and through which of them gradients flow."""
+    """What a loop gives beside its tensors: which leaves of the last carry and of the outputs these are."""
 
-    leaves: list[Any]
+    numbers: list[Any]  # leaves, with None for each tensor
     flows: list[bool]
     carry_size: int
     outputs: Any
 
     @classmethod
-    def of(cls, verbs: TorchVerbs, carry: Any, given: Sequence[Any]) -> "Results":
-        """The results of verbs that have run; what is in the memory of something given is copied."""
+    def of(cls, verbs: TorchVerbs, carry: Any, given: Sequence[Any]) -> "tuple[Results, tuple[Tensor, ...]]":
+        """The results of verbs that have run, and their tensors; what is in the memory of something given is copied."""
         body, flows = verbs.body, verbs.flows
-        there = {leaf.untyped_storage().data_ptr() for leaf in given if isinstance(leaf, Tensor) and leaf.numel()}
+        verbs.output_flows()
+        there = {_memory(leaf) for leaf in given}
         leaves = []
         for leaf in body.tree.apart(carry, "carry"):
-            shared = isinstance(leaf, Tensor) and leaf.numel() and leaf.untyped_storage().data_ptr() in there
-            leaves.append(leaf.clone() if shared else leaf)
-            if isinstance(leaf, Tensor) and leaf.numel():
-                there.add(leaf.untyped_storage().data_ptr())
+            memory = _memory(leaf)
+            leaves.append(leaf.clone() if memory in there and memory is not None else leaf)
+            there.add(memory)
         flowing = [flow and kit.flows(leaf) for flow, leaf in zip(flows.carry, leaves, strict=True)]
-        return cls([*leaves, *body.outputs.leaves], [*flowing, *flows.ys], len(leaves), body.outputs.tree)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """The leaves that are tensors."""
-        return tuple(leaf for leaf in self.leaves if isinstance(leaf, Tensor))
+        every = [*leaves, *body.outputs.leaves]
+        numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in every]
+        tensors = tuple(leaf for leaf in every if isinstance(leaf, Tensor))
+        return cls(numbers, [*flowing, *flows.ys], len(leaves), body.outputs.tree), tensors
 
     def tensor_flows(self) -> list[bool]:
         """Whether a gradient flows, for each of the leaves that are tensors."""
-        return [flow for leaf, flow in zip(self.leaves, self.flows, strict=True) if isinstance(leaf, Tensor)]
+        return [flow for number, flow in zip(self.numbers, self.flows, strict=True) if number is None]
 
-    def given_out(self, tensors: Sequence[Any]) -> list[Any]:
-        """All leaves, with these for the tensors; only what kind each one is stays here."""
+    def with_tensors(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """All leaves, of the carry and of the outputs, with these for the tensors."""
         rest = iter(tensors)
-        found = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        self.leaves = [isinstance(leaf, Tensor) for leaf in self.leaves]
-        return found
+        found = [next(rest) if number is None else number for number in self.numbers]
+        return found[: self.carry_size], found[self.carry_size :]
 
     def spread(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Cotangents of all leaves, of the carry and of the outputs; None where there is none."""
         rest = iter(cotangents)
-        spread = [next(rest) if is_tensor else None for is_tensor in self.leaves]
+        spread = [next(rest) if number is None else None for number in self.numbers]
         spread = [part if flow else None for part, flow in zip(spread, self.flows, strict=True)]
         return spread[: self.carry_size], spread[self.carry_size :]
 
 
-class _Loop(torch.autograd.Function):
+def _memory(leaf: Any) -> int | None:
+    return leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) and leaf.numel() else None
+
+
+class Loop(torch.autograd.Function):
     """A loop: leaves go in, tensors come out."""
 
     @staticmethod
     def forward(call: TorchCall, *leaves: Any) -> tuple[Tensor, ...]:
         verbs, run = call.first_sweep(leaves)
-        call.results = Results.of(verbs, run.state, leaves)
-        return call.results.tensors()
+        call.results, tensors = Results.of(verbs, run.state, leaves)
+        return tensors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -196,21 +206,21 @@ class _Loop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         leaves = _saved(ctx)
-        return None, *_Reverse.apply(ctx.call, len(leaves), *leaves, *cotangents)
+        return None, *Reverse.apply(ctx.call, len(leaves), *leaves, *cotangents)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchCall, *leaves: Any) -> Any:
-        from remat.frameworks.torch.derived import mapped_loop
+        from remat.frameworks.torch.mapped import mapped_loop
 
         return mapped_loop(info, dims[1:], call, leaves)
 
 
-class _Reverse(torch.autograd.Function):
+class Reverse(torch.autograd.Function):
     """The reverse sweep of a loop: leaves and cotangents go in, gradients of the leaves come out."""
 
     @staticmethod
     def forward(call: TorchCall, count: int, *args: Any) -> tuple[Any, ...]:
-        return tuple(call.reverse(args[:count], args[count:]))
+        return set_apart(call.reverse(args[:count], args[count:]), args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
@@ -226,9 +236,15 @@ class _Reverse(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchCall, count: int, *args: Any) -> Any:
-        from remat.frameworks.torch.derived import mapped_reverse
+        from remat.frameworks.torch.mapped import mapped_reverse
 
         return mapped_reverse(info, dims[2:], call, args[:count], args[count:])
+
+
+def set_apart(found: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
+    """What a function returns, with copies for what was given to it: autograd takes such a thing for its own view."""
+    there = {id(arg) for arg in given if arg is not None}
+    return tuple(part.clone() if id(part) in there else part for part in found)
 
 
 def _save(ctx: Any, args: Sequence[Any]) -> None:
@@ -243,9 +259,8 @@ def _saved(ctx: Any) -> list[Any]:
 
 def run(call: TorchCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
     """The carry and the outputs of a loop of which some leaf wants a gradient."""
-    tensors = _Loop.apply(call, *leaves)  # type: ignore[no-untyped-call]
+    tensors = Loop.apply(call, *leaves)  # type: ignore[no-untyped-call]
     results = call.results
     assert results is not None
-    found = results.given_out(tensors)
-    outputs = found[results.carry_size :]
-    return call.carry.build(found[: results.carry_size]), results.outputs and results.outputs.build(outputs)
+    carry, outputs = results.with_tensors(tensors)
+    return call.carry.build(carry), results.outputs and results.outputs.build(outputs)

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["CudaMeter", "StorageMeter", "cuda_of", "free_bytes", "meter_for"]
+from remat.execute.tree import take_apart
+
+__all__ = ["CudaMeter", "StorageMeter", "cuda_of", "free_bytes", "free_on", "meter_for"]
 
 
 def cuda_of(devices: Sequence[torch.device]) -> torch.device | None:
@@ -22,6 +24,11 @@ def meter_for(devices: Sequence[torch.device]) -> Any:
     """The meter of the memory that a loop on these devices is planned for."""
     device = cuda_of(devices)
     return StorageMeter() if device is None else CudaMeter(device)
+
+
+def free_on(*values: Any) -> int | None:
+    """Bytes that are free on the CUDA device that values are on, or None if they are on none."""
+    return free_bytes([leaf.device for leaf in take_apart(values)[0] if isinstance(leaf, Tensor)])
 
 
 def free_bytes(devices: Sequence[torch.device]) -> int | None:
@@ -61,15 +68,16 @@ class CudaMeter:
 class StorageMeter(TorchDispatchMode):
     """Bytes of all storages that were made while it is on and that are still there; real or fake ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, inside: Any = None) -> None:
         super().__init__()
+        self._inside = nullcontext() if inside is None else inside  # the mode that makes fake tensors
         self._live: dict[int, int] = {}
         self._now = self._peak = 0
 
     @contextmanager
     def on(self) -> Iterator[None]:
         """Count in the block."""
-        with self:
+        with self._inside, self:
             yield
 
     def now(self) -> int:
@@ -88,6 +96,8 @@ class StorageMeter(TorchDispatchMode):
         """Run an op, and count what it made."""
         given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         out = func(*args, **(kwargs or {}))
+        if func.is_view:  # of something that was there before, if it is not counted yet
+            return out
         for tensor in tree_leaves(out):
             if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
                 storage = tensor.untyped_storage()

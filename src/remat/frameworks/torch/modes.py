@@ -16,6 +16,9 @@ class Modes:
     def __init__(self) -> None:
         self._then = _autocast()
 
+    def __repr__(self) -> str:
+        return f"Modes({self._then})"
+
     @contextmanager
     def on(self, *, grad: bool) -> Iterator[None]:
         """A block in which autocast is as it was then, and graphs are recorded or not.

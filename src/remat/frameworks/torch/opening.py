@@ -10,17 +10,21 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from remat.frameworks.torch.captured import Tensors, below, tensor_of, watch_sharded
+from remat.frameworks.torch.captured import below, watch_sharded
 from remat.frameworks.torch.loop import TorchCall
-from remat.frameworks.torch.verbs import Opened
+from remat.frameworks.torch.verbs import Opened, refuse_unknown
 
 __all__ = ["open_call"]
 
 
-def open_call(call: TorchCall, leaves: Sequence[Any], tensors: Tensors) -> list[Tensor] | None:
+def open_call(call: TorchCall, leaves: Sequence[Any]) -> list[Tensor] | None:
     """The tensors that the step captures, after its first run; None if there is nothing to differentiate."""
     step, flows = call.step, call.step.flows
-    verbs, state = call.start(leaves, call.steps or 1)
+    found: list[Tensor] = step.captured.release()
+    step.numbers = [-1 if tensor.is_leaf else k for k, tensor in enumerate(found)]
+    step.captured.leave({k for k, tensor in enumerate(found) if tensor.is_leaf})
+    call.sizes = (*call.sizes[:2], len(found))
+    verbs, state = call.start([*leaves, *found], call.steps or 1)
     with watch_sharded() as step.sharded:
         opened = verbs.open(state)
     del state
@@ -31,7 +35,7 @@ def open_call(call: TorchCall, leaves: Sequence[Any], tensors: Tensors) -> list[
     captured = {edge: is_leaf for found in depends for edge, is_leaf in found.items()}
     for edge in (*roots, *inputs):
         captured.pop(edge, None)
-    init = call.parts(leaves)[0]
+    init = list(leaves[: call.sizes[0]])
     flow = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in init]
     always = inputs | set(captured)
     while True:
@@ -47,15 +51,23 @@ def open_call(call: TorchCall, leaves: Sequence[Any], tensors: Tensors) -> list[
         return None
     flows.twins = {k: j for k, out in enumerate(outs) for j, y in enumerate(ys) if y is out and flow[k]}
     _settle(opened, verbs.body, flows)
-    known = [edge.node.variable if is_leaf else tensor_of(*edge[:2], tensors.found) for edge, is_leaf in captured.items()]
-    more = {id(t): t for t in tensors.found if t.is_leaf and all(t is not held for held in known)}
-    known += more.values()
-    unused = {id(t) for t in tensors.found} - {id(t) for t in known}
-    step.many = bool(unused)
-    step.edges = [get_gradient_edge(tensor) for tensor in known]
-    opened.tape.captured = step.edges
-    step.captured.hold_cells(lambda content: any(content is tensor for tensor in known))
-    return known
+    places = {edge: k for k, edge in enumerate(verbs.edges)}
+    for edge, is_leaf in captured.items():
+        if edge in places:
+            continue
+        if not is_leaf:
+            raise refuse_unknown(edge.node, is_leaf, "the first step")
+        places[edge] = len(found)
+        found.append(edge.node.variable)
+        step.numbers.append(-1)
+    used = [k for edge, k in places.items() if step.numbers[k] < 0 or edge in captured]
+    step.many = len(used) < len(found)
+    edges = {k: edge for edge, k in places.items()}
+    opened.tape.captured = [edges[k] for k in used]
+    step.numbers = [step.numbers[k] for k in used]
+    step.captured.leave(set(range(len(verbs.edges))) - set(step.numbers))
+    call.sizes = (*call.sizes[:2], len(used))
+    return [found[k] for k in used]
 
 
 def _leaves(body: Any, opened: Opened) -> tuple[list[Any], list[Any]]:

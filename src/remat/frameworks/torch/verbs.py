@@ -16,16 +16,17 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from remat.errors import StepError
 from remat.execute.recomputing import recomputing
 from remat.execute.rng import Source
+from remat.execute.summary import change as change_of
 from remat.frameworks.body import Body, pair
 from remat.frameworks.torch import leaves as kit
 from remat.frameworks.torch.captured import at_rest, below, node_number
-from remat.frameworks.torch.leaves import copied, differ, nbytes, summary
+from remat.frameworks.torch.leaves import copied, late_summary, nbytes, quick_summary
 from remat.frameworks.torch.meter import meter_for
 
 if TYPE_CHECKING:
     from remat.frameworks.torch.loop import TorchStep
 
-__all__ = ["Opened", "Tape", "TorchVerbs"]
+__all__ = ["Opened", "Tape", "TorchVerbs", "pull", "refuse_unknown"]
 
 LOOSE = 0.1  # a tolerance that says nothing: over a long recorded range, chaos makes anything of a rounding error
 
@@ -59,10 +60,11 @@ class TorchVerbs:
 
     def __init__(self, step: "TorchStep", body: Body, captured: Sequence[Tensor]) -> None:
         self.step, self.body, self.captured = step, body, list(captured)
-        self.flows = step.flows
+        self.flows, self.edges = step.flows, [get_gradient_edge(tensor) for tensor in self.captured]
         self.sources: Sequence[Source] = step.sources
         self.opened: Opened | None = None
         self.steps: int | None = None  # in all; known at the turn
+        self.stand_ins: Sequence[Tensor] = ()  # for captured tensors, where fake ones are used
         self.weighing = False  # whether tapes are weighed while they are recorded
         self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
         self.xs_grads: list[Any] = []
@@ -80,7 +82,7 @@ class TorchVerbs:
             self.opened, start = None, 1
         if start == stop:
             return states.pop()
-        with self._guarded(states[0], start, stop), self.step.modes.on(grad=False), self._bound() as (step, _):
+        with self._guarded(states[0], start, stop), self.step.modes.on(grad=False), self._bound() as step:
             return self._outside(self.body.run(step, states.pop(), start, stop))
 
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Tape]:
@@ -93,7 +95,7 @@ class TorchVerbs:
             self._guarded(states[0], start, stop),
             self.step.modes.on(grad=True),
             self._weighed(states[0]) as weigh,
-            self._bound(roots=True) as (step, captured),
+            self._bound() as step,
         ):
             if self.opened is not None and start == 0:
                 opened, self.opened = self.opened, None
@@ -103,7 +105,7 @@ class TorchVerbs:
             else:
                 number, done = self._due(start, stop), start
                 roots = self._rooted(body.tree.apart(states.pop(), "carry"), self.flows.carry)
-                tape, carry = Tape(start, stop, _wanting(roots), captured), body.tree.build(roots)
+                tape, carry = Tape(start, stop, _wanting(roots), self.edges), body.tree.build(roots)
                 del roots
             states.clear()
             tape.stop, self._unfinished = stop, tape
@@ -111,7 +113,7 @@ class TorchVerbs:
                 carry = self._record_step(step, carry, i, tape)
             leaves = body.settle(carry, stop - 1)
             del carry
-        tape.bytes = weigh()
+        tape.bytes += weigh()
         tape.carry_out = self._ends(leaves, self.flows.carry, body.names, stop - 1)
         if number:
             self._look_below(tape, leaves, number)
@@ -121,13 +123,19 @@ class TorchVerbs:
     def open(self, state: Any) -> Opened:
         """Record the first step by itself: nothing is planned yet, and what wants a gradient is not known."""
         body, number = self.body, node_number()
-        with self._guarded(state, 0, 1), self.step.modes.on(grad=True), self._bound(roots=True) as (step, captured):
+        with (
+            self._guarded(state, 0, 1),
+            self.step.modes.on(grad=True),
+            self._weighed(state) as weigh,
+            self._bound() as step,
+        ):
             roots = self._rooted(body.tree.apart(state, "carry"), self.flows.carry)
-            tape = Tape(0, 1, _wanting(roots), captured)
+            tape = Tape(0, 1, _wanting(roots), self.edges)
             body.at = 0
             x = self._rooted([leaf[0] for leaf in body.inputs.leaves], self.flows.xs)
             tape.xs.append(_wanting(x))
             carry, y = self._called(step, body.tree.build(roots), body.inputs.tree.build(x), 0)
+        tape.bytes = weigh()
         body.settle(carry, 0)
         if body.outputs.row(0) is not None:
             body.outputs.prepare(y, 0)
@@ -164,8 +172,16 @@ class TorchVerbs:
             return
         if outputs.tree is None:
             outputs.prepare(y, i)
-        tape.ys.append(self._ends(outputs.apart(y, i), self.flows.ys, outputs.names, i))
+        leaves = outputs.apart(y, i)
+        tape.ys.append(self._ends(leaves, self.output_flows(), outputs.names, i))
         self._put(i, y)
+
+    def output_flows(self) -> list[bool]:
+        """Through which outputs gradients flow; all that can, where the first step was not recorded to find out."""
+        specs = self.body.outputs.specs
+        if len(self.flows.ys) != len(specs):
+            self.flows.ys = [spec.differentiable for spec in specs]
+        return self.flows.ys
 
     def _put(self, i: int, y: Any) -> None:
         body = self.body
@@ -260,11 +276,11 @@ class TorchVerbs:
 
     def summaries(self, state: Any, *, of_sizes: bool = False) -> list[Tensor]:
         """A number on the device for each leaf of the carry, and of the output that the last step put out with it."""
-        return [summary(leaf, of_sizes=of_sizes) for leaf in self._watched(state)]
+        return [late_summary(leaf, of_sizes=of_sizes) for leaf in self._watched(state)]
 
     def summary(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""
-        return [float(number) for number in self.summaries(state)]
+        return [quick_summary(leaf) for leaf in self._watched(state)]
 
     def differ(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
@@ -278,10 +294,13 @@ class TorchVerbs:
     ) -> str | None:
         """The leaf whose summary is another than was noted, and by how much."""
         outputs = self.body.outputs
-        names, specs = self.body.names + outputs.names, self.body.specs + outputs.specs
+        names, specs = list(self.body.names), list(self.body.specs)
+        for j in self._watched_outputs():
+            names.append(outputs.names[j])
+            specs.append(outputs.specs[j])
         for each in zip(found, noted, sizes, names, specs, strict=False):
             tolerance = each[4].eps ** (0.5 / recorded if recorded else 0.75)
-            change = differ(*each[:3], tolerance)
+            change = change_of(*each[:3], tolerance)
             if change and tolerance < LOOSE:
                 return f"{each[3]} was another one by {change:.1g} of its size"
         return None
@@ -289,9 +308,19 @@ class TorchVerbs:
     def _watched(self, state: Any) -> list[Any]:
         outputs = self.body.outputs
         leaves = self.body.tree.apart(state, "carry")
-        if outputs.tree is not None and outputs.rows is None:
-            leaves += outputs.tree.apart(self.body.y, "y")
+        watched = self._watched_outputs()
+        if watched:
+            assert outputs.tree is not None
+            last = outputs.tree.apart(self.body.y, "y")
+            leaves += [last[j] for j in watched]
         return leaves
+
+    def _watched_outputs(self) -> list[int]:
+        """Outputs that every step puts out and that are no leaves of the carry."""
+        outputs = self.body.outputs
+        if outputs.tree is None or outputs.rows is not None:
+            return []
+        return [j for j in range(len(outputs.names)) if j not in self.flows.twins.values()]
 
     def _outside(self, carry: Any) -> Any:
         return self.body.tree.mapped(self._outside_leaf, carry)
@@ -322,13 +351,10 @@ class TorchVerbs:
         return ends
 
     @contextmanager
-    def _bound(self, *, roots: bool = False) -> Iterator[tuple[Any, list[Any]]]:
-        """The step, and where the gradients of what it captured are gathered."""
-        values = self.captured
-        if self.step.bound and roots:
-            values = self._rooted(values, [True] * len(values))
-        with self.step.bind(values) as step:
-            yield step, values if self.step.bound else self.step.edges
+    def _bound(self) -> Iterator[Any]:
+        """The step, with what it captured in place."""
+        with self.step.bind(self.captured) as step:
+            yield step
 
     @contextmanager
     def _guarded(self, state: Any, start: int, stop: int) -> Iterator[None]:
@@ -357,17 +383,20 @@ class TorchVerbs:
         if not self.weighing:
             yield lambda: 0
             return
-        there = {t.untyped_storage().data_ptr() for t in (*self.captured, *self.body.inputs.leaves)}
+        there = {t.untyped_storage()._cdata for t in (*self.captured, *self.stand_ins, *self.body.inputs.leaves)}
         held: dict[int, int] = {}
-        sizes = {leaf.untyped_storage().data_ptr(): nbytes(leaf) for leaf in self.body.tree.apart(state, "carry")
-                 if isinstance(leaf, Tensor)}
+        sizes = {
+            leaf.untyped_storage()._cdata: nbytes(leaf)
+            for leaf in self.body.tree.apart(state, "carry")
+            if isinstance(leaf, Tensor)
+        }
         held.update(sizes)
         del state
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() not in there:
-                held[storage.data_ptr()] = storage.nbytes()
+            if storage._cdata not in there:
+                held[storage._cdata] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -385,12 +414,7 @@ class TorchVerbs:
         known = {get_gradient_edge(root) if isinstance(root, Tensor) else root for root in self._inputs_of(tape)}
         for (node, output), is_leaf in below(nodes, number).items():
             if GradientEdge(node, output) not in known:
-                what = f"a parameter of shape {list(node.variable.shape)}" if is_leaf else f"a tensor of {node.name()}"
-                raise StepError(
-                    f"steps {tape.start} to {tape.stop - 1} use {what} that the first step did not use and that was "
-                    "not found in what it closes over, so its gradient would be lost. Pass it through init or xs, or "
-                    "let the step close over it, or over the module that has it"
-                )
+                raise refuse_unknown(node, is_leaf, f"steps {tape.start} to {tape.stop - 1}")
 
     @staticmethod
     def _inputs_of(tape: Tape) -> Iterator[Any]:
@@ -407,6 +431,16 @@ def pull(ends: Sequence[Any], roots: Sequence[Any], bars: Sequence[Any], capture
     """The gradients of roots by one call of the engine; hooks of captured tensors are not called."""
     with at_rest(captured):
         return torch.autograd.grad(ends, roots, bars, allow_unused=True)
+
+
+def refuse_unknown(node: Any, is_leaf: bool, steps: str) -> StepError:
+    """What to say of a captured tensor that was not found."""
+    what = f"a parameter of shape {list(node.variable.shape)}" if is_leaf else f"a tensor that {node.name()} made"
+    return StepError(
+        f"{steps} of the loop use {what} and that was not found in what the step closes over, so its gradient would be "
+        "lost. Pass it through init or xs, or let the step close over it, or over the module that has it: closures, "
+        "partials, attributes, items of lists and dicts, and globals are searched"
+    )
 
 
 def _refuse_writing(steps: str, what: str) -> StepError:

@@ -1,0 +1,38 @@
+"""Passes: in which order segments were run forward, recomputed and pulled back."""
+
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+from remat.errors import FileError
+
+__all__ = ["PASSES", "Pass"]
+
+PASSES = ("forward", "recompute", "pullback")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a segment: `depth` segments are around it; `again` if it runs because one of them is recomputed."""
+
+    name: str
+    what: str
+    depth: int = 0
+    again: bool = False
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.what:<10}{'  ' * self.depth}{self.name}{' again' * self.again}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The pass as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Pass":
+        """The pass from plain data."""
+        depth, seconds = data["depth"], data["seconds"]
+        fine = data["what"] in PASSES and type(depth) is int and 0 <= depth < 2**31 and type(seconds) in (int, float)
+        if not fine or not isfinite(seconds) or seconds < 0:
+            raise FileError(f"the saved profile is damaged: {str(data)[:80]} is no pass over a segment")
+        return cls(str(data["name"]), data["what"], depth, bool(data["again"]), float(seconds))

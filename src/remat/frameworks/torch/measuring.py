@@ -1,0 +1,160 @@
+"""What a step costs, on PyTorch: bytes from a run on fake tensors, which have no numbers, and seconds from a few real ones.
+
+So nothing is lost to a step that does not fit: what one run of it takes is known before it is run. On a CUDA device the
+allocator has the last word on bytes, since kernels take memory of their own. A step that cannot be run on fake tensors,
+since it looks at numbers, is measured as it is.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from remat.errors import InfeasibleError, RematError
+from remat.execute.rng import set_back
+from remat.frameworks.call import measured_before
+from remat.frameworks.torch.leaves import looks
+from remat.frameworks.torch.loop import TorchCall
+from remat.frameworks.torch.meter import StorageMeter, cuda_of, free_bytes, meter_for
+from remat.frameworks.torch.verbs import TorchVerbs
+from remat.measure import Measured, Subject, measure_step
+from remat.units import bytes_text
+
+__all__ = ["measured"]
+
+STEPS = 8  # of which a few are run
+
+
+def measured(call: TorchCall, leaves: Sequence[Any]) -> Measured:
+    """What a step costs: measured now, or by an earlier loop whose first step is as large."""
+    assert call.asked.memory is not None
+    room = call.asked.memory.device.capacity or 0
+    step, first = call.step, 0 if call.opened is None else call.opened.tape.bytes
+    specs = tuple(looks(leaf, "leaf") for leaf in leaves)
+    flows = (*step.flows.carry, *step.flows.xs, *step.flows.ys)
+    modes = (torch.get_num_threads(), repr(step.modes), step.bound)
+    key = ("torch", *step.captured.looks, call.carry, call.xs, specs, flows, *modes)
+    return measured_before(key, first, room, lambda: _measure(call, leaves, room))
+
+
+def _measure(call: TorchCall, leaves: Sequence[Any], room: int) -> Measured:
+    steps = min(call.steps or 1, STEPS)
+    devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
+    device = cuda_of(devices)
+    with set_back(call.step.sources), torch.no_grad():
+        weighed = None if call.step.bound else _fake(call, leaves, steps)
+        if device is None:
+            found = measure_step(_subject(call, leaves, steps, devices), steps, room, weighed=weighed)
+            return _with_own(found, 0)
+        if weighed is not None:
+            _check_room(measure_step(weighed, 1, room), devices)
+
+        def finish() -> None:
+            torch.cuda.synchronize(device)
+
+        try:
+            return _with_own(measure_step(_subject(call, leaves, steps, devices, finish), steps, room), 1 << 16)
+        except torch.cuda.OutOfMemoryError as error:
+            raise InfeasibleError(
+                f"CUDA ran out of memory while one step was measured: {error}. Free memory, or make the step smaller; "
+                "a budget cannot help, since a single step does not fit",
+                room,
+                "bytes",
+            ) from error
+
+
+def _subject(
+    call: TorchCall, leaves: Sequence[Any], steps: int, devices: Sequence[torch.device], finish: Any = lambda: None
+) -> Subject:
+    verbs, state = call.start([_first_rows(call, leaves, k, steps) for k in range(len(leaves))], steps)
+    verbs.weighing = True
+    _make_room(call, verbs)
+    return Subject(verbs, meter_for(devices), state, lambda state: _ones(verbs, state), finish)
+
+
+def _first_rows(call: TorchCall, leaves: Sequence[Any], k: int, steps: int) -> Any:
+    """A leaf; of the inputs only the rows of the first steps."""
+    return leaves[k][:steps] if call.sizes[0] <= k < call.sizes[0] + call.sizes[1] else leaves[k]
+
+
+def _make_room(call: TorchCall, verbs: TorchVerbs) -> None:
+    pairs = zip(verbs.body.inputs.leaves, call.step.flows.xs, strict=True)
+    verbs.xs_grads = [torch.zeros_like(leaf) if flow else None for leaf, flow in pairs]
+
+
+def _ones(verbs: TorchVerbs, state: Any) -> list[Any]:
+    """A cotangent for a carry, and for all outputs if there are any."""
+    outputs = verbs.body.outputs
+    if outputs.leaves and not verbs.cotangents:
+        pairs = zip(outputs.leaves, verbs.flows.ys, strict=True)
+        verbs.cotangents = [torch.ones_like(leaf) if flow else None for leaf, flow in pairs]
+    leaves = verbs.body.tree.apart(state, "carry")
+    pairs = zip(leaves, verbs.flows.carry, strict=True)
+    return [torch.ones_like(leaf) if flow and isinstance(leaf, Tensor) else None for leaf, flow in pairs]
+
+
+class _Faked:
+    """Verbs that run on fake tensors, each in the mode that makes them."""
+
+    def __init__(self, verbs: TorchVerbs, mode: Any) -> None:
+        self.verbs, self.mode = verbs, mode
+
+    def advance(self, state: Any, start: int, stop: int) -> Any:
+        with self.mode:
+            return self.verbs.advance(state, start, stop)
+
+    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+        with self.mode:
+            return self.verbs.record(state, start, stop)
+
+    def pull_back(self, tape: Any, cotangent: Any) -> Any:
+        with self.mode:
+            return self.verbs.pull_back(tape, cotangent)
+
+    def copy(self, state: Any) -> Any:
+        with self.mode:
+            return self.verbs.copy(state)
+
+    def size(self, value: Any) -> int:
+        return self.verbs.size(value)
+
+
+def _fake(call: TorchCall, leaves: Sequence[Any], steps: int) -> Subject | None:
+    """The same loop on fake tensors, or None if its step cannot be run on them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    own = call.sizes[0] + call.sizes[1]
+    given = [_first_rows(call, leaves, k, steps) for k in range(len(leaves))]
+    fakes = [mode.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in given[:own]]
+    with mode:
+        verbs, state = call.start([*fakes, *leaves[own:]], steps)
+        verbs.weighing = True
+        _make_room(call, verbs)
+        verbs.stand_ins = [mode.from_tensor(leaf) for leaf in leaves[own:]]
+        meter = StorageMeter(inside=mode)
+        subject = Subject(_Faked(verbs, mode), meter, state, lambda state: _ones(verbs, state))
+        try:
+            return subject if subject.at(0) is not None else None
+        except RematError:
+            raise
+        except Exception:  # whatever a step does that fake tensors cannot: it is measured as it is
+            return None
+
+
+def _check_room(found: Measured, devices: Sequence[torch.device]) -> None:
+    need, free = found.aside + found.loop.tape + found.once + 3 * found.loop.state, free_bytes(devices)
+    if free is not None and need > free:
+        raise InfeasibleError(
+            f"a single step takes {bytes_text(need, up=True)} and {bytes_text(free)} are free on the device: a budget "
+            "cannot help. Free memory, or make the step smaller",
+            need,
+            "bytes",
+        )
+
+
+def _with_own(found: Measured, own: int) -> Measured:
+    from dataclasses import replace
+
+    return replace(found, own=own)
