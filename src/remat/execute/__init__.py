@@ -7,9 +7,10 @@ frameworks, `captured.py` finds what a step closes over; `guard.py` watches for 
 """
 
 from remat.execute.calls import Call
+from remat.execute.checkpoints import CheckpointProfiler
 from remat.execute.profiler import Profile, profile
 from remat.execute.recomputing import is_recomputing
 from remat.execute.run import Run
 from remat.execute.verbs import Verbs
 
-__all__ = ["Call", "Profile", "Run", "Verbs", "is_recomputing", "profile"]
+__all__ = ["Call", "CheckpointProfiler", "Profile", "Run", "Verbs", "is_recomputing", "profile"]

@@ -9,7 +9,7 @@ own layer again in the reverse sweep.
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -106,9 +106,12 @@ class Captured:
         boxes, self._boxes, self._numbers = self._boxes, [], {}
         return boxes
 
-    @contextmanager
-    def bind(self, values: Any) -> Iterator[Callable[..., Any]]:
+    def bind(self, values: Any) -> AbstractContextManager[Callable[..., Any]]:
         """The step, as long as `values` are in the places of the captured boxes, by their numbers."""
+        return self._bind(values) if self.places or self._cells else nullcontext(self.step)
+
+    @contextmanager
+    def _bind(self, values: Any) -> Iterator[Callable[..., Any]]:
         before: list[tuple[Slot, Any]] = []
         put: list[tuple[Place, Any]] = []
         try:

@@ -4,7 +4,7 @@ In: a framework's verbs, a meter of its memory, a state. Out: `Measured`, which 
 bytes that every step allocates beside what the planners count. `loop_of` takes a step's costs from a whole run instead.
 """
 
-from remat.measure.step import Measured, Subject, measure_step
+from remat.measure.step import USUAL, Measured, Subject, measure_step
 from remat.measure.traced import loop_of
 
-__all__ = ["Measured", "Subject", "loop_of", "measure_step"]
+__all__ = ["USUAL", "Measured", "Subject", "loop_of", "measure_step"]

@@ -6,10 +6,12 @@ flat autograd function. `verbs.py` is what the interpreter asks for. `captured.p
 """
 
 from remat.frameworks.torch.calls import scan, while_loop
+from remat.frameworks.torch.dropped import dropped
 from remat.frameworks.torch.leaves import unpack
 from remat.frameworks.torch.meter import free_on as free_bytes
+from remat.frameworks.torch.segments import checkpoint
 from remat.frameworks.torch.sequences import stacked, with_first
 
 NAME = "torch"
 
-__all__ = ["NAME", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]
+__all__ = ["NAME", "checkpoint", "dropped", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]

@@ -119,6 +119,8 @@ def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[An
     if known is None:
         call.replay = None
         return None
+    if call.step.sharded:  # something must tell autograd that there is a gradient, where parameters do not
+        known, call.step.numbers = [*known, torch.zeros((), requires_grad=True)], [*call.step.numbers, -1]
     call.sizes = (len(init), len(xs), len(known))
     return run(call, [*init, *xs, *known])
 

@@ -72,7 +72,7 @@ class Drawn:
             things.modules.append(fn)
         else:
             waiting.insert(0, fn)
-        self.modules: dict[int, nn.Module] = {}
+        modules: dict[int, nn.Module] = {}
         private: list[Source] = []
         while waiting or things.modules:
             if waiting:
@@ -80,8 +80,8 @@ class Drawn:
                 private += found.sources
                 self._captured.append(found)
             roots, things.modules = things.modules, []
-            waiting = list(self._new_things(roots))
-        gathering = [m for m in self.modules.values() if m.training and any(b is not None for b in m._buffers.values())]
+            waiting = list(_new_things(roots, modules))
+        gathering = [m for m in modules.values() if m.training and any(b is not None for b in m._buffers.values())]
         unique = {id(each): each for each in things.generators}
         self.sources: list[Source] = [
             *map(TorchGenerator, _global_generators(tensors)),
@@ -96,18 +96,22 @@ class Drawn:
         with _all_bound(self._captured):
             yield
 
-    def _new_things(self, roots: list[nn.Module]) -> Iterator[Any]:
-        """What is to be looked into below modules that were not met before."""
-        for module in (module for root in roots for module in root.modules()):
-            if id(module) in self.modules:
-                continue
-            self.modules[id(module)] = module
-            set_on = {k: v for k, v in module.__dict__.items() if k not in _OWN and type(v) not in _DULL}
-            hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-            if set_on or hooks:
-                yield SimpleNamespace(**set_on, hooks=hooks)
-            if not is_library(type(module).__module__):
-                yield type(module)
+
+def _new_things(roots: list[nn.Module], known: dict[int, nn.Module]) -> Iterator[Any]:
+    """What is to be looked into below modules that are not known yet."""
+    for module in (module for root in roots for module in root.modules()):
+        if id(module) in known:
+            continue
+        known[id(module)] = module
+        held = module.__dict__
+        if len(held) > len(_OWN):
+            set_on = {k: v for k, v in held.items() if type(v) not in _DULL and k not in _OWN}
+            if set_on:
+                yield SimpleNamespace(**set_on)
+        if module._forward_hooks or module._forward_pre_hooks:
+            yield SimpleNamespace(hooks=[*module._forward_hooks.values(), *module._forward_pre_hooks.values()])
+        if not is_library(type(module).__module__):
+            yield type(module)
 
 
 def _global_generators(tensors: Sequence[Tensor]) -> list[torch.Generator]:

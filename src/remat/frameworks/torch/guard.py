@@ -21,20 +21,22 @@ class LateGuard(Guard):
         super().__init__(units)
         self.stride = 1 if units is None else -(-units // MOST)
         self._noted: dict[int, torch.Tensor] = {}
+        self._seen: set[int] = set()  # one comparison of a state is enough, and holds few numbers on the device
         self._found: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
 
     def note(self, position: int, verbs: Any, state: Any) -> None:
         """Hold the summary of a state that the first sweep reached, if one is due there."""
         if position % self.stride == 0:
-            self._noted[position] = _together(verbs.summaries(state))
+            self._noted[position] = _together(verbs.late_summary(state))
             if self.units is None and len(self._noted) > 2 * MOST:
                 self.stride *= 2
                 self._noted = {at: held for at, held in self._noted.items() if at % self.stride == 0}
 
     def compare(self, position: int, verbs: Any, state: Any, *, recorded: int) -> None:
         """Hold the summary of a state that was computed again."""
-        if position in self._noted:
-            found, sizes = verbs.summaries(state), verbs.summaries(state, of_sizes=True)
+        if position in self._noted and position not in self._seen:
+            self._seen.add(position)
+            found, sizes = verbs.late_summary(state), verbs.late_summary(state, of_sizes=True)
             self._found.append((position, recorded, _together(found), _together(sizes)))
 
     def settle(self, verbs: Any) -> None:

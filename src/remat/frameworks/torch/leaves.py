@@ -4,7 +4,7 @@ In: values as a step takes and returns them. Out: `Spec`s to hold later values a
 for each leaf by which a recomputed value is known again. The module as a whole is what `body.py` asks of a framework.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,11 @@ __all__ = [
     "leaf_matcher",
     "looks",
     "nbytes",
+    "outside",
     "quick_summary",
     "recast",
     "refuse",
+    "rooted",
     "unpack",
 ]
 
@@ -167,6 +169,19 @@ def refuse(leaf: Any, name: str) -> None:
 def flows(leaf: Any) -> bool:
     """Whether a gradient can flow through a leaf."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+
+
+def outside(leaf: Any) -> Any:
+    """The leaf, outside of any graph."""
+    return leaf.detach() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+
+
+def rooted(leaves: Sequence[Any], flowing: Sequence[bool]) -> list[Any]:
+    """Leaves as the beginnings of a graph where gradients flow."""
+    return [
+        leaf.detach().requires_grad_() if flow and flows(leaf) else leaf
+        for leaf, flow in zip(leaves, flowing, strict=True)
+    ]
 
 
 def copied(leaf: Any) -> Any:

@@ -23,7 +23,8 @@ from remat.frameworks.torch import leaves as kit
 from remat.frameworks.torch.guard import LateGuard
 from remat.frameworks.torch.leaves import looks
 from remat.frameworks.torch.modes import Modes
-from remat.frameworks.torch.verbs import Opened, TorchVerbs, pull
+from remat.frameworks.torch.tape import Opened
+from remat.frameworks.torch.verbs import TorchVerbs
 from remat.measure import Measured
 
 __all__ = ["Flows", "Loop", "Results", "Reverse", "TorchCall", "TorchStep", "holds", "run", "set_apart"]
@@ -52,17 +53,11 @@ class TorchStep:
         default_factory=list
     )  # of the captured tensors in closures; -1 for those that stay there
     many: bool = False  # whether the step could reach more tensors than it used at first
-    sharded: list[Any] = field(default_factory=list)
+    sharded: list[Any] = field(default_factory=list)  # modules of FSDP that the step calls
 
     def bind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
         """The step, with these values in the places of what it captured, but for those that stay where they are."""
         return self.captured.bind(dict(zip(self.numbers, values, strict=True)))
-
-    def engine(
-        self, verbs: TorchVerbs, ends: Sequence[Any], roots: Sequence[Any], bars: Sequence[Any]
-    ) -> Sequence[Any]:
-        """The gradients of the roots of a recorded range."""
-        return pull(ends, roots, bars, verbs.captured)
 
 
 @dataclass

@@ -6,6 +6,7 @@ since it looks at numbers, is measured as it is.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from torch import Tensor
 from remat.errors import InfeasibleError, RematError
 from remat.execute.rng import set_back
 from remat.frameworks.call import measured_before
-from remat.frameworks.torch.leaves import looks
+from remat.frameworks.torch.leaves import looks, nbytes
 from remat.frameworks.torch.loop import TorchCall
 from remat.frameworks.torch.meter import StorageMeter, cuda_of, free_bytes, meter_for
 from remat.frameworks.torch.verbs import TorchVerbs
-from remat.measure import Measured, Subject, measure_step
+from remat.measure import USUAL, Measured, Subject, measure_step
+from remat.problem import Loop
 from remat.units import bytes_text
 
 __all__ = ["measured"]
@@ -42,11 +44,13 @@ def _measure(call: TorchCall, leaves: Sequence[Any], room: int) -> Measured:
     steps = min(call.steps or 1, STEPS)
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     device = cuda_of(devices)
+    if call.step.sharded:
+        return _estimated(call, leaves, devices)
     with set_back(call.step.sources), torch.no_grad():
         weighed = None if call.step.bound else _fake(call, leaves, steps)
         if device is None:
             found = measure_step(_subject(call, leaves, steps, devices), steps, room, weighed=weighed)
-            return _with_own(found, 0)
+            return replace(found, own=0)
         if weighed is not None:
             _check_room(measure_step(weighed, 1, room), devices)
 
@@ -54,7 +58,8 @@ def _measure(call: TorchCall, leaves: Sequence[Any], room: int) -> Measured:
             torch.cuda.synchronize(device)
 
         try:
-            return _with_own(measure_step(_subject(call, leaves, steps, devices, finish), steps, room), 1 << 16)
+            found = measure_step(_subject(call, leaves, steps, devices, finish), steps, room)
+            return replace(found, own=1 << 16)
         except torch.cuda.OutOfMemoryError as error:
             raise InfeasibleError(
                 f"CUDA ran out of memory while one step was measured: {error}. Free memory, or make the step smaller; "
@@ -70,7 +75,7 @@ def _subject(
     verbs, state = call.start([_first_rows(call, leaves, k, steps) for k in range(len(leaves))], steps)
     verbs.weighing = True
     _make_room(call, verbs)
-    return Subject(verbs, meter_for(devices), state, lambda state: _ones(verbs, state), finish)
+    return Subject(verbs, meter_for(devices), state, lambda state: _ones(verbs, state), finish, timed=_alone())
 
 
 def _first_rows(call: TorchCall, leaves: Sequence[Any], k: int, steps: int) -> Any:
@@ -154,7 +159,33 @@ def _check_room(found: Measured, devices: Sequence[torch.device]) -> None:
         )
 
 
-def _with_own(found: Measured, own: int) -> Measured:
-    from dataclasses import replace
+def _estimated(call: TorchCall, leaves: Sequence[Any], devices: Sequence[torch.device]) -> Measured:
+    """What a step costs that calls modules of FSDP, by its first run.
 
-    return replace(found, own=own)
+    It is not run again to be measured: FSDP takes a backward pass for the end of the whole model's. Aside are a tape for
+    what passes, and twice its parameters for their gradients.
+    """
+    assert call.opened is not None
+    state = sum(map(nbytes, call.parts(leaves)[0]))
+    whole = [p.numel() * p.element_size() for module in call.step.sharded for p in module.parameters()]
+    tape = max(1, call.opened.tape.bytes)
+    loop = Loop(None, max(1, state), tape, *USUAL[:3], per_range=USUAL[3])
+    return _agreed(Measured(loop, tape + 2 * sum(whole), own=0), devices)
+
+
+def _alone() -> bool:
+    """Whether no other process trains together with this one."""
+    distributed = torch.distributed
+    return not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
+
+
+def _agreed(found: Measured, devices: Sequence[torch.device]) -> Measured:
+    """What all processes agree on: steps wait for each other, so that all must run the same ranges."""
+    if _alone():
+        return found
+    sizes = [found.aside, found.once, found.passing, found.loop.state, found.loop.tape]
+    most = torch.tensor(sizes, device=devices[0] if devices else None)
+    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
+    aside, once, passing, state, tape = most.tolist()
+    loop = Loop(**{**found.loop.to_dict(), "state": state, "tape": tape})
+    return replace(found, loop=loop, aside=aside, once=once, passing=passing)

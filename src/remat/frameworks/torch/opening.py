@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from remat.frameworks.torch.captured import below, watch_sharded
 from remat.frameworks.torch.loop import TorchCall
-from remat.frameworks.torch.verbs import Opened, refuse_unknown
+from remat.frameworks.torch.tape import Opened, refuse_unknown
 
 __all__ = ["open_call"]
 
@@ -61,6 +61,8 @@ def open_call(call: TorchCall, leaves: Sequence[Any]) -> list[Tensor] | None:
         found.append(edge.node.variable)
         step.numbers.append(-1)
     used = [k for edge, k in places.items() if step.numbers[k] < 0 or edge in captured]
+    if step.sharded:  # these add to their gradients themselves, and so do all other parameters then
+        used = [k for k in used if step.numbers[k] >= 0]
     step.many = len(used) < len(found)
     edges = {k: edge for edge, k in places.items()}
     opened.tape.captured = [edges[k] for k in used]

@@ -1,0 +1,282 @@
+"""Segments on PyTorch: the ordinary graph is built, and only the tensors that it saves are replaced by holders.
+
+In: a function and its arguments. Out: what it returns. A holder that the backward asks for its tensor lets its segment
+run again, which fills all its holders, and stops when they are full. So parameters, hooks and whatever else works on
+graphs works as without segments. The arguments are saved outside of the segment's own holders and inside those of a
+segment around it: an inner segment keeps nothing while the outer one is first run.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from time import perf_counter
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from remat.execute.calls import Call
+from remat.execute.checkpoints import CheckpointProfiler
+from remat.execute.profiler import passing
+from remat.execute.recomputing import EarlyStop, is_recomputing, recomputing
+from remat.execute.segment import (
+    Terms,
+    depth_here,
+    mark_checked,
+    name_of,
+    refuse_change,
+    refuse_writing,
+    to_check,
+    within,
+)
+from remat.execute.starts import Start
+from remat.execute.tree import take_apart
+from remat.frameworks.torch.drawn import Drawn
+from remat.frameworks.torch.held import Holder, Looks, Saver, Weight
+from remat.frameworks.torch.leaves import nbytes
+from remat.frameworks.torch.lifted import Lifted
+from remat.frameworks.torch.modes import Modes
+
+__all__ = ["Segment", "checkpoint"]
+
+_open: ContextVar["Segment | None"] = ContextVar("open", default=None)  # the innermost that is first run
+
+
+def checkpoint(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms, call: Call | None = None
+) -> Any:
+    """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
+
+    Without gradients, and inside transforms of torch.func, which allow no holders, it is a plain call.
+    """
+    if call is not None:
+        call.framework, call.steps = "torch", 0
+    if not torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:  # type: ignore[attr-defined]
+        if call is not None:
+            call.steps = 1
+        name, depth = name_of(fn), depth_here()
+        with passing(name, "forward", depth), within(depth):
+            return fn(*args, **kwargs)
+    return Segment(fn, args, kwargs, terms, call).first_run(fn, args, kwargs)
+
+
+class Segment:
+    """One call of a function whose saved tensors are not kept; held by the holders that stand for these."""
+
+    def __init__(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms, call: Call | None
+    ) -> None:
+        self.name, self.terms, self.call, self.depth = name_of(fn), terms, call, depth_here()
+        simple = not kwargs and all(isinstance(each, Tensor) for each in args)  # the usual case takes no time
+        leaves, self._tree = (list(args), None) if simple else take_apart((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._lifted = Lifted(fn)
+        tensors += self._lifted.tensors
+        self._lifted.tensors = []
+        self.holders: list[ReferenceType[Holder]] = []
+        self.first: int | None = None  # the holder that is asked last
+        self.before: Segment | None = None  # the one around it, if it begins with this one
+        self._join(_open.get())
+        self._saver = Saver.keep(tensors)
+        self._drawn = Drawn(self._lifted.fn, self._leaves, tensors)
+        self._modes = Modes()
+        self.looks: list[Looks] = []
+        self.check = to_check(fn, terms.check)
+        self.weight = Weight(tensors) if CheckpointProfiler.is_tracking() and not is_recomputing() else None
+        self._start = Start(self._drawn.sources)
+        self._complete, self._holding = False, terms.threshold is not None
+        self._tasks: set[int] = set()
+        self._pulled, self._since = -1, 0.0
+        self._lock = threading.RLock()
+
+    def _join(self, around: "Segment | None") -> None:
+        """Note that the segment around this one begins with it, if it does."""
+        if around is not None and around.first is None and not around.holders:
+            around.first, self.before = -1, around
+
+    def first_run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the function returns; its saved tensors are holders."""
+        self._count()
+        around = passing(self.name, "forward", self.depth), within(self.depth), _opened(self)
+        with around[0], around[1], around[2], saved_tensors_hooks(self._pack, _unpack):
+            out = fn(*args, **kwargs)
+        self._complete = True
+        self._start.settle()
+        if self._holding:
+            self._decide(out)
+        elif self.weight is not None:
+            CheckpointProfiler.note(self.weight.bytes)
+        self.weight = None
+        return out
+
+    def _decide(self, out: Any) -> None:
+        """Let the held tensors go if the outputs are larger than the threshold; else they are saved as they are."""
+        self._holding = False
+        assert self.terms.threshold is not None
+        if sum(map(nbytes, take_apart(out)[0])) > self.terms.threshold:
+            for each in self._live():
+                each.saved = None
+            if self.weight is not None:
+                CheckpointProfiler.note(self.weight.bytes)
+            return
+        for each in self._live():
+            each.keep()
+
+    def _pack(self, tensor: Tensor) -> Holder:
+        """The holder of a tensor that is saved in the first run."""
+        holder = Holder(self, len(self.holders))
+        self.holders.append(ref(holder))
+        self.looks.append(Looks(tensor, checked=self.check))
+        if self.first is None:
+            self.first = holder.index
+        if self.weight is not None:
+            self.weight.add(tensor)
+        if self._holding:
+            holder.saved = tensor.detach()
+        return holder
+
+    def _live(self) -> list[Holder]:
+        return [holder for each in self.holders if (holder := each()) is not None]
+
+    def value_of(self, holder: Holder) -> Tensor:
+        """The tensor of a holder, for one use: it is computed again if it is not there."""
+        task = torch._C._current_graph_task_id()  # -1 outside of a backward
+        if holder.saved is None:
+            with self._lock:
+                if task not in holder.values:
+                    self._recompute(task, holder)
+                value = holder.values.pop(task)
+        else:
+            value = holder.value()
+        if holder.index == self.first and task != -1:
+            self._note_pullback(task)
+        return value
+
+    def _recompute(self, task: int, wanted: Holder) -> None:
+        """Fill the holders for one backward; if that was done before, only the one that is wanted again."""
+        holders = {wanted.index: wanted}
+        if task != -1 and task not in self._tasks:
+            self._tasks.add(task)
+            torch.autograd.Variable._execution_engine.queue_callback(partial(_forget, ref(self), task))
+            holders = {holder.index: holder for holder in self._live()}
+        fn, args, kwargs = self._inputs()
+        run = Again(self, task, holders)
+        self._count()
+        with (
+            recomputing(True),
+            passing(self.name, "recompute", self.depth),
+            self._start.again(),
+            self._modes.on(grad=True),
+            self._drawn.bind(),
+            within(self.depth),
+            _opened(None),
+            saved_tensors_hooks(run.pack, _as_it_is),
+        ):
+            try:
+                fn(*args, **kwargs)
+            except EarlyStop as stop:
+                if stop.args[0] is not run:
+                    raise
+            except Exception as error:
+                error.add_note(f"while the segment {self.name} was recomputed")
+                raise
+        run.finish(complete=self._complete)
+        if self.check:
+            mark_checked(self._lifted.fn)
+        self._since = perf_counter()
+
+    def _inputs(self) -> tuple[Callable[..., Any], Any, Any]:
+        """The function and its arguments; a segment around this one may have to be run again for them."""
+        try:
+            tensors = Saver.kept(self._saver)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
+            raise refuse_writing(self.name, what, "since it was first run, or by the segment itself") from error
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=False):
+            leaves[place] = tensor
+        args, kwargs = (leaves, {}) if self._tree is None else self._tree.build(leaves)
+        return self._lifted.filled(tensors[len(self._places) :]), args, kwargs
+
+    def _count(self) -> None:
+        if self.call is not None and self.call.steps is not None:
+            self.call.steps += 1
+
+    def _note_pullback(self, task: int) -> None:
+        if self._pulled == task:
+            return
+        self._pulled = task
+        with passing(self.name, "pullback", self.depth, since=self._since or None):
+            pass
+        if self.before is not None:
+            self.before._note_pullback(task)
+
+
+class Again:
+    """One recomputation of a segment: fills holders in the order of the first run."""
+
+    def __init__(self, segment: Segment, task: int, holders: dict[int, Holder]) -> None:
+        self.segment, self.task, self.holders = segment, task, holders
+        self.last = max(holders)
+        self.count = 0
+        self._compared: list[tuple[int, Tensor]] = []
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Put a tensor that is saved again into its holder; when the last one is there, stop."""
+        segment, index = self.segment, self.count
+        self.count += 1
+        value = tensor.detach() if tensor.requires_grad else tensor
+        if index >= len(segment.looks):
+            return value
+        segment.looks[index].compare(tensor, segment.name, index, len(segment.looks))
+        holder = self.holders.get(index)
+        if holder is not None:
+            holder.values[self.task] = value
+            if segment.check:
+                self._compared.append((index, value))
+        if index == self.last and segment.terms.early_stop:
+            raise EarlyStop(self)
+        return value
+
+    def finish(self, *, complete: bool) -> None:
+        """Raise a DeterminismError if there were fewer or more tensors than at first, or other ones."""
+        segment = self.segment
+        first = len(segment.looks)
+        if self.count <= self.last or (self.count > first and complete):
+            refuse_change(segment.name, f"it saved {first} tensors for its backward and then {self.count}")
+        Looks.compare_values(segment.looks, self._compared, segment.name)
+
+
+@contextmanager
+def _opened(segment: Segment | None) -> Iterator[None]:
+    """A block in which this is the innermost segment that is first run."""
+    token = _open.set(segment)
+    try:
+        yield
+    finally:
+        _open.reset(token)
+
+
+def _unpack(holder: Holder) -> Tensor:
+    return holder.segment.value_of(holder)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _forget(segment: "ReferenceType[Segment]", task: int) -> None:
+    """A backward has ended: what it did not use is let go."""
+    found = segment()
+    if found is not None:
+        found._tasks.discard(task)
+        for holder in found._live():
+            holder.values.pop(task, None)

@@ -1,0 +1,121 @@
+"""Tapes of PyTorch: the graph of a recorded range, pulled back by one call of the engine, and its weight in bytes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from remat.errors import StepError
+from remat.frameworks.torch.captured import at_rest, below
+
+__all__ = ["Ends", "Opened", "Tape", "accumulate", "look_below", "pull", "refuse_unknown", "weighed"]
+
+
+@dataclass(slots=True)
+class Tape:
+    """A recorded range: what went in, and where gradients come in for what came out; None where none flows."""
+
+    start: int
+    stop: int
+    carry_in: list[Any]
+    captured: list[Any]
+    xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
+    ys: list[list[Any]] = field(default_factory=list)
+    carry_out: list[Any] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def roots(self) -> list[Any]:
+        """All that went in."""
+        return [*self.carry_in, *self.captured, *(root for row in self.xs for root in row)]
+
+
+@dataclass
+class Opened:
+    """The first step, recorded before anything is planned: how it behaves, and its results, used when it is its turn."""
+
+    tape: Tape
+    carry: Any
+    y: Any
+    number: int  # the least of its nodes' numbers
+
+
+class Ends:
+    """Where gradients come into a graph, with the gradients."""
+
+    def __init__(self) -> None:
+        self.edges: list[Any] = []
+        self.bars: list[Any] = []
+
+    def add(self, edge: Any, bar: Any) -> None:
+        """One more, if there is something to add."""
+        if edge is not None and bar is not None:
+            self.edges.append(edge)
+            self.bars.append(bar)
+
+
+def pull(ends: Ends, roots: Sequence[Any], captured: Sequence[Tensor]) -> list[Any]:
+    """The gradients of roots by one call of the engine, None for those without; hooks of captured tensors rest."""
+    wanted = [root for root in roots if root is not None]
+    if not ends.edges or not wanted:
+        return [None] * len(roots)
+    with at_rest(captured):
+        found = iter(torch.autograd.grad(ends.edges, wanted, ends.bars, allow_unused=True))
+    return [None if root is None else next(found) for root in roots]
+
+
+def accumulate(ends: Ends, roots: Sequence[Any], captured: Sequence[Tensor], sharded: Sequence[Any]) -> list[Any]:
+    """The gradients of roots by one call of the engine that also adds to the gradients of all parameters it meets.
+
+    Modules that FSDP has sharded gather theirs in this way only. Captured tensors add up too, in place.
+    """
+    if ends.edges:
+        torch.autograd.backward(ends.edges, ends.bars)  # type: ignore[arg-type]
+    for module in sharded:
+        # Below another sharded module it would take the next range for a part of this one, and not gather again.
+        state = module._get_fsdp_state()
+        state._training_state = type(state._training_state).IDLE
+    own = {get_gradient_edge(tensor): tensor for tensor in captured}
+    found = [own.get(root) if isinstance(root, GradientEdge) else root for root in roots]
+    return [None if root is None else root.grad for root in found]
+
+
+def look_below(tape: Tape, number: int) -> None:
+    """Raise a StepError if the steps of a tape use a tensor that wants a gradient and that is not known."""
+    ends = [end.node for end in (*tape.carry_out, *(end for row in tape.ys for end in row)) if end is not None]
+    known = {get_gradient_edge(root) if isinstance(root, Tensor) else root for root in tape.roots if root is not None}
+    for (node, output), is_leaf in below(ends, number).items():
+        if GradientEdge(node, output) not in known:
+            raise refuse_unknown(node, is_leaf, f"steps {tape.start} to {tape.stop - 1}")
+
+
+def refuse_unknown(node: Any, is_leaf: bool, steps: str) -> StepError:
+    """What to say of a captured tensor that was not found."""
+    what = f"a parameter of shape {list(node.variable.shape)}" if is_leaf else f"a tensor that {node.name()} made"
+    return StepError(
+        f"{steps} of the loop use {what} and that was not found in what the step closes over, so its gradient would be "
+        "lost. Pass it through init or xs, or let the step close over it, or over the module that has it: closures, "
+        "partials, attributes, items of lists and dicts, and globals are searched"
+    )
+
+
+@contextmanager
+def weighed(given: Sequence[Any], there: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
+    """A block that records a tape from what is given; the bytes that it holds beside what is `there` anyway."""
+    known = {tensor.untyped_storage()._cdata for tensor in there}
+    tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+    held = {tensor.untyped_storage()._cdata: tensor.numel() * tensor.element_size() for tensor in tensors}
+    del given, tensors
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            held[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield lambda: sum(held.values())
