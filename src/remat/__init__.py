@@ -17,11 +17,16 @@ from remat.errors import (
     ScheduleError,
     StepError,
 )
-from remat.execute import Profile, is_recomputing, profile
+from remat.execute import CheckpointProfiler, Profile, is_recomputing, profile
 from remat.interface import (
+    CheckpointGroup,
+    adaptive_checkpoint,
     binomial_checkpoint,
+    checkpoint,
+    checkpoint_segment,
     checkpointed_loop,
     compute_checkpoint_positions,
+    drop,
     estimate_checkpoint_savings,
     get_memory_savings,
     save_points,
@@ -57,6 +62,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Advance",
     "Chain",
+    "CheckpointGroup",
+    "CheckpointProfiler",
     "Claim",
     "Curve",
     "DeterminismError",
@@ -89,10 +96,14 @@ __all__ = [
     "Turn",
     "Verdict",
     "__version__",
+    "adaptive_checkpoint",
     "ag_tuple",
     "binomial_checkpoint",
+    "checkpoint",
+    "checkpoint_segment",
     "checkpointed_loop",
     "compute_checkpoint_positions",
+    "drop",
     "estimate_checkpoint_savings",
     "get_memory_savings",
     "is_recomputing",

@@ -19,7 +19,7 @@ class CheckpointProfiler:
     >>> remat.CheckpointProfiler.start_tracking()
     >>> slope = grad(lambda x: np.sum(remat.checkpoint(lambda x: np.tanh(np.tanh(x)), x)))(numpy.ones(1000))
     >>> remat.CheckpointProfiler.stop_tracking()
-    >>> remat.CheckpointProfiler.checkpoint_count(), remat.CheckpointProfiler.memory_saved() >= 16_000
+    >>> remat.CheckpointProfiler.checkpoint_count(), remat.CheckpointProfiler.memory_saved() >= 8_000
     (1, True)
     """
 

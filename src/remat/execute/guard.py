@@ -26,8 +26,8 @@ def check_word(check: Any) -> str:
 class Guard:
     """Summaries of the states that the first sweep computed, and the comparison with those computed later."""
 
-    def __init__(self, units: int | None) -> None:
-        self.units = units
+    def __init__(self, units: int | None, most: int = MOST_NUMBERS) -> None:
+        self.units, self.most = units, most
         self.stride = 0  # known with the first summary
         self._width = 0
         self._numbers = array("d")
@@ -43,10 +43,10 @@ class Guard:
         if self.stride == 0:
             summary = verbs.summary(state)
             self._width = len(summary)
-            most = max(64, MOST_NUMBERS // max(1, self._width))
+            most = max(64, self.most // max(1, self._width))
             self.stride = 1 if self.units is None else -(-self.units // most)
         if position % self.stride == 0:
-            if self.units is None and len(self._numbers) >= 2 * MOST_NUMBERS:
+            if self.units is None and len(self._numbers) >= 2 * self.most:
                 self._thin_out()
                 if position % self.stride:
                     return

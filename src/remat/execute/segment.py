@@ -31,7 +31,10 @@ def name_of(fn: Any) -> str:
     """What people call a function: its qualified name, or the class of a module or object."""
     while isinstance(fn, partial):
         fn = fn.func
-    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+    name, qualified = getattr(fn, "__name__", None), getattr(fn, "__qualname__", None)
+    if name is None or qualified is None:
+        return type(fn).__qualname__
+    return str(qualified if qualified.endswith(name) else name)  # decorators may hand on only one of them
 
 
 _checked: WeakSet[Any] = WeakSet()
@@ -44,6 +47,8 @@ def _key(fn: Any) -> Any:
         fn = fn.func
     if isinstance(fn, MethodType):
         fn = fn.__func__
+    while isinstance(fn, FunctionType) and hasattr(fn, "__wrapped__"):
+        fn = fn.__wrapped__
     return fn.__code__ if isinstance(fn, FunctionType) else fn
 
 
@@ -96,9 +101,9 @@ def refuse_change(name: str, found: str) -> NoReturn:
     )
 
 
-def refuse_writing(name: str, what: str, when: str) -> StepError:
-    """What to say of a segment whose arguments are not what they were."""
-    return StepError(
-        f"the segment {name} cannot be recomputed: {what} was written into {when}. Make a new array instead, as in "
-        "x = x + 1 for x += 1, or give the segment a copy"
-    )
+_COPY = "Make a new array instead, as in x = x + 1 for x += 1, or give the segment a copy"
+
+
+def refuse_writing(name: str, what: str, when: str, advice: str = _COPY) -> StepError:
+    """What to say of a segment that uses what is not what it was."""
+    return StepError(f"the segment {name} cannot be recomputed: {what} was written into {when}. {advice}")

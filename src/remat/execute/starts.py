@@ -23,17 +23,14 @@ class Start:
     """Sources, marked before a segment runs for the first time; `settle` when it has run."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        python = _Python()
-        state = python.read()
-        every = [*([_Numpy()] if "numpy" in sys.modules else []), *sources]
-        self._marks: list[tuple[Source, Any]] = [(python, state), *((source, source.read()) for source in every)]
-        self._glances: list[Any] = [state, *(source.glance() for source in every)]
+        every = [_Python(), *([_Numpy()] if "numpy" in sys.modules else []), *sources]
+        self._marks: list[tuple[Source, Any]] = [(source, source.read()) for source in every]
+        self._glances: list[Any] = [source.glance() for source in every]
 
     def settle(self) -> None:
         """Forget the marks of sources that were not used."""
         pairs = zip(self._marks, self._glances, strict=True)
-        used = [(source, mark) for (source, mark), glance in pairs if source.glance() != glance]
-        self._marks = [(source, source.short(mark) if isinstance(source, _Python) else mark) for source, mark in used]
+        self._marks = [(source, mark) for (source, mark), glance in pairs if source.glance() != glance]
         self._glances = []
 
     @property
@@ -54,64 +51,107 @@ class Start:
                 source.write(mark)
 
 
-class _Python:
-    """The generator behind the functions of `random`."""
+class _Remembered:
+    """A global generator whose whole state takes long to get, while a look at its memory does not.
 
-    def glance(self) -> Any:
-        return random.getstate()
-
-    def read(self) -> Any:
-        return random.getstate()
-
-    def write(self, mark: Any) -> None:
-        version, words, gauss = mark
-        random.setstate((version, tuple(words), gauss))
-
-    @staticmethod
-    def short(mark: Any) -> Any:
-        """The mark in a tenth of the memory."""
-        version, words, gauss = mark
-        return version, array("I", words), gauss
-
-
-class _Numpy:
-    """The generator behind the functions of `np.random`.
-
-    Its whole state takes long to get, and a look at the memory of its generator does not. So the state is remembered
-    from one segment to the next. Only a cached half of a Gaussian pair cannot be seen there: with one, nothing is.
+    So the state is remembered from one segment to the next. What cannot be seen in the memory is the second half of a
+    Gaussian pair that waits to be drawn: with one, nothing is remembered.
     """
 
-    known: tuple[bytes, Any] | None = None
+    known: tuple[Any, Any] | None
+
+    def __init_subclass__(cls) -> None:
+        cls.known = None
 
     def __init__(self) -> None:
         self._whole = False
 
     def glance(self) -> Any:
-        words = None if self._whole else _words()
-        return repr(_state()) if words is None else words
+        words = None if self._whole else self.words()
+        return repr(self.state()) if words is None else words
 
     def read(self) -> Any:
-        words = _words()
-        if words is not None and _Numpy.known is not None and _Numpy.known[0] == words:
-            return _Numpy.known[1]
-        state = _state()
-        self._whole = bool(state["has_gauss"])
-        _Numpy.known = None if self._whole or words is None else (words, state)
+        words, known = self.words(), self.known
+        if words is not None and known is not None and known[0] == words:
+            return known[1]
+        state = self.state()
+        self._whole = self.half_a_pair(state)
+        type(self).known = None if self._whole or words is None else (words, state)
         return state
 
     def write(self, mark: Any) -> None:
-        _Numpy.known = None
-        sys.modules["numpy"].random.set_state(mark)
+        type(self).known = None
+        self.put(mark)
+
+    def words(self) -> Any:
+        """What can be seen quickly; None where it is not known how."""
+        raise NotImplementedError
+
+    def state(self) -> Any:
+        """The whole state."""
+        raise NotImplementedError
+
+    def half_a_pair(self, state: Any) -> bool:
+        """Whether half a Gaussian pair waits."""
+        raise NotImplementedError
+
+    def put(self, state: Any) -> None:
+        """Set the whole state."""
+        raise NotImplementedError
 
 
-def _words() -> bytes | None:
-    """The memory of NumPy's global generator, if it is of the kind that is understood."""
-    numpy = sys.modules["numpy"]
-    generator = numpy.random.get_bit_generator()
-    if not isinstance(generator, numpy.random.MT19937):
-        return None
-    return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+class _Python(_Remembered):
+    """The generator behind the functions of `random`."""
+
+    def words(self) -> Any:
+        return _python_words() if _PLAIN else None
+
+    def state(self) -> Any:
+        version, words, gauss = random.getstate()
+        return version, array("I", words), gauss
+
+    def half_a_pair(self, state: Any) -> bool:
+        return state[2] is not None
+
+    def put(self, state: Any) -> None:
+        version, words, gauss = state
+        random.setstate((version, tuple(words), gauss))
 
 
-def _state() -> Any:
-    return sys.modules["numpy"].random.get_state(legacy=False)
+class _Numpy(_Remembered):
+    """The generator behind the functions of `np.random`."""
+
+    def words(self) -> Any:
+        numpy = sys.modules["numpy"]
+        generator = numpy.random.get_bit_generator()
+        if not isinstance(generator, numpy.random.MT19937):
+            return None
+        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+
+    def state(self) -> Any:
+        return sys.modules["numpy"].random.get_state(legacy=False)
+
+    def half_a_pair(self, state: Any) -> bool:
+        return bool(state["has_gauss"])
+
+    def put(self, state: Any) -> None:
+        sys.modules["numpy"].random.set_state(state)
+
+
+_PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the module's functions
+
+
+def _python_words() -> bytes:
+    """The position and the words of Python's generator, which lie behind the head of its object."""
+    return ctypes.string_at(id(_PYTHON) + object.__basicsize__, _MT19937_BYTES)
+
+
+def _is_plain() -> bool:
+    """Whether Python's generator lies in memory as it is thought to: that is seen by comparing."""
+    if sys.implementation.name != "cpython" or type(_PYTHON).__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
+        return False
+    *words, position = random.getstate()[1]
+    return _python_words() == array("i", [position]).tobytes() + array("I", words).tobytes()
+
+
+_PLAIN = _is_plain()

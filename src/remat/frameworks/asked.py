@@ -21,7 +21,7 @@ from remat.schedule import Pullback, Record
 from remat.schedule.machine import Machine
 from remat.units import bytes_text
 
-__all__ = ["Asked"]
+__all__ = ["Asked", "free_here"]
 
 CLOSE = 1.02  # the most that a prediction of the peak may be wrong by
 
@@ -190,14 +190,18 @@ def _fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | No
     """So much of the memory that is free on the device, or on this machine."""
     if not 0.0 < fraction <= 1.0:
         raise ProblemError(f"memory={fraction!r}: a fraction of what is free lies between 0 and 1")
+    there = None if free_bytes is None else free_bytes()
+    there = free_here() if there is None else there
+    if there is None:
+        raise ProblemError("this system does not say how much memory is free: give memory= in bytes")
+    return int(there * fraction)
+
+
+def free_here() -> int | None:
+    """Bytes that are free on this machine, or None if it does not say."""
     import os
 
-    there = None if free_bytes is None else free_bytes()
-    if there is not None:
-        return int(there * fraction)
-
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
-        raise ProblemError("this system does not say how much memory is free: give memory= in bytes") from None
-    return int(free * fraction)
+        return None

@@ -105,6 +105,10 @@ class Outputs:
         """Where the output of step i goes, or None."""
         return i if self.rows is None else self.rows.get(i)
 
+    def is_nothing(self, y: Any) -> bool:
+        """Whether an output is one without leaves, as all are then."""
+        return self.tree is not None and not self.names and self._matches(y)
+
     def put(self, i: int, y: Any) -> None:
         """Hold the output of step i."""
         row = self.row(i)
@@ -153,11 +157,11 @@ class Body:
         self.done = 0  # steps whose outputs are written
         self.at = 0  # the step that runs
         self.y: Any = None
-        self._matches: Callable[[Any], bool] = _never  # until a carry has come back
+        self.matches: Callable[[Any], bool] = _never  # until a carry has come back
 
     def run(self, step: Callable[[Any, Any], Any], carry: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
-        take, put, matches, y = self.inputs.at, self.outputs.put, self._matches, self.y
+        take, put, matches, y = self.inputs.at, self.outputs.put, self.matches, self.y
         with recomputing(self.done > start):
             for i in range(start, stop):
                 self.at = i
@@ -173,7 +177,7 @@ class Body:
                 if not matches(carry):
                     for leaf, name in zip(self.settle(carry, i), self.names, strict=True):
                         self.kit.refuse(leaf, name)
-                    matches = self._matches
+                    matches = self.matches
                 if i >= self.done:
                     put(i, y)
                     self.done = i + 1
@@ -183,8 +187,8 @@ class Body:
     def settle(self, carry: Any, i: int) -> list[Any]:
         """The leaves of a carry that step i returned, if it is as it must be; the first one says how the others are."""
         leaves, specs = checked_apart(self.kit, self.tree, self.specs, self.names, carry, f"carry after step {i}")
-        if specs is not self.specs or self._matches is _never:
-            self.specs, self._matches = specs, matcher(self.kit, self.tree, specs)
+        if specs is not self.specs or self.matches is _never:
+            self.specs, self.matches = specs, matcher(self.kit, self.tree, specs)
         return leaves
 
     def add_note(self, error: Exception, carry: Any) -> None:

@@ -1,4 +1,4 @@
-"""WHAT USERS CALL: loops, and the documented names of older systems. The framework is found from the arrays."""
+"""WHAT USERS CALL: loops, segments, documented names of older systems. The framework is found from the arrays."""
 
 from remat.interface.documented import binomial_checkpoint, checkpointed_loop
 from remat.interface.estimates import (
@@ -9,11 +9,17 @@ from remat.interface.estimates import (
     should_checkpoint,
 )
 from remat.interface.loops import scan, while_loop
+from remat.interface.segments import CheckpointGroup, adaptive_checkpoint, checkpoint, checkpoint_segment, drop
 
 __all__ = [
+    "CheckpointGroup",
+    "adaptive_checkpoint",
     "binomial_checkpoint",
+    "checkpoint",
+    "checkpoint_segment",
     "checkpointed_loop",
     "compute_checkpoint_positions",
+    "drop",
     "estimate_checkpoint_savings",
     "get_memory_savings",
     "save_points",

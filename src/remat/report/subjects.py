@@ -70,6 +70,10 @@ def _of_profile(profile: Profile, label: str) -> list[Subject]:
         for group in alike.values():
             call = max(group, key=lambda call: call.runs[-1].peak)
             best.append((call, group.index(call), len(group)))
+    if not best and profile.passes:
+        raise ReportError(
+            "the profile has no run of a loop to draw: it has passes over segments, in order, which print(run) shows"
+        )
     if not best:
         raise ReportError(
             "the profile has no run to show: no gradient was computed in it. Call the gradient inside the block"

@@ -2,7 +2,8 @@
 
 `calls.py` takes a user's values apart, `loop.py` is the autograd primitive. `verbs.py` is what the interpreter asks
 for: `recorded.py` by autograd (`tape.py`), `adjoint.py` by the user. `body.py` runs steps on plain arrays,
-`captured.py` finds what a step closes over, `derived.py` goes beyond first order.
+`captured.py` finds what a step closes over, `derived.py` goes beyond first order. `segments.py`
+recomputes single functions.
 """
 
 from autograd.builtins import tuple as ag_tuple
@@ -10,8 +11,9 @@ from autograd.builtins import tuple as ag_tuple
 from remat.frameworks.numpy.calls import scan, while_loop
 from remat.frameworks.numpy.leaves import unpack
 from remat.frameworks.numpy.meter import free_bytes
+from remat.frameworks.numpy.segments import checkpoint
 from remat.frameworks.numpy.sequences import stacked, with_first
 
 NAME = "numpy"
 
-__all__ = ["NAME", "ag_tuple", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]
+__all__ = ["NAME", "ag_tuple", "checkpoint", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]

@@ -23,7 +23,9 @@ from remat.frameworks.torch.sources import Buffers, TorchGenerator
 __all__ = ["Drawn"]
 
 _OWN = frozenset(nn.Module().__dict__)  # what every module has
-_DULL = frozenset({int, float, bool, complex, str, bytes, type(None), Tensor, nn.Parameter, torch.dtype, torch.device})
+_DULL: frozenset[type] = frozenset(
+    {int, float, bool, complex, str, bytes, type(None), Tensor, nn.Parameter, torch.dtype, torch.device}
+)
 
 
 class _Things:
@@ -117,7 +119,7 @@ def _new_things(roots: list[nn.Module], known: dict[int, nn.Module]) -> Iterator
 def _global_generators(tensors: Sequence[Tensor]) -> list[torch.Generator]:
     """That of the CPU, and those of the CUDA devices that the segment is on."""
     found = [torch.default_generator]
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices = {tensor.device.index for tensor in tensors if tensor.is_cuda} | {torch.cuda.current_device()}
         found += [torch.cuda.default_generators[index] for index in sorted(devices)]
     return found

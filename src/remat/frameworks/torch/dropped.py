@@ -15,14 +15,14 @@ _CHILD = "_remat_dropped"
 
 
 class Dropped(nn.Module):
-    """The module, each call of which is a segment; parameters, buffers, saved states and attributes are the module's."""
+    """The module, each call of which is a segment; its parameters, buffers, saved state and attributes."""
 
     def __init__(self, module: nn.Module, terms: Terms) -> None:
         super().__init__()
         self.__dict__["_terms"], self.__dict__["_prefix"] = terms, ""
         self._modules[_CHILD] = module
         self.training = module.training
-        self.register_load_state_dict_post_hook(_name_plainly)
+        self.register_load_state_dict_post_hook(_name_plainly)  # type: ignore[no-untyped-call]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns; what its backward needs is recomputed."""
@@ -35,10 +35,14 @@ class Dropped(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(self.__dict__["_modules"][_CHILD], name)
+            module = self.__dict__.get("_modules", {}).get(_CHILD)
+            if module is None:  # while it is made or unpickled
+                raise
+            return getattr(module, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__ or _CHILD not in self.__dict__.get("_modules", {}):
+        own = name in self.__dict__ or hasattr(type(self), name)  # such as __class__, which libraries change
+        if own or _CHILD not in self.__dict__.get("_modules", {}):
             super().__setattr__(name, value)
         else:
             setattr(self._modules[_CHILD], name, value)

@@ -1,4 +1,4 @@
-"""What stands for tensors that a graph saves: holders, how the tensors looked, what they weigh, and where inputs are."""
+"""What stands for tensors that a graph saves: holders, how the tensors looked, what they weigh, and savers."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,6 +35,11 @@ class Saver(torch.autograd.Function):
         raise AssertionError("a saver has no gradient")
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Nothing depends on it."""
+        return torch.zeros(0, device="cpu")
+
+    @staticmethod
     def keep(tensors: Sequence[Tensor]) -> Tensor | None:
         """Save tensors."""
         saved: Tensor | None = Saver.apply(_ROOT, *tensors) if tensors else None  # type: ignore[no-untyped-call]
@@ -43,7 +48,7 @@ class Saver(torch.autograd.Function):
     @staticmethod
     def kept(saver: Tensor | None) -> tuple[Tensor, ...]:
         """The tensors that were saved."""
-        return () if saver is None else saver.grad_fn.saved_tensors  # type: ignore[union-attr,return-value]
+        return () if saver is None else saver.grad_fn.saved_tensors  # type: ignore[union-attr]
 
 
 class Holder:
@@ -86,17 +91,17 @@ class Looks:
                 f"{_shown(self)} and became {_shown(tensor)}",
             )
         version = _version(tensor)
-        if version != self.version:
+        if version != self.version and version is not None and self.version is not None:
             what = f"a parameter that it uses ({_shown(self)}, version {self.version}, now {version})"
-            raise refuse_writing(name, what, "since it was first run: call backward before the parameters change")
+            raise refuse_writing(name, what, "since it was first run", "Call backward before the parameters change")
 
     @staticmethod
-    def compare_values(looks: Sequence["Looks"], found: Sequence[tuple[int, Tensor]], name: str) -> None:
-        """Raise a DeterminismError if one of these tensors has other values than it had."""
-        pairs = [(index, tensor, looks[index].noted) for index, tensor in found if looks[index].noted is not None]
-        for device in {tensor.device for _, tensor, _ in pairs}:  # one wait for each
-            here = [each for each in pairs if each[1].device == device]
-            rows = torch.stack([torch.stack([late_summary(tensor), noted]) for _, tensor, noted in here])  # type: ignore[list-item]
+    def compare_values(looks: Sequence["Looks"], found: Sequence[tuple[int, Tensor, Tensor]], name: str) -> None:
+        """Raise a DeterminismError if one of these tensors, with their summaries, has other values than it had."""
+        for device in {number.device for _, _, number in found}:  # one wait for each
+            here = [each for each in found if each[2].device == device]
+            pairs = [(now, looks[index].noted) for index, _, now in here]
+            rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
             for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
                 if now == then:
                     continue
@@ -144,5 +149,5 @@ class Weight:
     def _is_new(self, tensor: Tensor) -> bool:
         if tensor.layout is not torch.strided:
             return False
-        held = StorageWeakRef(tensor.untyped_storage())
+        held = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         return self._seen.setdefault(held.cdata, held) is held

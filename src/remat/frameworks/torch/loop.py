@@ -27,6 +27,8 @@ from remat.frameworks.torch.tape import Opened
 from remat.frameworks.torch.verbs import TorchVerbs
 from remat.measure import Measured
 
+MOST_NUMBERS = 128  # of summaries; a first sweep stops for each of them
+
 __all__ = ["Flows", "Loop", "Results", "Reverse", "TorchCall", "TorchStep", "holds", "run", "set_apart"]
 
 
@@ -96,7 +98,7 @@ class TorchCall(Call[TorchVerbs]):
     def new_guard(self) -> Guard:
         """On a device that runs on its own, the comparison waits for the end."""
         devices = {spec.device.type for spec in self.specs if spec.device is not None}
-        return Guard(self.steps) if devices <= {"cpu"} else LateGuard(self.steps)
+        return Guard(self.steps, MOST_NUMBERS) if devices <= {"cpu"} else LateGuard(self.steps)
 
     def holds(self, verbs: TorchVerbs, carry: Any) -> bool:
         """Whether the condition holds for a carry."""

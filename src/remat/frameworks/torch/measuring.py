@@ -1,8 +1,8 @@
-"""What a step costs, on PyTorch: bytes from a run on fake tensors, which have no numbers, and seconds from a few real ones.
+"""What a step costs, on PyTorch: first on fake tensors, which have no numbers and take no memory, then by a few real runs.
 
-So nothing is lost to a step that does not fit: what one run of it takes is known before it is run. On a CUDA device the
-allocator has the last word on bytes, since kernels take memory of their own. A step that cannot be run on fake tensors,
-since it looks at numbers, is measured as it is.
+So nothing is lost to a step that does not fit: what one run of it takes is known before it is run. The real runs have the
+last word on bytes too: kernels take memory of their own, and the engine adds gradients in place where it can. A step
+that cannot be run on fake tensors, since it looks at numbers, is measured as it is.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from remat.errors import InfeasibleError, RematError
 from remat.execute.rng import set_back
+from remat.frameworks.asked import free_here
 from remat.frameworks.call import measured_before
 from remat.frameworks.torch.leaves import looks, nbytes
 from remat.frameworks.torch.loop import TorchCall
@@ -26,6 +27,7 @@ from remat.units import bytes_text
 __all__ = ["measured"]
 
 STEPS = 8  # of which a few are run
+CUDA_OWN = 1 << 16  # bytes of summaries on the device, in blocks of 512
 
 
 def measured(call: TorchCall, leaves: Sequence[Any]) -> Measured:
@@ -47,19 +49,17 @@ def _measure(call: TorchCall, leaves: Sequence[Any], room: int) -> Measured:
     if call.step.sharded:
         return _estimated(call, leaves, devices)
     with set_back(call.step.sources), torch.no_grad():
-        weighed = None if call.step.bound else _fake(call, leaves, steps)
-        if device is None:
-            found = measure_step(_subject(call, leaves, steps, devices), steps, room, weighed=weighed)
-            return replace(found, own=0)
-        if weighed is not None:
-            _check_room(measure_step(weighed, 1, room), devices)
+        fake = None if call.step.bound else _fake(call, leaves, steps)
+        if fake is not None:
+            _check_room(measure_step(fake, 1, room), devices)
 
         def finish() -> None:
-            torch.cuda.synchronize(device)
+            if device is not None:
+                torch.cuda.synchronize(device)
 
         try:
             found = measure_step(_subject(call, leaves, steps, devices, finish), steps, room)
-            return replace(found, own=1 << 16)
+            return replace(found, own=0 if device is None else CUDA_OWN)
         except torch.cuda.OutOfMemoryError as error:
             raise InfeasibleError(
                 f"CUDA ran out of memory while one step was measured: {error}. Free memory, or make the step smaller; "
@@ -149,7 +149,7 @@ def _fake(call: TorchCall, leaves: Sequence[Any], steps: int) -> Subject | None:
 
 
 def _check_room(found: Measured, devices: Sequence[torch.device]) -> None:
-    need, free = found.aside + found.loop.tape + found.once + 3 * found.loop.state, free_bytes(devices)
+    need, free = found.aside + found.loop.tape + found.once + 3 * found.loop.state, free_bytes(devices) or free_here()
     if free is not None and need > free:
         raise InfeasibleError(
             f"a single step takes {bytes_text(need, up=True)} and {bytes_text(free)} are free on the device: a budget "

@@ -51,7 +51,7 @@ def open_call(call: TorchCall, leaves: Sequence[Any]) -> list[Tensor] | None:
         return None
     flows.twins = {k: j for k, out in enumerate(outs) for j, y in enumerate(ys) if y is out and flow[k]}
     _settle(opened, verbs.body, flows)
-    places = {edge: k for k, edge in enumerate(verbs.edges)}
+    places = {get_gradient_edge(tensor): k for k, tensor in enumerate(verbs.captured)}
     for edge, is_leaf in captured.items():
         if edge in places:
             continue
@@ -64,10 +64,9 @@ def open_call(call: TorchCall, leaves: Sequence[Any]) -> list[Tensor] | None:
     if step.sharded:  # these add to their gradients themselves, and so do all other parameters then
         used = [k for k in used if step.numbers[k] >= 0]
     step.many = len(used) < len(found)
-    edges = {k: edge for edge, k in places.items()}
-    opened.tape.captured = [edges[k] for k in used]
+    opened.tape.captured = [verbs.captured[k] if k < len(verbs.captured) else found[k] for k in used]
     step.numbers = [step.numbers[k] for k in used]
-    step.captured.leave(set(range(len(verbs.edges))) - set(step.numbers))
+    step.captured.leave(set(range(len(verbs.captured))) - set(step.numbers))
     call.sizes = (*call.sizes[:2], len(used))
     return [found[k] for k in used]
 

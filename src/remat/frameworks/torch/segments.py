@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from remat.errors import RematError
 from remat.execute.calls import Call
 from remat.execute.checkpoints import CheckpointProfiler
 from remat.execute.profiler import passing
@@ -34,10 +35,10 @@ from remat.execute.segment import (
     within,
 )
 from remat.execute.starts import Start
-from remat.execute.tree import take_apart
+from remat.execute.tree import Tree, take_apart
 from remat.frameworks.torch.drawn import Drawn
 from remat.frameworks.torch.held import Holder, Looks, Saver, Weight
-from remat.frameworks.torch.leaves import nbytes
+from remat.frameworks.torch.leaves import late_summary, nbytes
 from remat.frameworks.torch.lifted import Lifted
 from remat.frameworks.torch.modes import Modes
 
@@ -55,7 +56,7 @@ def checkpoint(
     """
     if call is not None:
         call.framework, call.steps = "torch", 0
-    if not torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:  # type: ignore[attr-defined]
+    if not torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:
         if call is not None:
             call.steps = 1
         name, depth = name_of(fn), depth_here()
@@ -72,6 +73,7 @@ class Segment:
     ) -> None:
         self.name, self.terms, self.call, self.depth = name_of(fn), terms, call, depth_here()
         simple = not kwargs and all(isinstance(each, Tensor) for each in args)  # the usual case takes no time
+        self._tree: Tree | None
         leaves, self._tree = (list(args), None) if simple else take_apart((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -103,8 +105,8 @@ class Segment:
     def first_run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function returns; its saved tensors are holders."""
         self._count()
-        around = passing(self.name, "forward", self.depth), within(self.depth), _opened(self)
-        with around[0], around[1], around[2], saved_tensors_hooks(self._pack, _unpack):
+        hooks = saved_tensors_hooks(self._pack, _unpack)
+        with passing(self.name, "forward", self.depth), within(self.depth), _opened(self), hooks:
             out = fn(*args, **kwargs)
         self._complete = True
         self._start.settle()
@@ -227,7 +229,8 @@ class Again:
         self.segment, self.task, self.holders = segment, task, holders
         self.last = max(holders)
         self.count = 0
-        self._compared: list[tuple[int, Tensor]] = []
+        self._found: list[tuple[int, Tensor, Tensor]] = []
+        self._error: RematError | None = None
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Put a tensor that is saved again into its holder; when the last one is there, stop."""
@@ -236,23 +239,29 @@ class Again:
         value = tensor.detach() if tensor.requires_grad else tensor
         if index >= len(segment.looks):
             return value
-        segment.looks[index].compare(tensor, segment.name, index, len(segment.looks))
+        try:
+            segment.looks[index].compare(tensor, segment.name, index, len(segment.looks))
+        except RematError as error:  # raised when the function has ended, since operators make their own of some
+            self._error = error
+            raise EarlyStop(self) from None
         holder = self.holders.get(index)
         if holder is not None:
             holder.values[self.task] = value
-            if segment.check:
-                self._compared.append((index, value))
+            if segment.looks[index].noted is not None:  # now: what it shares with buffers is put back at the end
+                self._found.append((index, value, late_summary(value)))
         if index == self.last and segment.terms.early_stop:
             raise EarlyStop(self)
         return value
 
     def finish(self, *, complete: bool) -> None:
         """Raise a DeterminismError if there were fewer or more tensors than at first, or other ones."""
+        if self._error is not None:
+            raise self._error
         segment = self.segment
         first = len(segment.looks)
         if self.count <= self.last or (self.count > first and complete):
             refuse_change(segment.name, f"it saved {first} tensors for its backward and then {self.count}")
-        Looks.compare_values(segment.looks, self._compared, segment.name)
+        Looks.compare_values(segment.looks, self._found, segment.name)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from remat.errors import StepError
 from remat.frameworks.torch.captured import at_rest, below
 
-__all__ = ["Ends", "Opened", "Tape", "accumulate", "look_below", "pull", "refuse_unknown", "weighed"]
+__all__ = ["Ends", "Opened", "Tape", "accumulate", "look_below", "pull", "refuse_unknown", "weighed", "with_sums"]
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Tape:
     start: int
     stop: int
     carry_in: list[Any]
-    captured: list[Any]
+    captured: list[Tensor]
     xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
     ys: list[list[Any]] = field(default_factory=list)
     carry_out: list[Any] = field(default_factory=list)
@@ -58,17 +58,52 @@ class Ends:
             self.bars.append(bar)
 
 
-def pull(ends: Ends, roots: Sequence[Any], captured: Sequence[Tensor]) -> list[Any]:
+class _Sums(torch.autograd.Function):
+    """A node that gives sums of gradients to the tensors they belong to, and nobody holds them meanwhile.
+
+    So the engine adds to them in place, and goes on where the range after this one ended.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sums: list[Any], *tensors: Tensor) -> Tensor:
+        ctx.sums = sums
+        return tensors[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        sums = ctx.sums
+        found = tuple(sums)
+        sums.clear()
+        return None, *found
+
+
+def with_sums(ends: Ends, captured: Sequence[Tensor], sums: list[Any]) -> None:
+    """Let the gradients of captured tensors begin with their sums, which are taken away from the list."""
+    if all(total is None for total in sums):
+        return
+    if len({tensor.device for tensor in captured}) > 1:  # a node belongs to one device
+        for tensor, total in zip(captured, sums, strict=True):
+            ends.add(get_gradient_edge(tensor), total)
+        return
+    given = list(sums)
+    sums[:] = [None] * len(sums)
+    with torch.enable_grad():
+        end = _Sums.apply(given, *captured)  # type: ignore[no-untyped-call]
+    ends.add(get_gradient_edge(end), end.detach())
+
+
+def pull(ends: Ends, tape: Tape) -> list[Any]:
     """The gradients of roots by one call of the engine, None for those without; hooks of captured tensors rest."""
+    roots = tape.roots
     wanted = [root for root in roots if root is not None]
     if not ends.edges or not wanted:
         return [None] * len(roots)
-    with at_rest(captured):
+    with at_rest(tape.captured):
         found = iter(torch.autograd.grad(ends.edges, wanted, ends.bars, allow_unused=True))
     return [None if root is None else next(found) for root in roots]
 
 
-def accumulate(ends: Ends, roots: Sequence[Any], captured: Sequence[Tensor], sharded: Sequence[Any]) -> list[Any]:
+def accumulate(ends: Ends, tape: Tape, sharded: Sequence[Any]) -> list[Any]:
     """The gradients of roots by one call of the engine that also adds to the gradients of all parameters it meets.
 
     Modules that FSDP has sharded gather theirs in this way only. Captured tensors add up too, in place.
@@ -79,15 +114,13 @@ def accumulate(ends: Ends, roots: Sequence[Any], captured: Sequence[Tensor], sha
         # Below another sharded module it would take the next range for a part of this one, and not gather again.
         state = module._get_fsdp_state()
         state._training_state = type(state._training_state).IDLE
-    own = {get_gradient_edge(tensor): tensor for tensor in captured}
-    found = [own.get(root) if isinstance(root, GradientEdge) else root for root in roots]
-    return [None if root is None else root.grad for root in found]
+    return [None if root is None else root.grad for root in tape.roots]
 
 
 def look_below(tape: Tape, number: int) -> None:
     """Raise a StepError if the steps of a tape use a tensor that wants a gradient and that is not known."""
     ends = [end.node for end in (*tape.carry_out, *(end for row in tape.ys for end in row)) if end is not None]
-    known = {get_gradient_edge(root) if isinstance(root, Tensor) else root for root in tape.roots if root is not None}
+    known = {get_gradient_edge(root) for root in tape.roots if root is not None}
     for (node, output), is_leaf in below(ends, number).items():
         if GradientEdge(node, output) not in known:
             raise refuse_unknown(node, is_leaf, f"steps {tape.start} to {tape.stop - 1}")

@@ -22,7 +22,7 @@ from remat.frameworks.torch import leaves as kit
 from remat.frameworks.torch.captured import node_number
 from remat.frameworks.torch.leaves import copied, late_summary, nbytes, outside, quick_summary, rooted
 from remat.frameworks.torch.meter import meter_for
-from remat.frameworks.torch.tape import Ends, Opened, Tape, accumulate, look_below, pull, weighed
+from remat.frameworks.torch.tape import Ends, Opened, Tape, accumulate, look_below, pull, weighed, with_sums
 
 if TYPE_CHECKING:
     from remat.frameworks.torch.loop import TorchStep
@@ -37,7 +37,6 @@ class TorchVerbs:
 
     def __init__(self, step: "TorchStep", body: Body, captured: Sequence[Tensor]) -> None:
         self.step, self.body, self.captured, self.flows = step, body, list(captured), step.flows
-        self.edges = [get_gradient_edge(tensor) for tensor in self.captured]
         self.sources: Sequence[Source] = step.sources
         self.opened: Opened | None = None
         self.steps: int | None = None  # in all; known at the turn
@@ -83,7 +82,7 @@ class TorchVerbs:
             else:
                 number, done = self._number(start, stop), start
                 leaves = rooted(leaves, self.flows.carry)
-                tape, carry = Tape(start, stop, _wanting(leaves), self.edges), body.tree.build(leaves)
+                tape, carry = Tape(start, stop, _wanting(leaves), self.captured), body.tree.build(leaves)
             del leaves, opened
             for i in range(done, stop):
                 carry = self._record_step(step, carry, i, tape)
@@ -105,7 +104,7 @@ class TorchVerbs:
             leaves = body.tree.apart(state, "carry")
             weigh = stack.enter_context(weighed(leaves, self._there())) if self.weighing else None
             leaves = rooted(leaves, self.flows.carry)
-            tape = Tape(0, 1, _wanting(leaves), self.edges)
+            tape = Tape(0, 1, _wanting(leaves), self.captured)
             carry, y = self._called(step, body.tree.build(leaves), 0, tape)
             tape.bytes = 0 if weigh is None else weigh()
         self._check_given(given, 0, 1)
@@ -116,7 +115,7 @@ class TorchVerbs:
 
     def _record_step(self, step: Any, carry: Any, i: int, tape: Tape) -> Any:
         carry, y = self._called(step, carry, i, tape)
-        if i + 1 < tape.stop:
+        if not self.body.matches(carry):
             self.body.settle(carry, i)
         self._take(tape, i, y)
         return carry
@@ -124,10 +123,15 @@ class TorchVerbs:
     def _called(self, step: Any, carry: Any, i: int, tape: Tape) -> tuple[Any, Any]:
         body = self.body
         body.at = i
-        x = rooted([leaf[i] for leaf in body.inputs.leaves], self.flows.xs)
-        tape.xs.append(_wanting(x))
+        if any(self.flows.xs):
+            leaves = rooted([leaf[i] for leaf in body.inputs.leaves], self.flows.xs)
+            tape.xs.append(_wanting(leaves))
+            x = body.inputs.tree.build(leaves)
+        else:
+            x = body.inputs.at(i)
         try:
-            return pair(kit, step(carry, body.inputs.tree.build(x)), i)
+            out = step(carry, x)
+            return out if type(out) is tuple and len(out) == 2 else pair(kit, out, i)
         except RuntimeError as error:
             if "leaf Variable that requires grad is being used in an in-place" in str(error):
                 raise _refuse_writing(f"step {i}", str(error)) from error
@@ -140,8 +144,9 @@ class TorchVerbs:
     def _take(self, tape: Tape, i: int, y: Any) -> None:
         """Hold where the gradient of the output of step i comes in, and write the output if it is new."""
         outputs = self.body.outputs
-        if outputs.row(i) is None:
+        if outputs.row(i) is None or outputs.is_nothing(y):
             tape.ys.append([])
+            self.body.done = max(self.body.done, i + 1)
             return
         if outputs.tree is None:
             outputs.prepare(y, i)
@@ -158,7 +163,7 @@ class TorchVerbs:
     def _put(self, i: int, y: Any) -> None:
         """Write the output of step i if it is new; the last one is at hand to be compared."""
         body, outputs = self.body, self.body.outputs
-        if outputs.row(i) is not None:
+        if outputs.row(i) is not None and not outputs.is_nothing(y):
             if i >= body.done:
                 with torch.no_grad():
                     outputs.put(i, y)
@@ -170,8 +175,7 @@ class TorchVerbs:
         """The cotangent of the carry before the range; sums of captured tensors go on, those of inputs are written."""
         ends = Ends()
         if not self.step.sharded:
-            for edge, total in zip(tape.captured, self.sums, strict=True):
-                ends.add(edge, total)
+            with_sums(ends, tape.captured, self.sums)
         last, done = tape.stop - 1, set()
         if self.cotangents:
             # The cotangent of an output that is a leaf of the carry is the first of those that this leaf gets in the
@@ -187,16 +191,15 @@ class TorchVerbs:
         for edge, bar in zip(tape.carry_out, cotangent, strict=True):
             ends.add(edge, bar)
         if self.step.sharded:
-            found = accumulate(ends, tape.roots, self.captured, self.step.sharded)
+            found = accumulate(ends, tape, self.step.sharded)
         else:
-            found = pull(ends, tape.roots, self.captured)
+            found = pull(ends, tape)
         size, count = len(tape.carry_in), len(tape.captured)
         for k, gradient in enumerate(found[size : size + count]):
             self.sums[k] = self.sums[k] if gradient is None else gradient
         rows = iter(found[size + count :])
-        for i in range(tape.start, tape.stop):
-            for held in self.xs_grads:
-                gradient = next(rows)
+        for i, row in enumerate(tape.xs, tape.start):
+            for held, gradient in zip(self.xs_grads, [next(rows) for _ in row], strict=True):
                 if gradient is not None:
                     held[i] = gradient
         return found[:size]
