@@ -19,7 +19,7 @@ $(VENV)/.core: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core pyproject.toml
-	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, playwright, a peer)"
+	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, playwright, torch, a peer)"
 	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
@@ -57,6 +57,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/report_page.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/numpy_lstm.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torch_loops.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

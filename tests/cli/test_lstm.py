@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import sys
 
 import numpy
 import pytest
@@ -9,10 +10,14 @@ import pytest
 import remat
 from remat.cli import main
 from remat.cli.lstm.model import Lstm
+from remat.cli.lstm.torch_model import TorchLstm
 from remat.planners import SavePoints
 from remat.units import to_bytes
 
 SMALL = ["--hidden", "4", "--batch", "2"]
+
+each_framework = pytest.mark.parametrize("framework", ["numpy", "torch"])
+each_model = pytest.mark.parametrize("model", [Lstm, TorchLstm])
 
 
 @pytest.fixture
@@ -34,13 +39,15 @@ def number(out, name):
     return re.findall(rf"^{name}: +(.*?)(?: of| for|$)", out, re.MULTILINE)
 
 
-def test_it_prints_loss_peak_ratio_and_time(run):
-    status, out, _ = run("--seq-len", "64", "--checkpoints", "3")
+@each_framework
+def test_it_prints_loss_peak_ratio_and_time(run, framework):
+    status, out, _ = run("--seq-len", "64", "--checkpoints", "3", "--framework", framework)
     assert status == 0
     for name in ("loss", "peak live memory", "ratio", "time"):
         assert number(out, name)
     assert "evenly" not in out
     assert "112 forward steps, 48 of them recomputed" in out
+    assert len(number(out, "allocated")) == (framework == "torch")
 
 
 def test_a_length_that_does_not_divide_goes_on(run):
@@ -50,8 +57,10 @@ def test_a_length_that_does_not_divide_goes_on(run):
     assert "loss:" in out
 
 
-def test_a_comparison_writes_both_charts(run, tmp_path):
-    status, out, err = run("--seq-len", "256", "--checkpoints", "7", "--compare", "--report", "both.html")
+@each_framework
+def test_a_comparison_writes_both_charts(run, tmp_path, framework):
+    words = ["--seq-len", "256", "--checkpoints", "7", "--compare", "--framework", framework]
+    status, out, err = run(*words, "--report", "both.html")
     assert status == 0
     first, second = (to_bytes(text, "peak") for text in number(out, "peak live memory"))
     assert second < first / 2
@@ -62,8 +71,9 @@ def test_a_comparison_writes_both_charts(run, tmp_path):
     assert run("--seq-len", "16", "--report", "both.html")[0] == 2
 
 
-def test_the_planner_places_them_better(run):
-    status, out, _ = run("--seq-len", "200", "--checkpoints", "3", "--optimal")
+@each_framework
+def test_the_planner_places_them_better(run, framework):
+    status, out, _ = run("--seq-len", "200", "--checkpoints", "3", "--optimal", "--framework", framework)
     assert status == 0
     gain = float(re.search(r"gain: +([\d.]+) times less memory", out)[1])
     assert gain > 1.5
@@ -75,8 +85,17 @@ def test_without_checkpoints(run):
     assert "0 of them recomputed" in out
 
 
-def test_the_same_loss_and_gradients_for_every_number_of_save_points():
-    model = Lstm(60, 5, 3)
+def test_what_pytorch_allocates_is_what_is_live_and_little_more(run):
+    _, out, _ = run("--seq-len", "256", "--checkpoints", "7", "--framework", "torch")
+    live, allocated = (
+        to_bytes(number(out, name)[0].split(" at")[0], name) for name in ("peak live memory", "allocated")
+    )
+    assert 0.9 * live < allocated < 1.2 * live
+
+
+@each_model
+def test_the_same_loss_and_gradients_for_every_number_of_save_points(model):
+    model = model(60, 5, 3)
     expected = None
     for count in (0, 1, 3, 4, 7, 59):
         positions = tuple(remat.save_points(60, count))
@@ -86,6 +105,22 @@ def test_the_same_loss_and_gradients_for_every_number_of_save_points():
         assert value == expected[0]
         for key in gradient:
             numpy.testing.assert_array_equal(gradient[key], expected[1][key])
+
+
+def test_both_frameworks_give_the_same_loss_and_gradients():
+    plan = remat.plan(remat.Loop(60), slots=5)
+    (value, gradient), (other, found) = (model(60, 5, 3).gradient(plan) for model in (Lstm, TorchLstm))
+    assert other == pytest.approx(value, rel=1e-13)
+    assert set(found) == set(gradient)
+    for key in gradient:
+        numpy.testing.assert_allclose(found[key], gradient[key], rtol=1e-10, atol=1e-15)
+
+
+def test_without_pytorch_it_says_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    status, out, err = run("--framework", "torch", "--seq-len", "16", "--checkpoints", "1")
+    assert (status, out) == (2, "")
+    assert "pip install 'remat[torch]'" in err
 
 
 def test_save_points():
@@ -105,7 +140,7 @@ def test_save_points():
 @pytest.mark.parametrize(
     "words",
     [
-        *(["--framework", "torch"], ["--framework", "jax"], ["--framework", "abacus"], ["--seq-len", "0"]),
+        *(["--framework", "jax"], ["--framework", "abacus"], ["--seq-len", "0"]),
         *(["--seq-len", "8", "--checkpoints", "8"], ["--checkpoints", "-1"], ["--hidden", "0"]),
         *(["--checkpoints", "0", "--optimal"], ["--report", "x.doc"]),
     ],
@@ -117,7 +152,8 @@ def test_words_that_make_no_sense(run, words):
     assert err
 
 
-def test_an_interrupted_run_leaves_a_report(run, tmp_path, monkeypatch):
+@each_framework
+def test_an_interrupted_run_leaves_a_report(run, tmp_path, monkeypatch, framework):
     from remat.cli.lstm import model as module
 
     count, cell = [0], module.lstm_cell
@@ -129,7 +165,7 @@ def test_an_interrupted_run_leaves_a_report(run, tmp_path, monkeypatch):
         return cell(*args)
 
     monkeypatch.setattr(module, "lstm_cell", interrupted)
-    status, _, err = run("--seq-len", "64", "--checkpoints", "3", "--report", "partial.html")
+    status, _, err = run("--seq-len", "64", "--checkpoints", "3", "--report", "partial.html", "--framework", framework)
     assert status == 130
     assert "wrote partial.html" in err
     assert "stopped by KeyboardInterrupt" in (tmp_path / "partial.html").read_text()

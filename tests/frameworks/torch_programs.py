@@ -2,7 +2,6 @@
 
 import torch
 
-import remat
 from remat.execute.tree import take_apart
 
 torch.set_num_threads(1)
@@ -21,8 +20,8 @@ def plain_scan(step, init, xs, length=None):
     for row in rows:
         carry, y = step(carry, tree.build(row))
         ys.append(take_apart(y))
-    shape = ys[0][1]
-    return carry, shape.build([torch.stack([torch.as_tensor(leaf) for leaf in row]) for row in zip(*[y[0] for y in ys])])
+    rows = zip(*[leaves for leaves, _ in ys], strict=True)
+    return carry, ys[0][1].build([torch.stack([torch.as_tensor(leaf) for leaf in row]) for row in rows])
 
 
 def weigh(value):
@@ -40,6 +39,8 @@ def weigh(value):
 def gradients(loop, step, init, xs, wanted, **how):
     """Value and gradients of a loop's results, weighed."""
     loss = weigh(loop(step, init, xs, **how))
+    if not loss.requires_grad:
+        return loss, [None] * len(wanted)
     return loss, torch.autograd.grad(loss, wanted, allow_unused=True)
 
 
@@ -91,6 +92,3 @@ def lstm(size=5, batch=3, steps=20, seed=0, dtype=DOUBLE):
     carry = tuple(torch.randn(batch, size, dtype=dtype, requires_grad=True) for _ in range(2))
     xs = torch.randn(steps, batch, size, dtype=dtype, requires_grad=True)
     return cell, carry, xs, [*cell.parameters(), *carry, xs]
-
-
-__all__ = ["Counted", "LSTM", "assert_same", "gradients", "leaves_of", "lstm", "plain_scan", "remat", "weigh"]

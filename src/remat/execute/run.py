@@ -52,6 +52,11 @@ class Run:
         """The working state."""
         return self._working[0]
 
+    def take(self) -> Any:
+        """The result, at the turn; it is not held here any longer."""
+        self.at = None
+        return self._working.pop()
+
     def play(self, ops: Iterable[Op]) -> bool:
         """Carry out ops up to the turn (True) or to their end (False)."""
         try:
@@ -80,7 +85,8 @@ class Run:
                 case Keep(state, level):
                     self._expect(op, self.at == state)
                     self._working = [self.verbs.copy(self._working.pop())]  # go on with the private copy
-                    marks = self.pulled is None or self.replay.drew  # whether the generators may have moved
+                    # Whether the generators may have moved; before the first step they have not.
+                    marks = state > 0 and (self.pulled is None or self.replay.drew)
                     self.kept[state, level] = self._working[0], self.replay.mark() if marks else self.replay.first
                 case Fetch(state, level):
                     self._expect(op, (state, level) in self.kept)

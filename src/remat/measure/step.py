@@ -57,7 +57,9 @@ class Measured:
     once: int = 0
     passing: int = 0
     limited: bool = False  # whether there was no room to measure a longer range
-    own: int = 320 * 1024  # bytes for bookkeeping that a meter sees: summaries, marks of random generators, Python's own
+    own: int = (
+        320 * 1024
+    )  # bytes for bookkeeping that a meter sees: summaries, marks of random generators, Python's own
 
     def improves_in(self, room: int) -> bool:
         """Whether so many bytes are enough to measure the longer range for which there was no room."""
@@ -204,7 +206,7 @@ def _seconds(subject: Subject, call: Callable[[], Any]) -> float:
 
 def _range_times(subject: Subject, start: int, stop: int) -> tuple[float, float]:
     """Seconds to record a range, and to pull it back."""
-    given, made = [subject.verbs.copy(subject.state)], []
+    given, made = [subject.verbs.copy(subject.state)], list[Any]()
     recorded = _seconds(subject, lambda: made.extend(subject.verbs.record(given.pop(), start, stop)))
     tapes = [made.pop()]
     cotangent = [subject.ones_like(made.pop())]

@@ -71,7 +71,7 @@ def _fastest(loop: Loop, memory: Memory, planners: list[Planner], mixed: Mixed) 
         try:
             plans.append(planner.plan(loop, memory if isinstance(planner, Levels) else device))
         except InfeasibleError as error:
-            errors.append(error)
+            errors.append(error.with_traceback(None))  # which would hold the frames of all callers
     if not plans:
         raise min(errors, key=lambda error: error.minimum)
     best, *others = sorted(plans, key=lambda plan: plan.seconds)

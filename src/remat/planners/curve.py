@@ -103,7 +103,7 @@ def sweep(
         try:
             found.append(Point.of(budget, chosen.plan(problem, level)))
         except InfeasibleError as caught:
-            error = caught
+            error = caught.with_traceback(None)
             short.append((budget, caught.minimum))
     if not found:
         raise error or ProblemError("a sweep needs at least one budget")

@@ -48,19 +48,18 @@ def run(arguments: argparse.Namespace) -> int:
         to_count(getattr(arguments, name), f"--{name}", least=1)
     count = to_count(arguments.checkpoints, "--checkpoints")
     positions = save_points(steps, count)
-    if arguments.framework != "numpy":
+    if arguments.framework == "jax":
         raise StepError(
-            f"{arguments.framework} loops cannot be run by this release; give --framework numpy. The plan is the same"
+            "jax loops cannot be run by this release; give --framework numpy or torch. The plan is the same"
         )
     if arguments.report:
         check_path(arguments.report)
         refuse_to_overwrite(arguments.report, arguments.force)
     if arguments.optimal and not count:
         raise ProblemError("--optimal places save points in the memory that --checkpoints takes: give at least 1")
-    from remat.cli.lstm.model import Lstm
-
-    Lstm(8, arguments.hidden, arguments.batch).gradient(plan(Loop(8), slots=2))  # a first time takes longer
-    model = Lstm(steps, arguments.hidden, arguments.batch)
+    new_model = _model_on(arguments.framework)
+    new_model(8, arguments.hidden, arguments.batch).gradient(plan(Loop(8), slots=2))  # a first time takes longer
+    model = new_model(steps, arguments.hidden, arguments.batch)
     ways: list[_Way] = []
     try:
         _run_ways(model, positions, arguments, ways)
@@ -69,6 +68,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     _report(ways, arguments.report)
     return 0
+
+
+def _model_on(framework: str) -> "type[Lstm]":
+    """The model on that framework."""
+    if framework == "numpy":
+        from remat.cli.lstm.model import Lstm
+
+        return Lstm
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise StepError(f"--framework torch needs PyTorch: pip install 'remat[torch]' ({error})") from error
+    from remat.cli.lstm.torch_model import TorchLstm
+
+    return TorchLstm
 
 
 @dataclass
@@ -80,6 +94,7 @@ class _Way:
     call: Call
     loss: float = 0.0
     gradient: Any = None
+    allocated: int | None = None  # the most bytes, by the framework's meter
 
     @property
     def trace(self) -> Trace:
@@ -156,8 +171,15 @@ def _run(model: "Lstm", name: str, planner: Any, loop: Loop, memory: Memory, way
         finally:
             if recorded.calls:
                 ways.append(_Way(name, made, recorded.calls[0]))
-    ways[-1].loss, ways[-1].gradient = loss, gradient
-    return ways[-1]
+        way = ways[-1]
+        way.loss, way.gradient = loss, gradient
+    if model.metered:  # in a run of its own: a meter that counts every op makes the ops slow
+        with Bars() as bars, profile(memory=True) as recorded:
+            bars.say(f"{name}, memory")
+            model.gradient(made, bars)
+        trace = recorded.calls[0].trace
+        way.allocated = None if trace is None else trace.totals.allocated
+    return way
 
 
 def _print(way: _Way, model: "Lstm", without: _Way | None = None) -> None:
@@ -166,6 +188,8 @@ def _print(way: _Way, model: "Lstm", without: _Way | None = None) -> None:
     print(f"{way.name}, {count_text(len(model.xs))} steps")
     print(f"loss:             {way.loss:.15f}")
     print(f"peak live memory: {bytes_text(trace.peak)}")
+    if way.allocated is not None:
+        print(f"allocated:        {bytes_text(way.allocated)} at the most, every storage counted")
     if without is not None:
         print(f"ratio:            {trace.peak / without.trace.peak:.3f} of that without checkpoints, measured")
         print(f"gradients:        {agreement(way.gradient, without.gradient)}")

@@ -1,8 +1,8 @@
-"""The model of the recomputation example: an LSTM over a long sequence, split at save points or not."""
+"""The model of the recomputation example: an LSTM over a long sequence, split at save points or not; by autograd."""
 
-from typing import Any
+from typing import Any, ClassVar
 
-import autograd.numpy as np
+import autograd.numpy
 import numpy
 from autograd import value_and_grad
 
@@ -17,15 +17,22 @@ __all__ = ["Lstm"]
 class Lstm:
     """An LSTM that predicts the running mean of its inputs, and a batch of random sequences for it."""
 
+    np: ClassVar[Any] = autograd.numpy  # the framework's way to spell NumPy
+    metered: ClassVar[bool] = False  # whether the framework's meter is asked too, in a run of its own
+
     def __init__(self, steps: int, hidden: int, batch: int, inputs: int = 8, seed: int = 0) -> None:
         rng = numpy.random.default_rng(seed)
-        self.params = {**new_cell(rng, inputs, hidden), "out": rng.normal(size=(hidden, inputs)) / hidden**0.5}
-        self.xs = rng.normal(size=(steps, batch, inputs))
-        self.targets = numpy.cumsum(self.xs, axis=0) / numpy.arange(1, steps + 1)[:, None, None]
-        self.state = numpy.zeros((batch, hidden)), numpy.zeros((batch, hidden))
+        self.params: dict[str, Any] = {
+            **new_cell(rng, inputs, hidden),
+            "out": rng.normal(size=(hidden, inputs)) / hidden**0.5,
+        }
+        self.xs: Any = rng.normal(size=(steps, batch, inputs))
+        self.targets: Any = numpy.cumsum(self.xs, axis=0) / numpy.arange(1, steps + 1)[:, None, None]
+        self.state: Any = numpy.zeros((batch, hidden)), numpy.zeros((batch, hidden))
 
     def loss(self, params: Any, plan: Plan, progress: Progress | None = None) -> Any:
         """The mean squared error over all steps. The plan says what is kept; the value is the same for every plan."""
+        np = self.np
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
             state = lstm_cell(np, params, state, x[0])

@@ -181,7 +181,7 @@ class Results:
 @primitive  # type: ignore[untyped-decorator]
 def _loop(call: NumpyCall, *leaves: Any) -> tuple[Any, ...]:
     verbs, run = call.first_sweep(leaves)
-    call.results = Results.of(verbs.body, run.state)
+    call.results = Results.of(verbs.body, run.take())
     return call.results.flowing()
 
 

@@ -98,8 +98,8 @@ def _call(
     private = [TorchGenerator(leaf) if isinstance(leaf, torch.Generator) else private_source(leaf) for leaf in init]
     found = [] if captured is None else [*captured.sources, *tensors.sources]
     sources = [*torch_generators(), *(source for source in private if source is not None), *found]
-    bound = torch._C._functorch.maybe_current_level() is not None  # type: ignore[attr-defined]
-    made = TorchStep(captured, Modes(), sources, flows, bound=bound)  # type: ignore[arg-type]
+    bound = torch._C._functorch.maybe_current_level() is not None
+    made = TorchStep(captured, Modes(), sources, flows, bound=bound, modules=tensors.modules)  # type: ignore[arg-type]
     return TorchCall(made, carry, inputs, sizes, asked, rows, steps)
 
 
@@ -115,7 +115,7 @@ def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[An
         call.specs = [looks(leaf, name) for leaf, name in zip(init, call.carry.names("carry"), strict=True)]
     else:
         call.replay = Replay(call.step.sources)
-        known = open_call(call, [*init, *xs])
+        known = open_call(call, [*init, *xs], call.step.modules)
     if known is None:
         call.replay = None
         return None

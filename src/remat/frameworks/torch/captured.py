@@ -15,7 +15,7 @@ from torch.autograd.graph import Node
 
 from remat.frameworks.torch.sources import Buffers, TorchGenerator
 
-functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+functorch: Any = torch._C._functorch
 
 __all__ = ["Tensors", "at_rest", "below", "is_wrapped", "node_number", "watch_sharded"]
 
@@ -24,7 +24,7 @@ def is_wrapped(leaf: Any) -> bool:
     """Whether a tensor belongs to a transform of torch.func that runs now."""
     if not isinstance(leaf, Tensor) or not functorch.is_functorch_wrapped_tensor(leaf):
         return False
-    return 0 <= functorch.maybe_get_level(leaf) <= (functorch.maybe_current_level() or 0)
+    return bool(0 <= functorch.maybe_get_level(leaf) <= (functorch.maybe_current_level() or 0))
 
 
 class Tensors:
@@ -99,23 +99,23 @@ def below(ends: Sequence[Any], first: int) -> dict[tuple[Any, int], bool]:
 @contextmanager
 def at_rest(tensors: Sequence[Tensor]) -> Iterator[None]:
     """A block in which hooks of these tensors are not called: they are called once, with the whole gradient."""
-    hooked = [tensor for tensor in tensors if tensor._backward_hooks]
-    hooks = [dict(tensor._backward_hooks) for tensor in hooked]
-    for tensor in hooked:
-        tensor._backward_hooks.clear()
+    hooked = [tensor._backward_hooks for tensor in tensors if tensor._backward_hooks]
+    held = [dict(hooks) for hooks in hooked]
+    for hooks in hooked:
+        hooks.clear()
     try:
         yield
     finally:
-        for tensor, held in zip(hooked, hooks, strict=True):
-            tensor._backward_hooks.update(held)
+        for hooks, before in zip(hooked, held, strict=True):
+            hooks.update(before)
 
 
 @contextmanager
-def watch_sharded() -> Iterator[list[Any]]:
-    """The modules sharded by FSDP that are called in the block: these take their gradients in ways of their own."""
+def watch_sharded(modules: Sequence[torch.nn.Module]) -> Iterator[list[Any]]:
+    """Those of the modules, sharded by FSDP, that are called in the block: they take gradients in ways of their own."""
     called: list[Any] = []
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in modules):
         yield called
         return
 

@@ -52,7 +52,7 @@ def _pulled(
     Those that are `closed` over by the function stay as they are.
     """
     if bound:
-        outs, pull = torch.func.vjp(function, *roots)
+        outs, pull = torch.func.vjp(function, *roots)  # type: ignore[misc]
         return list(pull([torch.zeros_like(o) if bar is None else bar for o, bar in zip(outs, bars, strict=True)]))
     return list(_Pulled.apply(function, closed, *roots, *bars))  # type: ignore[no-untyped-call]
 

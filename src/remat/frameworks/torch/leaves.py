@@ -156,9 +156,9 @@ def recast(held: Any, spec: Spec) -> Any:
 
 def refuse(leaf: Any, name: str) -> None:
     """Raise a StepError if a leaf belongs to a transform of torch.func that is not the one which runs."""
-    if isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf):  # type: ignore[attr-defined]
-        level = torch._C._functorch.maybe_get_level(leaf)  # type: ignore[attr-defined]
-        if level == -2 or level > (torch._C._functorch.maybe_current_level() or 0):  # type: ignore[attr-defined]
+    if isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf):
+        level = torch._C._functorch.maybe_get_level(leaf)
+        if level == -2 or level > (torch._C._functorch.maybe_current_level() or 0):
             raise StepError(
                 f"{name} is still traced by torch.func where it must not be: the step uses a traced tensor that remat "
                 "could not find. Pass it through init or xs, or close over it directly: closures, partials, "

@@ -55,6 +55,7 @@ class TorchStep:
         default_factory=list
     )  # of the captured tensors in closures; -1 for those that stay there
     many: bool = False  # whether the step could reach more tensors than it used at first
+    modules: list[torch.nn.Module] = field(default_factory=list)  # that it closes over
     sharded: list[Any] = field(default_factory=list)  # modules of FSDP that the step calls
 
     def bind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
@@ -91,6 +92,10 @@ class TorchCall(Call[TorchVerbs]):
         """Verbs, and a run at the initial state; the first step has been recorded if this is the first run."""
         verbs, run = super().new_run(leaves, guard)
         verbs.opened, self.opened = self.opened, None
+        if verbs.opened is not None:  # later steps of its range use the same tensors
+            tape = verbs.opened.tape
+            verbs.captured[: len(tape.captured)] = tape.captured
+            tape.captured = verbs.captured
         if self.replay is not None:
             run.replay, self.replay = self.replay, None
         return verbs, run
@@ -117,11 +122,8 @@ class TorchCall(Call[TorchVerbs]):
         with self.turned(leaves) as (verbs, run):
             assert self.results is not None
             carry, outputs = self.results.spread(cotangents)
-            flows = self.step.flows
             verbs.steps = self.steps
             verbs.cotangents = outputs if any(part is not None for part in outputs) else ()
-            xs = self.parts(leaves)[1]
-            verbs.xs_grads = [torch.zeros_like(x) if flow else None for x, flow in zip(xs, flows.xs, strict=True)]
             found: list[Any] = run.reverse(carry)
             return found + verbs.xs_grads + verbs.sums
 
@@ -159,6 +161,7 @@ class Results:
         every = [*leaves, *body.outputs.leaves]
         numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in every]
         tensors = tuple(leaf for leaf in every if isinstance(leaf, Tensor))
+        verbs.let_go()
         return cls(numbers, [*flowing, *flows.ys], len(leaves), body.outputs.tree), tensors
 
     def tensor_flows(self) -> list[bool]:
@@ -189,7 +192,7 @@ class Loop(torch.autograd.Function):
     @staticmethod
     def forward(call: TorchCall, *leaves: Any) -> tuple[Tensor, ...]:
         verbs, run = call.first_sweep(leaves)
-        call.results, tensors = Results.of(verbs, run.state, leaves)
+        call.results, tensors = Results.of(verbs, run.take(), leaves)
         return tensors
 
     @staticmethod
@@ -203,7 +206,7 @@ class Loop(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         leaves = _saved(ctx)
-        return None, *Reverse.apply(ctx.call, len(leaves), *leaves, *cotangents)
+        return None, *Reverse.apply(ctx.call, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchCall, *leaves: Any) -> Any:

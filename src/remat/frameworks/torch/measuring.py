@@ -74,18 +74,12 @@ def _subject(
 ) -> Subject:
     verbs, state = call.start([_first_rows(call, leaves, k, steps) for k in range(len(leaves))], steps)
     verbs.weighing = True
-    _make_room(call, verbs)
     return Subject(verbs, meter_for(devices), state, lambda state: _ones(verbs, state), finish, timed=_alone())
 
 
 def _first_rows(call: TorchCall, leaves: Sequence[Any], k: int, steps: int) -> Any:
     """A leaf; of the inputs only the rows of the first steps."""
     return leaves[k][:steps] if call.sizes[0] <= k < call.sizes[0] + call.sizes[1] else leaves[k]
-
-
-def _make_room(call: TorchCall, verbs: TorchVerbs) -> None:
-    pairs = zip(verbs.body.inputs.leaves, call.step.flows.xs, strict=True)
-    verbs.xs_grads = [torch.zeros_like(leaf) if flow else None for leaf, flow in pairs]
 
 
 def _ones(verbs: TorchVerbs, state: Any) -> list[Any]:
@@ -133,11 +127,11 @@ def _fake(call: TorchCall, leaves: Sequence[Any], steps: int) -> Subject | None:
     own = call.sizes[0] + call.sizes[1]
     given = [_first_rows(call, leaves, k, steps) for k in range(len(leaves))]
     fakes = [mode.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in given[:own]]
+    held = [leaf if leaf.is_leaf else leaf.detach() for leaf in leaves[own:]]
     with mode:
-        verbs, state = call.start([*fakes, *leaves[own:]], steps)
+        verbs, state = call.start([*fakes, *held], steps)
         verbs.weighing = True
-        _make_room(call, verbs)
-        verbs.stand_ins = [mode.from_tensor(leaf) for leaf in leaves[own:]]
+        verbs.stand_ins = [mode.from_tensor(leaf) for leaf in leaves[own:] if leaf.is_leaf]
         meter = StorageMeter(inside=mode)
         subject = Subject(_Faked(verbs, mode), meter, state, lambda state: _ones(verbs, state))
         try:

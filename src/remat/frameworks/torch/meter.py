@@ -65,11 +65,11 @@ class CudaMeter:
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
-class StorageMeter(TorchDispatchMode):
+class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of all storages that were made while it is on and that are still there; real or fake ones."""
 
     def __init__(self, inside: Any = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._inside = nullcontext() if inside is None else inside  # the mode that makes fake tensors
         self._live: dict[int, int] = {}
         self._now = self._peak = 0

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn import Module
 
 from remat.frameworks.torch.captured import below, watch_sharded
 from remat.frameworks.torch.loop import TorchCall
@@ -17,15 +18,15 @@ from remat.frameworks.torch.tape import Opened, refuse_unknown
 __all__ = ["open_call"]
 
 
-def open_call(call: TorchCall, leaves: Sequence[Any]) -> list[Tensor] | None:
+def open_call(call: TorchCall, leaves: Sequence[Any], modules: Sequence[Module]) -> list[Tensor] | None:
     """The tensors that the step captures, after its first run; None if there is nothing to differentiate."""
     step, flows = call.step, call.step.flows
     found: list[Tensor] = step.captured.release()
     step.numbers = [-1 if tensor.is_leaf else k for k, tensor in enumerate(found)]
     step.captured.leave({k for k, tensor in enumerate(found) if tensor.is_leaf})
     call.sizes = (*call.sizes[:2], len(found))
-    verbs, state = call.start([*leaves, *found], call.steps or 1)
-    with watch_sharded() as step.sharded:
+    verbs, state = call.start([*leaves, *found], 1)
+    with watch_sharded(modules) as step.sharded:
         opened = verbs.open(state)
     del state
     outs, ys = _leaves(verbs.body, opened)
@@ -34,7 +35,8 @@ def open_call(call: TorchCall, leaves: Sequence[Any]) -> list[Tensor] | None:
     inputs = {get_gradient_edge(root) for row in opened.tape.xs for root in row if root is not None}
     captured = {edge: is_leaf for found in depends for edge, is_leaf in found.items()}
     for edge in (*roots, *inputs):
-        captured.pop(edge, None)
+        if edge is not None:
+            captured.pop(edge, None)
     init = list(leaves[: call.sizes[0]])
     flow = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in init]
     always = inputs | set(captured)
@@ -58,7 +60,7 @@ def open_call(call: TorchCall, leaves: Sequence[Any]) -> list[Tensor] | None:
         if not is_leaf:
             raise refuse_unknown(edge.node, is_leaf, "the first step")
         places[edge] = len(found)
-        found.append(edge.node.variable)
+        found.append(edge.node.variable)  # type: ignore[attr-defined]
         step.numbers.append(-1)
     used = [k for edge, k in places.items() if step.numbers[k] < 0 or edge in captured]
     if step.sharded:  # these add to their gradients themselves, and so do all other parameters then

@@ -33,7 +33,7 @@ class TorchGenerator:
 def torch_generators() -> list[TorchGenerator]:
     """The global generators: that of the CPU, and those of the CUDA devices that are in use."""
     found = [torch.default_generator]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found += torch.cuda.default_generators
     return [TorchGenerator(generator) for generator in found]
 

@@ -109,7 +109,7 @@ def accumulate(ends: Ends, tape: Tape, sharded: Sequence[Any]) -> list[Any]:
     Modules that FSDP has sharded gather theirs in this way only. Captured tensors add up too, in place.
     """
     if ends.edges:
-        torch.autograd.backward(ends.edges, ends.bars)  # type: ignore[arg-type]
+        torch.autograd.backward(ends.edges, ends.bars)
     for module in sharded:
         # Below another sharded module it would take the next range for a part of this one, and not gather again.
         state = module._get_fsdp_state()

@@ -43,8 +43,9 @@ class TorchVerbs:
         self.stand_ins: Sequence[Tensor] = ()  # for captured tensors, where fake ones are used
         self.weighing = False  # whether tapes are weighed while they are recorded
         self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
-        self.xs_grads: list[Any] = []
+        self.xs_grads: list[Any] = [None] * len(body.inputs.leaves)  # made when the first one comes
         self.sums: list[Any] = [None] * len(self.captured)
+        self.put_out = 0  # bytes of the outputs
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
@@ -199,14 +200,21 @@ class TorchVerbs:
             self.sums[k] = self.sums[k] if gradient is None else gradient
         rows = iter(found[size + count :])
         for i, row in enumerate(tape.xs, tape.start):
-            for held, gradient in zip(self.xs_grads, [next(rows) for _ in row], strict=True):
+            for k, gradient in enumerate([next(rows) for _ in row]):
                 if gradient is not None:
-                    held[i] = gradient
+                    if self.xs_grads[k] is None:
+                        self.xs_grads[k] = torch.zeros_like(self.body.inputs.leaves[k])
+                    self.xs_grads[k][i] = gradient
         return found[:size]
 
     def _output_cotangent(self, i: int, j: int) -> Any:
         row = self.body.outputs.row(i)
         return None if row is None or self.cotangents[j] is None else self.cotangents[j][row]
+
+    def let_go(self) -> None:
+        """The outputs are out; held here they would live as long as the graph that they belong to, and it with them."""
+        self.put_out = sum(map(nbytes, self.body.outputs.leaves))
+        self.body.outputs.leaves = []
 
     def copy(self, state: Any) -> Any:
         """A private copy of a carry."""
@@ -223,10 +231,10 @@ class TorchVerbs:
         parts = {
             "inputs": self.body.inputs.leaves,
             "parameters and what else is captured": self.captured,
-            "outputs": self.body.outputs.leaves,
             "gradients": [leaf for leaf in (*self.xs_grads, *self.sums) if leaf is not None],
         }
-        return {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
+        found = {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
+        return found | ({"outputs": self.put_out} if self.put_out else {})
 
     def partly(self) -> tuple[int, int]:
         """The step at which an error was raised; the tape up to it is gone with the error."""

@@ -59,7 +59,8 @@ def _best_length(loop: Loop, level: Level) -> int:
         try:
             cost = predict(loop, fitting_states(loop, level, k), k)
         except InfeasibleError as found:
-            error = found if error is None or found.minimum < error.minimum else error
+            if error is None or found.minimum < error.minimum:
+                error = found.with_traceback(None)  # which would hold the frames of all callers
             continue
         key = (cost.seconds, cost.peak, k)
         best = key if best is None else min(best, key)
