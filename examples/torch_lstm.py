@@ -10,7 +10,7 @@ import torch
 
 import remat
 
-STEPS, SHORT, HIDDEN, BATCH, MEMORY = 10_000, 300, 16, 16, "4 MiB"
+STEPS, SHORT, HIDDEN, BATCH, MEMORY = 10_000, 300, 16, 8, "2 MiB"
 
 
 class Cell(torch.nn.Module):
@@ -50,9 +50,9 @@ def main():
     short = xs[:SHORT], targets[:SHORT]
     before = loss(plain, cell, *short)
     expected = torch.autograd.grad(before, cell.parameters())
-    found = torch.autograd.grad(loss(remat.scan, cell, *short, memory="128 KiB"), cell.parameters())
+    found = torch.autograd.grad(loss(remat.scan, cell, *short, slots=20), cell.parameters())
     worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
-    print(f"gradients of {SHORT} steps, plain and inside 128 KiB, agree to {worst:.1e}")
+    print(f"gradients of {SHORT} steps, plain and with 20 kept states, agree to {worst:.1e}")
     assert worst < 1e-5
 
     began = time.perf_counter()
@@ -71,7 +71,7 @@ def main():
     runs = trace.forward_steps / STEPS
     print(f"plain would hold {STEPS * step.tape / 2**20:.1f} MiB: {STEPS:,} tapes of {step.tape:,} bytes (computed)")
     print(f"inside {MEMORY}: {trace.peak / 2**20:.2f} MiB at the most (measured), every step run {runs:.2f} times")
-    assert trace.peak <= 4 * 2**20
+    assert trace.peak <= 2 * 2**20
     assert trace.forward_steps == call.plan.forward_steps
     assert after < before
 
