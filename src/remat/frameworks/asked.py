@@ -123,7 +123,7 @@ def _within(measured: Measured, steps: int | None, memory: Memory) -> Plan:
     loop = measured.loop.with_steps(steps)
     # Planning takes some 40 bytes for each step and budget in an exact table, and some 200 for each budget in the
     # search for long loops: it must not dwarf the memory that it plans.
-    planner = Auto(most=(steps or 0) * have / 100, fine=max(1000, min(Auto.fine, have // 1000)))
+    planner = Auto(most=min(Auto.most, (steps or 0) * have / 100), fine=max(1000, min(Auto.fine, have // 1000)))
     budget = Memory(max(0, have - aside))
     try:
         found = _by_ranges(measured, loop, budget, planner)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.errors import StepError
+from remat.errors import InfeasibleError, StepError
 from remat.execute.captured import Captured
 from remat.execute.rng import Replay, private_source
 from remat.execute.tree import Tree
@@ -14,7 +14,7 @@ from remat.frameworks.asked import Asked
 from remat.frameworks.body import Body, Inputs, Outputs, count_steps, take_leaves
 from remat.frameworks.torch import leaves as kit
 from remat.frameworks.torch.captured import Tensors
-from remat.frameworks.torch.leaves import looks
+from remat.frameworks.torch.leaves import looks, nbytes
 from remat.frameworks.torch.loop import Flows, TorchCall, TorchStep, holds, run
 from remat.frameworks.torch.modes import Modes
 from remat.frameworks.torch.opening import open_call
@@ -93,14 +93,22 @@ def _call(
 ) -> TorchCall:
     flows = Flows([kit.flows(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs])
     tensors = Tensors()
-    graphs = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    graphs = torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not _has_tangents([*init, *xs])
     captured = Captured(tensors, step, cond) if graphs else None
     private = [TorchGenerator(leaf) if isinstance(leaf, torch.Generator) else private_source(leaf) for leaf in init]
     found = [] if captured is None else [*captured.sources, *tensors.sources]
     sources = [*torch_generators(), *(source for source in private if source is not None), *found]
     bound = torch._C._functorch.maybe_current_level() is not None
-    made = TorchStep(captured, Modes(), sources, flows, bound=bound, modules=tensors.modules)  # type: ignore[arg-type]
+    made = TorchStep(captured, Modes(), sources, flows, bound=bound)
+    made.modules, made.compiled = tensors.modules, tensors.compiled  # type: ignore[arg-type]
     return TorchCall(made, carry, inputs, sizes, asked, rows, steps)
+
+
+def _has_tangents(leaves: Sequence[Any]) -> bool:
+    """Whether leaves are dual numbers of forward mode, which a plain loop takes along."""
+    return torch.autograd.forward_ad._current_level >= 0 and any(
+        isinstance(leaf, Tensor) and torch.autograd.forward_ad.unpack_dual(leaf).tangent is not None for leaf in leaves
+    )
 
 
 def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[Any, Any] | None:
@@ -115,7 +123,15 @@ def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[An
         call.specs = [looks(leaf, name) for leaf, name in zip(init, call.carry.names("carry"), strict=True)]
     else:
         call.replay = Replay(call.step.sources)
-        known = open_call(call, [*init, *xs], call.step.modules)
+        try:
+            known = open_call(call, [*init, *xs], call.step.modules)
+        except torch.cuda.OutOfMemoryError as error:
+            raise InfeasibleError(
+                f"CUDA ran out of memory in the first step: {error}. Free memory, or make the step smaller; a budget "
+                "cannot help, since a single step does not fit",
+                sum(map(nbytes, init)),
+                "bytes",
+            ) from error
     if known is None:
         call.replay = None
         return None

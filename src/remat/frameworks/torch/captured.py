@@ -35,6 +35,7 @@ class Tensors:
 
     def __init__(self) -> None:
         self.modules: list[torch.nn.Module] = []
+        self.compiled = False
         self.generators: list[torch.Generator] = []
 
     def __bool__(self) -> bool:
@@ -55,9 +56,13 @@ class Tensors:
         return is_wrapped(leaf) if wraps else leaf.requires_grad
 
     def meet(self, value: Any, name: str) -> None:
-        """Note a module."""
+        """Note a module, and whether anything is compiled: that runs on real tensors only."""
         if isinstance(value, torch.nn.Module):
             self.modules.append(value)
+        if "_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) or "_orig_mod" in getattr(
+            value, "_modules", ()
+        ):
+            self.compiled = True
 
     @property
     def sources(self) -> list[Any]:

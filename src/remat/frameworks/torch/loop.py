@@ -56,6 +56,7 @@ class TorchStep:
     )  # of the captured tensors in closures; -1 for those that stay there
     many: bool = False  # whether the step could reach more tensors than it used at first
     modules: list[torch.nn.Module] = field(default_factory=list)  # that it closes over
+    compiled: bool = False  # whether it, or something that it closes over, is compiled
     sharded: list[Any] = field(default_factory=list)  # modules of FSDP that the step calls
 
     def bind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
@@ -207,6 +208,12 @@ class Loop(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         leaves = _saved(ctx)
         return None, *Reverse.apply(ctx.call, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise StepError(
+            "loops have no forward mode on PyTorch: use torch.func.grad or vjp, or write the loop plainly for jvp"
+        )
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchCall, *leaves: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from remat.errors import InfeasibleError, RematError
+from remat.execute.recomputing import recomputing
 from remat.execute.rng import set_back
 from remat.frameworks.asked import free_here
 from remat.frameworks.call import measured_before
@@ -34,6 +35,10 @@ def measured(call: TorchCall, leaves: Sequence[Any]) -> Measured:
     """What a step costs: measured now, or by an earlier loop whose first step is as large."""
     assert call.asked.memory is not None
     room = call.asked.memory.device.capacity or 0
+    if (
+        call.step.sharded
+    ):  # all processes agree on it anew each time: none may know it from before while another does not
+        return _estimated(call, leaves, [leaf.device for leaf in leaves if isinstance(leaf, Tensor)])
     step, first = call.step, 0 if call.opened is None else call.opened.tape.bytes
     specs = tuple(looks(leaf, "leaf") for leaf in leaves)
     flows = (*step.flows.carry, *step.flows.xs, *step.flows.ys)
@@ -46,10 +51,8 @@ def _measure(call: TorchCall, leaves: Sequence[Any], room: int) -> Measured:
     steps = min(call.steps or 1, STEPS)
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     device = cuda_of(devices)
-    if call.step.sharded:
-        return _estimated(call, leaves, devices)
-    with set_back(call.step.sources), torch.no_grad():
-        fake = None if call.step.bound else _fake(call, leaves, steps)
+    with set_back(call.step.sources), torch.no_grad(), recomputing(True):
+        fake = None if call.step.bound or call.step.compiled else _fake(call, leaves, steps)
         if fake is not None:
             _check_room(measure_step(fake, 1, room), devices)
 

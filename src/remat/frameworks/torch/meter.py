@@ -40,6 +40,10 @@ def free_bytes(devices: Sequence[torch.device]) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0] + held)
 
 
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided
+
+
 class CudaMeter:
     """Bytes that PyTorch has allocated on a CUDA device."""
 
@@ -94,12 +98,12 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op, and count what it made."""
-        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if _is_dense(t)}
         out = func(*args, **(kwargs or {}))
         if func.is_view:  # of something that was there before, if it is not counted yet
             return out
         for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+            if _is_dense(tensor):
                 storage = tensor.untyped_storage()
                 if id(storage) not in given and id(storage) not in self._live:
                     self._count(storage)

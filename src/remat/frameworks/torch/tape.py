@@ -123,14 +123,14 @@ def look_below(tape: Tape, number: int) -> None:
     known = {get_gradient_edge(root) for root in tape.roots if root is not None}
     for (node, output), is_leaf in below(ends, number).items():
         if GradientEdge(node, output) not in known:
-            raise refuse_unknown(node, is_leaf, f"steps {tape.start} to {tape.stop - 1}")
+            raise refuse_unknown(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
 
 
 def refuse_unknown(node: Any, is_leaf: bool, steps: str) -> StepError:
     """What to say of a captured tensor that was not found."""
     what = f"a parameter of shape {list(node.variable.shape)}" if is_leaf else f"a tensor that {node.name()} made"
     return StepError(
-        f"{steps} of the loop use {what} and that was not found in what the step closes over, so its gradient would be "
+        f"{steps} used {what} and that was not found in what the step closes over, so its gradient would be "
         "lost. Pass it through init or xs, or let the step close over it, or over the module that has it: closures, "
         "partials, attributes, items of lists and dicts, and globals are searched"
     )

@@ -54,11 +54,20 @@ class TorchVerbs:
             state = self.body.tree.mapped(outside, opened.carry)
             self._put(0, opened.y)
             del opened
-        if start == stop:
-            return state
-        given = self._given(state)
         states = [state]
         del state
+        while start < stop and start >= self.body.done and start & (start - 1) == 0:
+            # The first steps, at powers of two, are recorded for nothing: a cache that they fill from what wants a
+            # gradient then holds something that is found out, and not tensors that would lose it.
+            states.append(self.record(states.pop(), start, start + 1)[0])
+            start += 1
+        if start == stop:
+            return states.pop()
+        probe = 1 << (start - 1).bit_length() if start >= self.body.done else stop
+        if probe < stop:
+            states.append(self.advance(states.pop(), start, probe))
+            return self.advance(states.pop(), probe, stop)
+        given = self._given(states[0])
         with self.step.modes.on(grad=False), self.step.bind(self.captured) as step:
             after = self.body.run(step, states.pop(), start, stop)
         self._check_given(given, start, stop)
@@ -75,7 +84,9 @@ class TorchVerbs:
             stack.enter_context(recomputing(body.done > start))
             stack.enter_context(self.step.modes.on(grad=True))
             step = stack.enter_context(self.step.bind(self.captured))
-            weigh = stack.enter_context(weighed(leaves, self._there())) if self.weighing else None
+            weigh = (
+                stack.enter_context(weighed(leaves, self._there())) if self.weighing and not self.step.bound else None
+            )
             if opened is not None and start == 0:
                 tape, carry, number, done = opened.tape, opened.carry, opened.number, 1
                 self._take(tape, 0, opened.y)
@@ -103,7 +114,9 @@ class TorchVerbs:
             stack.enter_context(self.step.modes.on(grad=True))
             step = stack.enter_context(self.step.bind(self.captured))
             leaves = body.tree.apart(state, "carry")
-            weigh = stack.enter_context(weighed(leaves, self._there())) if self.weighing else None
+            weigh = (
+                stack.enter_context(weighed(leaves, self._there())) if self.weighing and not self.step.bound else None
+            )
             leaves = rooted(leaves, self.flows.carry)
             tape = Tape(0, 1, _wanting(leaves), self.captured)
             carry, y = self._called(step, body.tree.build(leaves), 0, tape)
