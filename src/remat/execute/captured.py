@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from threading import RLock
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Protocol
 
@@ -32,7 +34,10 @@ from remat.execute.tree import LEAF, Tree, take_apart
 __all__ = ["Boxes", "Captured", "Place"]
 
 _MOST_VISITS = 2_000  # functions and objects looked into, near ones first; a box that is not found is an error later
-_LONG = 1_000  # items of a list that is looked into only if it begins with something interesting
+_LONG = 1_000  # items of a list or dict that are looked at; of longer ones none if the first ones are plain
+_MOST_ITEMS = 20_000  # items that are looked at in all
+
+_lock = RLock()
 
 
 class Boxes(Protocol):
@@ -85,12 +90,14 @@ class Captured:
         self.places: list[Place] = []
         self.looks: list[Any] = []  # the code met on the way
         self._boxes: list[Any] = []
+        self._rest: dict[int, Any] = {}
         self._numbers: dict[int, int] = {}
         self.sources: list[Source] = []  # private random generators
         self._live, self._plain = boxes, _PLAIN | boxes.plain
         self._read: dict[int, tuple[CellType, Any]] = {}
         self._written: set[int] = set()
         self._seen: set[int] = set()
+        self._items = 0
         self._waiting: deque[tuple[Any, str]] = deque()
         if boxes:
             self._waiting.extend((function, "step") for function in (step, *others) if function is not None)
@@ -108,12 +115,15 @@ class Captured:
 
     def bind(self, values: Any) -> AbstractContextManager[Callable[..., Any]]:
         """The step, as long as `values` are in the places of the captured boxes, by their numbers."""
+        if self._rest:
+            values = {**self._rest, **values}
         return self._bind(values) if self.places or self._cells else nullcontext(self.step)
 
     @contextmanager
     def _bind(self, values: Any) -> Iterator[Callable[..., Any]]:
         before: list[tuple[Slot, Any]] = []
         put: list[tuple[Place, Any]] = []
+        _lock.acquire()  # another thread may run the same function
         try:
             for cell, content in self._cells:
                 slot = Cell(cell)
@@ -123,6 +133,8 @@ class Captured:
                     slot.put(content)
             for place in self.places:
                 value, old = place.with_boxes(values), place.slot.get()
+                if value is old:
+                    continue
                 put.append((place, value))
                 before.append((place.slot, old))
                 place.slot.put(value)
@@ -134,12 +146,13 @@ class Captured:
                     slot.put(value)
             if rewritten:  # the step has its own use for these: what it wrote stays
                 self.places = [place for place in self.places if id(place.slot) not in rewritten]
+            _lock.release()
 
-    def leave(self, numbers: set[int]) -> None:
-        """Leave these boxes where they are: places that hold no others are not touched, but cells get them back."""
-        left = [place for place in self.places if numbers.issuperset(number for _, number in place.boxes)]
-        self._cells += [(place.slot.cell, place.slot.get()) for place in left if isinstance(place.slot, Cell)]
-        self.places = [place for place in self.places if place not in left]
+    def keep(self, numbers: set[int], boxes: list[Any]) -> None:
+        """Bind these boxes only, by their numbers among all that were found; what shares a place with one stays."""
+        self.places = [place for place in self.places if any(number in numbers for _, number in place.boxes)]
+        there = {number for place in self.places for _, number in place.boxes}
+        self._rest = {number: boxes[number] for number in there - numbers}
 
     def _later(self, value: Any, name: str) -> None:
         """Look below a value that is no container, when all that is nearer to the step has been looked at."""
@@ -250,9 +263,12 @@ class Captured:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        items = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        items = list(islice(pairs, _LONG + 1))
         if len(items) > _LONG and all(type(item) in self._plain for _, item in items[:16]):
             return
+        items = items[: min(_LONG, _MOST_ITEMS - self._items)]
+        self._items += len(items)
         for key, item in items:
             self._look(item, name, Item(value, key), (*keys, key))
 

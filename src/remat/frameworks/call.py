@@ -43,6 +43,7 @@ class Call(ABC, Generic[V]):
     steps: int | None = None
     cond: Callable[[Any], Any] | None = None
     most: int | None = None
+    began: bool = False  # whether the condition is known to hold at first
     plan: Plan | None = None
     wanted: list[bool] = field(default_factory=list)
     pending: tuple[V, Run] | None = None
@@ -110,7 +111,7 @@ class Call(ABC, Generic[V]):
     def _drive(self, leaves: Sequence[Any], guard: Guard | None) -> tuple[V, Run]:
         """Go on to the end of the loop, keeping states as if any step could be the last; then its schedule is known."""
         verbs, run = self.new_run(leaves, guard)
-        goes_on = self.holds(verbs, run.state)
+        goes_on = self.began or self.holds(verbs, run.state)
         # A step that never runs is not measured.
         asked = self.asked if goes_on else replace(self.asked, memory=Memory(slots=1))
         driver = asked.plan_for(None, lambda: self.measured(leaves)).start()

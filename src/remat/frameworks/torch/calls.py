@@ -66,13 +66,15 @@ def while_loop(
 
     call = _call(step, cond, leaves, [], carry, nothing, (len(leaves), 0, 0), asked, None, None)
     call.cond, call.most = cond, most
-    if most != 0 and holds(cond(init)):
+    goes_on = most != 0 and holds(cond(init))
+    if goes_on:
+        call.began = True
         found = _differentiated(call, leaves, [])
         if found is not None:
             return found[0]
     plain = _body(call, carry, leaves, Inputs((), nothing), Outputs(kit, 0))
     value, done = _begun(call, plain, carry.build(leaves))
-    while done != most and holds(cond(value)):
+    while done != most and (goes_on if done == 0 else holds(cond(value))):
         value = plain.run(step, value, done, done + 1)
         done += 1
     asked.note(done)
@@ -93,22 +95,16 @@ def _call(
 ) -> TorchCall:
     flows = Flows([kit.flows(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs])
     tensors = Tensors()
-    graphs = torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not _has_tangents([*init, *xs])
+    graphs = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    graphs = graphs and torch.autograd.forward_ad._current_level < 0  # forward mode goes along with a plain loop
     captured = Captured(tensors, step, cond) if graphs else None
     private = [TorchGenerator(leaf) if isinstance(leaf, torch.Generator) else private_source(leaf) for leaf in init]
     found = [] if captured is None else [*captured.sources, *tensors.sources]
     sources = [*torch_generators(), *(source for source in private if source is not None), *found]
     bound = torch._C._functorch.maybe_current_level() is not None
-    made = TorchStep(captured, Modes(), sources, flows, bound=bound)
-    made.modules, made.compiled = tensors.modules, tensors.compiled  # type: ignore[arg-type]
+    made = TorchStep(captured, Modes(), sources, flows, bound=bound)  # type: ignore[arg-type]
+    made.modules, made.compiled = tensors.modules, tensors.compiled
     return TorchCall(made, carry, inputs, sizes, asked, rows, steps)
-
-
-def _has_tangents(leaves: Sequence[Any]) -> bool:
-    """Whether leaves are dual numbers of forward mode, which a plain loop takes along."""
-    return torch.autograd.forward_ad._current_level >= 0 and any(
-        isinstance(leaf, Tensor) and torch.autograd.forward_ad.unpack_dual(leaf).tangent is not None for leaf in leaves
-    )
 
 
 def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[Any, Any] | None:
@@ -118,7 +114,7 @@ def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[An
     known: list[Tensor] | None
     if call.step.bound:  # torch.func runs the loop at another level: all that can flow does, and is put in place there
         known = call.step.captured.release()
-        call.step.numbers = list(range(len(known)))
+        call.step.numbers, call.step.closed = list(range(len(known))), [False] * len(known)
         call.step.flows.xs = [kit.flows(leaf) for leaf in xs]
         call.specs = [looks(leaf, name) for leaf, name in zip(init, call.carry.names("carry"), strict=True)]
     else:
@@ -136,7 +132,9 @@ def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[An
         call.replay = None
         return None
     if call.step.sharded:  # something must tell autograd that there is a gradient, where parameters do not
-        known, call.step.numbers = [*known, torch.zeros((), requires_grad=True)], [*call.step.numbers, -1]
+        known = [*known, torch.zeros((), requires_grad=True)]
+        call.step.numbers.append(-1)
+        call.step.closed.append(True)
     call.sizes = (len(init), len(xs), len(known))
     return run(call, [*init, *xs, *known])
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from remat.frameworks.torch.sources import Buffers, TorchGenerator
 
 functorch: Any = torch._C._functorch
 
-__all__ = ["Tensors", "at_rest", "below", "is_wrapped", "node_number", "watch_sharded"]
+__all__ = ["Tensors", "at_rest", "below", "edge_of", "is_wrapped", "node_number", "watch_sharded"]
 
 
 def is_wrapped(leaf: Any) -> bool:
@@ -70,6 +70,14 @@ class Tensors:
         gathering = [module for module in self.modules if module.training and module._buffers]
         buffers = [Buffers(module) for module in gathering if any(b is not None for b in module._buffers.values())]
         return [*map(TorchGenerator, self.generators), *buffers]
+
+
+def edge_of(tensor: Tensor) -> GradientEdge:
+    """Where the gradient of a tensor comes into its graph; of a subclass too."""
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return get_gradient_edge(tensor)
+    with torch._C.DisableTorchFunctionSubclass():
+        return get_gradient_edge(tensor)
 
 
 def node_number() -> int:

@@ -34,8 +34,8 @@ def pulled_again(call: TorchCall, leaves: Sequence[Any], bars: Sequence[Any], ag
         every = _adjoint(call, full[: len(leaves)], full[len(leaves) :])
         return [torch.zeros_like(leaves[k]) if every[k] is None else every[k] for k in ends]
 
-    inside = len(leaves) - len(call.step.numbers)
-    closed = [inside <= k < len(leaves) and call.step.numbers[k - inside] < 0 for k in places]
+    inside = len(leaves) - len(call.step.closed)
+    closed = [inside <= k < len(leaves) and call.step.closed[k - inside] for k in places]
     bars = [again[k] for k in ends]
     parts = _pulled(gradients, [args[k] for k in places], bars, closed, bound=call.step.bound)
     found: list[Any] = [None] * len(args)
@@ -137,7 +137,7 @@ def _adjoint(call: TorchCall, leaves: Sequence[Any], bars: Sequence[Any]) -> lis
         roots, put = _roots(carry, ends, x, flows.xs, captured)
         full = iter(bars)
         every = [next(full) if end else None for end in ends] + list(y_bar)
-        closed = [False] * (len(roots) - len(captured)) + [number < 0 for number in call.step.numbers]
+        closed = [False] * (len(roots) - len(captured)) + call.step.closed
         found = _pulled(lambda *values: flat(*put(values)), roots, every, closed, bound=call.step.bound)
         rest = iter([torch.zeros_like(root) if part is None else part for root, part in zip(roots, found, strict=True)])
         before, x_bar = [next(rest) for end in ends if end], [next(rest) if flow else None for flow in flows.xs]

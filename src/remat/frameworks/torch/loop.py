@@ -51,16 +51,15 @@ class TorchStep:
     sources: Sequence[Source]
     flows: Flows
     bound: bool = False  # whether torch.func runs the loop at another level
-    numbers: list[int] = field(
-        default_factory=list
-    )  # of the captured tensors in closures; -1 for those that stay there
+    numbers: list[int] = field(default_factory=list)  # of the captured tensors among all found; -1 for others
+    closed: list[bool] = field(default_factory=list)  # which of them steps use as they are: leaves of the graph
     many: bool = False  # whether the step could reach more tensors than it used at first
     modules: list[torch.nn.Module] = field(default_factory=list)  # that it closes over
     compiled: bool = False  # whether it, or something that it closes over, is compiled
     sharded: list[Any] = field(default_factory=list)  # modules of FSDP that the step calls
 
     def bind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
-        """The step, with these values in the places of what it captured, but for those that stay where they are."""
+        """The step, with these values in the places of what it captured."""
         return self.captured.bind(dict(zip(self.numbers, values, strict=True)))
 
 
@@ -81,8 +80,8 @@ class TorchCall(Call[TorchVerbs]):
         body = Body(kit, self.carry, specs, Inputs(xs, self.xs), Outputs(kit, steps, self.rows))
         # A captured tensor that something else made is replaced by one that begins a graph: what is behind it is not
         # this loop's, and would be gone through again from every range.
-        pairs = zip(self.parts(leaves)[2], self.step.numbers, strict=True)
-        verbs = TorchVerbs(self.step, body, [t if k < 0 else t.detach().requires_grad_() for t, k in pairs])
+        pairs = zip(self.parts(leaves)[2], self.step.closed, strict=True)
+        verbs = TorchVerbs(self.step, body, [t if closed else t.detach().requires_grad_() for t, closed in pairs])
         verbs.steps = steps
         verbs.weighing = self.asked.call is not None
         if self.opened is None and self.asked.memory is not None and self.asked.memory.device.capacity is not None:
@@ -94,7 +93,7 @@ class TorchCall(Call[TorchVerbs]):
         verbs, run = super().new_run(leaves, guard)
         verbs.opened, self.opened = self.opened, None
         if verbs.opened is not None:  # later steps of its range use the same tensors
-            tape = verbs.opened.tape
+            verbs.first, tape = True, verbs.opened.tape
             verbs.captured[: len(tape.captured)] = tape.captured
             tape.captured = verbs.captured
         if self.replay is not None:

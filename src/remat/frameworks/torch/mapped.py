@@ -76,7 +76,7 @@ def _mapped(call: TorchCall, info: Any) -> TorchCall:
     step = _MappedStep(
         call.step.captured, call.step.modes, call.step.sources, Flows(flows.carry, flows.xs, list(flows.ys))
     )
-    step.bound, step.numbers = True, call.step.numbers
+    step.bound, step.numbers, step.closed = True, call.step.numbers, call.step.closed
     step.inner, step.randomness, step.trees = call.step, info.randomness, (call.carry, call.xs)
     return replace(call, step=step, pending=None, results=None, replay=None, opened=None, mapped=None)
 

@@ -44,10 +44,10 @@ def measured(call: TorchCall, leaves: Sequence[Any]) -> Measured:
     flows = (*step.flows.carry, *step.flows.xs, *step.flows.ys)
     modes = (torch.get_num_threads(), repr(step.modes), step.bound)
     key = ("torch", *step.captured.looks, call.carry, call.xs, specs, flows, *modes)
-    return measured_before(key, first, room, lambda: _measure(call, leaves, room))
+    return measured_before(key, first, room, lambda: _measure(call, leaves, room, first))
 
 
-def _measure(call: TorchCall, leaves: Sequence[Any], room: int) -> Measured:
+def _measure(call: TorchCall, leaves: Sequence[Any], room: int, first: int) -> Measured:
     steps = min(call.steps or 1, STEPS)
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     device = cuda_of(devices)
@@ -61,7 +61,8 @@ def _measure(call: TorchCall, leaves: Sequence[Any], room: int) -> Measured:
                 torch.cuda.synchronize(device)
 
         try:
-            found = measure_step(_subject(call, leaves, steps, devices, finish), steps, room)
+            rest = max(0, room - 2 * first)  # the recorded first step waits meanwhile
+            found = measure_step(_subject(call, leaves, steps, devices, finish), steps, rest)
             return replace(found, own=0 if device is None else CUDA_OWN)
         except torch.cuda.OutOfMemoryError as error:
             raise InfeasibleError(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 from torch.nn import Module
 
-from remat.frameworks.torch.captured import below, watch_sharded
+from remat.frameworks.torch.captured import below, edge_of, watch_sharded
 from remat.frameworks.torch.loop import TorchCall
 from remat.frameworks.torch.tape import Opened, refuse_unknown
 
@@ -22,8 +22,7 @@ def open_call(call: TorchCall, leaves: Sequence[Any], modules: Sequence[Module])
     """The tensors that the step captures, after its first run; None if there is nothing to differentiate."""
     step, flows = call.step, call.step.flows
     found: list[Tensor] = step.captured.release()
-    step.numbers = [-1 if tensor.is_leaf else k for k, tensor in enumerate(found)]
-    step.captured.leave({k for k, tensor in enumerate(found) if tensor.is_leaf})
+    step.numbers, step.closed = list(range(len(found))), [tensor.is_leaf for tensor in found]
     call.sizes = (*call.sizes[:2], len(found))
     verbs, state = call.start([*leaves, *found], 1)
     with watch_sharded(modules) as step.sharded:
@@ -31,8 +30,8 @@ def open_call(call: TorchCall, leaves: Sequence[Any], modules: Sequence[Module])
     del state
     outs, ys = _leaves(verbs.body, opened)
     depends = [_depends_on(leaf, opened.number) for leaf in (*outs, *ys)]
-    roots = [None if root is None else get_gradient_edge(root) for root in opened.tape.carry_in]
-    inputs = {get_gradient_edge(root) for row in opened.tape.xs for root in row if root is not None}
+    roots = [None if root is None else edge_of(root) for root in opened.tape.carry_in]
+    inputs = {edge_of(root) for row in opened.tape.xs for root in row if root is not None}
     captured = {edge: is_leaf for found in depends for edge, is_leaf in found.items()}
     for edge in (*roots, *inputs):
         if edge is not None:
@@ -51,9 +50,10 @@ def open_call(call: TorchCall, leaves: Sequence[Any], modules: Sequence[Module])
     flows.carry = flow
     if not any(flow) and not any(flows.ys):
         return None
-    flows.twins = {k: j for k, out in enumerate(outs) for j, y in enumerate(ys) if y is out and flow[k]}
+    for k, out in enumerate(outs):
+        flows.twins.update({k: j for j, y in enumerate(ys) if y is out and flow[k] and j not in flows.twins.values()})
     _settle(opened, verbs.body, flows)
-    places = {get_gradient_edge(tensor): k for k, tensor in enumerate(verbs.captured)}
+    places = {edge_of(tensor): k for k, tensor in enumerate(verbs.captured)}
     for edge, is_leaf in captured.items():
         if edge in places:
             continue
@@ -62,13 +62,14 @@ def open_call(call: TorchCall, leaves: Sequence[Any], modules: Sequence[Module])
         places[edge] = len(found)
         found.append(edge.node.variable)  # type: ignore[attr-defined]
         step.numbers.append(-1)
-    used = [k for edge, k in places.items() if step.numbers[k] < 0 or edge in captured]
+        step.closed.append(True)
+    used = [k for edge, k in places.items() if step.closed[k] or edge in captured]
     if step.sharded:  # these add to their gradients themselves, and so do all other parameters then
-        used = [k for k in used if step.numbers[k] >= 0]
+        used = [k for k in used if not step.closed[k]]
     step.many = len(used) < len(found)
     opened.tape.captured = [verbs.captured[k] if k < len(verbs.captured) else found[k] for k in used]
-    step.numbers = [step.numbers[k] for k in used]
-    step.captured.leave(set(range(len(verbs.captured))) - set(step.numbers))
+    step.numbers, step.closed = [step.numbers[k] for k in used], [step.closed[k] for k in used]
+    step.captured.keep(set(step.numbers), found)
     call.sizes = (*call.sizes[:2], len(used))
     return [found[k] for k in used]
 
@@ -82,7 +83,7 @@ def _depends_on(leaf: Any, number: int) -> dict[GradientEdge, bool]:
     """What is outside of the step and the gradient of a leaf flows to; True for leaves of the graph."""
     if not isinstance(leaf, Tensor) or not leaf.requires_grad:
         return {}
-    edge = get_gradient_edge(leaf)
+    edge = edge_of(leaf)
     if leaf.grad_fn is None or edge.node._sequence_nr() < number:
         return {edge: leaf.grad_fn is None}
     return {GradientEdge(*found): is_leaf for found, is_leaf in below([edge.node], number).items()}

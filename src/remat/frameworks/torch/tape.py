@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
 from remat.errors import StepError
-from remat.frameworks.torch.captured import at_rest, below
+from remat.frameworks.torch.captured import at_rest, below, edge_of
 
 __all__ = ["Ends", "Opened", "Tape", "accumulate", "look_below", "pull", "refuse_unknown", "weighed", "with_sums"]
 
@@ -83,13 +83,13 @@ def with_sums(ends: Ends, captured: Sequence[Tensor], sums: list[Any]) -> None:
         return
     if len({tensor.device for tensor in captured}) > 1:  # a node belongs to one device
         for tensor, total in zip(captured, sums, strict=True):
-            ends.add(get_gradient_edge(tensor), total)
+            ends.add(edge_of(tensor), total)
         return
     given = list(sums)
     sums[:] = [None] * len(sums)
     with torch.enable_grad():
         end = _Sums.apply(given, *captured)  # type: ignore[no-untyped-call]
-    ends.add(get_gradient_edge(end), end.detach())
+    ends.add(edge_of(end), end.detach())
 
 
 def pull(ends: Ends, tape: Tape) -> list[Any]:
@@ -120,7 +120,7 @@ def accumulate(ends: Ends, tape: Tape, sharded: Sequence[Any]) -> list[Any]:
 def look_below(tape: Tape, number: int) -> None:
     """Raise a StepError if the steps of a tape use a tensor that wants a gradient and that is not known."""
     ends = [end.node for end in (*tape.carry_out, *(end for row in tape.ys for end in row)) if end is not None]
-    known = {get_gradient_edge(root) for root in tape.roots if root is not None}
+    known = {edge_of(root) for root in tape.roots if root is not None}
     for (node, output), is_leaf in below(ends, number).items():
         if GradientEdge(node, output) not in known:
             raise refuse_unknown(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
@@ -148,7 +148,7 @@ def weighed(given: Sequence[Any], there: Sequence[Tensor]) -> Iterator[Callable[
         storage = tensor.untyped_storage()
         if storage._cdata not in known:
             held[storage._cdata] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # a result that a node saves would else hold the node that holds it
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield lambda: sum(held.values())

@@ -11,7 +11,6 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from remat.errors import StepError
 from remat.execute.recomputing import recomputing
@@ -19,7 +18,7 @@ from remat.execute.rng import Source
 from remat.execute.summary import change as change_of
 from remat.frameworks.body import Body, pair
 from remat.frameworks.torch import leaves as kit
-from remat.frameworks.torch.captured import node_number
+from remat.frameworks.torch.captured import edge_of, node_number
 from remat.frameworks.torch.leaves import copied, late_summary, nbytes, outside, quick_summary, rooted
 from remat.frameworks.torch.meter import meter_for
 from remat.frameworks.torch.tape import Ends, Opened, Tape, accumulate, look_below, pull, weighed, with_sums
@@ -41,11 +40,13 @@ class TorchVerbs:
         self.opened: Opened | None = None
         self.steps: int | None = None  # in all; known at the turn
         self.stand_ins: Sequence[Tensor] = ()  # for captured tensors, where fake ones are used
+        self.first = False  # whether the first sweep of a call is run
         self.weighing = False  # whether tapes are weighed while they are recorded
         self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
         self.xs_grads: list[Any] = [None] * len(body.inputs.leaves)  # made when the first one comes
         self.sums: list[Any] = [None] * len(self.captured)
         self.put_out = 0  # bytes of the outputs
+        self._nodes = 0  # of a step's graph
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
@@ -63,13 +64,16 @@ class TorchVerbs:
             start += 1
         if start == stop:
             return states.pop()
+        if self.body.tree.mutable:  # the step may change the container; what is kept is not to change with it
+            states = [self.body.tree.mapped(lambda leaf: leaf, states.pop())]
         probe = 1 << (start - 1).bit_length() if start >= self.body.done else stop
         if probe < stop:
             states.append(self.advance(states.pop(), start, probe))
             return self.advance(states.pop(), probe, stop)
         given = self._given(states[0])
         with self.step.modes.on(grad=False), self.step.bind(self.captured) as step:
-            after = self.body.run(step, states.pop(), start, stop)
+            seen = self._seeing(step) if self.flows.twins and self.first and start >= self.body.done else step
+            after = self.body.run(seen, states.pop(), start, stop)
         self._check_given(given, start, stop)
         return self.body.tree.mapped(outside, after)
 
@@ -92,7 +96,7 @@ class TorchVerbs:
                 self._take(tape, 0, opened.y)
                 tape.stop = stop
             else:
-                number, done = self._number(start, stop), start
+                number, done = node_number(), start
                 leaves = rooted(leaves, self.flows.carry)
                 tape, carry = Tape(start, stop, _wanting(leaves), self.captured), body.tree.build(leaves)
             del leaves, opened
@@ -102,7 +106,7 @@ class TorchVerbs:
         self._check_given(given, start, stop)
         ends = body.settle(carry, stop - 1)
         tape.carry_out = self._ends(ends, self.flows.carry, body.names, stop - 1)
-        if number and not self.step.sharded:
+        if self._looks(start, stop, node_number() - number - 1) and not self.step.sharded:
             look_below(tape, number)
         return body.tree.build([outside(leaf) for leaf in ends]), tape
 
@@ -131,6 +135,8 @@ class TorchVerbs:
         carry, y = self._called(step, carry, i, tape)
         if not self.body.matches(carry):
             self.body.settle(carry, i)
+        if self.flows.twins and self.first and i >= self.body.done:
+            self._see(carry, y)
         self._take(tape, i, y)
         return carry
 
@@ -154,6 +160,21 @@ class TorchVerbs:
         except Exception as error:
             body.add_note(error, carry)
             raise
+
+    def _seeing(self, step: Any) -> Any:
+        def seeing(carry: Any, x: Any) -> Any:
+            out = step(carry, x)
+            self._see(*pair(kit, out, self.body.at))
+            return out
+
+        return seeing
+
+    def _see(self, carry: Any, y: Any) -> None:
+        """Forget that outputs are leaves of the carry, if in this step of the first sweep they are not."""
+        assert self.body.outputs.tree is not None
+        outs, ys = self.body.tree.apart(carry, "carry"), self.body.outputs.tree.apart(y, "y")
+        if any(ys[j] is not outs[k] for k, j in self.flows.twins.items()):
+            self.flows.twins.clear()
 
     def _take(self, tape: Tape, i: int, y: Any) -> None:
         """Hold where the gradient of the output of step i comes in, and write the output if it is new."""
@@ -196,7 +217,7 @@ class TorchVerbs:
             # plain loop, so the range after it begins with it, and the one before leaves it out.
             for k, j in self.flows.twins.items():
                 if tape.start > 0 and tape.carry_in[k] is not None:
-                    ends.add(get_gradient_edge(tape.carry_in[k]), self._output_cotangent(tape.start - 1, j))
+                    ends.add(edge_of(tape.carry_in[k]), self._output_cotangent(tape.start - 1, j))
             done = set(self.flows.twins.values()) if tape.stop != self.steps else set()
             for i, row in enumerate(tape.ys, tape.start):
                 for j, edge in enumerate(row):
@@ -314,7 +335,7 @@ class TorchVerbs:
                     f"gradients flow through {name} after step {i}, and did not after step 0: it depended on nothing "
                     "that requires a gradient there. Let it begin with requires_grad_()"
                 )
-            ends.append(get_gradient_edge(leaf) if wants else None)
+            ends.append(edge_of(leaf) if wants else None)
         return ends
 
     def _given(self, state: Any) -> list[tuple[Any, int]]:
@@ -335,13 +356,15 @@ class TorchVerbs:
     def _there(self) -> list[Tensor]:
         return [*self.captured, *self.stand_ins, *self.body.inputs.leaves]
 
-    def _number(self, start: int, stop: int) -> int:
-        """The number of the next node if the graph of these steps is to be looked at, else 0.
+    def _looks(self, start: int, stop: int, nodes: int) -> bool:
+        """Whether the graph of these steps is to be looked at.
 
-        It is looked at near powers of two, and always where the step could reach more than it used at first.
+        It is near powers of two, where it has more or fewer nodes than such graphs had so far, and always where the
+        step could reach more than it used at first.
         """
-        looks = start == 0 or (stop - 1).bit_length() != (start - 1).bit_length()
-        return node_number() if looks or self.step.many else 0
+        usual = nodes == self._nodes * (stop - start)
+        self._nodes = nodes // (stop - start)
+        return not usual or self.step.many or start == 0 or (stop - 1).bit_length() != (start - 1).bit_length()
 
 
 def _wanting(roots: Sequence[Any]) -> list[Any]:
