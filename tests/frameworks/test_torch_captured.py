@@ -90,7 +90,7 @@ def test_modules_of_modules_and_frozen_parameters():
 
 
 def test_a_parameter_that_no_step_uses_has_no_gradient():
-    W, h, xs = tensors()
+    _, h, xs = tensors()
     cell = LSTM(3)
     cell.spare = torch.nn.Parameter(torch.ones(2))
     weigh(remat.scan(cell, (h, h), xs, slots=3)).backward()
@@ -216,3 +216,101 @@ def test_segments_inside_steps():
         gradients(remat.scan, step, h, xs, [W], slots=3)[1],
         gradients(plain_scan, lambda h, x: (torch.tanh(h @ W + x), h), h, xs, [W])[1],
     )
+
+
+def test_leaves_and_made_tensors_may_share_a_tuple_or_a_partial():
+    W, h, xs = tensors()
+    for wrap in (
+        lambda pair: lambda h, x: (torch.tanh(h @ pair[0] + x @ pair[1]), h),
+        lambda pair: functools.partial(lambda a, b, h, x: (torch.tanh(h @ a + x @ b), h), *pair),
+        lambda pair: lambda h, x, w=pair: (torch.tanh(h @ w[0] + x @ w[1]), h),
+    ):
+        compared(lambda wrap=wrap: wrap((W, W.sin())), [W], h, xs)
+
+
+def test_a_parameter_that_is_hidden_and_used_by_one_later_step_is_an_error():
+    import types
+
+    W, h, xs = tensors()
+    hidden = types.ModuleType("hidden")
+    hidden.p = torch.tensor(0.7, dtype=DOUBLE, requires_grad=True)
+
+    def step(carry, x):
+        i, h = carry
+        h = torch.tanh(h @ W + x)
+        return (i + 1, h * hidden.p if i == 5 else h), None
+
+    with pytest.raises(remat.StepError, match="gradient would be lost"):
+        weigh(remat.scan(step, (0, h), xs, slots=3)).backward()
+
+
+def test_a_cache_that_the_second_step_fills_is_an_error_not_a_lost_gradient():
+    W, h, xs = tensors()
+    cache = {}
+
+    def step(carry, x):
+        i, h = carry
+        if i >= 1 and "V" not in cache:
+            cache["V"] = torch.tanh(W)
+        return (i + 1, torch.tanh(h @ (cache["V"] if i else W) + x)), None
+
+    with pytest.raises((remat.StepError, RuntimeError)):
+        weigh(remat.scan(step, (0, h), xs, slots=3)).backward()
+
+
+def test_parameters_that_are_swapped_for_the_call_are_swapped_for_the_reverse_sweep():
+    cell, carry, xs, _ = lstm(steps=8)
+    fast = {name: (p.detach() * 0.5).requires_grad_() for name, p in cell.named_parameters()}
+
+    class Net(torch.nn.Module):
+        def __init__(self, loop, **how):
+            super().__init__()
+            self.cell, self.loop, self.how = cell, loop, how
+
+        def forward(self):
+            return self.loop(self.cell, carry, xs, **self.how)
+
+    def run(net):
+        swapped = {f"cell.{name}": p for name, p in fast.items()}
+        return torch.autograd.grad(weigh(torch.func.functional_call(net, swapped, ())), list(fast.values()))
+
+    assert_same(run(Net(remat.scan, slots=3)), run(Net(plain_scan)))
+
+
+def test_tensor_subclasses_that_are_captured():
+    class Mine(torch.Tensor):
+        pass
+
+    W, h, xs = tensors()
+    V = W.detach().as_subclass(Mine).requires_grad_()
+
+    def step(h, x):
+        return torch.tanh(h @ V + x).as_subclass(torch.Tensor), h
+
+    expected = gradients(plain_scan, lambda h, x: (torch.tanh(h @ W + x), h), h, xs, [W])[1]
+    found = gradients(remat.scan, step, h, xs, [V], slots=3)[1]
+    assert_same([g.as_subclass(torch.Tensor) for g in found], expected)
+
+
+def test_threads_may_share_a_step_that_captures_a_made_tensor():
+    from threading import Thread
+
+    W, h, xs = tensors()
+    made = W * 1.5
+    step = lambda h, x: (torch.tanh(h @ made + x), h)  # noqa: E731
+    wanted, found = [made], []  # another thread may have bound the variable itself
+    expected = gradients(plain_scan, step, h, xs, wanted)[1]
+
+    def work():
+        for _ in range(5):
+            found.append(gradients(remat.scan, step, h, xs, wanted, slots=3)[1])
+
+    threads = [Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 15
+    for each in found:
+        assert_same(each, expected)
+    assert made.grad_fn is not None

@@ -86,7 +86,7 @@ def test_a_fraction_is_of_what_is_free():
 
 
 def test_measuring_changes_nothing():
-    cell, carry, xs, wanted = lstm()
+    cell, carry, xs, _ = lstm()
     norm = torch.nn.BatchNorm1d(5, dtype=DOUBLE)
 
     def step(carry, x):
@@ -191,3 +191,32 @@ def test_a_view_does_not_keep_what_it_is_a_view_of():
         held = meter.now()
         loss.backward()
     assert held < 16 * 64 * 64 * 8 + 50 * 64 * 64 * 8
+
+
+@pytest.mark.parametrize("how", [{"slots": 3}, {"memory": "60 KB"}, {"memory": "120 KB"}, {"memory": "10 MiB"}])
+@pytest.mark.parametrize("backward", [True, False])
+def test_nothing_grows_from_call_to_call(how, backward, no_collector):
+    W = torch.randn(1000, requires_grad=True)
+    meter = StorageMeter()
+    sizes = []
+    with meter.on():
+        for _ in range(5):
+            h, _ = remat.scan(
+                lambda h, x: (torch.tanh(W * h + x), None), torch.zeros(1000), torch.zeros(9, 1000), **how
+            )
+            if backward:
+                h.sum().backward()
+            del h
+            sizes.append(meter.now())
+    assert sizes[-1] == sizes[1]
+
+
+def test_a_profile_holds_no_tensors(no_collector):
+    W = torch.randn(1000, requires_grad=True)
+    meter = StorageMeter()
+    with meter.on():
+        before = meter.now()
+        with remat.profile():
+            h, _ = remat.scan(lambda h, x: (torch.tanh(W * h), None), torch.zeros(1000), length=9, slots=2)
+        del h
+        assert meter.now() == before

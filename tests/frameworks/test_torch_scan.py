@@ -267,3 +267,76 @@ def test_smaller_dtypes_go_through(dtype):
         return h, h
 
     assert_same(gradients(remat.scan, step, h, xs, [W, h], slots=2)[1], gradients(plain_scan, step, h, xs, [W, h])[1])
+
+
+def test_outputs_that_are_leaves_of_the_carry_count_once_and_only_where_they_are():
+    torch.manual_seed(0)
+    w = torch.tensor(0.9, dtype=DOUBLE, requires_grad=True)
+    zero, xs = torch.zeros((), dtype=DOUBLE), torch.arange(10, dtype=DOUBLE)
+
+    def twice(c, x):
+        h = torch.sin(w * c[0] + x)
+        return (h, h), h
+
+    def sometimes(h, x):
+        h = torch.sin(w * h + x)
+        return h, (h if float(x) < 1 else 2 * h)
+
+    def by_turns(c, x):
+        a, b = torch.sin(w * c[0] + x), torch.cos(w * c[1] - x)
+        return (a, b), (a if int(x) % 2 == 0 else b)
+
+    def reset(h, x):
+        y = torch.sin(w * h + x)
+        return (zero * w if int(x) == 5 else y), y
+
+    for step, init in ((twice, (zero, zero)), (sometimes, zero), (by_turns, (zero, zero)), (reset, zero)):
+        for slots in (1, 2, 20):
+            found = gradients(remat.scan, step, init, xs, [w], slots=slots)[1]
+            assert_same(found, gradients(plain_scan, step, init, xs, [w])[1], bitwise=False)
+
+
+def test_a_container_that_the_step_changes_in_place():
+    w = torch.tensor(0.9, dtype=DOUBLE, requires_grad=True)
+    xs = torch.arange(9, dtype=DOUBLE)
+
+    def step(c, x):
+        c["h"] = torch.sin(w * c["h"] + x)
+        return c, None
+
+    def start():
+        return {"h": torch.zeros((), dtype=DOUBLE)}
+
+    found = gradients(remat.scan, step, start(), xs, [w], slots=3)[1]
+    last = start()
+    for x in xs.unbind(0):
+        last, _ = step(last, x)
+    assert_same(found, torch.autograd.grad(weigh(last), [w]))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forward_mode_goes_along_with_a_plain_loop():
+    import torch.autograd.forward_ad as forward
+
+    w = torch.tensor(0.9, dtype=DOUBLE)
+    xs = torch.arange(5, dtype=DOUBLE)
+
+    def run(loop, **how):
+        with forward.dual_level():
+            h = forward.make_dual(torch.tensor(0.3, dtype=DOUBLE), torch.ones((), dtype=DOUBLE))
+            v = forward.make_dual(w, torch.ones((), dtype=DOUBLE))
+            return forward.unpack_dual(loop(lambda h, x: (torch.sin(v * h + x), None), h, xs, **how)[0]).tangent
+
+    assert torch.equal(run(remat.scan, slots=2), run(plain_scan))
+
+
+def test_a_condition_is_asked_once_for_each_carry():
+    asked = []
+    x = torch.ones((), dtype=DOUBLE, requires_grad=True)
+
+    def cond(h):
+        asked.append(1)
+        return bool(h < 5)
+
+    remat.while_loop(cond, lambda h: h * 2, x, slots=2)
+    assert len(asked) == 4

@@ -101,10 +101,11 @@ class Captured:
         self._waiting: deque[tuple[Any, str]] = deque()
         if boxes:
             self._waiting.extend((function, "step") for function in (step, *others) if function is not None)
-        for _ in range(_MOST_VISITS):
-            if not self._waiting:
-                break
-            self._walk(*self._waiting.popleft())
+        with _lock:  # else it would find what another thread has bound
+            for _ in range(_MOST_VISITS):
+                if not self._waiting:
+                    break
+                self._walk(*self._waiting.popleft())
         self._cells = [pair for number, pair in self._read.items() if number not in self._written]
         del self._seen, self._read, self._written, self._waiting, self._live
 

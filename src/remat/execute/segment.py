@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any, NoReturn
-from weakref import WeakSet
+from weakref import ReferenceType, finalize, ref
 
 from remat.errors import DeterminismError, StepError
 
-__all__ = ["Terms", "depth_here", "mark_checked", "name_of", "refuse_change", "refuse_writing", "to_check", "within"]
+__all__ = ["Check", "Terms", "depth_here", "name_of", "refuse_change", "refuse_writing", "within"]
 
 
 @dataclass(frozen=True)
@@ -37,39 +37,41 @@ def name_of(fn: Any) -> str:
     return str(qualified if qualified.endswith(name) else name)  # decorators may hand on only one of them
 
 
-_checked: WeakSet[Any] = WeakSet()
-_lock = threading.Lock()
+_checked: dict[tuple[int, ...], tuple[ReferenceType[Any], ...]] = {}
+_lock = threading.RLock()  # a reference may die while it is held
 
 
-def _key(fn: Any) -> Any:
-    """What stands for a function in all its calls: its code; an object that is no function stands for itself."""
-    while isinstance(fn, partial):
-        fn = fn.func
-    if isinstance(fn, MethodType):
-        fn = fn.__func__
-    while isinstance(fn, FunctionType) and hasattr(fn, "__wrapped__"):
-        fn = fn.__wrapped__
-    return fn.__code__ if isinstance(fn, FunctionType) else fn
+class Check:
+    """Whether the values of one function are compared, and `passed` when they were and are the same.
+
+    Functions are known by themselves, weakly: two closures of one code are two functions. What allows no weak
+    reference is known by its type.
+    """
+
+    def __init__(self, fn: Callable[..., Any], check: str) -> None:
+        self._parts: tuple[ReferenceType[Any], ...] = ()
+        self.wanted = check == "always"
+        if check == "first":
+            parts = (fn.__self__, fn.__func__) if isinstance(fn, MethodType) else (fn,)
+            self._parts = tuple(_weakly(part) for part in parts)
+            self._key = tuple(id(part()) for part in self._parts)
+            with _lock:
+                self.wanted = _checked.get(self._key) != self._parts
+
+    def passed(self) -> None:
+        """A segment of this function was compared in all that it saves, and was the same."""
+        if self._parts:
+            with _lock:
+                _checked[self._key] = self._parts
+            for part in self._parts:
+                finalize(part(), _checked.pop, self._key, None)
 
 
-def to_check(fn: Callable[..., Any], check: str) -> bool:
-    """Whether what a segment computes is to be compared when it is computed again."""
-    if check != "first":
-        return check == "always"
+def _weakly(value: Any) -> ReferenceType[Any]:
     try:
-        with _lock:
-            return _key(fn) not in _checked
-    except TypeError:  # it can be no key, so that it is not known again
-        return True
-
-
-def mark_checked(fn: Callable[..., Any]) -> None:
-    """A segment of this function was compared, and was the same."""
-    try:
-        with _lock:
-            _checked.add(_key(fn))
+        return ref(value)
     except TypeError:
-        pass
+        return ref(getattr(value, "__code__", type(value)))
 
 
 _depth: ContextVar[int] = ContextVar("depth", default=0)

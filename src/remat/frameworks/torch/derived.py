@@ -14,7 +14,8 @@ from remat.errors import StepError
 from remat.frameworks.asked import Asked
 from remat.frameworks.body import pair
 from remat.frameworks.torch import leaves as kit
-from remat.frameworks.torch.loop import TorchCall, set_apart
+from remat.frameworks.torch.loop import TorchCall
+from remat.frameworks.torch.results import set_apart
 
 __all__ = ["pulled_again"]
 
@@ -117,8 +118,8 @@ def _adjoint(call: TorchCall, leaves: Sequence[Any], bars: Sequence[Any]) -> lis
 
     if call.drawn_from is not None:
         raise StepError(
-            "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: draw "
-            "before the loop and pass the numbers in xs"
+            "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: "
+            "draw before the loop and pass the numbers in xs"
         )
     assert call.results is not None
     assert call.steps is not None

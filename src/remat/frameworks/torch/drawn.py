@@ -1,6 +1,7 @@
-"""What a segment draws on beside its arguments: private random generators, and the buffers of modules that train.
+"""What a segment draws on beside its arguments: tensors, random generators, and the buffers of modules that train.
 
-In: a function and its arguments. Out: sources to be replayed, and the cells that the function reads, as they are now.
+In: a function and its arguments. Out: sources to be replayed, and the places that hold tensors, to be filled with them
+again, and the cells that the function reads, as they are now.
 Every segment asks, so library modules are only asked for buffers and for what is set on them; the closures of
 functions, objects and the user's own modules are searched.
 """
@@ -13,23 +14,22 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from remat.execute.captured import Captured
 from remat.execute.rng import Source
-from remat.execute.slots import is_library
+from remat.execute.slots import Item, Slot, is_library
 from remat.frameworks.torch.captured import Tensors
 from remat.frameworks.torch.sources import Buffers, TorchGenerator
 
 __all__ = ["Drawn"]
 
 _OWN = frozenset(nn.Module().__dict__)  # what every module has
-_DULL: frozenset[type] = frozenset(
-    {int, float, bool, complex, str, bytes, type(None), Tensor, nn.Parameter, torch.dtype, torch.device}
-)
+_DULL: frozenset[type] = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device})
 
 
 class _Things:
-    """What is looked for in closures: modules and generators."""
+    """What is looked for in closures: tensors; modules and generators are noted on the way."""
 
     opaque: ClassVar[tuple[type, ...]] = (*Tensors.opaque, nn.Module)
     plain: ClassVar[frozenset[type]] = _DULL
@@ -46,12 +46,12 @@ class _Things:
         return value
 
     def has(self, leaf: Any) -> bool:
-        """Nothing is lifted out; modules and generators are noted."""
+        """Whether it is a tensor; modules and generators are noted."""
         if isinstance(leaf, nn.Module):
             self.modules.append(leaf)
         elif isinstance(leaf, torch.Generator):
             self.generators.append(leaf)
-        return False
+        return isinstance(leaf, Tensor) and not isinstance(leaf, UninitializedTensorMixin)
 
     def meet(self, value: Any, name: str) -> None:
         """Methods and partials of modules lead to them."""
@@ -61,11 +61,26 @@ class _Things:
             self.has(value.func)
 
 
+class _LazyBuffers(Buffers):
+    """The buffers of a module, some of which have no shape before it is first run: these begin with what it makes."""
+
+    def glance(self) -> Any:
+        """As of other buffers."""
+        return [each for each in super().glance() if not _is_lazy(self.module._buffers[each[0]])]
+
+    def read(self) -> Any:
+        """Copies of those that have a shape."""
+        held = [(name, buffer) for name, buffer in self.module._buffers.items() if buffer is not None]
+        return [(name, buffer, buffer.detach().clone()) for name, buffer in held if not _is_lazy(buffer)]
+
+
 class Drawn:
-    """The sources of a segment, and `bind`, which gives cells back what they held."""
+    """The sources of a segment, the tensors that it finds, and `bind`, which puts tensors where these were."""
 
     def __init__(self, fn: Callable[..., Any], arguments: Iterable[Any], tensors: Sequence[Tensor]) -> None:
-        things, self._captured = _Things(), list[Captured]()
+        things, self._captured = _Things(), list[tuple[Captured, list[int]]]()
+        self.tensors: list[Tensor] = []  # for the caller, who takes them away
+        self._numbers: dict[int, int] = {}
         odd = [leaf for leaf in arguments if type(leaf) not in _DULL]
         for leaf in odd:
             things.has(leaf)
@@ -80,23 +95,100 @@ class Drawn:
             if waiting:
                 found = Captured(things, waiting[0], *waiting[1:])
                 private += found.sources
-                self._captured.append(found)
+                self._captured.append((found, [self._number(box) for box in found.release()]))
+            for each in waiting:
+                if isinstance(each, _Attributes):
+                    dict.clear(each.__dict__)  # what it was made with, which is let go
             roots, things.modules = things.modules, []
             waiting = list(_new_things(roots, modules))
+        self._training = [(module, module.training) for module in modules.values()]
+        self._registered = [
+            (held, name, self._number(tensor))
+            for module in modules.values()
+            for held in (module._parameters, module._buffers)
+            for name, tensor in held.items()
+            if tensor is not None and not _is_lazy(tensor)
+        ]
+        del self._numbers
         gathering = [m for m in modules.values() if m.training and any(b is not None for b in m._buffers.values())]
+        self.buffers = {
+            buffer.untyped_storage().data_ptr()
+            for module in gathering
+            for buffer in module._buffers.values()
+            if buffer is not None and not _is_lazy(buffer) and buffer.layout is torch.strided
+        }
         unique = {id(each): each for each in things.generators}
         self.sources: list[Source] = [
             *map(TorchGenerator, _global_generators(tensors)),
             *map(TorchGenerator, unique.values()),
             *_unique(private),
-            *map(Buffers, gathering),
+            *(_LazyBuffers(each) if any(map(_is_lazy, each._buffers.values())) else Buffers(each) for each in gathering),
         ]
 
+    def _number(self, tensor: Tensor) -> int:
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            number = self._numbers[id(tensor)] = len(self.tensors)
+            self.tensors.append(tensor)
+        return number
+
     @contextmanager
-    def bind(self) -> Iterator[None]:
-        """A block in which cells that nobody writes hold what they held when the segment was called."""
-        with _all_bound(self._captured):
-            yield
+    def bind(self, values: Sequence[Tensor]) -> Iterator[None]:
+        """A block in which these are where the tensors were, and all else is where it was when the segment was called.
+
+        After it everything is as it was before: what a function writes when it is run again is forgotten.
+        """
+        before: list[tuple[Slot, Any]] = []
+        modes = [(module, module.training) for module, training in self._training if module.training != training]
+        places = [captured.places for captured, _ in self._captured]
+        for found in places:
+            before += [(place.slot, place.slot.get()) for place in found]
+        try:
+            for module, training in modes:
+                module.training = not training
+            for held, name, number in self._registered:
+                if held.get(name) is not values[number]:
+                    before.append((Item(held, name), Item(held, name).get()))
+                    held[name] = values[number]
+            with _all_bound([(captured, [values[n] for n in numbers]) for captured, numbers in self._captured]):
+                yield
+        finally:
+            for slot, value in reversed(before):
+                if slot.get() is not value:
+                    slot.put(value)
+            for (captured, _), found in zip(self._captured, places, strict=True):
+                captured.places = found
+            for module, training in modes:
+                module.training = training
+
+
+class _SetOn(dict[str, Any]):
+    """What is set on a module, as a dict whose items are put there."""
+
+    def __init__(self, owner: dict[str, Any], chosen: dict[str, Any]) -> None:
+        super().__init__(chosen)
+        self.owner = owner
+
+    def __getitem__(self, key: str) -> Any:
+        return self.owner[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.owner[key] = value
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """Take an item away from the module."""
+        return self.owner.pop(key, *default)
+
+
+class _Attributes:
+    """Stands for a module: an object with only those of its attributes that are looked at."""
+
+    def __init__(self, owner: dict[str, Any], chosen: dict[str, Any]) -> None:
+        self.__dict__ = _SetOn(owner, chosen)
+
+
+def _is_lazy(tensor: Any) -> bool:
+    return isinstance(tensor, UninitializedTensorMixin)
 
 
 def _new_things(roots: list[nn.Module], known: dict[int, nn.Module]) -> Iterator[Any]:
@@ -109,7 +201,7 @@ def _new_things(roots: list[nn.Module], known: dict[int, nn.Module]) -> Iterator
         if len(held) > len(_OWN):
             set_on = {k: v for k, v in held.items() if type(v) not in _DULL and k not in _OWN}
             if set_on:
-                yield SimpleNamespace(**set_on)
+                yield _Attributes(held, set_on)
         if module._forward_hooks or module._forward_pre_hooks:
             yield SimpleNamespace(hooks=[*module._forward_hooks.values(), *module._forward_pre_hooks.values()])
         if not is_library(type(module).__module__):
@@ -131,9 +223,10 @@ def _unique(sources: list[Source]) -> list[Source]:
 
 
 @contextmanager
-def _all_bound(captured: Sequence[Captured]) -> Iterator[None]:
+def _all_bound(captured: Sequence[tuple[Captured, list[Tensor]]]) -> Iterator[None]:
     if not captured:
         yield
         return
-    with captured[0].bind(None), _all_bound(captured[1:]):
+    (first, values), *rest = captured
+    with first.bind(values), _all_bound(rest):
         yield

@@ -23,13 +23,14 @@ from remat.frameworks.torch import leaves as kit
 from remat.frameworks.torch.guard import LateGuard
 from remat.frameworks.torch.leaves import looks
 from remat.frameworks.torch.modes import Modes
+from remat.frameworks.torch.results import Results, set_apart
 from remat.frameworks.torch.tape import Opened
 from remat.frameworks.torch.verbs import TorchVerbs
 from remat.measure import Measured
 
 MOST_NUMBERS = 128  # of summaries; a first sweep stops for each of them
 
-__all__ = ["Flows", "Loop", "Results", "Reverse", "TorchCall", "TorchStep", "holds", "run", "set_apart"]
+__all__ = ["Flows", "Loop", "Reverse", "TorchCall", "TorchStep", "holds", "run"]
 
 
 @dataclass
@@ -70,7 +71,7 @@ class TorchCall(Call[TorchVerbs]):
     opened: Opened | None = None
     specs: list[Any] = field(default_factory=list)  # of the first carry
     replay: Replay | None = None
-    results: "Results | None" = None
+    results: Results | None = None
     mapped: "TorchCall | None" = None  # the same under torch.func.vmap
 
     def start(self, leaves: Sequence[Any], steps: int) -> tuple[TorchVerbs, Any]:
@@ -137,66 +138,19 @@ def holds(answer: Any) -> bool:
     return bool(answer)
 
 
-@dataclass
-class Results:
-    """What a loop gives beside its tensors: which leaves of the last carry and of the outputs these are."""
-
-    numbers: list[Any]  # leaves, with None for each tensor
-    flows: list[bool]
-    carry_size: int
-    outputs: Any
-
-    @classmethod
-    def of(cls, verbs: TorchVerbs, carry: Any, given: Sequence[Any]) -> "tuple[Results, tuple[Tensor, ...]]":
-        """The results of verbs that have run, and their tensors; what is in the memory of something given is copied."""
-        body, flows = verbs.body, verbs.flows
-        verbs.output_flows()
-        there = {_memory(leaf) for leaf in given}
-        leaves = []
-        for leaf in body.tree.apart(carry, "carry"):
-            memory = _memory(leaf)
-            leaves.append(leaf.clone() if memory in there and memory is not None else leaf)
-            there.add(memory)
-        flowing = [flow and kit.flows(leaf) for flow, leaf in zip(flows.carry, leaves, strict=True)]
-        every = [*leaves, *body.outputs.leaves]
-        numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in every]
-        tensors = tuple(leaf for leaf in every if isinstance(leaf, Tensor))
-        verbs.let_go()
-        return cls(numbers, [*flowing, *flows.ys], len(leaves), body.outputs.tree), tensors
-
-    def tensor_flows(self) -> list[bool]:
-        """Whether a gradient flows, for each of the leaves that are tensors."""
-        return [flow for number, flow in zip(self.numbers, self.flows, strict=True) if number is None]
-
-    def with_tensors(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """All leaves, of the carry and of the outputs, with these for the tensors."""
-        rest = iter(tensors)
-        found = [next(rest) if number is None else number for number in self.numbers]
-        return found[: self.carry_size], found[self.carry_size :]
-
-    def spread(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Cotangents of all leaves, of the carry and of the outputs; None where there is none."""
-        rest = iter(cotangents)
-        spread = [next(rest) if number is None else None for number in self.numbers]
-        spread = [part if flow else None for part, flow in zip(spread, self.flows, strict=True)]
-        return spread[: self.carry_size], spread[self.carry_size :]
-
-
-def _memory(leaf: Any) -> int | None:
-    return leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) and leaf.numel() else None
-
-
 class Loop(torch.autograd.Function):
     """A loop: leaves go in, tensors come out."""
 
     @staticmethod
     def forward(call: TorchCall, *leaves: Any) -> tuple[Tensor, ...]:
+        """Run the first sweep."""
         verbs, run = call.first_sweep(leaves)
         call.results, tensors = Results.of(verbs, run.take(), leaves)
         return tensors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        """Hold what a second sweep would begin with."""
         call, *leaves = inputs
         ctx.call = call
         _save(ctx, leaves)
@@ -205,17 +159,20 @@ class Loop(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """Run the reverse sweep, as a function of its own."""
         leaves = _saved(ctx)
         return None, *Reverse.apply(ctx.call, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Refuse forward mode."""
         raise StepError(
             "loops have no forward mode on PyTorch: use torch.func.grad or vjp, or write the loop plainly for jvp"
         )
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchCall, *leaves: Any) -> Any:
+        """Run a loop over a whole batch."""
         from remat.frameworks.torch.mapped import mapped_loop
 
         return mapped_loop(info, dims[1:], call, leaves)
@@ -226,15 +183,18 @@ class Reverse(torch.autograd.Function):
 
     @staticmethod
     def forward(call: TorchCall, count: int, *args: Any) -> tuple[Any, ...]:
+        """Run the reverse sweep."""
         return set_apart(call.reverse(args[:count], args[count:]), args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+        """Hold what the next derivative depends on."""
         ctx.call, ctx.count, *args = inputs
         _save(ctx, args)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """Differentiate the gradient."""
         from remat.frameworks.torch.derived import pulled_again
 
         args = _saved(ctx)
@@ -242,15 +202,10 @@ class Reverse(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchCall, count: int, *args: Any) -> Any:
+        """Run the reverse sweep of a whole batch."""
         from remat.frameworks.torch.mapped import mapped_reverse
 
         return mapped_reverse(info, dims[2:], call, args[:count], args[count:])
-
-
-def set_apart(found: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-    """What a function returns, with copies for what was given to it: autograd takes such a thing for its own view."""
-    there = {id(arg) for arg in given if arg is not None}
-    return tuple(part.clone() if id(part) in there else part for part in found)
 
 
 def _save(ctx: Any, args: Sequence[Any]) -> None:

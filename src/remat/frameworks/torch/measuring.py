@@ -1,8 +1,8 @@
-"""What a step costs, on PyTorch: first on fake tensors, which have no numbers and take no memory, then by a few real runs.
+"""What a step costs, on PyTorch: first on fake tensors, which have no numbers and take no memory, then by real runs.
 
-So nothing is lost to a step that does not fit: what one run of it takes is known before it is run. The real runs have the
-last word on bytes too: kernels take memory of their own, and the engine adds gradients in place where it can. A step
-that cannot be run on fake tensors, since it looks at numbers, is measured as it is.
+So nothing is lost to a step that does not fit: what its tape takes is known before it is run again. The real runs have
+the last word on bytes too: kernels take memory of their own, and the engine adds gradients in place where it can. A
+step that cannot be run on fake tensors, since it looks at numbers or is compiled, is measured as it is.
 """
 
 from collections.abc import Sequence
@@ -160,8 +160,8 @@ def _check_room(found: Measured, devices: Sequence[torch.device]) -> None:
 def _estimated(call: TorchCall, leaves: Sequence[Any], devices: Sequence[torch.device]) -> Measured:
     """What a step costs that calls modules of FSDP, by its first run.
 
-    It is not run again to be measured: FSDP takes a backward pass for the end of the whole model's. Aside are a tape for
-    what passes, and twice its parameters for their gradients.
+    It is not run again to be measured: FSDP takes a backward pass for the end of the whole model's. Aside are a tape
+    for what passes, and twice its parameters for their gradients.
     """
     assert call.opened is not None
     state = sum(map(nbytes, call.parts(leaves)[0]))

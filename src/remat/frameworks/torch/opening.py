@@ -51,7 +51,9 @@ def open_call(call: TorchCall, leaves: Sequence[Any], modules: Sequence[Module])
     if not any(flow) and not any(flows.ys):
         return None
     for k, out in enumerate(outs):
-        flows.twins.update({k: j for j, y in enumerate(ys) if y is out and flow[k] and j not in flows.twins.values()})
+        same = [j for j, y in enumerate(ys) if y is out and j not in flows.twins.values()]
+        if same and flow[k]:
+            flows.twins[k] = same[0]
     _settle(opened, verbs.body, flows)
     places = {edge_of(tensor): k for k, tensor in enumerate(verbs.captured)}
     for edge, is_leaf in captured.items():

@@ -36,7 +36,7 @@ class Tape:
 
 @dataclass
 class Opened:
-    """The first step, recorded before anything is planned: how it behaves, and its results, used when it is its turn."""
+    """The first step, recorded before anything is planned: how it behaves, and its results, for when it is its turn."""
 
     tape: Tape
     carry: Any

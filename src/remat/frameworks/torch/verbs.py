@@ -225,10 +225,7 @@ class TorchVerbs:
                         ends.add(edge, self._output_cotangent(i, j))
         for edge, bar in zip(tape.carry_out, cotangent, strict=True):
             ends.add(edge, bar)
-        if self.step.sharded:
-            found = accumulate(ends, tape, self.step.sharded)
-        else:
-            found = pull(ends, tape)
+        found = accumulate(ends, tape, self.step.sharded) if self.step.sharded else pull(ends, tape)
         size, count = len(tape.carry_in), len(tape.captured)
         for k, gradient in enumerate(found[size : size + count]):
             self.sums[k] = self.sums[k] if gradient is None else gradient
@@ -298,10 +295,8 @@ class TorchVerbs:
         self, found: Sequence[float], noted: Sequence[float], sizes: Sequence[float], recorded: int
     ) -> str | None:
         """The leaf whose summary is another than was noted, and by how much."""
-        names, specs, outputs = list(self.body.names), list(self.body.specs), self.body.outputs
-        for j in self._watched_outputs():
-            names.append(outputs.names[j])
-            specs.append(outputs.specs[j])
+        outputs = self.body.outputs
+        names, specs = (self.body.names + outputs.names)[: len(found)], (self.body.specs + outputs.specs)[: len(found)]
         for now, before, size, name, spec in zip(found, noted, sizes, names, specs, strict=True):
             tolerance = spec.eps ** (0.5 / recorded if recorded else 0.75)
             change = change_of(now, before, size, tolerance)
@@ -310,20 +305,12 @@ class TorchVerbs:
         return None
 
     def _watched(self, state: Any) -> list[Any]:
-        leaves, watched = self.body.tree.apart(state, "carry"), self._watched_outputs()
-        if watched:
-            assert self.body.outputs.tree is not None
-            last = self.body.outputs.tree.apart(self.body.y, "y")
-            leaves += [last[j] for j in watched]
-        return leaves
-
-    def _watched_outputs(self) -> list[int]:
-        """Outputs that every step puts out and that are no leaves of the carry."""
+        """The leaves of the carry, and those of the last output where every step puts one out."""
         outputs = self.body.outputs
-        if outputs.tree is None or outputs.rows is not None:
-            return []
-        twins = self.flows.twins.values()
-        return [j for j in range(len(outputs.names)) if j not in twins]
+        leaves = self.body.tree.apart(state, "carry")
+        if outputs.tree is not None and outputs.rows is None:
+            leaves += outputs.tree.apart(self.body.y, "y")
+        return leaves
 
     def _ends(self, leaves: Sequence[Any], flows: Sequence[bool], names: Sequence[str], i: int) -> list[Any]:
         """Where the gradients of leaves come into the graph; None for those that depend on nothing."""
