@@ -314,3 +314,16 @@ def test_threads_may_share_a_step_that_captures_a_made_tensor():
     for each in found:
         assert_same(each, expected)
     assert made.grad_fn is not None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the compiler itself
+def test_a_loop_inside_something_compiled():
+    W, h, xs = tensors()
+    torch._dynamo.reset()
+
+    def net(h, xs):
+        return remat.scan(lambda h, x: (torch.tanh(h @ W + x), None), h * 2, xs, slots=3)[0].sin()
+
+    expected = torch.autograd.grad(weigh(net(h, xs)), [W])
+    found = torch.autograd.grad(weigh(torch.compile(net, backend="aot_eager")(h, xs)), [W])
+    assert_same(found, expected, bitwise=False)

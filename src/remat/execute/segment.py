@@ -44,34 +44,41 @@ _lock = threading.RLock()  # a reference may die while it is held
 class Check:
     """Whether the values of one function are compared, and `passed` when they were and are the same.
 
-    Functions are known by themselves, weakly: two closures of one code are two functions. What allows no weak
-    reference is known by its type.
+    Functions are known by themselves, weakly: two closures of one code are two functions. What allows no weak reference
+    is known by its code, and compared each time if it has none.
     """
 
     def __init__(self, fn: Callable[..., Any], check: str) -> None:
+        self.wanted = check != "never"
         self._parts: tuple[ReferenceType[Any], ...] = ()
-        self.wanted = check == "always"
         if check == "first":
             parts = (fn.__self__, fn.__func__) if isinstance(fn, MethodType) else (fn,)
-            self._parts = tuple(_weakly(part) for part in parts)
+            try:
+                self._parts = tuple(_weakly(part) for part in parts)
+            except TypeError:  # it is not known again
+                return
             self._key = tuple(id(part()) for part in self._parts)
             with _lock:
                 self.wanted = _checked.get(self._key) != self._parts
 
     def passed(self) -> None:
         """A segment of this function was compared in all that it saves, and was the same."""
-        if self._parts:
-            with _lock:
-                _checked[self._key] = self._parts
-            for part in self._parts:
-                finalize(part(), _checked.pop, self._key, None)
+        alive = [part() for part in self._parts]
+        if not alive or any(part is None for part in alive):
+            return
+        with _lock:
+            known = _checked.get(self._key) == self._parts
+            _checked[self._key] = self._parts
+        if not known:
+            for part in alive:
+                finalize(part, _checked.pop, self._key, None).atexit = False
 
 
 def _weakly(value: Any) -> ReferenceType[Any]:
     try:
         return ref(value)
     except TypeError:
-        return ref(getattr(value, "__code__", type(value)))
+        return ref(value.__code__) if hasattr(value, "__code__") else ref(value)
 
 
 _depth: ContextVar[int] = ContextVar("depth", default=0)

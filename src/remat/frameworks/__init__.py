@@ -5,15 +5,19 @@ framework is imported for its own sake. A framework is one folder here and one l
 """
 
 import sys
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from remat.errors import StepError
 from remat.execute.captured import Captured
 from remat.execute.tree import take_apart
 
-__all__ = ["find_framework", "find_framework_of"]
+__all__ = ["find_framework", "find_framework_of", "outside_compilers"]
+
+P, T = ParamSpec("P"), TypeVar("T")
 
 # package of a leaf's type → room
 ROOMS = {
@@ -22,6 +26,19 @@ ROOMS = {
     "torch": "remat.frameworks.torch",
 }
 _KNOWN = {"jax": "JAX", "jaxlib": "JAX", "tensorflow": "TensorFlow", "keras": "Keras"}
+
+
+def outside_compilers(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, run as it is where torch.compile comes upon it: a schedule is no graph to be compiled."""
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.compiler.is_compiling():
+            return torch._dynamo.disable(function)(*args, **kwargs)  # type: ignore[no-any-return]
+        return function(*args, **kwargs)
+
+    return run
 
 
 def find_framework(*values: Any) -> ModuleType:

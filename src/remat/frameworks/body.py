@@ -191,6 +191,13 @@ class Body:
             self.specs, self.matches = specs, matcher(self.kit, self.tree, specs)
         return leaves
 
+    def watched(self, carry: Any) -> list[Any]:
+        """The leaves of a carry, and those of the last output where every step puts one out."""
+        leaves = self.tree.apart(carry, "carry")
+        if self.outputs.tree is not None and self.outputs.rows is None:
+            leaves += self.outputs.tree.apart(self.y, "y")
+        return leaves
+
     def add_note(self, error: Exception, carry: Any) -> None:
         """Say in which step an error of the user's came, and what went into the step."""
         try:

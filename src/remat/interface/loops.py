@@ -5,7 +5,7 @@ from typing import Any
 
 from remat.errors import ProblemError
 from remat.execute.profiler import watched
-from remat.frameworks import find_framework
+from remat.frameworks import find_framework, outside_compilers
 from remat.frameworks.asked import Asked
 from remat.planners import Plan
 from remat.problem.memory import Capacity
@@ -14,6 +14,7 @@ from remat.progress import Progress
 __all__ = ["scan", "while_loop"]
 
 
+@outside_compilers
 def scan(
     step: Callable[[Any, Any], tuple[Any, Any]],
     init: Any,
@@ -54,6 +55,7 @@ def scan(
         return room.scan(step, init, xs, length, asked.noted(call, room.NAME), vjp)  # type: ignore[no-any-return]
 
 
+@outside_compilers
 def while_loop(
     cond: Callable[[Any], Any],
     body: Callable[[Any], Any],

@@ -3,9 +3,9 @@
 import inspect
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from remat.errors import ProblemError, StepError
 from remat.execute.guard import check_word
@@ -18,6 +18,7 @@ __all__ = ["CheckpointGroup", "adaptive_checkpoint", "checkpoint", "checkpoint_s
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ALWAYS = Terms()
+_LATER = object()  # the function comes later: drop is used as a decorator with options
 _ELSEWHERE = {  # options of torch.utils.checkpoint, and why they are not needed here
     "use_reentrant": "there is one way to do it here, which nests",
     "preserve_rng_state": "random generators are always replayed",
@@ -46,8 +47,16 @@ def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return _run("checkpoint", fn, args, kwargs, _ALWAYS)
 
 
-def drop(fn: F, *, check: str = "first", early_stop: bool = True) -> F:
-    """The function or module, each call of which is a `checkpoint`.
+@overload
+def drop(fn: F, *, check: str = "first", early_stop: bool = True) -> F: ...
+
+
+@overload
+def drop(*, check: str = "first", early_stop: bool = True) -> Callable[[F], F]: ...
+
+
+def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True) -> Any:
+    """The function or module, each call of which is a `checkpoint`; without one, a decorator that makes it.
 
     A module becomes a module, with the same parameters, buffers, attributes and saved state. `check` says when
     recomputed values are compared with the first ones: until the "first" backward through the function has shown that
@@ -60,19 +69,21 @@ def drop(fn: F, *, check: str = "first", early_stop: bool = True) -> F:
     >>> print(f"{grad(block)(0.5):.6f}")
     0.778644
     """
+    if fn is _LATER:
+        return partial(drop, check=check, early_stop=early_stop)
     _check_callable(fn)
     if not isinstance(early_stop, bool):
         raise ProblemError(f"early_stop must be True or False, not {early_stop!r:.40}")
     terms = Terms(check_word(check), early_stop)
     room = _room_of_module(fn)
     if room is not None:
-        return room.dropped(fn, terms)  # type: ignore[no-any-return]
+        return room.dropped(fn, terms)
 
     @wraps(fn)
     def dropped(*args: Any, **kwargs: Any) -> Any:
         return _run("drop", fn, args, kwargs, terms)
 
-    return dropped  # type: ignore[return-value]
+    return dropped
 
 
 def adaptive_checkpoint(fn: Callable[..., Any], *args: Any, threshold: int | str = "10 KiB", **kwargs: Any) -> Any:
@@ -119,6 +130,9 @@ class CheckpointGroup:
 
 
 def _run(what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():  # its compiler knows its own segments, and sees into them
+        return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
     _check_callable(fn)
     if kwargs:
         _check_options(what, fn, kwargs)

@@ -1,14 +1,17 @@
 """What a segment returns, taken apart: leaves that gradients flow through, and those that go beside autograd."""
 
 from collections.abc import Sequence
+from enum import Enum
+from numbers import Number
 from typing import Any
 
 import numpy as np
 from autograd.tracer import getval
 
+from remat.errors import StepError
 from remat.execute.segment import refuse_change
 from remat.execute.tree import Mismatch, take_apart
-from remat.frameworks.numpy.leaves import Spec, differ, refuse, summary, unpack, writable
+from remat.frameworks.numpy.leaves import Spec, differ, is_boxed, summary, unpack, writable
 from remat.frameworks.numpy.tape import boxable, split
 
 __all__ = ["Given", "nbytes_of"]
@@ -23,7 +26,7 @@ class Given:
         self._names = list(self.tree.names("its result"))
         pairs = [split(leaf, trace) for leaf in found]
         for (value, _), leaf_name in zip(pairs, self._names, strict=True):
-            refuse(value, leaf_name)
+            _refuse(value, leaf_name, name)
         self.leaves = [writable(value) for value, _ in pairs]
         self._flows = [boxable(leaf) for leaf in self.leaves]
         self.nodes = [node for (_, node), flows in zip(pairs, self._flows, strict=True) if flows]
@@ -71,6 +74,27 @@ class Given:
             if far:
                 refuse_change(self.name, f"{name}, {spec}, was another one by {far:.1g} of its size")
         return nodes
+
+
+_PLAIN = (np.generic, Number, str, bytes, bool, type(None), Enum, type, np.dtype, slice, range, type(...))
+
+
+def _refuse(leaf: Any, where: str, name: str) -> None:
+    """Raise a StepError for a result that is traced, or that gradients could be lost in."""
+    if is_boxed(leaf):
+        raise StepError(
+            f"{where} is still traced by autograd where it must not be: the segment {name} uses a traced variable that "
+            "remat could not find, or something made from one in another call of it (a cache, a cached_property, a "
+            "log). Compute it in every call, pass it in, or close over it directly: closures, partials, attributes, "
+            "items of lists and dicts, and globals are searched"
+        )
+    if not isinstance(leaf, _PLAIN) and not (isinstance(leaf, np.ndarray) and leaf.dtype != object):
+        kind = "an array of objects" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__qualname__}"
+        raise StepError(
+            f"{where} of the segment {name} is {kind}, in which gradients would be lost. Return arrays, numbers and "
+            "texts, in any nesting of tuples, named tuples, lists, dicts (also OrderedDict and defaultdict) and "
+            "dataclasses"
+        )
 
 
 def nbytes_of(leaves: Sequence[Any]) -> int:

@@ -20,7 +20,7 @@ from remat.execute.captured import Captured
 from remat.execute.checkpoints import CheckpointProfiler
 from remat.execute.profiler import passing
 from remat.execute.recomputing import is_recomputing, recomputing
-from remat.execute.segment import Terms, depth_here, mark_checked, name_of, refuse_writing, to_check, within
+from remat.execute.segment import Check, Terms, depth_here, name_of, refuse_writing, within
 from remat.execute.starts import Start
 from remat.execute.tree import take_apart
 from remat.frameworks.numpy.leaves import is_boxed, protected, unpack
@@ -70,6 +70,7 @@ class Segment:
         self._places = [place for place, leaf in enumerate(self._leaves) if is_boxed(leaf)]
         odd = [leaf for leaf in self._leaves if not isinstance(leaf, _DULL)]
         self._captured = Captured(live, fn, *odd)
+        self._check = Check(fn, terms.check)
         self._tape: tuple[list[Any], list[Any]] | None = None
         self._start: Start | None = None
 
@@ -82,7 +83,7 @@ class Segment:
 
     def first_run(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The results that gradients flow through."""
-        check = to_check(self._captured.step, self.terms.check)
+        check = self._check.wanted
         tracking = CheckpointProfiler.is_tracking() and not is_recomputing()
         self._start = Start(self._captured.sources)
         with passing(self.name, "forward", self.depth):
@@ -104,7 +105,7 @@ class Segment:
         elif tracking:
             outside = _Arrays()
             Captured(outside, self._captured.step)
-            there = [*values, *(leaf for leaf in self._leaves if leaf is not None), *outside.found]
+            there = [*values, *self.given.leaves, *(leaf for leaf in self._leaves if leaf is not None), *outside.found]
             CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], there))  # type: ignore[arg-type]
         self.given.nodes = []
 
@@ -117,7 +118,7 @@ class Segment:
             with self._again(), new_trace() as trace:
                 boxes, roots = rooted(values, [i in wanted for i in range(len(values))], trace)
                 nodes = self.given.compared(self._called(boxes), trace)
-            mark_checked(self._captured.step)
+            self._check.passed()
         began = perf_counter()
         ends = [(node, part) for node, part in zip(nodes, cotangents, strict=True) if node is not None]
         sums = pull_back([ends], {})

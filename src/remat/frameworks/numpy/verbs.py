@@ -134,13 +134,13 @@ class NumpyVerbs(ABC):
     def summary(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""
         with np.errstate(all="ignore"):
-            return [summary(leaf) for leaf in self._watched(state)]
+            return [summary(leaf) for leaf in self.body.watched(state)]
 
     def differ(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
         if self.summary(state) == list(noted):
             return None
-        leaves, outputs = self._watched(state), self.body.outputs
+        leaves, outputs = self.body.watched(state), self.body.outputs
         names = (self.body.names + outputs.names)[: len(leaves)]
         specs = (self.body.specs + outputs.specs)[: len(leaves)]
         with np.errstate(all="ignore"):
@@ -150,14 +150,6 @@ class NumpyVerbs(ABC):
                 if change and tolerance < LOOSE:
                     return f"{name} was another one by {change:.1g} of its size"
         return None
-
-    def _watched(self, state: Any) -> list[Any]:
-        """The leaves of the carry, and those of the last output where every step puts one out."""
-        outputs = self.body.outputs
-        leaves = self.body.tree.apart(state, "carry")
-        if outputs.tree is not None and outputs.rows is None:
-            leaves += outputs.tree.apart(self.body.y, "y")
-        return leaves
 
     def _output_cotangents(self, i: int) -> list[Any] | None:
         """The cotangents of the output of step i by leaf, or None if it has none."""

@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn import parameter as parameters
 
 from remat.execute.captured import Captured
 from remat.execute.rng import Source
 from remat.execute.slots import Item, Slot, is_library
 from remat.frameworks.torch.captured import Tensors
+from remat.frameworks.torch.held import address
 from remat.frameworks.torch.sources import Buffers, TorchGenerator
 
 __all__ = ["Drawn"]
@@ -51,7 +52,7 @@ class _Things:
             self.modules.append(leaf)
         elif isinstance(leaf, torch.Generator):
             self.generators.append(leaf)
-        return isinstance(leaf, Tensor) and not isinstance(leaf, UninitializedTensorMixin)
+        return isinstance(leaf, Tensor) and not _is_lazy(leaf)
 
     def meet(self, value: Any, name: str) -> None:
         """Methods and partials of modules lead to them."""
@@ -102,7 +103,7 @@ class Drawn:
             roots, things.modules = things.modules, []
             waiting = list(_new_things(roots, modules))
         self._training = [(module, module.training) for module in modules.values()]
-        self._registered = [
+        self._registered: list[tuple[dict[str, Any], str, int]] = [
             (held, name, self._number(tensor))
             for module in modules.values()
             for held in (module._parameters, module._buffers)
@@ -110,19 +111,25 @@ class Drawn:
             if tensor is not None and not _is_lazy(tensor)
         ]
         del self._numbers
+        self.lazy = any(
+            _is_lazy(each) for m in modules.values() for each in (*m._parameters.values(), *m._buffers.values())
+        )
         gathering = [m for m in modules.values() if m.training and any(b is not None for b in m._buffers.values())]
         self.buffers = {
-            buffer.untyped_storage().data_ptr()
+            address(buffer)
             for module in gathering
             for buffer in module._buffers.values()
-            if buffer is not None and not _is_lazy(buffer) and buffer.layout is torch.strided
+            if buffer is not None and not _is_lazy(buffer)
         }
         unique = {id(each): each for each in things.generators}
         self.sources: list[Source] = [
             *map(TorchGenerator, _global_generators(tensors)),
             *map(TorchGenerator, unique.values()),
             *_unique(private),
-            *(_LazyBuffers(each) if any(map(_is_lazy, each._buffers.values())) else Buffers(each) for each in gathering),
+            *(
+                _LazyBuffers(each) if any(map(_is_lazy, each._buffers.values())) else Buffers(each)
+                for each in gathering
+            ),
         ]
 
     def _number(self, tensor: Tensor) -> int:
@@ -187,8 +194,9 @@ class _Attributes:
         self.__dict__ = _SetOn(owner, chosen)
 
 
-def _is_lazy(tensor: Any) -> bool:
-    return isinstance(tensor, UninitializedTensorMixin)
+def _is_lazy(tensor: Tensor | None) -> bool:
+    """Whether a tensor gets its shape when its module is first run."""
+    return tensor is not None and parameters.is_lazy(tensor)
 
 
 def _new_things(roots: list[nn.Module], known: dict[int, nn.Module]) -> Iterator[Any]:

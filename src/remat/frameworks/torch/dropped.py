@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+import torch.utils.checkpoint as theirs
 from torch import nn
 
 from remat.execute.profiler import watched
@@ -28,6 +30,8 @@ class Dropped(nn.Module):
         """What the module returns; what its backward needs is recomputed."""
         module = self._modules[_CHILD]
         assert module is not None
+        if torch.compiler.is_compiling():  # the compiler knows PyTorch's own segments, and sees into them
+            return theirs.checkpoint(module, *args, use_reentrant=False, **kwargs)
         with watched("drop", module.forward) as call:
             return checkpoint(module, args, kwargs, self._terms, call)
 
@@ -35,6 +39,8 @@ class Dropped(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            if name.startswith("__"):  # such as __deepcopy__, which would make a copy of the module alone
+                raise
             module = self.__dict__.get("_modules", {}).get(_CHILD)
             if module is None:  # while it is made or unpickled
                 raise
@@ -49,6 +55,28 @@ class Dropped(nn.Module):
 
     def __delattr__(self, name: str) -> None:
         delattr(self._modules[_CHILD], name)
+
+    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
+        """Add a buffer to the module."""
+        self._inside.register_buffer(*args, **kwargs)
+
+    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
+        """Add a parameter to the module."""
+        self._inside.register_parameter(*args, **kwargs)
+
+    def add_module(self, *args: Any, **kwargs: Any) -> None:
+        """Add a module to the module."""
+        self._inside.add_module(*args, **kwargs)
+
+    def register_module(self, *args: Any, **kwargs: Any) -> None:
+        """Add a module to the module."""
+        self._inside.add_module(*args, **kwargs)
+
+    @property
+    def _inside(self) -> nn.Module:
+        module = self._modules[_CHILD]
+        assert module is not None
+        return module
 
     def __getitem__(self, key: Any) -> Any:
         return self._modules[_CHILD][key]  # type: ignore[index]

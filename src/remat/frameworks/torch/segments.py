@@ -25,26 +25,27 @@ from remat.execute.checkpoints import CheckpointProfiler
 from remat.execute.profiler import passing
 from remat.execute.recomputing import EarlyStop, is_recomputing, recomputing
 from remat.execute.segment import (
+    Check,
     Terms,
     depth_here,
-    mark_checked,
     name_of,
     refuse_change,
     refuse_writing,
-    to_check,
     within,
 )
 from remat.execute.starts import Start
 from remat.execute.tree import Tree, take_apart
 from remat.frameworks.torch.drawn import Drawn
-from remat.frameworks.torch.held import Holder, Looks, Saver, Weight
+from remat.frameworks.torch.held import Holder, Looks, Saver, Weight, address, shown
 from remat.frameworks.torch.leaves import late_summary, nbytes
 from remat.frameworks.torch.lifted import Lifted
 from remat.frameworks.torch.modes import Modes
+from remat.frameworks.torch.standing import Given, Standing, as_they_were, leaves_used
 
 __all__ = ["Segment", "checkpoint"]
 
 _open: ContextVar["Segment | None"] = ContextVar("open", default=None)  # the innermost that is first run
+_ONE_AT_A_TIME = threading.RLock()  # random generators, and what is put back for a recomputation, belong to all threads
 
 
 def checkpoint(
@@ -81,21 +82,48 @@ class Segment:
         self._lifted = Lifted(fn)
         tensors += self._lifted.tensors
         self._lifted.tensors = []
+        self._handed = len(tensors)
+        self._drawn = Drawn(self._lifted.fn, self._leaves, tensors)
+        self._found = self._take(self._drawn.tensors, tensors)
+        self._drawn.tensors = []
         self.holders: list[ReferenceType[Holder]] = []
         self.first: int | None = None  # the holder that is asked last
         self.before: Segment | None = None  # the one around it, if it begins with this one
         self._join(_open.get())
-        self._saver = Saver.keep(tensors)
-        self._drawn = Drawn(self._lifted.fn, self._leaves, tensors)
+        self._hooks = [dict(each._backward_hooks) if each._backward_hooks else None for each in tensors]
+        self._wanted = [each.requires_grad for each in tensors]
+        self._given = [Given(each) for each in tensors if not each.requires_grad and not each.is_inference()]
+        self._saver = Saver.keep(
+            [each if each.requires_grad else each.data for each in tensors]
+        )  # has a version of its own
         self._modes = Modes()
         self.looks: list[Looks] = []
-        self.check = to_check(fn, terms.check)
+        self.changing = self._drawn.buffers | {address(each) for each in tensors if not each.requires_grad}
+        self.check = Check(
+            fn, "never" if self._drawn.lazy else terms.check
+        )  # what is made in the first run is used then
         self.weight = Weight(tensors) if CheckpointProfiler.is_tracking() and not is_recomputing() else None
         self._start = Start(self._drawn.sources)
         self._complete, self._holding = False, terms.threshold is not None
-        self._tasks: set[int] = set()
+        self._tasks: dict[int, bool] = {}  # backwards, and whether what was computed for them is held until they end
         self._pulled, self._since = -1, 0.0
-        self._lock = threading.RLock()
+
+    def _take(self, found: list[Tensor], tensors: list[Tensor]) -> list[int]:
+        """Add what something made to the tensors that are saved; leaves stand where they are. Where each is then."""
+        numbers = {id(tensor): number for number, tensor in enumerate(tensors) if tensor.requires_grad}
+        standing: list[Tensor] = []
+        places: list[int] = []
+        for tensor in found:
+            if tensor.requires_grad and not tensor.is_leaf:
+                number = numbers.setdefault(id(tensor), len(tensors))
+                if number == len(tensors):
+                    tensors.append(tensor)
+                places.append(number)
+            else:
+                standing.append(tensor)
+                places.append(-len(standing))  # from 1, below zero
+        self._standing = Standing(standing)
+        return places
 
     def _join(self, around: "Segment | None") -> None:
         """Note that the segment around this one begins with it, if it does."""
@@ -110,12 +138,25 @@ class Segment:
             out = fn(*args, **kwargs)
         self._complete = True
         self._start.settle()
+        self._standing.settle()
+        for given in self._given:
+            given.settle()
+        for look in self.looks:
+            look.settle()
         if self._holding:
             self._decide(out)
-        elif self.weight is not None:
-            CheckpointProfiler.note(self.weight.bytes)
+        else:
+            self._note_weight(out)
         self.weight = None
         return out
+
+    def _note_weight(self, out: Any) -> None:
+        """Tell the profiler, if there is one, unless the function has nothing to differentiate."""
+        if self.weight is None:
+            return
+        leaves = take_apart(out)[0]
+        if self.holders or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            CheckpointProfiler.note(self.weight.without(leaves))
 
     def _decide(self, out: Any) -> None:
         """Let the held tensors go if the outputs are larger than the threshold; else they are saved as they are."""
@@ -124,8 +165,7 @@ class Segment:
         if sum(map(nbytes, take_apart(out)[0])) > self.terms.threshold:
             for each in self._live():
                 each.saved = None
-            if self.weight is not None:
-                CheckpointProfiler.note(self.weight.bytes)
+            self._note_weight(out)
             return
         for each in self._live():
             each.keep()
@@ -134,7 +174,7 @@ class Segment:
         """The holder of a tensor that is saved in the first run."""
         holder = Holder(self, len(self.holders))
         self.holders.append(ref(holder))
-        self.looks.append(Looks(tensor, checked=self.check))
+        self.looks.append(Looks(tensor, checked=self.check.wanted, changing=self.changing))
         if self.first is None:
             self.first = holder.index
         if self.weight is not None:
@@ -149,11 +189,16 @@ class Segment:
     def value_of(self, holder: Holder) -> Tensor:
         """The tensor of a holder, for one use: it is computed again if it is not there."""
         task = torch._C._current_graph_task_id()  # -1 outside of a backward
+        if self.looks[holder.index].look_again():
+            what = f"tensor {holder.index} of the {len(self.looks)} that it saves for its backward"
+            raise refuse_writing(self.name, what, "by it, after it was saved")
         if holder.saved is None:
-            with self._lock:
+            with _ONE_AT_A_TIME:
                 if task not in holder.values:
                     self._recompute(task, holder)
-                value = holder.values.pop(task)
+                value = holder.values[task]
+                if not self._tasks.get(task, False):
+                    del holder.values[task]
         else:
             value = holder.value()
         if holder.index == self.first and task != -1:
@@ -161,52 +206,80 @@ class Segment:
         return value
 
     def _recompute(self, task: int, wanted: Holder) -> None:
-        """Fill the holders for one backward; if that was done before, only the one that is wanted again."""
+        """Fill the holders for one backward; if that was done before, they are held until it ends."""
         holders = {wanted.index: wanted}
-        if task != -1 and task not in self._tasks:
-            self._tasks.add(task)
-            torch.autograd.Variable._execution_engine.queue_callback(partial(_forget, ref(self), task))
+        if task != -1:
+            if task not in self._tasks:
+                torch.autograd.Variable._execution_engine.queue_callback(partial(_forget, ref(self), task))
+            self._tasks[task] = task in self._tasks
             holders = {holder.index: holder for holder in self._live()}
-        fn, args, kwargs = self._inputs()
-        run = Again(self, task, holders)
+        fn, args, kwargs, tensors, found = self._inputs()
+        data = [(each, each._version) for each, wanted, _ in tensors if not wanted and not each.is_inference()]
+        changed = self._standing.changed()
+        run = Again(self, task, holders, self._drawn.buffers, stops=self.terms.early_stop and not changed)
         self._count()
+        out: Any = None
         with (
             recomputing(True),
             passing(self.name, "recompute", self.depth),
             self._start.again(),
             self._modes.on(grad=True),
-            self._drawn.bind(),
+            self._drawn.bind(found),
+            as_they_were(tensors),
+            self._standing.again(),
             within(self.depth),
             _opened(None),
             saved_tensors_hooks(run.pack, _as_it_is),
         ):
             try:
-                fn(*args, **kwargs)
+                out = fn(*args, **kwargs)
             except EarlyStop as stop:
                 if stop.args[0] is not run:
                     raise
             except Exception as error:
                 error.add_note(f"while the segment {self.name} was recomputed")
                 raise
+        if changed:
+            self._refuse_used(changed, out)
         run.finish(complete=self._complete)
-        if self.check:
-            mark_checked(self._lifted.fn)
+        if any(tensor._version != version for tensor, version in data):
+            raise refuse_writing(self.name, "one of its inputs", "by it")
+        if self.check.wanted and self._complete and run.count >= len(self.looks):
+            self.check.passed()
         self._since = perf_counter()
 
-    def _inputs(self) -> tuple[Callable[..., Any], Any, Any]:
-        """The function and its arguments; a segment around this one may have to be run again for them."""
+    def _refuse_used(self, changed: list[tuple[Tensor, int]], out: Any) -> None:
+        """Raise a StepError if results depend on tensors that were written into."""
+        used = leaves_used(out)
+        for tensor, version in changed:
+            if id(tensor) in used:
+                what = f"a parameter that it uses ({shown(tensor)}, version {version}, now {tensor._version})"
+                advice = "Call backward before it changes"
+                raise refuse_writing(self.name, what, "since it was first run", advice)
+
+    def _inputs(self) -> tuple[Callable[..., Any], Any, Any, list[Any], list[Tensor]]:
+        """The function, its arguments, what leaves among them were, and the tensors that it finds.
+
+        A segment around this one may have to be run again for them. What something made is handed on without it: hooks
+        that the function registers on it are for this run only.
+        """
+        for each in self._given:
+            each.check(self.name)
         try:
-            tensors = Saver.kept(self._saver)
+            tensors = list(Saver.kept(self._saver))
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
             what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
             raise refuse_writing(self.name, what, "since it was first run, or by the segment itself") from error
+        tensors = [each if each.is_leaf else each.detach().requires_grad_() for each in tensors]
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=False):
             leaves[place] = tensor
         args, kwargs = (leaves, {}) if self._tree is None else self._tree.build(leaves)
-        return self._lifted.filled(tensors[len(self._places) :]), args, kwargs
+        found = [tensors[number] if number >= 0 else self._standing.tensors[-number - 1] for number in self._found]
+        states = list(zip(tensors, self._wanted, self._hooks, strict=True))
+        return self._lifted.filled(tensors[len(self._places) : self._handed]), args, kwargs, states, found
 
     def _count(self) -> None:
         if self.call is not None and self.call.steps is not None:
@@ -225,8 +298,11 @@ class Segment:
 class Again:
     """One recomputation of a segment: fills holders in the order of the first run."""
 
-    def __init__(self, segment: Segment, task: int, holders: dict[int, Holder]) -> None:
-        self.segment, self.task, self.holders = segment, task, holders
+    def __init__(
+        self, segment: Segment, task: int, holders: dict[int, Holder], buffers: set[int], *, stops: bool
+    ) -> None:
+        self.segment, self.task, self.holders, self.stops = segment, task, holders, stops
+        self._buffers = buffers
         self.last = max(holders)
         self.count = 0
         self._found: list[tuple[int, Tensor, Tensor]] = []
@@ -237,6 +313,8 @@ class Again:
         segment, index = self.segment, self.count
         self.count += 1
         value = tensor.detach() if tensor.requires_grad else tensor
+        if self._buffers and address(tensor) in self._buffers:
+            value = value.clone()  # the buffer is what it was before in the end
         if index >= len(segment.looks):
             return value
         try:
@@ -247,9 +325,9 @@ class Again:
         holder = self.holders.get(index)
         if holder is not None:
             holder.values[self.task] = value
-            if segment.looks[index].noted is not None:  # now: what it shares with buffers is put back at the end
-                self._found.append((index, value, late_summary(value)))
-        if index == self.last and segment.terms.early_stop:
+        if segment.looks[index].noted is not None:
+            self._found.append((index, value, late_summary(value)))
+        if index == self.last and self.stops:
             raise EarlyStop(self)
         return value
 
@@ -286,6 +364,6 @@ def _forget(segment: "ReferenceType[Segment]", task: int) -> None:
     """A backward has ended: what it did not use is let go."""
     found = segment()
     if found is not None:
-        found._tasks.discard(task)
+        found._tasks.pop(task, None)
         for holder in found._live():
             holder.values.pop(task, None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from remat.execute.segment import refuse_writing
 from remat.execute.tree import take_apart
 
-__all__ = ["Given", "Standing", "leaves_used"]
+__all__ = ["Given", "Standing", "as_they_were", "leaves_used"]
 
 
 class Standing:

@@ -278,11 +278,11 @@ class TorchVerbs:
 
     def late_summary(self, state: Any, *, of_sizes: bool = False) -> list[Tensor]:
         """A number on the device for each leaf of the carry, and of the output that the last step put out with it."""
-        return [late_summary(leaf, of_sizes=of_sizes) for leaf in self._watched(state)]
+        return [late_summary(leaf, of_sizes=of_sizes) for leaf in self.body.watched(state)]
 
     def summary(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""
-        return [quick_summary(leaf) for leaf in self._watched(state)]
+        return [quick_summary(leaf) for leaf in self.body.watched(state)]
 
     def differ(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
@@ -303,14 +303,6 @@ class TorchVerbs:
             if change and tolerance < LOOSE:
                 return f"{name} was another one by {change:.1g} of its size"
         return None
-
-    def _watched(self, state: Any) -> list[Any]:
-        """The leaves of the carry, and those of the last output where every step puts one out."""
-        outputs = self.body.outputs
-        leaves = self.body.tree.apart(state, "carry")
-        if outputs.tree is not None and outputs.rows is None:
-            leaves += outputs.tree.apart(self.body.y, "y")
-        return leaves
 
     def _ends(self, leaves: Sequence[Any], flows: Sequence[bool], names: Sequence[str], i: int) -> list[Any]:
         """Where the gradients of leaves come into the graph; None for those that depend on nothing."""
