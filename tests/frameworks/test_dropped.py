@@ -218,3 +218,43 @@ def test_distributed_wrappers_get_the_plain_gradients(tmp_path):
         assert all(torch.equal(p.grad.full_tensor(), g) for p, g in zip(module.parameters(), expected, strict=True))
     finally:
         dist.destroy_process_group()
+
+
+def test_what_is_registered_is_the_modules_own():
+    wrapped, plain = remat.drop(nn.Linear(2, 2)), nn.Linear(2, 2)
+    for module in (wrapped, plain):
+        module.register_buffer("count", torch.ones(1))
+        module.register_parameter("scale", nn.Parameter(torch.ones(1)))
+        module.add_module("more", nn.Linear(1, 1))
+    assert list(wrapped.state_dict()) == list(plain.state_dict())
+    assert [n for n, _ in wrapped.named_parameters()] == [n for n, _ in plain.named_parameters()]
+
+
+def test_a_parametrized_module_can_be_dropped():
+    found = []
+    for drop in (lambda module: module, remat.drop):
+        torch.manual_seed(0)
+        module = drop(nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3)))
+        x = torch.ones(2, 3, requires_grad=True)
+        for _ in range(2):
+            module(x).square().sum().backward()
+        found.append([x.grad, *(p.grad for p in module.parameters()), *module.buffers()])
+    assert all(map(torch.equal, *found))
+
+
+def test_copies_of_dropped_graph_modules_are_dropped():
+    copied = copy.deepcopy(remat.drop(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))))
+    assert isinstance(copied, Dropped)
+
+
+def test_drop_with_options_is_a_decorator():
+    @remat.drop(check="never", early_stop=False)
+    def fn(x):
+        """Mine."""
+        return x.sin().exp()
+
+    x = torch.ones(3, requires_grad=True)
+    with remat.profile() as run:
+        fn(x).sum().backward()
+    assert fn.__doc__ == "Mine."
+    assert [each.what for each in run.passes] == ["forward", "recompute", "pullback"]

@@ -1,5 +1,6 @@
 """Segments under autograd: gradients are those of the plain call, and nothing is kept but the inputs."""
 
+import collections
 import functools
 import gc
 import random
@@ -472,3 +473,52 @@ def test_nothing_is_alive_after_the_gradient_without_collecting():
         assert all(each() is None for each in seen)
     finally:
         gc.enable()
+
+
+class Holds:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("kind", ["object", "dict subclass", "function", "objects", "deque"])
+def test_results_that_gradients_would_be_lost_in_are_errors(kind):
+    class Kept(dict):
+        pass
+
+    make = {
+        "object": lambda y: Holds(y),
+        "dict subclass": lambda y: Kept(y=y),
+        "function": lambda y: lambda: y,
+        "objects": lambda y: numpy.array([y, None], dtype=object),
+        "deque": lambda y: collections.deque([y]),
+    }[kind]
+    with pytest.raises(remat.StepError, match=r"gradients would be lost.*dataclasses"):
+        grad(lambda x: np.sum(remat.checkpoint(lambda x: make(np.sin(x)), x)))(X)
+
+
+def test_errors_about_segments_speak_of_segments():
+    hidden = []
+
+    def loss(w):
+        hidden[:] = [iter([w])]
+        return np.sum(remat.checkpoint(lambda v: next(hidden[0]) * v, w))
+
+    with pytest.raises(remat.StepError, match="the segment") as info:
+        grad(loss)(X)
+    assert "init" not in str(info.value)
+
+
+def test_two_closures_of_one_code_are_two_functions():
+    def make(state):
+        return lambda x: np.sin(x * state["n"])
+
+    steady, state = make({"n": 1}), {"n": 1}
+    grad(lambda x: np.sum(remat.checkpoint(steady, x)))(X)
+
+    def loss(x):
+        y = np.sum(remat.checkpoint(make(state), x))
+        state["n"] = 2
+        return y
+
+    with pytest.raises(remat.DeterminismError):
+        grad(loss)(X)

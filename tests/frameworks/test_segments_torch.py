@@ -125,7 +125,7 @@ def test_the_profiler_counts_every_checkpoint_and_the_bytes_that_are_not_kept():
     profiler.stop_tracking()
     remat.checkpoint(torch.sin, weights[0])
     assert profiler.checkpoint_count() == 5
-    assert profiler.memory_saved() == 5 * 2 * 400  # x @ w for the sine, and what tanh gave
+    assert profiler.memory_saved() == 5 * 400  # x @ w for the sine; what tanh gave is the result
     profiler.reset_statistics()
     assert (profiler.checkpoint_count(), profiler.memory_saved()) == (0, 0)
 
@@ -148,7 +148,7 @@ def test_the_profiler_counts_all_threads():
 
     def work():
         for _ in range(20):
-            remat.checkpoint(lambda x: x.sin().exp(), leaf(3)).sum().backward()
+            remat.checkpoint(lambda x: x.exp().sin(), leaf(3)).sum().backward()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -157,7 +157,7 @@ def test_the_profiler_counts_all_threads():
         thread.join()
     profiler.stop_tracking()
     assert profiler.checkpoint_count() == 80
-    assert profiler.memory_saved() == 80 * 24  # exp saves what it gave
+    assert profiler.memory_saved() == 80 * 24  # what exp gave
     profiler.reset_statistics()
 
 
@@ -584,7 +584,7 @@ def test_saved_tensors_may_be_asked_for_twice():
     x = leaf(3)
     (found,) = torch.autograd.grad(remat.checkpoint(fn, x).sum(), x)
     assert torch.allclose(found, torch.autograd.grad((x.sin() ** 2).sin().sum(), x)[0])
-    assert len(runs) == 4
+    assert len(runs) == 3
 
 
 def test_saved_tensors_may_be_looked_at_outside_of_a_backward():
@@ -1025,3 +1025,305 @@ def test_a_changed_tensor_is_named_even_where_an_operator_meets_it():
         module.weight.add_(1)
     with pytest.raises(remat.StepError, match="parameter"):
         y.backward()
+
+
+# What was changed between the call and its backward
+
+
+def plainly(fn, *args):
+    return fn(*args)
+
+
+def same_as_plain(work):
+    """What a function of a way to call gives, plainly and with segments, in two rounds: the first passes the check."""
+    expected = [work(plainly) for _ in "ab"]
+    found = [work(remat.checkpoint) for _ in "ab"]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_hooks_that_a_function_registers_act_once():
+    def work(run):
+        x, w = leaf(3), leaf(3, seed=1)
+
+        def reverses(h):
+            h.register_hook(lambda g: -g)
+            w.register_hook(lambda g: 3 * g)
+            return h * h.sin() * w
+
+        run(reverses, x * 2).sum().backward()
+        run(reverses, x).sum().backward()
+        return x.grad, w.grad
+
+    same_as_plain(work)
+
+
+def test_hooks_of_parameters_are_there_again_after_a_recomputation():
+    w, seen = leaf(3), []
+    w.register_hook(lambda g: seen.append(1))
+    remat.checkpoint(lambda x: (x * w).sin().exp(), leaf(3)).sum().backward()
+    (w * 1).sum().backward()
+    assert seen == [1, 1]
+
+
+@pytest.mark.parametrize("kind", ["attribute", "tuple", "list", "dict", "partial", "global", "object", "data"])
+def test_tensors_that_are_put_elsewhere_are_where_they_were(kind):
+    class Times(nn.Module):
+        def forward(self, x):
+            return (x * (self.w[0] if kind == "tuple" else self.w)).sin()
+
+    module, items, named, space = Times(), [None], {}, type("Space", (), {})()
+
+    def work(run):
+        x, h = leaf(3), leaf(3, seed=1)
+        y = x
+        for i in range(3):
+            w = (h.detach() if kind == "data" else h) * (i + 1.0)
+            module.w = (w, i) if kind == "tuple" else w
+            items[0] = named["w"] = space.w = globals()["REBOUND"] = w
+            functions = {
+                "list": lambda x: (x * items[0]).sin(),
+                "dict": lambda x: (x * named["w"]).sin(),
+                "partial": functools.partial(lambda o, x: (x * o.w).sin(), space),
+                "object": lambda x: (x * space.w).sin(),
+                "global": lambda x: (x * REBOUND).sin(),  # noqa: F821
+            }
+            y = run(functions.get(kind, module), y)
+        y.sum().backward()
+        return x.grad, torch.zeros(()) if h.grad is None else h.grad
+
+    same_as_plain(work)
+
+
+def test_parameters_that_are_exchanged_for_a_call_are_exchanged_again():
+    class Outer(nn.Module):
+        def __init__(self, run):
+            super().__init__()
+            self.inner, self.run = block(), run
+
+        def forward(self, x):
+            return self.run(self.inner, x).sin()
+
+    def work(run):
+        module, x = Outer(run), leaf(2, 4)
+        other = {name: parameter * 2 for name, parameter in module.named_parameters()}
+        torch.func.functional_call(module, other, (x,)).sum().backward()
+        return x.grad, *(parameter.grad for parameter in module.parameters())
+
+    same_as_plain(work)
+
+
+def test_a_state_that_a_module_keeps_is_that_of_each_call_and_the_last_one_in_the_end():
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4).double()
+
+        def forward(self, x):
+            self.state = torch.tanh(self.linear(x) + self.state)
+            return self.state * 2
+
+    def work(run):
+        torch.manual_seed(0)
+        module, x = Keeps(), leaf(2, 4)
+        module.state = torch.zeros(2, 4, dtype=torch.float64)
+        total = sum(run(module, x * i).sum() for i in range(3))
+        total.backward()
+        return x.grad, module.state.detach(), module.linear.weight.grad
+
+    same_as_plain(work)
+
+
+def test_flags_that_are_toggled_before_the_backward_are_what_they_were():
+    class Scales(nn.Module):
+        def forward(self, x):
+            return (x * (2.0 if self.training else 1.0)).sin()
+
+    def work(run):
+        module, scales, x, items = block(), Scales(), leaf(2, 4), [rand(4, 4), leaf(4, 4, seed=1)]
+        module.requires_grad_(False)
+        y = run(module, x) + run(scales, x) + run(lambda x: x @ items[0] @ items[1], x.detach())
+        module.requires_grad_(True)
+        items[0].requires_grad_(True)
+        scales.eval()
+        y.sum().backward()
+        assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
+        assert not scales.training
+        return x.grad, items[1].grad
+
+    same_as_plain(work)
+
+
+@pytest.mark.parametrize("check", ["always", "never"])
+def test_a_parameter_that_is_written_into_is_an_error_whatever_is_saved(check):
+    w, other = leaf(3), leaf(3, seed=1)
+    held = [w, other]
+    run = remat.drop(lambda x: x * held[0].sigmoid(), check=check)
+    y, z = run(leaf(3)), run(leaf(3))
+    with torch.no_grad():
+        other.add_(1)  # which the function finds and does not use
+    y.sum().backward()
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(remat.StepError, match=r"parameter that it uses \(float64\[3\], version 0, now 1\)"):
+        z.sum().backward()
+
+
+def test_data_that_is_written_into_is_an_error_where_it_is_saved():
+    module = nn.Module()
+    module.mask = rand(3)
+    y = remat.drop(lambda x: (x * module.mask).sin(), check="never")(leaf(3))
+    module.mask.mul_(2)
+    with pytest.raises(remat.StepError, match="written into since"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_function_may_write_into_data_in_its_first_run_only(given):
+    count = torch.zeros(())
+
+    def fn(x, seen=None):
+        if not remat.is_recomputing():
+            (count if seen is None else seen).add_(1)
+        return x.sin().exp()
+
+    x = leaf(3)
+    sum(remat.checkpoint(fn, x, *([count] if given else [])).sum() for _ in range(3)).backward()
+    assert count == 3
+    assert torch.allclose(x.grad, 3 * x.cos() * x.sin().exp())
+
+    def writes(x, data):
+        return x * data.add_(1)
+
+    with pytest.raises(remat.StepError, match="written into"):
+        remat.drop(writes, check="never")(x, rand(3)).sum().backward()
+
+
+def test_writing_into_what_was_saved_is_an_error_as_it_is_plainly():
+    def writes(x):
+        h = x.exp()
+        y = h.sin()
+        h.mul_(2)
+        return y
+
+    for run in (remat.checkpoint, functools.partial(remat.adaptive_checkpoint, threshold=1000)):
+        with pytest.raises(remat.StepError, match="by it, after it was saved"):
+            run(writes, leaf(3)).sum().backward()
+
+    x = leaf(3)
+    y = remat.checkpoint(lambda x: x.sin().exp(), x)  # a result is the caller's, and is computed again
+    y.mul_(2)
+    y.sum().backward()
+    assert torch.allclose(x.grad, 2 * x.cos() * x.sin().exp())
+
+
+def test_buffers_that_are_saved_have_the_numbers_of_their_call():
+    class Doubles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(1, dtype=torch.float64))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.scale.mul_(2)
+            return x * self.scale
+
+    module, x = Doubles(), leaf(3)
+    y, _ = remat.checkpoint(module, x), remat.checkpoint(module, x)
+    y.sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+    assert module.scale == 4
+
+
+def test_only_a_comparison_of_all_that_is_saved_counts_as_the_first():
+    state = {"n": 1}
+
+    def fn(x):
+        return x.sin(), (x * state["n"]).exp()
+
+    x = leaf(3)
+    for _ in range(2):
+        first, second = remat.checkpoint(fn, x)
+        del second
+        first.sum().backward()
+    y = remat.checkpoint(fn, x)[1].sum()
+    state["n"] = 2
+    with pytest.raises(remat.DeterminismError):
+        y.backward()
+
+
+def test_two_closures_of_one_code_are_two_functions():
+    def make(state):
+        return lambda x: (x * state["n"]).sin()
+
+    steady, other = make({"n": 1}), {"n": 1}
+    remat.checkpoint(steady, leaf(3)).sum().backward()
+    y = remat.checkpoint(make(other), leaf(3)).sum()
+    other["n"] = 2
+    with pytest.raises(remat.DeterminismError):
+        y.backward()
+
+
+def test_saved_tensors_that_are_asked_for_often_are_computed_twice_at_most():
+    runs = []
+
+    class Many(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *args):
+            ctx.save_for_backward(*args)
+            return sum(args)
+
+        @staticmethod
+        def backward(ctx, g):
+            return tuple(g * ctx.saved_tensors[i] for i in range(6))
+
+    def fn(x):
+        runs.append(1)
+        return Many.apply(*(x * i for i in range(6)))
+
+    x = leaf(3)
+    remat.checkpoint(fn, x).sum().backward()
+    assert len(runs) == 3
+    assert torch.allclose(x.grad, 55 * x)
+
+
+def test_modules_that_get_their_shapes_in_the_first_run_work():
+    def work(run):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Tanh()).double()
+        x = leaf(6, 4)
+        for _ in range(2):
+            run(module, x).square().sum().backward()
+        return x.grad, *(p.grad for p in module.parameters()), *module.buffers()
+
+    same_as_plain(work)
+
+
+def test_the_profiler_counts_no_results_and_nothing_that_needs_no_gradient():
+    profiler = remat.CheckpointProfiler
+    profiler.reset_statistics()
+    profiler.start_tracking()
+    remat.checkpoint(torch.sin, rand(3))
+    assert profiler.checkpoint_count() == 0
+    y = remat.checkpoint(torch.exp, leaf(3))
+    profiler.stop_tracking()
+    assert (profiler.checkpoint_count(), profiler.memory_saved()) == (1, 0)
+    assert y.requires_grad
+    profiler.reset_statistics()
+
+
+def test_tensors_made_in_inference_mode_are_taken():
+    with torch.inference_mode():
+        data = rand(3)
+    x = leaf(3)
+    remat.checkpoint(lambda x, data: (x + data).sin(), x, data).sum().backward()
+    assert torch.equal(x.grad, (x + data).cos())
+
+
+def test_segments_inside_a_compiled_function_are_compiled():
+    module, x = block(), leaf(2, 4)
+    compiled = torch.compile(lambda x: remat.checkpoint(module, x).sum(), backend="aot_eager")
+    found = gradients(compiled, x, module=module)
+    expected = gradients(lambda x: module(x).sum(), x, module=module)
+    assert all(torch.allclose(a, b) for a, b in zip(found[1], expected[1], strict=True))
+    torch._dynamo.reset()

@@ -302,3 +302,33 @@ def test_a_profile_hears_loops_on_tensors():
     assert call.trace.forward_steps == call.plan.forward_steps == step.calls
     assert call.trace.always["gradients"] == sum(8 * t.numel() for t in (xs, *cell.parameters()))
     assert call.trace.totals.allocated >= call.trace.peak > 0
+
+
+@pytest.mark.parametrize("check", ["first", "always"])
+@pytest.mark.parametrize("memory", ["8 KiB", "16 KiB", "64 KiB"])
+def test_steps_that_do_not_repeat_themselves_are_found_out_inside_a_budget_in_bytes(memory, check):
+    W, h, _ = start()
+    xs = torch.randn(200, 6, 4, dtype=DOUBLE)
+    calls = [0]
+
+    def step(h, x):
+        calls[0] += not remat.is_recomputing()
+        h = torch.tanh(h @ W + x)
+        return h * (0.5 if remat.is_recomputing() and calls[0] >= 200 else 1.0), None
+
+    loss = weigh(remat.scan(step, h, xs, memory=memory, check=check))
+    with pytest.raises(remat.DeterminismError, match=r"carry .* after step \d+"):
+        loss.backward()
+
+
+def test_chaos_is_no_false_alarm():
+    torch.manual_seed(0)
+    r = torch.tensor(3.9, dtype=torch.float32, requires_grad=True)
+    x = torch.rand(50)
+
+    def step(x, _):  # rounds otherwise when it is recorded
+        x = x * (1 + 2e-7) if torch.is_grad_enabled() and remat.is_recomputing() else x
+        return r * x * (1 - x), None
+
+    remat.scan(step, x, length=120, memory="8 KiB")[0].sum().backward()
+    assert torch.isfinite(r.grad)

@@ -11,7 +11,8 @@ class CheckpointProfiler:
 
     Only first runs count: a segment that runs again because another one is recomputed saves nothing more. The bytes of
     a checkpoint are those that plain differentiation would have kept for its backward and that were let go: without
-    the segment's inputs, which it holds itself, and without parameters, which are there anyway.
+    the segment's inputs, which it holds itself, without its results, which the caller holds, and without parameters,
+    which are there anyway. A call that has nothing to differentiate is no checkpoint.
 
     >>> import autograd.numpy as np, numpy, remat
     >>> from autograd import grad

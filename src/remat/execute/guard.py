@@ -31,6 +31,7 @@ class Guard:
         self.stride = 0  # known with the first summary
         self._width = 0
         self._numbers = array("d")
+        self._kept: dict[int, Any] = {}  # summaries of kept states, where ranges begin and end
 
     def next_stop(self, start: int, stop: int) -> int:
         """The next position after `start` where a summary is due, `stop` at the latest."""
@@ -56,13 +57,29 @@ class Guard:
                 self._numbers.extend([float("nan")] * gap)
                 self._numbers.extend(verbs.summary(state))
 
-    def compare(self, position: int, verbs: Verbs, state: Any, *, recorded: int) -> None:
-        """Raise a DeterminismError if the state is not what the first sweep saw at that position."""
+    def note_kept(self, position: int, verbs: Verbs, state: Any) -> None:
+        """Hold the summary of a state that the first sweep keeps."""
+        self._kept[position] = verbs.summary(state)
+
+    def noted(self, position: int) -> Any:
+        """The summary of the state at that position, or None."""
+        if position in self._kept:
+            return self._kept[position]
         if self.stride == 0 or position % self.stride:
-            return
+            return None
         place = (position // self.stride - 1) * self._width
         noted = self._numbers[place : place + self._width]
-        if place < 0 or len(noted) < self._width:
+        return None if place < 0 or len(noted) < self._width else noted
+
+    def suspects(self, position: int, verbs: Verbs, state: Any) -> bool:
+        """Whether a state is another one than that of the first sweep, be it by rounding that has grown."""
+        noted = self.noted(position)
+        return noted is not None and verbs.differ(state, noted, recorded=0) is not None
+
+    def compare(self, position: int, verbs: Verbs, state: Any, *, recorded: int) -> None:
+        """Raise a DeterminismError if the state is not what the first sweep saw at that position."""
+        noted = self.noted(position)
+        if noted is None:
             return
         found = verbs.differ(state, noted, recorded=recorded)
         if found is not None:

@@ -19,6 +19,8 @@ from remat.schedule.text import format_op
 
 __all__ = ["Run"]
 
+LONG = 4  # steps of a recorded range over which rounding may grow so much that a comparison says nothing
+
 
 class Run:
     """One run of a schedule: `play` its ops up to the turn, take `state`, then `reverse` the cotangent of it."""
@@ -44,6 +46,7 @@ class Run:
         self.tapes: dict[tuple[int, int], Any] = {}
         self.replay = Replay(verbs.sources) if replay is None else replay
         self.done = 0
+        self._fetched: tuple[int, Any] = (-1, None)  # the last state that was fetched, and its mark
         self._rest: Iterator[Op] = iter(())
         self._working = [state]  # in a list, so that it can be handed over without being held here
 
@@ -85,6 +88,8 @@ class Run:
                 case Keep(state, level):
                     self._expect(op, self.at == state)
                     self._working = [self.verbs.copy(self._working.pop())]  # go on with the private copy
+                    if self.guard is not None and self.pulled is None and state > 0:
+                        self.guard.note_kept(state, self.verbs, self._working[0])
                     # Whether the generators may have moved; before the first step they have not.
                     marks = state > 0 and (self.pulled is None or self.replay.drew)
                     self.kept[state, level] = self._working[0], self.replay.mark() if marks else self.replay.first
@@ -92,7 +97,7 @@ class Run:
                     self._expect(op, (state, level) in self.kept)
                     kept, mark = self.kept[state, level]
                     self.replay.restore(mark)
-                    self._working, self.at = [kept], state
+                    self._working, self.at, self._fetched = [kept], state, (state, mark)
                     del kept
                 case Drop(state, level):
                     self._expect(op, (state, level) in self.kept)
@@ -143,13 +148,33 @@ class Run:
         self.done += stop - start
 
     def _record(self, start: int, stop: int) -> None:
+        origin = self._origin(start, stop)
         state, tape = self.verbs.record(self._working.pop(), start, stop)
         if self.pulled is not None and self.guard is not None:
             self.guard.compare(stop, self.verbs, state, recorded=stop - start)
+            if origin and self.guard.suspects(stop, self.verbs, state):
+                self._confirm(*origin, start, stop)
         self._working.append(state)
         self.tapes[start, stop] = tape
         self.at = stop
         self.done += stop - start
+
+    def _origin(self, start: int, stop: int) -> tuple[Any, Any] | None:
+        """The state and the mark from which a long range is recorded again; its tape holds that state anyway."""
+        if self.guard is None or self.pulled is None or stop - start < LONG or self._fetched[0] != start:
+            return None
+        return self._working[0], self._fetched[1]
+
+    def _confirm(self, state: Any, mark: Any, start: int, stop: int) -> None:
+        """Run steps again as the first sweep ran them: rounding that has grown over a recorded range is not there."""
+        assert self.guard is not None
+        now = self.replay.mark()
+        self.replay.restore(mark)
+        try:
+            state = self.verbs.advance(self.verbs.copy(state), start, stop)
+            self.guard.compare(stop, self.verbs, state, recorded=0)
+        finally:
+            self.replay.restore(now)
 
     def _pull_back(self, start: int, stop: int) -> None:
         if self.at is not None and self.at >= start:

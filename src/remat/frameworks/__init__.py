@@ -17,7 +17,8 @@ from remat.execute.tree import take_apart
 
 __all__ = ["find_framework", "find_framework_of", "outside_compilers"]
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # package of a leaf's type → room
 ROOMS = {

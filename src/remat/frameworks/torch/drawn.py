@@ -27,6 +27,7 @@ __all__ = ["Drawn"]
 
 _OWN = frozenset(nn.Module().__dict__)  # what every module has
 _DULL: frozenset[type] = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device})
+_PLAIN = (Tensor, nn.Parameter)  # others, such as shards, are exchanged by those who made them
 
 
 class _Things:
@@ -154,9 +155,10 @@ class Drawn:
             for module, training in modes:
                 module.training = not training
             for held, name, number in self._registered:
-                if held.get(name) is not values[number]:
+                now, then = held.get(name), values[number]
+                if now is not then and type(then) in _PLAIN and (now is None or type(now) in _PLAIN):
                     before.append((Item(held, name), Item(held, name).get()))
-                    held[name] = values[number]
+                    held[name] = then
             with _all_bound([(captured, [values[n] for n in numbers]) for captured, numbers in self._captured]):
                 yield
         finally:

@@ -32,9 +32,23 @@ class LateGuard(Guard):
                 self.stride *= 2
                 self._noted = {at: held for at, held in self._noted.items() if at % self.stride == 0}
 
+    def note_kept(self, position: int, verbs: Any, state: Any) -> None:
+        """Hold the summary of a state that the first sweep keeps."""
+        self._noted[position] = _together(verbs.late_summary(state))
+
+    def suspects(self, position: int, verbs: Any, state: Any) -> bool:
+        """Whether a state is another one than that of the first sweep; the program waits for the device to know."""
+        if position not in self._noted:
+            return False
+        return verbs.differ(state, self._noted[position].tolist(), recorded=0) is not None
+
+    def noted(self, position: int) -> Any:
+        """The summary of the state at that position, or None."""
+        return self._noted.get(position)
+
     def compare(self, position: int, verbs: Any, state: Any, *, recorded: int) -> None:
         """Hold the summary of a state that was computed again."""
-        if position in self._noted and position not in self._seen:
+        if position in self._noted and (position not in self._seen or not recorded):
             self._seen.add(position)
             found, sizes = verbs.late_summary(state), verbs.late_summary(state, of_sizes=True)
             self._found.append((position, recorded, _together(found), _together(sizes)))
