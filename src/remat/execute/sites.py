@@ -59,5 +59,6 @@ def source_of(function: Callable[..., Any] | None) -> Site | None:
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
     if code is None and callable(inner):
-        code = getattr(type(inner).__call__, "__code__", None)
+        method = getattr(type(inner), "forward", type(inner).__call__)  # of a module, what its author wrote
+        code = getattr(method, "__code__", None)
     return None if code is None else Site(code.co_filename, code.co_firstlineno, code.co_name)

@@ -208,9 +208,11 @@ class Body:
             ]
         except Exception:  # the error matters, not what can be said of it
             looks = []
-        error.add_note(
-            f"in step {self.at} of a loop that remat runs, step(carry, x) with {', '.join(looks) or 'no arrays'}"
-        )
+        shown = ", ".join(looks[:8]) + (f" and {len(looks) - 8} more" if len(looks) > 8 else "")
+        note = f"in step {self.at} of a loop that remat runs, step(carry, x) with {shown or 'no arrays'}"
+        if self.inputs.tree.kind in (list, tuple) and self.at == 0:
+            note += f"; x is a {self.inputs.tree.describe()[2:]}, as xs is: stack a list with one entry for each step"
+        error.add_note(note)
 
 
 def _never(value: Any) -> bool:
