@@ -1,8 +1,12 @@
 """PyTorch: the room for tensors.
 
-`calls.py` takes a user's values apart, `opening.py` records the first step to see what it depends on, `loop.py` is the
-flat autograd function. `verbs.py` is what the interpreter asks for. `captured.py` finds what a step closes over,
-`sources.py` what it draws on; `derived.py` goes beyond first order. `segments.py` recomputes single functions.
+Loops: `calls.py` takes a user's values apart, `opening.py` records the first step to see what it depends on, `loop.py`
+is the flat autograd function, `results.py` what it gives. `verbs.py` is what the interpreter asks for, `tape.py` a
+recorded range. `captured.py` finds what a step closes over, `sources.py` what it draws on, `modes.py` how it is called;
+`measuring.py` and `meter.py` weigh it, `guard.py` compares. `derived.py` goes beyond first order, `mapped.py` is vmap.
+
+Segments: `segments.py` recomputes one function, `held.py` stands for what its backward needs, `lifted.py`, `drawn.py`
+and `standing.py` are what it starts from again, `dropped.py` is the wrapper of a module.
 """
 
 from remat.frameworks.torch.calls import scan, while_loop
