@@ -28,7 +28,7 @@ from remat.units import bytes_text
 __all__ = ["measured"]
 
 STEPS = 8  # of which a few are run
-CUDA_OWN = 1 << 16  # bytes of summaries on the device, in blocks of 512
+CUDA_OWN = 1 << 19  # bytes of summaries on the device, in blocks of 512
 
 
 def measured(call: TorchCall, leaves: Sequence[Any]) -> Measured:
