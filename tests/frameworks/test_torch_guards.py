@@ -332,3 +332,20 @@ def test_chaos_is_no_false_alarm():
 
     remat.scan(step, x, length=120, memory="8 KiB")[0].sum().backward()
     assert torch.isfinite(r.grad)
+
+
+def test_buffers_that_a_module_writes_in_eval_are_written_once():
+    class Counter(torch.nn.Module):
+        def __init__(self, W):
+            super().__init__()
+            self.W = W
+            self.register_buffer("seen", torch.zeros((), dtype=DOUBLE))
+
+        def forward(self, h, x):
+            self.seen += 1
+            return torch.tanh(h @ self.W + x), None
+
+    W, h, xs = start()
+    cell = Counter(W).eval()
+    weigh(remat.scan(cell, h, xs, slots=3)).backward()
+    assert cell.seen == 12

@@ -66,10 +66,9 @@ class Tensors:
 
     @property
     def sources(self) -> list[Any]:
-        """Private generators, and the buffers of modules that are being trained: those may gather statistics."""
-        gathering = [module for module in self.modules if module.training and module._buffers]
-        buffers = [Buffers(module) for module in gathering if any(b is not None for b in module._buffers.values())]
-        return [*map(TorchGenerator, self.generators), *buffers]
+        """Private generators, and the buffers of modules that may gather something: in training, or small ones."""
+        buffers = [Buffers(module) for module in self.modules if module._buffers]
+        return [*map(TorchGenerator, self.generators), *(each for each in buffers if each.may_change())]
 
 
 def edge_of(tensor: Tensor) -> GradientEdge:

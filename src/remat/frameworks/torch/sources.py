@@ -7,6 +7,9 @@ are what they were when a step is run again, and in the end what the plain loop 
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
+
+SMALL = 1 << 20  # bytes of buffers that are copied though nobody trains the module
 
 __all__ = ["Buffers", "TorchGenerator", "torch_generators"]
 
@@ -44,15 +47,22 @@ class Buffers:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
 
+    def may_change(self) -> bool:
+        """Whether a step may write into them: modules in training do, others seldom into large ones."""
+        held = self._held()
+        return bool(held) and (self.module.training or sum(buffer.nbytes for _, buffer in held) <= SMALL)
+
+    def _held(self) -> list[tuple[str, torch.Tensor]]:
+        held = self.module._buffers.items()
+        return [(name, buffer) for name, buffer in held if buffer is not None and not is_lazy(buffer)]
+
     def glance(self) -> Any:
         """Which tensors they are, and how often each was written into; batch norm counts what it gathers."""
-        held = self.module._buffers.items()
-        return [(name, id(buffer), buffer._version) for name, buffer in held if buffer is not None]
+        return [(name, id(buffer), buffer._version) for name, buffer in self._held()]
 
     def read(self) -> Any:
         """Copies of them."""
-        held = self.module._buffers.items()
-        return [(name, buffer, buffer.detach().clone()) for name, buffer in held if buffer is not None]
+        return [(name, buffer, buffer.detach().clone()) for name, buffer in self._held()]
 
     def write(self, mark: Any) -> None:
         """Put the numbers back, unseen by graphs that hold these buffers."""
