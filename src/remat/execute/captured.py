@@ -17,6 +17,7 @@ from threading import RLock
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Protocol
 
+from remat.errors import StepError
 from remat.execute.rng import Source, private_source
 from remat.execute.slots import (
     EMPTY,
@@ -37,6 +38,7 @@ _MOST_VISITS = 2_000  # functions and objects looked into, near ones first; a bo
 _LONG = 1_000  # items of a list or dict that are looked at; of longer ones none if the first ones are plain
 _MOST_ITEMS = 20_000  # items that are looked at in all
 
+PATIENCE = 60  # seconds that a thread waits for another
 _lock = RLock()
 
 
@@ -61,6 +63,20 @@ class Boxes(Protocol):
     def meet(self, value: Any, name: str) -> None:
         """Something else that was met on the way: a function, an object, a class."""
         ...
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """A block that no other thread runs meanwhile, so that it finds variables as their program left them."""
+    if not _lock.acquire(timeout=PATIENCE):
+        raise StepError(
+            f"another thread has been running a step for {PATIENCE} seconds, or waits for this one: it has replaced "
+            "what that step closes over. Pass such values through init or xs, or let the threads run one after the other"
+        )
+    try:
+        yield
+    finally:
+        _lock.release()
 
 
 @dataclass(frozen=True)
@@ -101,7 +117,7 @@ class Captured:
         self._waiting: deque[tuple[Any, str]] = deque()
         if boxes:
             self._waiting.extend((function, "step") for function in (step, *others) if function is not None)
-        with _lock:  # else it would find what another thread has bound
+        with _alone():  # else it would find what another thread has bound
             for _ in range(_MOST_VISITS):
                 if not self._waiting:
                     break
@@ -122,32 +138,37 @@ class Captured:
 
     @contextmanager
     def _bind(self, values: Any) -> Iterator[Callable[..., Any]]:
-        before: list[tuple[Slot, Any]] = []
-        put: list[tuple[Place, Any]] = []
-        _lock.acquire()  # another thread may run the same function
-        try:
-            for cell, content in self._cells:
-                slot = Cell(cell)
-                now = slot.get()
-                if now is not content:
-                    before.append((slot, now))
-                    slot.put(content)
-            for place in self.places:
-                value, old = place.with_boxes(values), place.slot.get()
-                if value is old:
-                    continue
-                put.append((place, value))
-                before.append((place.slot, old))
-                place.slot.put(value)
-            yield self.step
-        finally:
-            rewritten = {id(place.slot) for place, value in put if place.slot.written(value)}
-            for slot, value in reversed(before):
-                if id(slot) not in rewritten:
-                    slot.put(value)
-            if rewritten:  # the step has its own use for these: what it wrote stays
-                self.places = [place for place in self.places if id(place.slot) not in rewritten]
-            _lock.release()
+        with _alone() if self._moves(values) else nullcontext():
+            before: list[tuple[Slot, Any]] = []
+            put: list[tuple[Place, Any]] = []
+            try:
+                for cell, content in self._cells:
+                    slot = Cell(cell)
+                    now = slot.get()
+                    if now is not content:
+                        before.append((slot, now))
+                        slot.put(content)
+                for place in self.places:
+                    value, old = place.with_boxes(values), place.slot.get()
+                    if value is old:
+                        continue
+                    put.append((place, value))
+                    before.append((place.slot, old))
+                    place.slot.put(value)
+                yield self.step
+            finally:
+                rewritten = {id(place.slot) for place, value in put if place.slot.written(value)}
+                for slot, value in reversed(before):
+                    if id(slot) not in rewritten:
+                        slot.put(value)
+                if rewritten:  # the step has its own use for these: what it wrote stays
+                    self.places = [place for place in self.places if id(place.slot) not in rewritten]
+
+    def _moves(self, values: Any) -> bool:
+        """Whether anything is to be put somewhere: where all is in place already, threads need not wait."""
+        return any(Cell(cell).get() is not content for cell, content in self._cells) or any(
+            place.with_boxes(values) is not place.slot.get() for place in self.places
+        )
 
     def keep(self, numbers: set[int], boxes: list[Any]) -> None:
         """Bind these boxes only, by their numbers among all that were found; what shares a place with one stays."""
