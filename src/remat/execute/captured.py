@@ -71,7 +71,7 @@ def _alone() -> Iterator[None]:
     if not _lock.acquire(timeout=PATIENCE):
         raise StepError(
             f"another thread has been running a step for {PATIENCE} seconds, or waits for this one: it has replaced "
-            "what that step closes over. Pass such values through init or xs, or let the threads run one after the other"
+            "what that step closes over. Pass such values through init or xs, or run one thread after the other"
         )
     try:
         yield
