@@ -7,6 +7,7 @@ mark is taken for each kept state. As long as nothing has drawn from a source, a
 import ctypes
 import random
 import sys
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -69,9 +70,9 @@ class Replay:
 
 
 class _Python:
-    """A generator of `random`; the module itself is the global one."""
+    """A generator of `random` that a program made itself."""
 
-    def __init__(self, generator: Any = random) -> None:
+    def __init__(self, generator: random.Random) -> None:
         self.generator = generator
 
     def glance(self) -> Any:
@@ -84,32 +85,6 @@ class _Python:
     def write(self, mark: Any) -> None:
         version, words, gauss = mark
         self.generator.setstate((version, tuple(words), gauss))
-
-
-class _NumpyGlobal:
-    """The generator behind the functions of `np.random`."""
-
-    def __init__(self) -> None:
-        # A draw that only takes the cached second half of a Gaussian pair moves nothing that a glance sees.
-        self._whole = bool(self.read()["has_gauss"])
-
-    def glance(self) -> Any:
-        import numpy as np
-
-        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        if isinstance(generator, np.random.MT19937) and not self._whole:
-            return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-        return repr(self.read()) if self._whole else repr(generator.state)
-
-    def read(self) -> Any:
-        import numpy as np
-
-        return np.random.get_state(legacy=False)
-
-    def write(self, mark: Any) -> None:
-        import numpy as np
-
-        np.random.set_state(mark)
 
 
 class _NumpyPrivate:
@@ -133,9 +108,115 @@ class _NumpyPrivate:
             self.generator.set_state(mark)
 
 
+class _Remembered(ABC):
+    """A global generator whose whole state takes long to get, while a look at its memory does not.
+
+    So the state is remembered from one time to the next. What cannot be seen in the memory is the second half of a
+    Gaussian pair that waits to be drawn: with one, nothing is remembered.
+    """
+
+    known: tuple[Any, Any] | None
+
+    def __init_subclass__(cls) -> None:
+        cls.known = None
+
+    def __init__(self) -> None:
+        self._whole = False
+
+    def glance(self) -> Any:
+        words = None if self._whole else self.words()
+        return repr(self.state()) if words is None else words
+
+    def read(self) -> Any:
+        words, known = self.words(), self.known
+        if words is not None and known is not None and known[0] == words:
+            return known[1]
+        state = self.state()
+        self._whole = self.half_a_pair(state)
+        type(self).known = None if self._whole or words is None else (words, state)
+        return state
+
+    def write(self, mark: Any) -> None:
+        type(self).known = None
+        self.put(mark)
+
+    @abstractmethod
+    def words(self) -> Any:
+        """What can be seen quickly; None where it is not known how."""
+
+    @abstractmethod
+    def state(self) -> Any:
+        """The whole state."""
+
+    @abstractmethod
+    def half_a_pair(self, state: Any) -> bool:
+        """Whether half a Gaussian pair waits."""
+
+    @abstractmethod
+    def put(self, state: Any) -> None:
+        """Set the whole state."""
+
+
+class _PythonGlobal(_Remembered):
+    """The generator behind the functions of `random`."""
+
+    def words(self) -> Any:
+        return _python_words() if _PLAIN else None
+
+    def state(self) -> Any:
+        version, words, gauss = random.getstate()
+        return version, array("I", words), gauss
+
+    def half_a_pair(self, state: Any) -> bool:
+        return state[2] is not None
+
+    def put(self, state: Any) -> None:
+        version, words, gauss = state
+        random.setstate((version, tuple(words), gauss))
+
+
+class _NumpyGlobal(_Remembered):
+    """The generator behind the functions of `np.random`."""
+
+    def words(self) -> Any:
+        numpy = sys.modules["numpy"]
+        generator = numpy.random.get_bit_generator()
+        if not isinstance(generator, numpy.random.MT19937):
+            return None
+        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+
+    def state(self) -> Any:
+        return sys.modules["numpy"].random.get_state(legacy=False)
+
+    def half_a_pair(self, state: Any) -> bool:
+        return bool(state["has_gauss"])
+
+    def put(self, state: Any) -> None:
+        sys.modules["numpy"].random.set_state(state)
+
+
+_PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the module's functions
+
+
+def _python_words() -> bytes:
+    """The position and the words of Python's generator, which lie behind the head of its object."""
+    return ctypes.string_at(id(_PYTHON) + object.__basicsize__, _MT19937_BYTES)
+
+
+def _is_plain() -> bool:
+    """Whether Python's generator lies in memory as it is thought to: that is seen by comparing."""
+    if sys.implementation.name != "cpython" or type(_PYTHON).__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
+        return False
+    *words, position = random.getstate()[1]
+    return _python_words() == array("i", [position]).tobytes() + array("I", words).tobytes()
+
+
+_PLAIN = _is_plain()
+
+
 def global_sources() -> list[Source]:
     """The generators of `random` and, if it is loaded, of `np.random`."""
-    return [_Python(), _NumpyGlobal()] if "numpy" in sys.modules else [_Python()]
+    return [_PythonGlobal(), _NumpyGlobal()] if "numpy" in sys.modules else [_PythonGlobal()]
 
 
 def private_source(value: Any) -> Source | None:
