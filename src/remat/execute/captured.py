@@ -32,7 +32,7 @@ from remat.execute.slots import (
 )
 from remat.execute.tree import LEAF, Tree, take_apart
 
-__all__ = ["Boxes", "Captured", "Place"]
+__all__ = ["Boxes", "Captured", "Place", "Search"]
 
 _MOST_VISITS = 2_000  # functions and objects looked into, near ones first; a box that is not found is an error later
 _LONG = 1_000  # items of a list or dict that are looked at; of longer ones none if the first ones are plain
@@ -63,6 +63,21 @@ class Boxes(Protocol):
     def meet(self, value: Any, name: str) -> None:
         """Something else that was met on the way: a function, an object, a class."""
         ...
+
+
+class Search:
+    """What most frameworks look for: anything, in plain containers, with nothing else to note on the way."""
+
+    def __bool__(self) -> bool:
+        return True
+
+    @staticmethod
+    def unpack(value: Any) -> Any:
+        """The value: there are no other containers."""
+        return value
+
+    def meet(self, value: Any, name: str) -> None:
+        """Nothing else is looked for."""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
 from remat.errors import StepError
-from remat.execute.captured import Captured
+from remat.execute.captured import Captured, Search
 from remat.execute.tree import take_apart
 
 __all__ = ["find_framework", "find_framework_of", "outside_compilers"]
@@ -82,7 +82,7 @@ def _is_box(kind: type) -> bool:
     return any(each.__module__ == "autograd.tracer" and each.__name__ == "Box" for each in kind.__mro__)
 
 
-class _TorchThings:
+class _TorchThings(Search):
     """Looks in closures for anything of PyTorch; see `execute.captured.Boxes`."""
 
     opaque: ClassVar[tuple[type, ...]] = ()
@@ -98,10 +98,6 @@ class _TorchThings:
     def has(self, leaf: Any) -> bool:
         self.meet(leaf, "")
         return False
-
-    @staticmethod
-    def unpack(value: Any) -> Any:
-        return value
 
     def meet(self, value: Any, name: str) -> None:
         self.found = self.found or isinstance(value, self._kinds)

@@ -16,7 +16,7 @@ from autograd.core import defjvp_argnums, defvjp_argnums, vspace
 from autograd.tracer import Box, getval, primitive
 
 from remat.execute.calls import Call
-from remat.execute.captured import Captured
+from remat.execute.captured import Captured, Search
 from remat.execute.checkpoints import CheckpointProfiler
 from remat.execute.profiler import passing
 from remat.execute.recomputing import is_recomputing, recomputing
@@ -183,7 +183,7 @@ defjvp_argnums(_segment, _jvp)
 _DULL = (np.ndarray, np.generic, Box, int, float, complex, str, bytes, type(None))
 
 
-class _Arrays:
+class _Arrays(Search):
     """Looks in closures for arrays, which are there whether a tape is kept or not; see `execute.captured.Boxes`."""
 
     opaque: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box)
@@ -192,19 +192,9 @@ class _Arrays:
     def __init__(self) -> None:
         self.found: list[Any] = []
 
-    def __bool__(self) -> bool:
-        return True
-
-    @staticmethod
-    def unpack(value: Any) -> Any:
-        return value
-
     def has(self, leaf: Any) -> bool:
         if isinstance(leaf, np.ndarray):
             self.found.append(leaf)
         elif isinstance(leaf, Box):
             self.found.append(getval(leaf))
         return False
-
-    def meet(self, value: Any, name: str) -> None:
-        pass

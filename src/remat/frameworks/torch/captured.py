@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
+from remat.execute.captured import Search
 from remat.frameworks.torch.sources import Buffers, TorchGenerator
 
 functorch: Any = torch._C._functorch
@@ -27,7 +28,7 @@ def is_wrapped(leaf: Any) -> bool:
     return bool(0 <= functorch.maybe_get_level(leaf) <= (functorch.maybe_current_level() or 0))
 
 
-class Tensors:
+class Tensors(Search):
     """What is looked for in closures: tensors that want a gradient; modules and generators are noted on the way."""
 
     opaque: ClassVar[tuple[type, ...]] = (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, Node)
@@ -37,14 +38,6 @@ class Tensors:
         self.modules: list[torch.nn.Module] = []
         self.compiled = False
         self.generators: list[torch.Generator] = []
-
-    def __bool__(self) -> bool:
-        return True
-
-    @staticmethod
-    def unpack(value: Any) -> Any:
-        """PyTorch has no containers of its own."""
-        return value
 
     def has(self, leaf: Any) -> bool:
         """Whether a leaf is a tensor that wants a gradient."""

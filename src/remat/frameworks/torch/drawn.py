@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import parameter as parameters
 
-from remat.execute.captured import Captured
+from remat.execute.captured import Captured, Search
 from remat.execute.rng import Source
 from remat.execute.slots import Item, Slot, is_library
 from remat.frameworks.torch.captured import Tensors
@@ -30,7 +30,7 @@ _DULL: frozenset[type] = frozenset({int, float, bool, complex, str, bytes, type(
 _PLAIN = (Tensor, nn.Parameter)  # others, such as shards, are exchanged by those who made them
 
 
-class _Things:
+class _Things(Search):
     """What is looked for in closures: tensors; modules and generators are noted on the way."""
 
     opaque: ClassVar[tuple[type, ...]] = (*Tensors.opaque, nn.Module)
@@ -39,13 +39,6 @@ class _Things:
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.generators: list[torch.Generator] = []
-
-    def __bool__(self) -> bool:
-        return True
-
-    @staticmethod
-    def unpack(value: Any) -> Any:
-        return value
 
     def has(self, leaf: Any) -> bool:
         """Whether it is a tensor; modules and generators are noted."""
@@ -61,19 +54,6 @@ class _Things:
             self.has(value.__self__)
         elif isinstance(value, partial):
             self.has(value.func)
-
-
-class _LazyBuffers(Buffers):
-    """The buffers of a module, some of which have no shape before it is first run: these begin with what it makes."""
-
-    def glance(self) -> Any:
-        """As of other buffers."""
-        return [each for each in super().glance() if not _is_lazy(self.module._buffers[each[0]])]
-
-    def read(self) -> Any:
-        """Copies of those that have a shape."""
-        held = [(name, buffer) for name, buffer in self.module._buffers.items() if buffer is not None]
-        return [(name, buffer, buffer.detach().clone()) for name, buffer in held if not _is_lazy(buffer)]
 
 
 class Drawn:
@@ -127,10 +107,7 @@ class Drawn:
             *map(TorchGenerator, _global_generators(tensors)),
             *map(TorchGenerator, unique.values()),
             *_unique(private),
-            *(
-                _LazyBuffers(each) if any(map(_is_lazy, each._buffers.values())) else Buffers(each)
-                for each in gathering
-            ),
+            *map(Buffers, gathering),
         ]
 
     def _number(self, tensor: Tensor) -> int:
