@@ -128,7 +128,8 @@ def measure_step(subject: Subject, steps: int, room: int, *, weighed: Subject | 
         record, backward = (median(part) for part in zip(*times, strict=True))
         if longer > 1:
             whole = median(sum(_range_times(subject, at, at + longer)) for _ in range(TIMES))
-            per_range = max(0.0, (longer * (record + backward) - whole) / (longer - 1))
+            single = record + backward  # in a noisy run less than what the range seems to take by itself
+            per_range = min(0.9 * single, max(0.0, (longer * single - whole) / (longer - 1)))
             per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range  # within the noise
     share = 1 - per_range / (record + backward) if record + backward else 1.0
     tape = min(tape, sizes.tape)
