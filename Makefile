@@ -19,7 +19,7 @@ $(VENV)/.core: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core pyproject.toml
-	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, playwright, torch, a peer)"
+	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, playwright, torch, jax, peers)"
 	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 

@@ -20,11 +20,15 @@ __all__ = ["Check", "Terms", "depth_here", "name_of", "refuse_change", "refuse_w
 
 @dataclass(frozen=True)
 class Terms:
-    """What is asked of a segment: when to compare values, whether to stop early, above which size to recompute."""
+    """What is asked of a segment: when to compare values, whether to stop early, above which size to recompute.
+
+    A policy says what is kept all the same; only JAX has them.
+    """
 
     check: str = "first"
     early_stop: bool = True
     threshold: int | None = None  # bytes of the outputs; None: always
+    policy: Any = None  # a function, or its name
 
 
 def name_of(fn: Any) -> str:

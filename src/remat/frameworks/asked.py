@@ -82,7 +82,7 @@ class Asked:
         recorder = None if self.call is None else self.call.recorder(verbs, state, memory)
         return Run(verbs, state, steps, guard=guard, progress=self.progress, total=total, recorder=recorder)
 
-    def check_slots(self, steps: int) -> None:
+    def check_slots(self, steps: int | None) -> None:
         """Raise now what a plan would raise, where no step must be measured for it."""
         if self.memory is None or self.memory.device.capacity is None:
             self.plan_for(steps, _no_measure)

@@ -27,6 +27,7 @@ def scan(
     vjp: Callable[..., Any] | None = None,
     check: str = "first",
     progress: Progress | None = None,
+    driven: bool = False,
 ) -> tuple[Any, Any]:
     """The last carry and the stacked outputs of `step(carry, x) -> (carry, y)`, differentiable inside a memory budget.
 
@@ -39,6 +40,9 @@ def scan(
     `vjp(carry, x, carry_bar, y_bar) -> (carry_bar, x_bar)` is used instead of differentiating the step; where the step
     closes over traced variables it also returns their gradients: `(carry_bar, x_bar, {"W": W_bar})`.
 
+    On JAX the loop is part of the traced function, with the contract of `jax.lax.scan`. `driven` runs it op by op
+    instead, outside of jit, so that progress is told and traces are taken; elsewhere loops are always driven.
+
     >>> import autograd.numpy as np
     >>> from autograd import grad
     >>> def last(x):
@@ -49,10 +53,10 @@ def scan(
     _check_callable(step, "step")
     if vjp is not None:
         _check_callable(vjp, "vjp")
-    room = find_framework(init, xs)
+    room = find_framework(init, xs, using=(step,))
     asked = Asked.of(memory, slots, plan, check, progress, lambda: room.free_bytes(init, xs))
     with watched("scan", step) as call:
-        return room.scan(step, init, xs, length, asked.noted(call, room.NAME), vjp)  # type: ignore[no-any-return]
+        return room.scan(step, init, xs, length, asked.noted(call, room.NAME), vjp, driven=driven)  # type: ignore[no-any-return]
 
 
 @outside_compilers
@@ -79,7 +83,7 @@ def while_loop(
     """
     _check_callable(cond, "cond")
     _check_callable(body, "body")
-    room = find_framework(init)
+    room = find_framework(init, using=(cond, body))
     asked = Asked.of(memory, slots, None, check, progress, lambda: room.free_bytes(init))
     with watched("while_loop", body) as call:
         return room.while_loop(cond, body, init, max_steps, asked.noted(call, room.NAME))

@@ -11,21 +11,27 @@ from remat.errors import ProblemError, StepError
 from remat.execute.guard import check_word
 from remat.execute.profiler import watched
 from remat.execute.segment import Terms
-from remat.frameworks import find_framework, find_framework_of
+from remat.frameworks import find_framework, find_framework_of, room_named
 from remat.units import to_bytes
 
 __all__ = ["CheckpointGroup", "adaptive_checkpoint", "checkpoint", "checkpoint_segment", "drop"]
 
 F = TypeVar("F", bound=Callable[..., Any])
+Policy = Callable[..., Any] | str | None
 _ALWAYS = Terms()
 _LATER = object()  # the function comes later: drop is used as a decorator with options
-_ELSEWHERE = {  # options of torch.utils.checkpoint, and why they are not needed here
+_ELSEWHERE = {  # options of torch.utils.checkpoint and jax.checkpoint, and why they are not needed here
     "use_reentrant": "there is one way to do it here, which nests",
     "preserve_rng_state": "random generators are always replayed",
     "determinism_check": "remat.drop(fn, check=...) says when values are compared",
     "early_stop": "remat.drop(fn, early_stop=...) has it",
     "context_fn": "call what it does inside the function",
     "debug": "errors name the tensor that changed",
+    "policy": "remat.drop(fn, policy=...) has it",
+    "prevent_cse": "what is recomputed is never merged with what was computed first",
+    "static_argnums": "what is no array stays as it is",
+    "static_argnames": "what is no array stays as it is",
+    "concrete": "what is no array stays as it is",
 }
 
 
@@ -35,7 +41,8 @@ def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Arguments and results are anything, with arrays in any nesting of containers. Gradients flow to them and to all that
     `fn` uses; they are those of the plain call. Random numbers are drawn again as they were, statistics of modules are
     gathered once. Segments nest: an inner one keeps nothing while the outer one runs for the first time. On PyTorch a
-    segment stops as soon as all that is needed was computed again; autograd's are run to their end.
+    segment stops as soon as all that is needed was computed again; autograd's are run to their end. On JAX it is
+    `jax.checkpoint`: arrays of JAX and NumPy are traced, all other arguments and results stay as they are.
 
     >>> import autograd.numpy as np, numpy
     >>> from autograd import grad
@@ -48,20 +55,23 @@ def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 @overload
-def drop(fn: F, *, check: str = "first", early_stop: bool = True) -> F: ...
+def drop(fn: F, *, check: str = "first", early_stop: bool = True, policy: Policy = None) -> F: ...
 
 
 @overload
-def drop(*, check: str = "first", early_stop: bool = True) -> Callable[[F], F]: ...
+def drop(*, check: str = "first", early_stop: bool = True, policy: Policy = None) -> Callable[[F], F]: ...
 
 
-def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True) -> Any:
+def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True, policy: Policy = None) -> Any:
     """The function or module, each call of which is a `checkpoint`; without one, a decorator that makes it.
 
-    A module becomes a module, with the same parameters, buffers, attributes and saved state. `check` says when
+    A module becomes a module, with the same parameters, buffers, attributes and saved state; one of equinox, or another
+    pytree of JAX that is callable, becomes a pytree. `check` says when
     recomputed values are compared with the first ones: until the "first" backward through the function has shown that
     it repeats itself, "always", or "never", which leaves shapes and dtypes. `early_stop` lets a recomputation end when
-    all that is needed was computed again.
+    all that is needed was computed again. Both mean nothing for JAX: what it traced repeats itself, and XLA leaves out
+    what is not needed. `policy`, for JAX only, says what is kept all the same: one of `jax.checkpoint_policies` or its
+    name, such as "dots_saveable".
 
     >>> import autograd.numpy as np
     >>> from autograd import grad
@@ -70,13 +80,16 @@ def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True) -> 
     0.778644
     """
     if fn is _LATER:
-        return partial(drop, check=check, early_stop=early_stop)
+        return partial(drop, check=check, early_stop=early_stop, policy=policy)
     _check_callable(fn)
     if not isinstance(early_stop, bool):
         raise ProblemError(f"early_stop must be True or False, not {early_stop!r:.40}")
-    terms = Terms(check_word(check), early_stop)
+    if not (policy is None or isinstance(policy, str) or callable(policy)):
+        raise ProblemError(f"policy must be a function or its name, not {policy!r:.40}")
+    terms = Terms(check_word(check), early_stop, policy=policy)
     room = _room_of_module(fn)
     if room is not None:
+        _check_policy(room, terms)
         return room.dropped(fn, terms)
 
     @wraps(fn)
@@ -132,13 +145,27 @@ class CheckpointGroup:
 def _run(what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and torch.compiler.is_compiling():  # its compiler knows its own segments, and sees into them
+        if terms.policy is not None:
+            raise ProblemError(_NO_POLICY.format("torch"))
         return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
     _check_callable(fn)
     if kwargs:
         _check_options(what, fn, kwargs)
     room = find_framework_of(fn, args, kwargs)
+    _check_policy(room, terms)
     with watched(what, fn) as call:
         return room.checkpoint(fn, args, kwargs, terms, call)
+
+
+_NO_POLICY = (
+    "policy= is for JAX, and this runs on {}: leave it out, and put what is to be kept outside of the segment, or give "
+    "arrays of JAX"
+)
+
+
+def _check_policy(room: ModuleType, terms: Terms) -> None:
+    if terms.policy is not None and room.NAME != "jax":
+        raise ProblemError(_NO_POLICY.format(room.NAME))
 
 
 def _check_callable(fn: Any) -> None:
@@ -192,7 +219,9 @@ def _binds(signature: inspect.Signature, *args: Any) -> bool:
 
 def _room_of_module(fn: Any) -> ModuleType | None:
     """The room of a framework whose module this is, or None for a function."""
-    torch = sys.modules.get("torch")
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(fn, torch.nn.Module):
         return find_framework(fn)
+    if jax is not None and not jax.tree_util.all_leaves([fn]):
+        return room_named("jax")
     return None

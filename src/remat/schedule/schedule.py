@@ -49,6 +49,11 @@ class Schedule:
         with Path(path).open("w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in chain([HEADER], self.lines()))
 
+    @property
+    def source(self) -> Iterable[Op]:
+        """What makes its ops: a planner's description of them, or the ops themselves."""
+        return self._source
+
     def ops(self) -> tuple[Op, ...]:
         """All ops at once, held in memory."""
         return tuple(self)

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remat.cli.agreement import agreement
@@ -48,10 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
         to_count(getattr(arguments, name), f"--{name}", least=1)
     count = to_count(arguments.checkpoints, "--checkpoints")
     positions = save_points(steps, count)
-    if arguments.framework == "jax":
-        raise StepError(
-            "jax loops cannot be run by this release; give --framework numpy or torch. The plan is the same"
-        )
     if arguments.report:
         check_path(arguments.report)
         refuse_to_overwrite(arguments.report, arguments.force)
@@ -76,10 +73,15 @@ def _model_on(framework: str) -> "type[Lstm]":
         from remat.cli.lstm.model import Lstm
 
         return Lstm
+    name = {"torch": "PyTorch", "jax": "JAX"}[framework]
     try:
-        import torch  # noqa: F401
+        import_module(framework)
     except ImportError as error:
-        raise StepError(f"--framework torch needs PyTorch: pip install 'remat[torch]' ({error})") from error
+        raise StepError(f"--framework {framework} needs {name}: pip install 'remat[{framework}]' ({error})") from error
+    if framework == "jax":
+        from remat.cli.lstm.jax_model import JaxLstm
+
+        return JaxLstm
     from remat.cli.lstm.torch_model import TorchLstm
 
     return TorchLstm

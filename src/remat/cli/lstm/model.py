@@ -18,6 +18,7 @@ class Lstm:
     """An LSTM that predicts the running mean of its inputs, and a batch of random sequences for it."""
 
     np: ClassVar[Any] = autograd.numpy  # the framework's way to spell NumPy
+    how: ClassVar[dict[str, Any]] = {}  # more words for remat.scan
     metered: ClassVar[bool] = False  # whether the framework's meter is asked too, in a run of its own
 
     def __init__(self, steps: int, hidden: int, batch: int, inputs: int = 8, seed: int = 0) -> None:
@@ -38,7 +39,7 @@ class Lstm:
             state = lstm_cell(np, params, state, x[0])
             return state, np.mean((np.dot(state[0], params["out"]) - x[1]) ** 2)
 
-        _, losses = remat.scan(step, self.state, (self.xs, self.targets), plan=plan, progress=progress)
+        _, losses = remat.scan(step, self.state, (self.xs, self.targets), plan=plan, progress=progress, **self.how)
         return np.sum(losses) / len(self.xs)
 
     def gradient(self, plan: Plan, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:

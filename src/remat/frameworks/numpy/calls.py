@@ -25,8 +25,9 @@ def scan(
     asked: Asked,
     vjp: Callable[..., Any] | None = None,
     rows: dict[int, int] | None = None,
+    driven: bool = True,
 ) -> tuple[Any, Any]:
-    """The last carry and the outputs of all steps, or of those that `rows` gives a row."""
+    """The last carry and the outputs of all steps, or of those that `rows` gives a row; it is driven anyway."""
     init_leaves, carry = take_leaves(kit, init, "init")
     xs_leaves, inputs = take_leaves(kit, xs, "xs")
     steps = count_steps(kit, xs_leaves, inputs, length)

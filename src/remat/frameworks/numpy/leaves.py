@@ -79,6 +79,7 @@ class Spec:
         raise StepError(
             f"{name} is {_type_name(kind)}{of_dtype}: a leaf must be a NumPy array or a number"
             + (": give numpy.arange" if kind is range else "")
+            + (". Give init as arrays of JAX, so that it is a loop of JAX" if kind.__module__.startswith("jax") else "")
             + ". Tuples, lists, dicts, named tuples and dataclasses are taken apart; let the step close over the rest"
         )
 

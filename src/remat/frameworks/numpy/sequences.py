@@ -4,8 +4,7 @@ from typing import Any
 
 import autograd.numpy as anp
 
-from remat.errors import ProblemError
-from remat.execute.tree import take_apart
+from remat.frameworks import sequences
 from remat.frameworks.numpy.leaves import unpack
 
 __all__ = ["stacked", "with_first"]
@@ -13,24 +12,13 @@ __all__ = ["stacked", "with_first"]
 
 def stacked(inputs: Any, steps: int) -> Any:
     """Inputs with one row for each step: a list or tuple of inputs is stacked, anything else is that already."""
-    inputs = unpack(inputs)
-    if type(inputs) not in (list, tuple):
-        return inputs
-    if len(inputs) != steps:
-        raise ProblemError(f"there are {len(inputs)} inputs for {steps} steps")
-    if steps == 0:
-        return None
-    leaves, trees = zip(*[take_apart(value, unpack) for value in inputs], strict=True)
-    if any(tree != trees[0] for tree in trees):
-        raise ProblemError("the inputs of all steps must have the same structure")
-    return trees[0].build([anp.stack(list(rows)) for rows in zip(*leaves, strict=True)])
+    return sequences.stacked(unpack(inputs), steps, lambda rows: anp.stack(list(rows)), unpack)
 
 
 def with_first(first: Any, after: Any, steps: int) -> Any:
     """The initial value and those after each step: one array, or a list of so many if a value is a container."""
-    leaves, tree = take_apart(first, unpack)
-    rows = tree.apart(after, "visible")
-    joined = [anp.concatenate([anp.expand_dims(a, 0), b]) for a, b in zip(leaves, rows, strict=True)]
-    if tree.kind is None:
-        return joined[0]
-    return [tree.build([leaf[i] for leaf in joined]) for i in range(steps + 1)]
+    return sequences.with_first(first, after, steps, _joined, unpack)
+
+
+def _joined(first: Any, rows: Any) -> Any:
+    return anp.concatenate([anp.expand_dims(first, 0), rows])

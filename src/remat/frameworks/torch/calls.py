@@ -32,8 +32,9 @@ def scan(
     asked: Asked,
     vjp: Callable[..., Any] | None = None,
     rows: dict[int, int] | None = None,
+    driven: bool = True,
 ) -> tuple[Any, Any]:
-    """The last carry and the outputs of all steps, or of those that `rows` gives a row."""
+    """The last carry and the outputs of all steps, or of those that `rows` gives a row; it is driven anyway."""
     if vjp is not None:
         raise StepError("vjp= is for NumPy; on PyTorch write a torch.autograd.Function and call it in the step")
     init_leaves, carry = take_leaves(kit, init, "init")

@@ -4,31 +4,20 @@ from typing import Any
 
 import torch
 
-from remat.errors import ProblemError
-from remat.execute.tree import take_apart
+from remat.frameworks import sequences
 
 __all__ = ["stacked", "with_first"]
 
 
 def stacked(inputs: Any, steps: int) -> Any:
     """Inputs with one row for each step: a list or tuple of inputs is stacked, anything else is that already."""
-    if type(inputs) not in (list, tuple):
-        return inputs
-    if len(inputs) != steps:
-        raise ProblemError(f"there are {len(inputs)} inputs for {steps} steps")
-    if steps == 0:
-        return None
-    leaves, trees = zip(*[take_apart(value) for value in inputs], strict=True)
-    if any(tree != trees[0] for tree in trees):
-        raise ProblemError("the inputs of all steps must have the same structure")
-    return trees[0].build([torch.stack([torch.as_tensor(row) for row in rows]) for rows in zip(*leaves, strict=True)])
+    return sequences.stacked(inputs, steps, lambda rows: torch.stack([torch.as_tensor(row) for row in rows]))
 
 
 def with_first(first: Any, after: Any, steps: int) -> Any:
     """The initial value and those after each step: one tensor, or a list of so many if a value is a container."""
-    leaves, tree = take_apart(first)
-    rows = tree.apart(after, "visible")
-    joined = [torch.cat([torch.as_tensor(a).unsqueeze(0), b]) for a, b in zip(leaves, rows, strict=True)]
-    if tree.kind is None:
-        return joined[0]
-    return [tree.build([leaf[i] for leaf in joined]) for i in range(steps + 1)]
+    return sequences.with_first(first, after, steps, _joined)
+
+
+def _joined(first: Any, rows: Any) -> Any:
+    return torch.cat([torch.as_tensor(first).unsqueeze(0), rows])

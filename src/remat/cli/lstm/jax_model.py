@@ -1,0 +1,33 @@
+"""The same model on JAX: the same numbers go in, and the same step is run, one at a time so that it can be watched."""
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy
+
+from remat.cli.lstm.model import Lstm
+from remat.planners import Plan
+from remat.progress import Progress
+
+__all__ = ["JaxLstm"]
+
+
+class JaxLstm(Lstm):
+    """The LSTM on arrays of JAX, in double precision as on NumPy."""
+
+    np: ClassVar[Any] = jnp
+    how: ClassVar[dict[str, Any]] = {"driven": True}
+
+    def __init__(self, steps: int, hidden: int, batch: int) -> None:
+        super().__init__(steps, hidden, batch)
+        with jax.enable_x64(True):
+            self.params, self.xs, self.targets, self.state = jax.tree.map(
+                jnp.asarray, (self.params, self.xs, self.targets, self.state)
+            )
+
+    def gradient(self, plan: Plan, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
+        """The loss, and its gradient for all parameters."""
+        with jax.enable_x64(True):
+            value, found = jax.value_and_grad(lambda params: self.loss(params, plan, progress))(self.params)
+            return float(value), {name: numpy.asarray(part) for name, part in found.items()}

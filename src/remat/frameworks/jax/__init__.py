@@ -1,0 +1,21 @@
+"""JAX: the room for its arrays and tracers.
+
+Loops: `calls.py` takes a user's values apart, `steps.py` makes a program of a step, `loop.py` and `whiles.py` are loops
+of known and unknown length as functions of flat arrays. On the device, `units.py` runs steps, `tapes.py` records and
+pulls them back, `reversal.py` is the reverse sweep and `places.py` says where states are kept. `functions.py`,
+`composed.py` and `primitives.py` give functions their derivatives in both modes, `derived.py` those of derivatives;
+`transformed.py` and `mapping.py` are for tangents and batches, `planning.py` plans by looks (`shapes.py`). `driven.py`
+and `verbs.py` are for loops that Python drives.
+
+Segments: `segments.py` forwards to `jax.checkpoint`, `parts.py` tells arrays from other values, `policies.py` names
+policies, `dropped.py` wraps pytrees.
+"""
+
+from remat.frameworks.jax.calls import free_bytes, scan, while_loop
+from remat.frameworks.jax.dropped import dropped
+from remat.frameworks.jax.segments import checkpoint
+from remat.frameworks.jax.sequences import stacked, unpack, with_first
+
+NAME = "jax"
+
+__all__ = ["NAME", "checkpoint", "dropped", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]

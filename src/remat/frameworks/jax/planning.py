@@ -1,0 +1,161 @@
+"""Plans for JAX: sizes come from the looks of a step, so nothing is run to plan.
+
+In: what is asked, and a step with what moves. Out: units and slots for the device; the plan they stand for is noted.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+
+from remat.errors import InfeasibleError, PlannerError
+from remat.frameworks.asked import Asked
+from remat.frameworks.jax.loop import Places, Planner
+from remat.frameworks.jax.shapes import nbytes, picked
+from remat.frameworks.jax.tapes import Taped
+from remat.frameworks.jax.units import unrolled
+from remat.frameworks.jax.whiles import Slots
+from remat.planners import Chunks, KeepAll, Plan
+from remat.planners.loop.binomial import RevolveOps, fitting_states, predict
+from remat.problem import Loop, Memory
+from remat.schedule import Keep, Record, Schedule
+from remat.units import bytes_text
+
+__all__ = ["Sizes", "places_of", "planner_for", "sizes_of", "slots_for"]
+
+# Times of a step: forward, recorded, pulled back, and what a range takes beside its steps. On a GPU each range waits
+# for the host, so that longer ones pay.
+_TIMES = {"cpu": (1.0, 1.1, 2.0, 0.5)}
+_TIMES_ELSEWHERE = (1.0, 1.1, 2.0, 4.0)
+
+
+MOST_SLOTS = 1024  # of a loop of unknown length, in bytes: beyond, a million steps are hardly advanced over twice
+
+
+class Sizes(NamedTuple):
+    """Bytes of a state, of a step's tape, of what is live beside the planner's states and tapes, and of a gradient."""
+
+    state: int
+    tape: int
+    aside: int
+    gradient: int  # of all that the step closes over
+
+    def loop(self, steps: int | None) -> Loop:
+        """The problem of so many such steps."""
+        forward, record, backward, per_range = _TIMES.get(jax.default_backend(), _TIMES_ELSEWHERE)
+        return Loop(steps, max(1, self.state), self.tape, forward, record, backward, per_range=per_range)
+
+
+def sizes_of(taped: Taped) -> Sizes:
+    """The sizes of a step, by its looks."""
+    step, looks = taped.step, taped.step.looks
+    state = sum(map(nbytes, looks[step.consts : step.consts + step.carry]))
+    gradient = sum(map(nbytes, picked(taped.flow.consts, looks[: step.consts])))
+    # One more state than the slots, which takes what is not kept; the carry and the cotangent are copied where loops
+    # begin; and while a step is pulled back, about a tape more is under way.
+    return Sizes(state, taped.nbytes, 4 * state + taped.nbytes + taped.common_nbytes, gradient)
+
+
+def planner_for(asked: Asked) -> Planner:
+    """Who plans a loop once it is differentiated."""
+
+    def planner(taped: Taped, steps: int) -> Places:
+        if asked.memory is not None and asked.memory.device.capacity is not None:
+            plan = _within(sizes_of(taped), steps, asked.memory.device.capacity)
+        else:
+            plan = asked.plan_for(steps, _nothing_to_measure)
+        asked.note(steps, plan)
+        return places_of(plan)
+
+    return planner
+
+
+def slots_for(asked: Asked) -> Slots:
+    """Who says how many states a loop of unknown length keeps."""
+
+    def slots(taped: Taped) -> int:
+        assert asked.memory is not None
+        level = asked.memory.device
+        if level.capacity is None:
+            return level.slots or 1
+        sizes = sizes_of(taped)
+        least = sizes.aside + 4 * sizes.state + sizes.tape
+        found = (level.capacity - sizes.aside - sizes.tape) // max(1, sizes.state) - 3
+        if found < 1:
+            raise _too_small(sizes, level.capacity, least)
+        return min(found, MOST_SLOTS)
+
+    return slots
+
+
+def _nothing_to_measure() -> Any:
+    raise AssertionError("a budget in slots needs no measuring")
+
+
+@lru_cache(maxsize=64)
+def _within(sizes: Sizes, steps: int, memory: int) -> Plan:
+    """The fastest plan in so many bytes, with ranges of equal length but for the first: what runs inside jit."""
+    loop = sizes.loop(steps)
+    best: tuple[float, int, int, int] | None = None
+    least = memory + 1
+    for length in _lengths(max(1, steps)):
+        # The shorter range at the beginning has a tape of its own; turns of several steps have gradients of their own.
+        aside = sizes.aside + steps % length * sizes.tape + (unrolled(length) - 1) * sizes.gradient
+        level = Memory(max(0, memory - aside)).device
+        try:
+            cost = predict(loop, fitting_states(loop, level, length), length)
+        except InfeasibleError as error:
+            least = error.minimum + aside if length == 1 else least
+            continue
+        found = cost.seconds, cost.peak, length, aside
+        best = found if best is None else min(best, found)
+    if best is None:
+        raise _too_small(sizes, memory, least)
+    _, _, length, aside = best
+    budget = Memory(memory - aside)
+    plan = KeepAll().plan(loop, budget) if length >= steps else Chunks(length).plan(loop, budget)
+    reason = "all tapes fit, so nothing is recomputed" if length >= steps else "the fastest ranges of equal length"
+    return plan.because(f"{reason}; {bytes_text(aside)} of {bytes_text(memory)} are set aside for a step")
+
+
+def _lengths(steps: int) -> Iterator[int]:
+    """Lengths of ranges: for each number of ranges the least, in whole turns."""
+    length = steps
+    while length:
+        yield length if length < 4 else length - length % unrolled(4)
+        length = -(-steps // (-(-steps // length) + 1)) if length * length > steps else length - 1
+
+
+def _too_small(sizes: Sizes, have: int, least: int) -> InfeasibleError:
+    return InfeasibleError(
+        f"no plan fits {bytes_text(have)}: the smallest that works is {bytes_text(least, up=True)}. A state takes "
+        f"{bytes_text(sizes.state, up=True)}, a step's tape {bytes_text(sizes.tape, up=True)}; "
+        f"{bytes_text(sizes.aside, up=True)} are set aside for what a step allocates while it runs",
+        least,
+        "bytes",
+    )
+
+
+def places_of(plan: Plan) -> Places:
+    """Units and slots that run a plan; one that holds tapes or other ranges raises a PlannerError."""
+    ops, steps = plan.schedule.source, plan.problem.units
+    if isinstance(ops, RevolveOps):
+        return Places(steps, min(ops.slots, steps), min(ops.chunk, max(1, steps)))
+    kept, most, longest = 0, 0, 1
+    for op in plan.schedule:
+        if isinstance(op, Record):
+            longest = max(longest, op.stop - op.start)
+        elif isinstance(op, Keep):
+            kept += 1
+            most = max(most, kept)
+        elif type(op).__name__ == "Drop":
+            kept -= 1
+    level = plan.memory.device.name
+    if plan.schedule != Schedule(RevolveOps(steps, most, longest, level)):
+        raise PlannerError(
+            f"inside jit, plans of the binomial, chunks and keep-all planners are run, and this is one of "
+            f"{plan.planner}: it holds tapes, or records ranges of different lengths. Give slots= or memory=, or "
+            "driven=True, which runs any plan outside of jit"
+        )
+    return Places(steps, most, longest)

@@ -1,0 +1,50 @@
+"""Sequences in time mean the same on every framework."""
+
+import jax
+import jax.numpy as jnp
+import numpy
+import pytest
+import torch
+
+import remat
+from remat.frameworks import room_named
+
+ARRAYS = {"numpy": numpy.asarray, "torch": torch.as_tensor, "jax": jnp.asarray}
+each_room = pytest.mark.parametrize("name", ARRAYS)
+
+
+@each_room
+def test_a_list_of_inputs_is_stacked(name):
+    room, array = room_named(name), ARRAYS[name]
+    rows = array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    assert room.stacked(rows, 3) is rows
+    assert room.stacked(list(rows), 3).tolist() == rows.tolist()
+    found = room.stacked([{"a": row, "b": (float(i),)} for i, row in enumerate(rows)], 3)
+    assert found["a"].tolist() == rows.tolist()
+    assert found["b"][0].tolist() == [0.0, 1.0, 2.0]
+    assert room.stacked([], 0) is None
+
+
+@each_room
+def test_inputs_that_do_not_fit_are_errors(name):
+    room, one = room_named(name), ARRAYS[name]([1.0])
+    with pytest.raises(remat.ProblemError, match="there are 2 inputs for 3 steps"):
+        room.stacked([one, one], 3)
+    with pytest.raises(remat.ProblemError, match="the same structure"):
+        room.stacked([one, (one,)], 2)
+
+
+@each_room
+def test_the_initial_value_comes_first(name):
+    room, array = room_named(name), ARRAYS[name]
+    first, after = array([1.0, 2.0]), array([[3.0, 4.0], [5.0, 6.0]])
+    assert room.with_first(first, after, 2).tolist() == [[1, 2], [3, 4], [5, 6]]
+    found = room.with_first({"a": first, "b": 7.0}, {"a": after, "b": array([8.0, 9.0])}, 2)
+    assert [(each["a"].tolist(), float(each["b"])) for each in found] == [([1, 2], 7), ([3, 4], 8), ([5, 6], 9)]
+
+
+def test_keys_of_jax_are_stacked_too():
+    room, keys = room_named("jax"), list(jax.random.split(jax.random.key(0), 3))
+    assert room.stacked(keys, 3).shape == (3,)
+    assert room.with_first(keys[0], room.stacked(keys[1:], 2), 2).shape == (3,)
+    assert room.unpack(keys) is keys
