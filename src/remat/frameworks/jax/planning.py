@@ -24,10 +24,12 @@ from remat.units import bytes_text
 
 __all__ = ["Sizes", "places_of", "planner_for", "sizes_of", "slots_for"]
 
-# Times of a step: forward, recorded, pulled back, and what a range takes beside its steps. On a GPU each range waits
-# for the host, so that longer ones pay.
-_TIMES = {"cpu": (1.0, 1.1, 2.0, 0.5)}
-_TIMES_ELSEWHERE = (1.0, 1.1, 2.0, 4.0)
+# Times of a step, forward, recorded and pulled back, and of a range beside its steps, as measured with LSTMs. On
+# a GPU each range waits for the host, and for longer if it has a loop of its own, or if the first one is another.
+_ON_CPU = 1.0, 1.1, 2.0, 0.5
+_UNROLLED = 0.8, 1.0, 2.3, 5.0
+_IN_LOOPS = 1.0, 1.2, 2.5, 12.0
+_OTHER_FIRST = 5.0
 
 
 MOST_SLOTS = 1024  # of a loop of unknown length, in bytes: beyond, a million steps are hardly advanced over twice
@@ -41,9 +43,13 @@ class Sizes(NamedTuple):
     aside: int
     gradient: int  # of all that the step closes over
 
-    def loop(self, steps: int | None) -> Loop:
-        """The problem of so many such steps."""
-        forward, record, backward, per_range = _TIMES.get(jax.default_backend(), _TIMES_ELSEWHERE)
+    def loop(self, steps: int | None, length: int = 1) -> Loop:
+        """The problem of so many such steps, in ranges of that length."""
+        on_cpu = jax.default_backend() == "cpu"
+        forward, record, backward, per_range = (
+            _ON_CPU if on_cpu else _UNROLLED if length <= unrolled(length) else _IN_LOOPS
+        )
+        per_range += _OTHER_FIRST if steps and steps % length and not on_cpu else 0.0
         return Loop(steps, max(1, self.state), self.tape, forward, record, backward, per_range=per_range)
 
 
@@ -96,13 +102,12 @@ def _nothing_to_measure() -> Any:
 @lru_cache(maxsize=64)
 def _within(sizes: Sizes, steps: int, memory: int) -> Plan:
     """The fastest plan in so many bytes, with ranges of equal length but for the first: what runs inside jit."""
-    loop = sizes.loop(steps)
     best: tuple[float, int, int, int] | None = None
     least = memory + 1
     for length in _lengths(max(1, steps)):
         # The shorter range at the beginning has a tape of its own; turns of several steps have gradients of their own.
         aside = sizes.aside + steps % length * sizes.tape + (unrolled(length) - 1) * sizes.gradient
-        level = Memory(max(0, memory - aside)).device
+        level, loop = Memory(max(0, memory - aside)).device, sizes.loop(steps, length)
         try:
             cost = predict(loop, fitting_states(loop, level, length), length)
         except InfeasibleError as error:
@@ -113,7 +118,7 @@ def _within(sizes: Sizes, steps: int, memory: int) -> Plan:
     if best is None:
         raise _too_small(sizes, memory, least)
     _, _, length, aside = best
-    budget = Memory(memory - aside)
+    budget, loop = Memory(memory - aside), sizes.loop(steps, length)
     plan = KeepAll().plan(loop, budget) if length >= steps else Chunks(length).plan(loop, budget)
     reason = "all tapes fit, so nothing is recomputed" if length >= steps else "the fastest ranges of equal length"
     return plan.because(f"{reason}; {bytes_text(aside)} of {bytes_text(memory)} are set aside for a step")
