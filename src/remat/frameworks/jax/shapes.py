@@ -19,6 +19,7 @@ __all__ = [
     "merged",
     "nbytes",
     "picked",
+    "varied",
     "with_first",
     "without_first",
 ]
@@ -66,13 +67,16 @@ def nbytes(look: Any) -> int:
 def blank(value: Any, rows: int | None = None) -> Any:
     """Zeros that look like a value, or so many rows of them; they are where it is, and vary over what it varies."""
     look = look_of(value) if rows is None else with_first(value, rows)
-    made = lax.full(look.shape, 0, look.dtype)
-    missing = tuple(_varying(look) - _varying(look_of(made)))
-    if missing:
-        made = lax.pcast(made, missing, to="varying")
+    made = varied(lax.full(look.shape, 0, look.dtype), look)
     if look.sharding != look_of(made).sharding and any(look.sharding.spec):
         made = reshard(made, look.sharding)  # axes that are explicit are not found by the compiler
     return made
+
+
+def varied(value: Any, look: Any) -> Any:
+    """The value, varying over all axes that the look varies over, as seen inside shard_map."""
+    missing = tuple(_varying(look) - _varying(look_of(value)))
+    return lax.pcast(value, missing, to="varying") if missing else value
 
 
 def _varying(look: Any) -> frozenset[Any]:

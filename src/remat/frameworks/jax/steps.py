@@ -16,7 +16,7 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_str
 from remat.errors import StepError
 from remat.frameworks.jax.functions import Keyed
 from remat.frameworks.jax.known import key_of
-from remat.frameworks.jax.shapes import Flags, differentiable, look_of
+from remat.frameworks.jax.shapes import Flags, differentiable, look_of, varied
 
 __all__ = ["Step", "Traced", "names_of", "reached", "trace", "trace_condition"]
 
@@ -156,6 +156,7 @@ def _promoted(carry: list[Any], after: Sequence[Any], names: list[str]) -> list[
     """The carry with the types that the step gives numbers without a type of their own; None if nothing changes."""
     changed = list(carry)
     for k, (value, out, name) in enumerate(zip(carry, after, names, strict=True)):
+        changed[k] = value = varied(value, out)
         look = look_of(value)
         if look.shape == out.shape and (look.dtype == out.dtype or _gives_way(out, look)):
             if look.weak_type and not getattr(out, "weak_type", False) and look.dtype == out.dtype:
@@ -184,6 +185,7 @@ def _gives_way(look: Any, other: Any) -> bool:
 
 def _as(value: Any, look: Any) -> Any:
     """A value as the carry has it."""
+    value = varied(value, look)
     if jax.typeof(value).dtype == look.dtype and jax.typeof(value).weak_type == look.weak_type:
         return value
     return lax.convert_element_type(value, look.dtype)
