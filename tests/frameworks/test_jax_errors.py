@@ -21,7 +21,7 @@ def run(step, init, xs=None, **budget):
     ("step", "words"),
     [
         (lambda c, _: ({"h": c["h"]}, None), r"carry\['c'\] is gone"),
-        (lambda c, _: ({**c, "d": c["h"]}, None), r"carry\['d'\] came"),
+        (lambda c, _: ({**c, "d": c["h"]}, None), r"carry\['d'\] came new"),
         (lambda c, _: ((c["h"], c["c"]), None), "structure"),
         (lambda c, _: ({**c, "h": c["h"][:2]}, None), r"carry\['h'\] was float64\[3\] and became float64\[2\]"),
         (

@@ -358,3 +358,22 @@ def test_a_saved_plan_is_run(tmp_path):
     again = remat.Plan.load(tmp_path / "plan.json")
     found = jax.grad(lambda h: remat.scan(lambda h, _: (jnp.sin(h), None), h, length=30, plan=again)[0])(0.7)
     same(found, jax.grad(lambda h: remat.scan(lambda h, _: (jnp.sin(h), None), h, length=30, slots=4)[0])(0.7))
+
+
+def test_a_profile_knows_the_plan_of_a_compiled_loop_and_no_more(tmp_path):
+    with remat.profile() as run:
+        jax.jit(jax.grad(lambda h: remat.scan(lambda h, _: (jnp.sin(h), None), h, length=30, slots=4)[0]))(0.7)
+    call = run.calls[0]
+    assert call.plan.forward_steps == remat.plan(remat.Loop(30), slots=4).forward_steps
+    assert call.status == "compiled, and not seen to run"
+    assert str(run).splitlines()[2].split()[4:6] == ["-", str(call.plan.forward_steps)]
+    with pytest.raises(remat.ReportError, match="driven=True"):
+        run.report(tmp_path / "run.html")
+
+
+def test_errors_of_jax_name_the_users_step():
+    def mine(hidden, x):
+        return (hidden if hidden > 0 else -hidden), None
+
+    with pytest.raises(jax.errors.TracerBoolConversionError, match=r"mine at .*argument hidden"):
+        remat.scan(mine, jnp.float64(1.0), length=3, slots=2)

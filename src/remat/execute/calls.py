@@ -77,11 +77,18 @@ class Call:
         return self.seconds + sum(run.later for run in self.runs)
 
     @property
+    def compiled(self) -> bool:
+        """Whether it was planned and no more was seen of it: it runs inside of a function that a framework compiled."""
+        return self.plan is not None and not self.runs and not self.stopped
+
+    @property
     def status(self) -> str:
         """How it ended, in a word or two."""
         stopped = self.stopped or next((run.stopped for run in self.runs if run.stopped), "")
         if stopped:
             return f"stopped by {stopped}"
+        if self.compiled:
+            return "compiled, and not seen to run"
         if not self.runs:
             return "no gradient"
         return "done" if self.runs[-1].complete else "forward only"

@@ -45,7 +45,7 @@ class Place:
     def steps(self) -> int:
         """Forward steps that were run."""
         ran = sum(run.totals.advances + run.totals.records for call in self.calls for run in call.runs)
-        return ran + sum(call.steps or 0 for call in self.calls if not call.runs)
+        return ran + sum(call.steps or 0 for call in self.calls if not call.runs and not call.compiled)
 
     @property
     def planned(self) -> int | None:
@@ -54,6 +54,8 @@ class Place:
             return None
         sums = self.steps
         for call in self.calls:
+            if call.compiled and call.plan is not None:
+                sums += call.plan.forward_steps
             for run in call.runs:
                 if run.complete and call.plan is not None:
                     sums += call.plan.forward_steps - run.totals.advances - run.totals.records
@@ -73,7 +75,8 @@ class Place:
         """The lines of the profile's table."""
         planned, peak = self.planned, self.peak
         yield (
-            f"{f'{self.what} at {self.site.short}':<30.30}{count_text(len(self.calls)):>6}{count_text(self.steps):>11}"
+            f"{f'{self.what} at {self.site.short}':<30.30}{count_text(len(self.calls)):>6}"
+            f"{'-' if all(call.compiled for call in self.calls) else count_text(self.steps):>11}"
             f"{'-' if planned is None else count_text(planned):>11}{'-' if peak is None else bytes_text(peak):>11}"
             f"{self.seconds:>10.3g}"
         )

@@ -74,6 +74,11 @@ def _of_profile(profile: Profile, label: str) -> list[Subject]:
         raise ReportError(
             "the profile has no run of a loop to draw: it has passes over segments, in order, which print(run) shows"
         )
+    if not best and any(call.compiled for call in profile.calls):
+        raise ReportError(
+            "the profile has no run to show: its loops run inside of compiled functions, where nobody sees them. Show "
+            "a plan, by run.calls[0].plan.report(...), or give driven=True and call the gradient outside of jit"
+        )
     if not best:
         raise ReportError(
             "the profile has no run to show: no gradient was computed in it. Call the gradient inside the block"

@@ -43,13 +43,14 @@ class Sizes(NamedTuple):
     aside: int
     gradient: int  # of all that the step closes over
 
-    def loop(self, steps: int | None, length: int = 1) -> Loop:
-        """The problem of so many such steps, in ranges of that length."""
+    def loop(self, steps: int | None, length: int = 1, seconds: float = 1.0) -> Loop:
+        """The problem of so many such steps, in ranges of that length; a step takes so many seconds."""
         on_cpu = jax.default_backend() == "cpu"
         forward, record, backward, per_range = (
             _ON_CPU if on_cpu else _UNROLLED if length <= unrolled(length) else _IN_LOOPS
         )
         per_range += _OTHER_FIRST if steps and steps % length and not on_cpu else 0.0
+        forward, record, backward, per_range = (seconds * part for part in (forward, record, backward, per_range))
         return Loop(steps, max(1, self.state), self.tape, forward, record, backward, per_range=per_range)
 
 

@@ -5,6 +5,8 @@ user's Python; and the carry, with the types that the step gives it.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
+from functools import wraps
 from typing import Any
 
 import jax
@@ -81,20 +83,21 @@ def trace(step: Callable[[Any, Any], Any], init: Any, x: Any, what: str = "step"
     leaves, tree = tree_flatten(init)
     names = names_of(init, "carry")
     carry = [_array(leaf, name.replace("carry", "init", 1)) for leaf, name in zip(leaves, names, strict=True)]
-    x_looks, x_tree = tree_flatten(x)
+    x_looks = tree_flatten(x)[0]
     shown: dict[str, Any] = {}
 
-    def flat(*args: Any) -> list[Any]:
-        out = step(tree_unflatten(tree, args[: len(carry)]), tree_unflatten(x_tree, args[len(carry) :]))
-        after, y = _pair(out)
+    def traced(carry: Any, x: Any) -> list[Any]:
+        after, y = _pair(step(carry, x), init)
         shown["y"] = tree_structure(y)
         if tree_structure(after) != tree:  # type: ignore[operator]
             raise StepError(_other_structure(init, after))
         return [*tree_flatten(after)[0], *tree_flatten(y)[0]]
 
+    if hasattr(step, "__name__"):
+        wraps(step)(traced)  # errors of JAX name the user's function and its arguments
     for _ in range(len(carry) + 1):
         looks = [look_of(leaf) for leaf in carry]
-        program = jax.make_jaxpr(flat)(*looks, *x_looks)
+        program = jax.make_jaxpr(traced)(tree_unflatten(tree, looks), x)
         promoted = _promoted(carry, program.out_avals[: len(carry)], names)
         if promoted is None:
             break
@@ -139,16 +142,26 @@ def _array(leaf: Any, name: str) -> Any:
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except (TypeError, ValueError) as error:
-        raise StepError(f"{name} is a {type(leaf).__name__}, and must be an array or a number") from error
+        advice = ""
+        if is_dataclass(leaf):
+            advice = ". Register it as a container of JAX, by jax.tree_util.register_dataclass"
+        elif callable(leaf):
+            advice = ". Let the step close over functions: of a module, arrays alone go into the carry"
+        raise StepError(f"{name} is a {type(leaf).__name__}, and must be an array or a number{advice}") from error
 
 
-def _pair(out: Any) -> tuple[Any, Any]:
-    if isinstance(out, tuple | list) and len(out) == 2:
+def _pair(out: Any, init: Any) -> tuple[Any, Any]:
+    if isinstance(out, tuple | list) and len(out) == 2 and tree_structure(out) != tree_structure(init):  # type: ignore[operator]
         return out[0], out[1]
-    what = f"a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple | list) else "")
+    if isinstance(out, tuple | list) and len(out) == 2 and tree_structure(out[0]) == tree_structure(init):  # type: ignore[operator]
+        return out[0], out[1]
+    what = "None" if out is None else f"a {type(out).__name__}"
+    what += f" of {len(out)}" if isinstance(out, tuple | list) else ""
+    if tree_structure(out) == tree_structure(init):  # type: ignore[operator]
+        what = "the carry alone"
     raise StepError(
-        f"the step must return (carry, y), and returned {'None' if out is None else what}; without an output return "
-        "(carry, None)"
+        f"the step must return (carry, y), and returned {what}; without an output return (carry, None), with all parts "
+        "of the carry in one"
     )
 
 
@@ -199,9 +212,13 @@ def _other_structure(before: Any, after: Any) -> str:
     old, new = names_of(before, "carry"), names_of(after, "carry")
     gone, come = [name for name in old if name not in new], [name for name in new if name not in old]
     told = f"{', '.join(gone[:4])} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
-    told += (" and " if gone and come else "") + (f"{', '.join(come[:4])} came" if come else "")
-    told = told or f"it was {tree_structure(before)} and became {tree_structure(after)}"
-    return f"the step must return its carry with the structure that it gets: {told}"
+    told += (" and " if gone and come else "") + (f"{', '.join(come[:4])} came new" if come else "")
+    if not told:
+        told = f"it was {tree_structure(before)} and became {tree_structure(after)}".replace("PyTreeDef", "")
+    return (
+        f"the step must return its carry with the structure that it gets: {told}. Containers stay of the same type, "
+        "and None stays None"
+    )
 
 
 def reached(jaxpr: Any, flags: Sequence[bool]) -> Flags:
