@@ -43,7 +43,6 @@ both = pytest.mark.parametrize("traced", [True, False])
         ({"slots": 2, "check": "maybe"}, "first"),
         ({"slots": 2, "progress": 3}, "update"),
     ],
-    ids=str,
 )
 def test_arguments_that_make_no_sense(traced, how, message):
     def loss(h):
@@ -120,7 +119,6 @@ def test_too_little_memory_says_how_much_is_needed_and_that_is_enough():
         (numpy.arange(3), lambda h: h * 1.5, r"int64\[3\] and became float64\[3\] .* start with float64"),
         (1.0, lambda h: "text", "carry after step 0 is a str"),
     ],
-    ids=str,
 )
 def test_a_carry_that_changes_its_looks(traced, init, returned, message):
     with pytest.raises(remat.StepError, match=message):

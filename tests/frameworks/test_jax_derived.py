@@ -131,3 +131,39 @@ def test_hessian_products_do_not_hold_all_states():
 
     small, large = product(50), product(5000)
     assert large.memory_analysis().temp_size_in_bytes == small.memory_analysis().temp_size_in_bytes
+
+
+def test_second_derivatives_know_how_many_steps_there_are():
+    def twice(scan, steps):
+        def last(k):
+            return scan(lambda c, _: (jnp.sin(c * k) + 0.3 * c, None), jnp.float64(0.5), None, length=steps)[0]
+
+        return jax.grad(jax.grad(last))
+
+    few = functools.partial(remat.scan, slots=5)
+    for steps in (6, 7, 12):
+        close(twice(few, steps)(1.1), twice(jax.lax.scan, steps)(1.1))
+    both = jax.jit(lambda k: (twice(few, 6)(k), twice(few, 7)(k)))(1.1)
+    close(both, (twice(jax.lax.scan, 6)(1.1), twice(jax.lax.scan, 7)(1.1)))
+
+
+@pytest.mark.parametrize("order", ["forward over reverse", "reverse over reverse"])
+def test_steps_with_rules_of_their_own(order):
+    """A rule that is no derivative, as one that clips gradients, is the same rule the second time."""
+
+    @jax.custom_vjp
+    def clipped(x):
+        return x
+
+    clipped.defvjp(lambda x: (x, None), lambda _, bar: (jnp.clip(bar, -0.5, 0.5),))
+
+    def loss(scan, h):
+        return scan(lambda c, _: (jnp.sin(clipped(c)) + c * c, None), h, None, length=3)[0]
+
+    ours = functools.partial(loss, functools.partial(remat.scan, slots=2))
+    derived = ORDERS[order]
+    close(derived(ours, 1.0)(0.7), derived(functools.partial(loss, jax.lax.scan), 1.0)(0.7))
+    cond, body = (lambda c: c[0] < 3), lambda c: (c[0] + 1, jnp.sin(clipped(c[1])) + c[1] ** 2)
+    if order == "forward over reverse":
+        found = derived(lambda h: remat.while_loop(cond, body, (0, h), slots=2)[1], 1.0)(0.7)
+        close(found, derived(functools.partial(loss, jax.lax.scan), 1.0)(0.7))

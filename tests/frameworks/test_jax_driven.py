@@ -100,3 +100,24 @@ def test_memory_is_planned_with_tapes_in_it():
     call = run.calls[0]
     assert call.trace.forward_steps == call.plan.forward_steps
     assert call.trace.peak <= 30 * 1024
+
+
+def test_cotangents_are_the_callers():
+    """What comes in is not donated: it may be used elsewhere, or be one array for several leaves."""
+
+    def last(h):
+        return remat.scan(lambda h, _: (jnp.sin(h), None), h, length=8, slots=2, driven=True)[0]
+
+    h = jnp.linspace(0.1, 0.5, 4)
+    plain = jax.lax.scan(lambda h, _: (jnp.sin(h), None), h, length=8)[0]
+    assert plain.shape == h.shape
+    slope = jax.grad(lambda h: jax.lax.scan(lambda h, _: (jnp.sin(h), None), h, length=8)[0].sum())(h)
+    close(jax.grad(lambda h: (2 * h + last(h) + last(h)).sum())(h), 2 + 2 * slope)
+    pull, bar = jax.vjp(last, h)[1], jnp.ones(4)
+    close([pull(bar), pull(bar), bar], [(slope,), (slope,), jnp.ones(4)])
+
+    def swap(carry, _):
+        return (jnp.sin(carry[1]), jnp.sin(carry[1])), None
+
+    found = jax.grad(lambda h: sum(remat.scan(swap, (h, h), length=3, slots=1, driven=True)[0]).sum())(h)
+    close(found, jax.grad(lambda h: sum(jax.lax.scan(swap, (h, h), length=3)[0]).sum())(h))

@@ -377,3 +377,33 @@ def test_errors_of_jax_name_the_users_step():
 
     with pytest.raises(jax.errors.TracerBoolConversionError, match=r"mine at .*argument hidden"):
         remat.scan(mine, jnp.float64(1.0), length=3, slots=2)
+
+
+def test_programs_that_differ_in_how_they_are_run_are_told_apart():
+    def value(scan, flag):
+        def step(c, key):
+            with jax.threefry_partitionable(flag):
+                drawn = jax.random.uniform(key, (5,))
+            return 0.9 * c + drawn, None
+
+        return scan(step, jnp.ones(5), jax.random.split(jax.random.key(0), 6))[0]
+
+    for flag in (True, False):
+        same(value(functools.partial(remat.scan, slots=3), flag), value(jax.lax.scan, flag))
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32, jnp.int8, jnp.complex64])
+def test_numbers_give_way_to_arrays(dtype):
+    init = 0 if dtype == jnp.int8 else 0.0
+    found = remat.scan(lambda c, x: (c + x, c), init, jnp.ones(5, dtype), slots=3)
+    expected = jax.lax.scan(lambda c, x: (c + x, c), init, jnp.ones(5, dtype))
+    assert [leaf.dtype for leaf in found] == [leaf.dtype for leaf in expected] == [dtype, dtype]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_place_in_a_batch_is_known_where_nothing_is_batched():
+    def last(scan):
+        return scan(lambda c, _: (jnp.sin(c) + jax.lax.axis_index("i"), None), jnp.float64(0.1), None, length=6)[0]
+
+    found = jax.vmap(lambda x: x + last(functools.partial(remat.scan, slots=3)), axis_name="i")(jnp.arange(3.0))
+    close(found, jax.vmap(lambda x: x + last(jax.lax.scan), axis_name="i")(jnp.arange(3.0)))

@@ -93,7 +93,10 @@ def _count_steps(leaves: list[Any], names: list[str], length: int | None) -> int
     if len(set(found.values())) > 1:
         said = ", ".join(f"{name} says {count}" for name, count in list(found.items())[:6])
         raise ProblemError(f"the number of steps is not clear: {said}; every leaf of xs has one row for each step")
-    return next(iter(found.values()))
+    steps = next(iter(found.values()))
+    if steps >= MOST:
+        raise ProblemError(f"{steps} steps are more than can be counted on a device: {MOST - 1} are the most")
+    return steps
 
 
 def while_loop(

@@ -32,7 +32,7 @@ class Saving(Function):
     def derivative(self, moving: Flags, args: Arrays) -> tuple[Derivative, Arrays]:
         """The derivative of the results; what is saved does not change."""
         count = len(args) - self.of.extras
-        by, extra = self.of.function.derivative(moving[:count], args[:count])
+        by, extra = self.of.run.derivative(moving[:count], args[:count])
         return _SavingDerivative(self, by, moving, len(self.traced(args).out_avals)), extra
 
 
@@ -60,6 +60,7 @@ class _SavingDerivative(Derivative):
         self.function = self.by = function
         self.of, self.moving, self.outs, self.extras = of, moving, outs, of.extras
         self.flowing = (*of.flowing, *([False] * (outs - len(of.flowing))))
+        self.written = of.written
         self.key, self.eager = (function, of, moving, outs), of.eager
 
     def _args(self, args: Arrays) -> Arrays:
@@ -97,7 +98,8 @@ class _PullDerivative(Derivative):
         self.moving = moving
         self.outs = sum(of.of.moving)
         self.flowing = (True,) * self.outs
-        self.key = of, moving
+        self.written = of.of.written
+        self.key = of, moving, self.written
         count = len(of.of.moving)
         self._saved = slice(count, count + of.saved)
 
@@ -165,7 +167,13 @@ class MappedDerivative(Derivative):
     def __init__(self, function: Function, of: Derivative, axis: Any, flags: Flags) -> None:
         self.function, self.of, self.axis, self.flags = function, of, axis, flags
         self.outs, self.extras, self.flowing, self.moving = of.outs, of.extras, of.flowing, of.moving
+        self.written = of.written
         self.key = of, axis_key(axis), flags
+
+    @property
+    def run(self) -> Function:
+        """As of the function, for a batch."""
+        return Mapped(self.of.run, self.axis, self.flags)
 
     def saving(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The results of all, and what is saved for each."""

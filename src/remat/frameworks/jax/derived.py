@@ -29,7 +29,7 @@ def adjoint(of: "LoopDerivative", given: Flags, args: Arrays, cotangents: Arrays
     rows = loop.steps
 
     def showing(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
-        after, _ = step(consts, carry, x)
+        after, _ = of.taped.run(consts, carry, x)
         return after, list(carry)
 
     first = Step.of(showing, step.looks, step.consts, step.carry)

@@ -128,5 +128,6 @@ def _refuse_tracers(values: Arrays) -> None:
 def _traced_error() -> StepError:
     return StepError(
         "driven=True runs a loop op by op, outside of jit, vmap and other traced functions, and is called inside of "
-        "one here. Call it outside, as in jax.grad(loss)(params) without jit; or leave driven=True out"
+        "one here. Call it outside, as in jax.grad(loss)(params) without jit; or leave driven=True out. Second "
+        "derivatives and jax.jacrev trace it too"
     )

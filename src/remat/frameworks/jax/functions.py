@@ -71,7 +71,13 @@ class Derivative(Keyed, ABC):
     extras: int = 0  # further arrays that it needs
     flowing: Flags  # the results that change
     moving: Flags  # the arguments that move
+    written: Any = None  # what tells apart how the pullback is written, beside the key
     eager = False
+
+    @property
+    def run(self) -> Function:
+        """The function as it is run where it is differentiated: rules of its own parts may say how."""
+        return self.function
 
     @abstractmethod
     def saving(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:

@@ -1,4 +1,4 @@
-"""What tells one program from another: what was compiled for a program serves an equal one.
+"""What is known of a program, and what tells it from another: what was compiled for it serves an equal one.
 
 Two traces of a function make two programs, which are equal only if all their operations are. Parameters of operations
 count as they compare: functions by themselves, so that rules of derivatives are never taken for each other.
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-__all__ = ["key_of"]
+__all__ = ["has_rules", "key_of"]
 
 
 def key_of(program: ClosedJaxpr) -> Any:
@@ -35,6 +35,7 @@ def _program(jaxpr: Jaxpr) -> Any:
     eqns = [
         (
             eqn.primitive,
+            eqn.ctx,  # how it is run: which random numbers, on what mesh
             tuple(map(number, eqn.invars)),
             tuple((number(var), var.aval) for var in eqn.outvars),
             tuple((name, _value(value)) for name, value in sorted(eqn.params.items())),
@@ -62,3 +63,14 @@ def _value(value: Any) -> Any:
     if isinstance(value, float):
         return float, np.float64(value).tobytes()
     return type(value), value
+
+
+def has_rules(value: Any) -> bool:
+    """Whether a program, or a parameter of an operation, has calls with rules of differentiation of their own."""
+    if isinstance(value, ClosedJaxpr):
+        return has_rules(value.jaxpr)
+    if isinstance(value, Jaxpr):
+        return any(
+            eqn.primitive.name.startswith("custom_") or any(map(has_rules, eqn.params.values())) for eqn in value.eqns
+        )
+    return type(value) in (tuple, list) and any(map(has_rules, value))

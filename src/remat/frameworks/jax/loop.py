@@ -121,6 +121,14 @@ class LoopDerivative(Derivative):
         self.outs = len(loop.step.outs)
         self.flowing = (*self.flow.carry, *self.flow.ys)
         self.key = None if loop.key is None else (loop, moving, program)
+        self.written = loop.steps, loop.planner
+
+    @property
+    def run(self) -> Function:
+        """The loop of steps as they are run where they are differentiated."""
+        if not self.loop.step.has_rules:
+            return self.loop
+        return Loop(self.taped.run, self.loop.rows, self.loop.steps, self.loop.planner)
 
     def saving(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The results, the states kept in the first sweep, and the tape of the last unit."""

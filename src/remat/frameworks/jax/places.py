@@ -53,7 +53,8 @@ def betas(units: int | None, slots: int) -> Ints:
     if units is None:
         width = 64 if slots >= 8 else 512 if slots >= 4 else 2048
     else:
-        width = max(8, 1 << (repetition(units, slots) if slots and units > 1 else 1).bit_length())
+        most = repetition(units, slots) if slots and units > 1 else 1
+        width = next(width for width in (8, 64, 512, 4096, 1 << most.bit_length()) if width > most)
     return _betas(slots, width)
 
 

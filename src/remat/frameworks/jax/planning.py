@@ -4,6 +4,7 @@ In: what is asked, and a step with what moves. Out: units and slots for the devi
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import jax
 
 from remat.errors import InfeasibleError, PlannerError
 from remat.frameworks.asked import Asked
-from remat.frameworks.jax.loop import Places, Planner
+from remat.frameworks.jax.loop import Places
 from remat.frameworks.jax.shapes import nbytes, picked
 from remat.frameworks.jax.tapes import Taped
 from remat.frameworks.jax.units import unrolled
@@ -64,10 +65,17 @@ def sizes_of(taped: Taped) -> Sizes:
     return Sizes(state, taped.nbytes, 4 * state + taped.nbytes + taped.common_nbytes, gradient)
 
 
-def planner_for(asked: Asked) -> Planner:
+@dataclass(frozen=True)
+class Budget:
     """Who plans a loop once it is differentiated."""
 
-    def planner(taped: Taped, steps: int) -> Places:
+    asked: Asked = field(compare=False)
+    memory: Memory | None
+    plan: int | None  # which one, if one was given
+
+    def __call__(self, taped: Taped, steps: int) -> Places:
+        """Units and slots for so many steps."""
+        asked = self.asked
         if asked.memory is not None and asked.memory.device.capacity is not None:
             plan = _within(sizes_of(taped), steps, asked.memory.device.capacity)
         else:
@@ -75,7 +83,10 @@ def planner_for(asked: Asked) -> Planner:
         asked.note(steps, plan)
         return places_of(plan)
 
-    return planner
+
+def planner_for(asked: Asked) -> Budget:
+    """The planner for what is asked."""
+    return Budget(asked, asked.memory, None if asked.plan is None else id(asked.plan))
 
 
 def slots_for(asked: Asked) -> Slots:

@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 
 from remat.frameworks.jax.composed import Mapped, MappedDerivative, Pull, Saving
 from remat.frameworks.jax.functions import Arrays, Derivative, Function
+from remat.frameworks.jax.mapping import has_name
 from remat.frameworks.jax.shapes import Flags, look_of, merged, picked
 
 __all__ = ["call"]
@@ -63,7 +64,7 @@ def _call_jvp(primals: Arrays, tangents: Arrays, *, function: Function) -> tuple
 
 def _call_batch(axis: Any, args: Arrays, dims: Sequence[Any], *, function: Function) -> tuple[Arrays, Sequence[Any]]:
     flags = tuple(dim is not None for dim in dims)
-    if not any(flags):
+    if not any(flags) and not has_name(axis):
         found = call(function, args)
         return found, [None] * len(found)
     args = _in_front(axis, args, dims, flags)

@@ -17,7 +17,7 @@ from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_str
 
 from remat.errors import StepError
 from remat.frameworks.jax.functions import Keyed
-from remat.frameworks.jax.known import key_of
+from remat.frameworks.jax.known import has_rules, key_of
 from remat.frameworks.jax.shapes import Flags, differentiable, look_of, varied
 
 __all__ = ["Step", "Traced", "names_of", "reached", "trace", "trace_condition"]
@@ -36,6 +36,11 @@ class Step(Keyed):
         """The next carry and the output."""
         found = jaxpr_as_fun(self.program)(*consts, *carry, *x)
         return found[: self.carry], found[self.carry :]
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether parts of it have derivatives of their own, by jax.custom_vjp or jax.custom_jvp."""
+        return has_rules(self.program)
 
     @property
     def looks(self) -> list[Any]:
@@ -193,7 +198,8 @@ def _gives_way(look: Any, other: Any) -> bool:
     """Whether a number without a type of its own may become one of another type."""
     if not getattr(look, "weak_type", False):
         return False
-    return bool(jnp.promote_types(look.dtype, other.dtype) == other.dtype)
+    number = {"b": False, "i": 0, "u": 0, "f": 0.0, "c": 0j}.get(look.dtype.kind)
+    return number is not None and bool(jnp.result_type(number, other.dtype) == other.dtype)
 
 
 def _as(value: Any, look: Any) -> Any:

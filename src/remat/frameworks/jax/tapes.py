@@ -7,7 +7,8 @@ array of the tape that does not depend on carry and input is the same for all st
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from remat.errors import StepError
 from remat.frameworks.jax.functions import Arrays, Keyed
@@ -43,7 +44,12 @@ def _without_derivative(error: Exception) -> StepError:
 
 
 class Taped(Keyed):
-    """A step that can be recorded and pulled back, by tangents that flow so."""
+    """A step that can be recorded and pulled back, by tangents that flow so.
+
+    `run` is the step as it is run where it is differentiated: a rule of its own may say how (`jax.custom_vjp`).
+    """
+
+    run: Step
 
     def __init__(self, step: Step, flow: Flow) -> None:
         self.step, self.flow = step, flow
@@ -78,6 +84,8 @@ class Taped(Keyed):
         varies = reached(jaxpr, [False] * n + [True] * (len(looks) - n))[outs:]
         self._own = tuple(k is None and flag for k, flag in zip(self._known, varies, strict=True))
         self._common = tuple(k is None and not flag for k, flag in zip(self._known, varies, strict=True))
+        kept = dce_jaxpr(jaxpr, [True] * outs + [False] * len(found), instantiate=True)[0]
+        self.run = Step(ClosedJaxpr(kept, self._program.consts), n, m)
         self.looks = picked(self._own, self._program.out_avals[outs:])
         self.common_looks = picked(self._common, self._program.out_avals[outs:])
 

@@ -39,7 +39,7 @@ class Units:
     """All units of a loop, for given constants and inputs. `length` steps are a unit, `head` steps are the first."""
 
     def __init__(self, taped: Taped, consts: Arrays, xs: Arrays, length: int = 1, head: int = 0) -> None:
-        self.taped, self.step, self.consts, self.xs = taped, taped.step, list(consts), list(xs)
+        self.taped, self.step, self.consts, self.xs = taped, taped.run, list(consts), list(xs)
         self.length, self.head = length, head
 
     def start(self, i: Any) -> Any:

@@ -49,15 +49,25 @@ def _record(piece: Piece, consts: Any, xs: Any, ys: Any, carry: Any, start: Any)
     return after, tape, ys
 
 
-def _pull(piece: Piece, given: Flags, consts: Any, xs: Any, tape: Any, bars: Any, pulled: Any, start: Any) -> Any:
-    return piece.units(consts, xs).pull(pulled, tape, bars, given, start, piece.length)
+def _pull(
+    piece: Piece, given: Flags, consts: Any, xs: Any, tape: Any, bars: Any, carry: Any, sums: Any, rows: Any, start: Any
+) -> Any:
+    return piece.units(consts, xs).pull(Pulled(carry, sums, rows), tape, bars, given, start, piece.length)
+
+
+def _apart(leaves: Arrays) -> bool:
+    """Whether no two arrays are the same one, which cannot be donated twice."""
+    try:
+        return len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+    except Exception:  # in several places, or not an array of bytes
+        return False
 
 
 _static: Any = {"static_argnums": 0}
 _advancing = jax.jit(_advance, **_static, donate_argnums=3)
 _advancing_on = jax.jit(_advance, **_static, donate_argnums=(3, 4))
 _recording = jax.jit(_record, **_static, donate_argnums=3)
-_pulling = jax.jit(_pull, static_argnums=(0, 1), donate_argnums=6)
+_pulling = jax.jit(_pull, static_argnums=(0, 1), donate_argnums=(7, 8))
 
 
 class JaxVerbs:
@@ -85,7 +95,7 @@ class JaxVerbs:
         """The carry after steps start..stop-1."""
         if start == stop:
             return state
-        piece, run = Piece(self.taped, 1), _advancing if state.kept else _advancing_on
+        piece, run = Piece(self.taped, 1), _advancing if state.kept or not _apart(state.leaves) else _advancing_on
         ys = self.ys if self.first else None
         carry, ys = run(piece, self.consts, self.xs, ys, list(state.leaves), start, stop)
         if self.first:
@@ -107,10 +117,9 @@ class JaxVerbs:
         """The cotangent at the start of the tape; sums and rows are gathered here."""
         while tape:
             piece, at, own = tape.pop()
-            pulled = Pulled(list(cotangent), self.sums, self.xs_bar)
-            self.sums, self.xs_bar = [], []
+            (sums, rows), self.sums, self.xs_bar = (self.sums, self.xs_bar), [], []
             cotangent, self.sums, self.xs_bar = _pulling(
-                piece, self.given, self.consts, self.xs, own, self.y_bars, pulled, at
+                piece, self.given, self.consts, self.xs, own, self.y_bars, list(cotangent), sums, rows, at
             )
             del own
         return self._done(cotangent)

@@ -151,6 +151,13 @@ class WhileDerivative(Derivative):
         self.outs, self.flowing = len(self.flow.carry), self.flow.carry
         self.key = None if loop.key is None else (loop, moving, slots)
 
+    @property
+    def run(self) -> Function:
+        """The loop of steps as they are run where they are differentiated."""
+        if not self.loop.body.has_rules:
+            return self.loop
+        return While(self.loop.cond, self.taped.run, self.loop.slots)
+
     def saving(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The last carry; and how many steps there were, which states are kept, and these."""
         _, _, consts, carry = self.loop.apart(args)
@@ -162,7 +169,7 @@ class WhileDerivative(Derivative):
 
         def step(held: Any) -> Any:
             done, _, carry = held
-            carry = self.loop.body(consts, carry, ())[0]
+            carry = self.taped.run(consts, carry, ())[0]
             return done + 1, holds(done + 1, carry), carry
 
         def stretch(held: Any) -> Any:
@@ -229,6 +236,7 @@ class WhileDerivative(Derivative):
     def pulled(self, given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
         """An error: what runs back over a loop of unknown length is none that could be run back over again."""
         raise StepError(
-            "a while_loop cannot be differentiated twice in reverse mode: its length is only known on the device. "
-            "Use forward over reverse, as jax.jvp of jax.grad or jax.hessian do, or remat.scan with a known length"
+            "a while_loop cannot be differentiated twice in reverse mode, or more than once after it: its length is "
+            "only known on the device. Forward over reverse works, as in jax.jvp of jax.grad; for more, "
+            "give a known length to remat.scan"
         )
