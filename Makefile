@@ -37,8 +37,8 @@ browser:
 	  || echo "== NO CHROMIUM HERE: the tests of the page in a browser WILL BE SKIPPED"
 
 test: $(VENV)/.dev check browser
-	@echo "== tests"
-	$(BIN)/python -m pytest
+	@echo "== tests, one process for each core"
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 check: $(VENV)/.dev
 	@echo "== format and lint"
@@ -58,6 +58,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/report_page.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/numpy_lstm.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torch_loops.py
+	$(BIN)/python benchmarks/jax_loops.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

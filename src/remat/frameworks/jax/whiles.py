@@ -237,6 +237,6 @@ class WhileDerivative(Derivative):
         """An error: what runs back over a loop of unknown length is none that could be run back over again."""
         raise StepError(
             "a while_loop cannot be differentiated twice in reverse mode, or more than once after it: its length is "
-            "only known on the device. Forward over reverse works, as in jax.jvp of jax.grad; for more, "
+            "only known on the device. Forward over reverse works, as in jax.hessian; for more, "
             "give a known length to remat.scan"
         )
