@@ -67,9 +67,7 @@ def _value(value: Any) -> Any:
 
 def has_rules(value: Any) -> bool:
     """Whether a program, or a parameter of an operation, has calls with rules of differentiation of their own."""
-    if isinstance(value, ClosedJaxpr):
-        return has_rules(value.jaxpr)
-    if isinstance(value, Jaxpr):
+    if isinstance(value, ClosedJaxpr | Jaxpr):
         return any(
             eqn.primitive.name.startswith("custom_") or any(map(has_rules, eqn.params.values())) for eqn in value.eqns
         )
