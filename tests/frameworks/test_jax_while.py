@@ -15,15 +15,9 @@ from jax import lax
 import remat
 from remat.frameworks.jax.places import held_after
 from remat.planners.recurrence.online import reversal_advances
+from tests.frameworks.jax_programs import quick, x64  # noqa: F401
 
-
-@pytest.fixture(autouse=True)
-def double():
-    """Double precision, in these tests only; and programs that are compiled fast, since each runs once."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    with jax.enable_x64(True):
-        yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def ours(slots, **asked):

@@ -15,16 +15,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.test_util import check_grads
 
 import remat
+from tests.frameworks.jax_programs import x64  # noqa: F401
 
 A = numpy.array([[1.0, 2.0], [3.0, 4.0]])
 B = numpy.array([[5.0, 6.0], [7.0, 8.0]])
-
-
-@pytest.fixture(autouse=True)
-def double():
-    """Double precision, in these tests only."""
-    with jax.enable_x64(True):
-        yield
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ all states of a loop, and no tapes.
 
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 
 from remat.frameworks.jax.functions import Arrays
 from remat.frameworks.jax.primitives import call
-from remat.frameworks.jax.shapes import Flags, blank, look_of, merged, picked, without_first
+from remat.frameworks.jax.shapes import Flags, blank, look_of, picked, without_first
 from remat.frameworks.jax.steps import Step
 
 if TYPE_CHECKING:
@@ -35,22 +34,15 @@ def adjoint(of: "LoopDerivative", given: Flags, args: Arrays, cotangents: Arrays
     first = Step.of(showing, step.looks, step.consts, step.carry)
     states = call(Loop(first, rows, rows, loop.planner), [steps, *consts, *carry, *xs])[step.carry :]
     carry_bar, y_bars, given_ys = of._cotangents(given, cotangents)
-    y_given = tuple(merged(flow.ys, given_ys, [False] * len(flow.ys)))
+    taped = of.taped_for(given_ys)
     n, m, k = len(consts), len(carry), len(xs)
 
     def back(consts: Arrays, bars: Arrays, row: Arrays) -> Any:
         """From the cotangents of a carry and the sums so far to those before a step."""
         state, x, y_bar = row[:m], row[m : m + k], row[m + k :]
         carry_bar, sums = bars[: sum(flow.carry)], bars[sum(flow.carry) :]
-
-        def moved(consts_: Arrays, carry_: Arrays, x_: Arrays) -> Any:
-            after, y = step(
-                merged(flow.consts, consts_, consts), merged(flow.carry, carry_, state), merged(flow.xs, x_, x)
-            )
-            return picked(flow.carry, after), picked(y_given, y)
-
-        _, pull = jax.vjp(moved, picked(flow.consts, consts), picked(flow.carry, state), picked(flow.xs, x))
-        consts_bar, before, x_bar = pull((list(carry_bar), list(y_bar)))
+        tape = taped.record(consts, state, x)[2]
+        consts_bar, before, x_bar = taped.pull(tape, consts, x, carry_bar, y_bar)
         return [*before, *(a + b for a, b in zip(sums, consts_bar, strict=True))], x_bar
 
     sums = [blank(const) for const in picked(flow.consts, consts)]

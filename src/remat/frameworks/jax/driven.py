@@ -34,13 +34,13 @@ class Driven(Loop):
     eager = True
 
     def __init__(self, step: Step, rows: int | None, steps: int, asked: Asked) -> None:
-        super().__init__(step, rows, steps, None)  # type: ignore[arg-type]
+        super().__init__(step, rows, steps, planner_for(asked))
         self.asked = asked
         self.key = None  # a run belongs to one call
 
     def plain(self) -> Loop:
         """The loop that JAX compiles as a whole."""
-        return Loop(self.step, self.rows, self.steps, planner_for(self.asked))
+        return Loop(self.step, self.rows, self.steps, self.planner)
 
     def run(self, *args: Any) -> Arrays:
         """The plain loop."""

@@ -164,7 +164,7 @@ class LoopDerivative(Derivative):
         own = len(self.taped.looks)
         start, held = last.start(count - 1), Tape([*tape[:own]], [*tape[own:]])
         pulled = last.pull(last.nothing_pulled(carry_bar), held, y_bars, given_ys, start, length)
-        units = Units(self._taped_for(given_ys), consts, xs, length, head)
+        units = Units(self.taped_for(given_ys), consts, xs, length, head)
         every = (True,) * len(y_bars)
 
         def pull(carry: Arrays, i: Any, pulled: Pulled) -> Pulled:
@@ -178,7 +178,7 @@ class LoopDerivative(Derivative):
             pulled = units.pull(pulled, first, y_bars, every, 0, head)
         return self._wanted(pulled.consts, pulled.carry, pulled.xs)
 
-    def _taped_for(self, given: Flags) -> Taped:
+    def taped_for(self, given: Flags) -> Taped:
         """The step with its tape, for those outputs that are given a cotangent."""
         if all(given):
             return self.taped

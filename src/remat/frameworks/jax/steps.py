@@ -83,7 +83,7 @@ class Traced:
         self.carry_tree, self.y_tree = carry_tree, y_tree
 
 
-def trace(step: Callable[[Any, Any], Any], init: Any, x: Any, what: str = "step") -> Traced:
+def trace(step: Callable[[Any, Any], Any], init: Any, x: Any) -> Traced:
     """The step as a program; `x` is what one input looks like. What is wrong with it raises a StepError."""
     leaves, tree = tree_flatten(init)
     names = names_of(init, "carry")
@@ -156,14 +156,13 @@ def _array(leaf: Any, name: str) -> Any:
 
 
 def _pair(out: Any, init: Any) -> tuple[Any, Any]:
-    if isinstance(out, tuple | list) and len(out) == 2 and tree_structure(out) != tree_structure(init):  # type: ignore[operator]
-        return out[0], out[1]
-    if isinstance(out, tuple | list) and len(out) == 2 and tree_structure(out[0]) == tree_structure(init):  # type: ignore[operator]
+    tree: Any = tree_structure(init)
+    alone = tree_structure(out) == tree
+    if isinstance(out, tuple | list) and len(out) == 2 and (not alone or tree_structure(out[0]) == tree):
         return out[0], out[1]
     what = "None" if out is None else f"a {type(out).__name__}"
     what += f" of {len(out)}" if isinstance(out, tuple | list) else ""
-    if tree_structure(out) == tree_structure(init):  # type: ignore[operator]
-        what = "the carry alone"
+    what = "the carry alone" if alone else what
     raise StepError(
         f"the step must return (carry, y), and returned {what}; without an output return (carry, None), with all parts "
         "of the carry in one"

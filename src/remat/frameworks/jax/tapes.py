@@ -4,6 +4,7 @@ In: a step, and where tangents flow. Out: a program that runs the step and gives
 array of the tape that does not depend on carry and input is the same for all steps, and is held once for a unit.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,19 @@ class Flow(NamedTuple):
     xs: Flags
     carry: Flags  # after any number of steps
     ys: Flags
+
+    def through(
+        self, step: Step, consts: Arrays, carry: Arrays, x: Arrays
+    ) -> tuple[Callable[..., Any], tuple[list[Any], list[Any], list[Any]]]:
+        """The step as a function of what moves, to what tangents flow to and to all that it gives; and what moves."""
+
+        def moved(consts_: Arrays, carry_: Arrays, x_: Arrays) -> Any:
+            after, y = step(
+                merged(self.consts, consts_, consts), merged(self.carry, carry_, carry), merged(self.xs, x_, x)
+            )
+            return (picked(self.carry, after), picked(self.ys, y)), (after, y)
+
+        return moved, (picked(self.consts, consts), picked(self.carry, carry), picked(self.xs, x))
 
 
 class Tape(NamedTuple):
@@ -60,13 +74,7 @@ class Taped(Keyed):
         def record(*args: Any) -> list[Any]:
             consts, carry, x = args[:n], args[n : n + m], args[n + m :]
 
-            def moved(consts_: Arrays, carry_: Arrays, x_: Arrays) -> Any:
-                after, y = step(
-                    merged(flow.consts, consts_, consts), merged(flow.carry, carry_, carry), merged(flow.xs, x_, x)
-                )
-                return (picked(flow.carry, after), picked(flow.ys, y)), (after, y)
-
-            parts = picked(flow.consts, consts), picked(flow.carry, carry), picked(flow.xs, x)
+            moved, parts = flow.through(step, consts, carry, x)
             _, pull, (after, y) = jax.vjp(moved, *parts, has_aux=True)
             leaves, self._tree = jax.tree.flatten(pull)
             return [*after, *y, *leaves]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from remat.frameworks.jax.functions import Arrays
 from remat.frameworks.jax.mapping import axes, has_name, mapping
-from remat.frameworks.jax.shapes import Flags, blank, look_of, merged, picked, with_first, without_first
+from remat.frameworks.jax.shapes import Flags, blank, look_of, picked, with_first, without_first
 from remat.frameworks.jax.steps import Step
 from remat.frameworks.jax.tapes import Flow
 
@@ -30,15 +30,7 @@ def dual(
     n, m, k = len(consts), len(carry), len(xs)
 
     def both(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
-        def moved(consts_: Arrays, carry_: Arrays, x_: Arrays) -> Any:
-            after, y = step(
-                merged(flow.consts, consts_, consts[:n]),
-                merged(flow.carry, carry_, carry[:m]),
-                merged(flow.xs, x_, x[:k]),
-            )
-            return (picked(flow.carry, after), picked(flow.ys, y)), (after, y)
-
-        values = picked(flow.consts, consts[:n]), picked(flow.carry, carry[:m]), picked(flow.xs, x[:k])
+        moved, values = flow.through(step, consts[:n], carry[:m], x[:k])
         dots = list(consts[n:]), list(carry[m:]), list(x[k:])
         _, (after_dot, y_dot), (after, y) = jax.jvp(moved, values, dots, has_aux=True)
         return [*after, *after_dot], [*y, *y_dot]

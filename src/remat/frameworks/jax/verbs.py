@@ -63,10 +63,9 @@ def _apart(leaves: Arrays) -> bool:
         return False
 
 
-_static: Any = {"static_argnums": 0}
-_advancing = jax.jit(_advance, **_static, donate_argnums=3)
-_advancing_on = jax.jit(_advance, **_static, donate_argnums=(3, 4))
-_recording = jax.jit(_record, **_static, donate_argnums=3)
+_advancing = jax.jit(_advance, static_argnums=0, donate_argnums=3)
+_advancing_on = jax.jit(_advance, static_argnums=0, donate_argnums=(3, 4))
+_recording = jax.jit(_record, static_argnums=0, donate_argnums=3)
 _pulling = jax.jit(_pull, static_argnums=(0, 1), donate_argnums=(7, 8))
 
 
