@@ -13,8 +13,8 @@ from pathlib import Path
 
 import remat
 from remat.schedule import Trace
-from remat.schedule.columns import Columns
 from remat.schedule.events import Totals
+from remat.schedule.trace_columns import Columns
 
 SHAPES = ((1_000, 31), (16_700, 100), (100_000, 100))
 

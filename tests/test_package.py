@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import remat
+from remat import ops
 from remat.planners import PLANNERS, Planner
 from remat.planners import exhaustive as exhaustive_module
 from remat.planners import loop as loop_room
-from remat.schedule import ops
 
 PUBLIC = """
 Advance Chain CheckpointGroup CheckpointProfiler Claim Curve DeterminismError Drop Event Fetch FileError IllegalError

@@ -17,14 +17,12 @@ from remat.errors import (
     ScheduleError,
     StepError,
 )
-from remat.execute import CheckpointProfiler, Profile, is_recomputing, profile
+from remat.execute import is_recomputing
 from remat.interface import (
     CheckpointGroup,
     adaptive_checkpoint,
-    binomial_checkpoint,
     checkpoint,
     checkpoint_segment,
-    checkpointed_loop,
     compute_checkpoint_positions,
     drop,
     estimate_checkpoint_savings,
@@ -34,9 +32,11 @@ from remat.interface import (
     should_checkpoint,
     while_loop,
 )
+from remat.legacy import binomial_checkpoint, checkpointed_loop
 from remat.planners import Claim, Curve, Plan, Planner, plan, sweep
 from remat.problem import Chain, Level, Loop, Memory, Stage
-from remat.report import report
+from remat.profiling import CheckpointProfiler, Profile, profile
+from remat.reporting import report
 from remat.schedule import (
     Advance,
     Drop,

@@ -7,9 +7,9 @@ hypothesis.
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from remat.execute.tree import take_apart
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Loop, Memory, Problem
+from remat.pytree import take_apart
 from remat.schedule import Op, Trace, simulate, verify
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.execute import profiler
+from remat.profiling import profiler
 
 
 def slope(x=0.3, length=10, slots=3):
@@ -56,7 +56,7 @@ def test_nothing_is_recorded_outside_and_nothing_is_measured_then(monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("a recorder was made though nobody profiles")
 
-    monkeypatch.setattr("remat.execute.calls.Recorder", never)
+    monkeypatch.setattr("remat.profiling.call_record.Recorder", never)
     slope()
     assert len(run) == 0
     assert str(run) == "no remat calls were made"

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 import remat
-from remat.execute import Call, Run
-from remat.execute.guard import Guard
-from remat.execute.sites import Site
+from remat.execute import Run
+from remat.execute.determinism import Guard
+from remat.profiling import Call
+from remat.profiling.source_location import Site
 from remat.testing import loops, memories
 
 ALIVE = weakref.WeakSet()

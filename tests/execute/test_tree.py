@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat.execute.tree import LEAF, Mismatch, take_apart
+from remat.pytree import LEAF, Mismatch, take_apart
 
 Point = namedtuple("Point", "x y")
 

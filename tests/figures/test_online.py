@@ -3,8 +3,8 @@
 import pytest
 
 from remat import Loop, Memory, plan
-from remat.planners.recurrence.online import Sweep, reversal_advances
-from remat.planners.recurrence.revolve import advances
+from remat.planners.dp.online_placement import Sweep, reversal_advances
+from remat.schedule.revolve import advances
 
 # (n, slots) → advances of equinox's sweep and bisection, of the same sweep and a binomial reversal, offline optimum
 KNOWN = {(1000, 10): (5469, 4597, 3636), (1000, 31): (3250, 2465, 2439), (10_000, 100): (35272, 24950, 24747)}

@@ -4,7 +4,7 @@ import pytest
 
 from remat import Loop, plan
 from remat.planners.bounds import states_only
-from remat.planners.recurrence.revolve import advances, advances_of, beta, repetition
+from remat.schedule.revolve import advances, advances_of, beta, repetition
 
 SLOTS = (1, 2, 3, 5, 8, 10, 20, 31, 50, 100)
 TABLE = {

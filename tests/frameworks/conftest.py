@@ -6,8 +6,8 @@ from autograd.builtins import isinstance as unboxed_isinstance
 from autograd.tracer import getval
 
 import remat
-from remat.execute.tree import take_apart
 from remat.frameworks.numpy.leaves import unpack
+from remat.pytree import take_apart
 
 
 def leaves_of(value):

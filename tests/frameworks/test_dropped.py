@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import remat  # noqa: E402
-from remat.frameworks.torch.dropped import Dropped  # noqa: E402
+from remat.frameworks.torch.checkpointed_module import Dropped  # noqa: E402
 
 
 class Block(nn.Module):

@@ -24,7 +24,7 @@ def test_no_more_states_are_alive_than_the_slots_and_the_working_set(monkeypatch
         most[0] = max(most[0], len(alive))
         return array
 
-    from remat.frameworks.numpy import verbs
+    from remat.frameworks.numpy import backend as verbs
 
     original = verbs.copied
     monkeypatch.setattr(verbs, "copied", lambda leaf: watch(original(leaf)))

@@ -20,7 +20,7 @@ NAMES = list(programs())
 
 def differentiable_parts(program):
     """The program with its differentiable leaves as one list, and how to put them back."""
-    from remat.execute.tree import take_apart
+    from remat.pytree import take_apart
 
     parts = (program.params, program.init, program.xs)
     leaves, tree = take_apart(parts)

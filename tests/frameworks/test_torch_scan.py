@@ -99,7 +99,7 @@ def carriers():
 @pytest.mark.parametrize("wants", ["carry and inputs", "carry", "inputs"])
 @pytest.mark.parametrize("slots", [2, 30])
 def test_every_carrier_gives_the_values_and_gradients_of_the_plain_loop(init, step, wants, slots):
-    from remat.execute.tree import take_apart
+    from remat.pytree import take_apart
 
     leaves, tree = take_apart(init)
     flows = [isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()) for leaf in leaves]

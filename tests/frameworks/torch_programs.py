@@ -2,7 +2,7 @@
 
 import torch
 
-from remat.execute.tree import take_apart
+from remat.pytree import take_apart
 
 torch.set_num_threads(1)
 DOUBLE = torch.float64

@@ -6,7 +6,7 @@ from checkpoint_schedules.mixed import optimal_steps_mixed
 from checkpoint_schedules.multistage import optimal_extra_steps
 
 from remat import Level, Loop, Memory, plan
-from remat.planners.recurrence.revolve import advances
+from remat.schedule.revolve import advances
 
 
 def test_binomial_counts():

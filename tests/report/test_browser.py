@@ -8,8 +8,8 @@ from autograd import grad
 
 import remat
 from remat.schedule import Trace
-from remat.schedule.columns import Columns
 from remat.schedule.events import Live, Totals
+from remat.schedule.trace_columns import Columns
 from remat.units import bytes_text
 
 STATE, TAPE = (0, 0x72, 0xB2), (0xE6, 0x9F, 0)

@@ -11,10 +11,11 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.report import forms, text_report
-from remat.report.pictures import liveness_picture, standalone
-from remat.report.subjects import subjects_of
-from remat.report.summary import summarise
+from remat.reporting import formats as forms
+from remat.reporting import text_report
+from remat.reporting.report_subject import subjects_of
+from remat.reporting.summary import summarise
+from remat.reporting.svg import liveness_picture, standalone
 from remat.units import bytes_text
 
 EVIL = "</script><img src=x onerror=alert(1)>\"'&"
@@ -264,8 +265,8 @@ def test_noisy_times_and_sizes_fit_too(tmp_path):
     import random
 
     from remat.schedule import Trace
-    from remat.schedule.columns import Columns
     from remat.schedule.events import Live, Totals
+    from remat.schedule.trace_columns import Columns
 
     rng = random.Random(0)
     columns = Columns("ram")
@@ -322,8 +323,8 @@ def test_two_long_noisy_traces_fit_into_one_page(tmp_path):
     import random
 
     from remat.schedule import Trace
-    from remat.schedule.columns import Columns
     from remat.schedule.events import Live, Totals
+    from remat.schedule.trace_columns import Columns
 
     traces = []
     for seed in (0, 1):

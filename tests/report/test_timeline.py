@@ -7,8 +7,8 @@ from autograd import grad
 from hypothesis import given
 
 import remat
-from remat.report import timeline as module
-from remat.report.timeline import PHASES, Timeline
+from remat.reporting import timeline as module
+from remat.reporting.timeline import PHASES, Timeline
 from remat.schedule import Keep
 from remat.testing import loops, memories
 
@@ -132,7 +132,7 @@ def test_a_measured_timeline_has_the_shape_of_the_simulated_one(budget):
 
     with remat.profile() as run:
         grad(loss)(w)
-    from remat.report.subjects import subjects_of
+    from remat.reporting.report_subject import subjects_of
 
     (subject,) = subjects_of(run)
     measured, simulated = Timeline.of(subject.trace), Timeline.of(subject.predicted)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import remat
-from remat.schedule.columns import Columns
+from remat.schedule.trace_columns import Columns
 
 
 @pytest.fixture

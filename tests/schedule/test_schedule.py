@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remat import Advance, Drop, Fetch, FileError, Keep, Loop, Pullback, Record, Schedule, ScheduleError, Turn, plan
-from remat.schedule.text import parse_lines
+from remat.schedule.notation import parse_lines
 
 TEXT = """keep 0 ram
 advance 0 2

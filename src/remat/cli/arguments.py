@@ -11,9 +11,9 @@ from remat.planners.loop.chunks import Chunks
 from remat.planners.plan import saved_ops
 from remat.planners.planner import Planner
 from remat.problem import Level, Loop, Memory
-from remat.problem.saved import check_envelope, read_json, read_limited
+from remat.problem.serialization import check_envelope, read_json, read_limited
 from remat.schedule import Op, Schedule
-from remat.schedule.text import ScheduleFile, parse_lines, short_lines
+from remat.schedule.notation import ScheduleFile, parse_lines, short_lines
 
 __all__ = [
     "Parser",

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from remat.cli.output import add_output, check_output, read_shown, write_report
-from remat.report import text_report
+from remat.reporting import text_report
 
 EXAMPLE = "remat compare before.json after.json -o both.html"
 HELP = "compare saved plans, traces or profiles: peaks, forward steps, times, and their charts on one scale"

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from remat.cli.arguments import refuse_to_overwrite
-from remat.cli.bars import Bars
+from remat.cli.progress_bars import Bars
 from remat.errors import FileError
-from remat.execute import Profile
 from remat.planners import Plan
-from remat.problem.saved import read_json, read_limited
-from remat.report import report
-from remat.report.forms import check_path
-from remat.report.tables import Table
+from remat.problem.serialization import read_json, read_limited
+from remat.profiling import Profile
+from remat.reporting import report
+from remat.reporting.formats import check_path
+from remat.reporting.tables import Table
 from remat.schedule import Trace
 
 __all__ = ["add_output", "check_output", "read_shown", "write_report"]

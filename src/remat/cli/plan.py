@@ -13,11 +13,11 @@ from remat.cli.arguments import (
     read_planner,
     refuse_to_overwrite,
 )
-from remat.cli.bars import Bars
 from remat.cli.output import write_report
+from remat.cli.progress_bars import Bars
 from remat.errors import FileError
 from remat.planners import plan as make_plan
-from remat.report.forms import check_path
+from remat.reporting.formats import check_path
 
 EXAMPLE = "remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB"
 HELP = "plan the reversal of a loop and print what it costs"

@@ -3,7 +3,7 @@
 import argparse
 
 from remat.cli.output import add_output, check_output, read_shown, write_report
-from remat.report import text_report
+from remat.reporting import text_report
 
 EXAMPLE = "remat report plan.json -o plan.html --open"
 HELP = "show a saved plan, trace or profile: what is live when, the peak and who holds it, what more memory buys"

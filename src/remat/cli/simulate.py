@@ -6,10 +6,10 @@ import sys
 from dataclasses import asdict
 
 from remat.cli.arguments import add_loop, add_memory, read_subject, refuse_to_overwrite
-from remat.cli.bars import Bars
+from remat.cli.progress_bars import Bars
 from remat.progress import heard_by
 from remat.schedule import Trace, simulate
-from remat.schedule.text import format_op
+from remat.schedule.notation import format_op
 
 EXAMPLE = "remat simulate plan.json, or: remat simulate ops.txt --steps 1000 --state 1MiB --tape 9MiB"
 HELP = "say what a saved plan or a schedule in text costs: steps, peak, time"

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict
 
 from remat.cli.arguments import add_loop, add_planner, read_loop, read_planner, read_whole
-from remat.cli.bars import Bars
+from remat.cli.progress_bars import Bars
 from remat.planners import sweep
 
 EXAMPLE = "remat sweep --steps 1000 --state 1MiB --tape 9MiB"

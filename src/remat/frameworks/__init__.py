@@ -11,9 +11,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
+from remat.closures.capture import Captured, Search
 from remat.errors import StepError
-from remat.execute.captured import Captured, Search
-from remat.execute.tree import take_apart
+from remat.pytree import take_apart
 
 __all__ = ["find_framework", "find_framework_of", "jax_is_tracing", "outside_compilers", "room_named"]
 

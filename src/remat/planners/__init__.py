@@ -6,7 +6,6 @@ In: a `Problem` and a `Memory`. Out: a `Plan`: a schedule, the claim that is pro
 
 from remat.errors import ProblemError
 from remat.planners.auto import Auto
-from remat.planners.curve import Curve, Point, sweep
 from remat.planners.exhaustive import Exhaustive
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
@@ -17,7 +16,8 @@ from remat.planners.loop.online import Driver, Online
 from remat.planners.loop.save_points import SavePoints
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner
-from remat.planners.table import PLANNERS, find_planner
+from remat.planners.registry import PLANNERS, find_planner
+from remat.planners.sweeping import Curve, Point, sweep
 from remat.problem import Chain, Loop, Memory, Problem
 from remat.problem.memory import Capacity
 from remat.progress import Progress, check_progress, heard_by

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from remat.errors import InfeasibleError
+from remat.planners.dp.budget_grid import MOST_EXACT
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll
@@ -16,7 +17,6 @@ from remat.planners.loop.mixed import Mixed
 from remat.planners.loop.online import Online
 from remat.planners.plan import Plan
 from remat.planners.planner import Planner, wants_loop
-from remat.planners.recurrence.budgets import MOST_EXACT
 from remat.problem import Loop, Memory, Problem
 
 __all__ = ["Auto"]

@@ -2,12 +2,12 @@
 
 from math import comb
 
-from remat.planners.budget import Budget
-from remat.planners.recurrence.budgets import MOST_EXACT, on_grid
-from remat.planners.recurrence.layers import Layers
-from remat.planners.recurrence.revolve import advances
-from remat.planners.recurrence.tradeoff import Sizes
+from remat.planners.dp.budget_grid import MOST_EXACT, on_grid
+from remat.planners.dp.layer_bound import Layers
+from remat.planners.dp.states_or_tapes import Sizes
+from remat.planners.working_set import Budget
 from remat.problem import Level, Loop, Memory
+from remat.schedule.revolve import advances
 
 __all__ = ["anything_restarts", "level_seconds", "states_only", "states_or_tapes"]
 

@@ -11,12 +11,12 @@ from itertools import count
 from typing import ClassVar, NamedTuple
 
 from remat.errors import InfeasibleError
+from remat.ops import TAPE
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner, wants_loop
 from remat.problem import Level, Loop, Memory, Problem
 from remat.progress import tell
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
-from remat.schedule.ops import TAPE
 
 __all__ = ["Exhaustive"]
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from remat.errors import FileError, PlannerError, ScheduleError
 from remat.problem import Loop, Memory
-from remat.problem.saved import Saved
+from remat.problem.serialization import Saved
 from remat.schedule import Schedule, Trace, Verdict, simulate, verify
-from remat.schedule.shown import Shown
-from remat.schedule.text import parse_lines
+from remat.schedule.display import Shown
+from remat.schedule.notation import parse_lines
 from remat.units import bytes_text, count_text
 
 if TYPE_CHECKING:

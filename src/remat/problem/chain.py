@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from remat.errors import ProblemError
-from remat.problem.saved import Saved
+from remat.problem.serialization import Saved
 from remat.units import to_bytes, to_seconds
 
 __all__ = ["Chain", "Stage"]

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from remat.errors import ProblemError
 from remat.problem.chain import Chain, Stage
-from remat.problem.saved import Saved
+from remat.problem.serialization import Saved
 from remat.units import to_bytes, to_count, to_seconds
 
 __all__ = ["Loop"]

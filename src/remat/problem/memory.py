@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Union
 
 from remat.errors import ProblemError
-from remat.problem.saved import Saved
+from remat.problem.serialization import Saved
 from remat.units import bytes_text, count_text, to_bytes, to_count, to_seconds_per_byte
 
 __all__ = ["Level", "Memory"]

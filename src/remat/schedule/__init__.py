@@ -4,8 +4,8 @@ In: a problem and a sequence of ops, from a planner or from a file. Out: a `Verd
 (what happens, op by op). Planners write this language, executors read it; neither knows the other.
 """
 
+from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.schedule.events import Event, Live
-from remat.schedule.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.schedule.schedule import Schedule
 from remat.schedule.simulate import simulate
 from remat.schedule.trace import Trace

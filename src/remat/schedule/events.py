@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from remat.schedule.ops import Advance, Fetch, Keep, Op, Pullback, Record
+from remat.ops import Advance, Fetch, Keep, Op, Pullback, Record
 
 if TYPE_CHECKING:
     from remat.schedule.machine import Machine

@@ -8,9 +8,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any
 
+from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.problem import Memory, Sizes
 from remat.schedule.events import Live
-from remat.schedule.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 
 __all__ = ["Machine"]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from remat.errors import ProblemError
+from remat.ops import TAPE, Advance, Drop, Fetch, Keep, Pullback, Record, Turn
 from remat.problem import Loop
 from remat.schedule.machine import Machine
-from remat.schedule.ops import TAPE, Advance, Drop, Fetch, Keep, Pullback, Record, Turn
 
 __all__ = ["BEFORE", "RULES", "Rule", "over_capacity", "unfinished"]
 

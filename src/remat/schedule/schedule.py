@@ -9,8 +9,8 @@ from itertools import chain, islice, zip_longest
 from pathlib import Path
 
 from remat.errors import ScheduleError
-from remat.schedule.ops import Op, Pullback, Record, Turn  # noqa: F401 (used in the doctest)
-from remat.schedule.text import HEADER, ScheduleFile, format_op, parse_text
+from remat.ops import Op, Pullback, Record, Turn  # noqa: F401 (used in the doctest)
+from remat.schedule.notation import HEADER, ScheduleFile, format_op, parse_text
 
 __all__ = ["Schedule"]
 

@@ -7,11 +7,11 @@ in the memory of what is live at once; events are simulated anew when they are i
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from remat.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.problem import Level, Memory, Problem
 from remat.progress import tell
 from remat.schedule.events import Event, Holder, Totals
 from remat.schedule.machine import Machine
-from remat.schedule.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.schedule.schedule import Schedule
 from remat.schedule.trace import Trace
 from remat.schedule.verify import run_legally

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 
 from remat.errors import FileError
 from remat.problem import Memory
-from remat.problem.saved import Saved
-from remat.schedule.columns import Columns
+from remat.problem.serialization import Saved
+from remat.schedule.display import Shown
 from remat.schedule.events import Event, Holder, Totals
-from remat.schedule.shown import Shown
+from remat.schedule.trace_columns import Columns
 from remat.units import bytes_text, count_text
 
 __all__ = ["Trace"]

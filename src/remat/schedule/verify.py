@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from remat.errors import IllegalError, ScheduleError
+from remat.ops import Op
 from remat.problem import Memory, Problem
 from remat.schedule.machine import Machine
-from remat.schedule.ops import Op
+from remat.schedule.notation import format_op
 from remat.schedule.rules import BEFORE, RULES, Rule, over_capacity, unfinished
-from remat.schedule.text import format_op
 
 __all__ = ["Verdict", "run_legally", "verify"]
 

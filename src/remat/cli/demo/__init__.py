@@ -10,13 +10,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from remat.cli.agreement import agreement
-from remat.cli.bars import Bars
 from remat.cli.output import write_report
+from remat.cli.progress_bars import Bars
 from remat.errors import FileError
-from remat.execute import Call, profile
 from remat.planners import Plan
-from remat.report import MARK
-from remat.report.tables import Table
+from remat.profiling import Call, profile
+from remat.reporting import MARK
+from remat.reporting.tables import Table
 from remat.units import bytes_text, count_text, to_bytes, to_count
 
 if TYPE_CHECKING:

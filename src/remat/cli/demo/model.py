@@ -9,7 +9,7 @@ from autograd import value_and_grad
 from autograd.misc.optimizers import adam
 
 import remat
-from remat.cli.cell import lstm_cell, new_cell
+from remat.cli.lstm_cell import lstm_cell, new_cell
 from remat.errors import ProblemError
 from remat.progress import Progress
 

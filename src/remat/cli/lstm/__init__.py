@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from remat.cli.agreement import agreement
 from remat.cli.arguments import refuse_to_overwrite
-from remat.cli.bars import Bars
 from remat.cli.output import write_report
+from remat.cli.progress_bars import Bars
 from remat.errors import InfeasibleError, ProblemError, StepError
-from remat.execute import Call, profile
 from remat.interface import save_points
-from remat.measure import loop_of
+from remat.measuring import loop_of
 from remat.planners import Auto, Plan, SavePoints, plan
 from remat.problem import Level, Loop, Memory
-from remat.report.forms import check_path
+from remat.profiling import Call, profile
+from remat.reporting.formats import check_path
 from remat.schedule import Trace
 from remat.units import bytes_text, count_text, to_count
 

@@ -7,7 +7,7 @@ import numpy
 from autograd import value_and_grad
 
 import remat
-from remat.cli.cell import lstm_cell, new_cell
+from remat.cli.lstm_cell import lstm_cell, new_cell
 from remat.planners import Plan
 from remat.progress import Progress
 

@@ -11,9 +11,9 @@ Segments: `segments.py` forwards to `jax.checkpoint`, `parts.py` tells arrays fr
 policies, `dropped.py` wraps pytrees.
 """
 
-from remat.frameworks.jax.calls import free_bytes, scan, while_loop
-from remat.frameworks.jax.dropped import dropped
-from remat.frameworks.jax.segments import checkpoint
+from remat.frameworks.jax.checkpoint import checkpoint
+from remat.frameworks.jax.checkpointed_module import dropped
+from remat.frameworks.jax.scan import free_bytes, scan, while_loop
 from remat.frameworks.jax.sequences import stacked, unpack, with_first
 
 NAME = "jax"

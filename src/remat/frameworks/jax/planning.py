@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import jax
 
 from remat.errors import InfeasibleError, PlannerError
-from remat.frameworks.asked import Asked
-from remat.frameworks.jax.loop import Places
-from remat.frameworks.jax.shapes import nbytes, picked
-from remat.frameworks.jax.tapes import Taped
-from remat.frameworks.jax.units import unrolled
-from remat.frameworks.jax.whiles import Slots
+from remat.frameworks.jax.avals import nbytes, picked
+from remat.frameworks.jax.chunked_steps import unrolled
+from remat.frameworks.jax.residuals import Taped
+from remat.frameworks.jax.scan_function import Places
+from remat.frameworks.jax.while_function import Slots
+from remat.loops.request import Asked
 from remat.planners import Chunks, KeepAll, Plan
 from remat.planners.loop.binomial import RevolveOps, fitting_states, predict
 from remat.problem import Loop, Memory

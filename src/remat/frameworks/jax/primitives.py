@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive, jaxpr_as_fun
 from jax.interpreters import ad, batching, mlir
 
-from remat.frameworks.jax.composed import Mapped, MappedDerivative, Pull, Saving
-from remat.frameworks.jax.functions import Arrays, Derivative, Function
-from remat.frameworks.jax.mapping import has_name
-from remat.frameworks.jax.shapes import Flags, look_of, merged, picked
+from remat.frameworks.jax.avals import Flags, look_of, merged, picked
+from remat.frameworks.jax.batch_axes import has_name
+from remat.frameworks.jax.differentiable import Arrays, Derivative, Function
+from remat.frameworks.jax.linearizations import Mapped, MappedDerivative, Pull, Saving
 
 __all__ = ["call"]
 

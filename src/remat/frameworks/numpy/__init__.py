@@ -8,10 +8,10 @@ recomputes single functions.
 
 from autograd.builtins import tuple as ag_tuple
 
-from remat.frameworks.numpy.calls import scan, while_loop
+from remat.frameworks.numpy.checkpoint import checkpoint
 from remat.frameworks.numpy.leaves import unpack
 from remat.frameworks.numpy.meter import free_bytes
-from remat.frameworks.numpy.segments import checkpoint
+from remat.frameworks.numpy.scan import scan, while_loop
 from remat.frameworks.numpy.sequences import stacked, with_first
 
 NAME = "numpy"

@@ -14,7 +14,7 @@ from autograd.builtins import DictBox, SequenceBox
 from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
-from remat.execute.summary import change, summary
+from remat.execute.fingerprint import change, summary
 
 __all__ = [
     "Spec",

@@ -4,8 +4,8 @@ from typing import Any
 
 import autograd.numpy as anp
 
-from remat.frameworks import sequences
 from remat.frameworks.numpy.leaves import unpack
+from remat.loops import legacy_inputs as sequences
 
 __all__ = ["stacked", "with_first"]
 

@@ -9,11 +9,11 @@ Segments: `segments.py` recomputes one function, `held.py` stands for what its b
 and `standing.py` are what it starts from again, `dropped.py` is the wrapper of a module.
 """
 
-from remat.frameworks.torch.calls import scan, while_loop
-from remat.frameworks.torch.dropped import dropped
+from remat.frameworks.torch.checkpoint import checkpoint
+from remat.frameworks.torch.checkpointed_module import dropped
 from remat.frameworks.torch.leaves import unpack
 from remat.frameworks.torch.meter import free_on as free_bytes
-from remat.frameworks.torch.segments import checkpoint
+from remat.frameworks.torch.scan import scan, while_loop
 from remat.frameworks.torch.sequences import stacked, with_first
 
 NAME = "torch"

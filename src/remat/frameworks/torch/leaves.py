@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from remat.errors import StepError
-from remat.execute.rng import private_source
-from remat.execute.summary import summary, weights
+from remat.execute.fingerprint import summary, weights
+from remat.execute.rng_state import private_source
 
 __all__ = [
     "Spec",

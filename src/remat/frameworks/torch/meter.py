@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from remat.execute.tree import take_apart
+from remat.pytree import take_apart
 
 __all__ = ["CudaMeter", "StorageMeter", "cuda_of", "free_bytes", "free_on", "meter_for"]
 

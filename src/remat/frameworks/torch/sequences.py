@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from remat.frameworks import sequences
+from remat.loops import legacy_inputs as sequences
 
 __all__ = ["stacked", "with_first"]
 

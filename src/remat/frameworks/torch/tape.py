@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from remat.errors import StepError
-from remat.frameworks.torch.captured import at_rest, below, edge_of
+from remat.frameworks.torch.graph import at_rest, below, edge_of
 
 __all__ = ["Ends", "Opened", "Tape", "accumulate", "look_below", "pull", "refuse_unknown", "weighed", "with_sums"]
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import LoopPlanner, infeasible
-from remat.planners.recurrence.revolve import advances, beta, repetition, split
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
+from remat.schedule.revolve import advances, beta, repetition, split
 
 __all__ = [
     "Binomial",

@@ -14,12 +14,12 @@ from typing import ClassVar, NamedTuple
 from remat.planners.bounds import level_seconds
 from remat.planners.loop.binomial import reverse
 from remat.planners.loop.pooled import best_pool
-from remat.planners.nested import Line, NestedOps, Part, as_line
+from remat.planners.op_tree import Line, NestedOps, Part, as_line
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner, infeasible, wants_known_loop
-from remat.planners.recurrence.revolve import advances
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Schedule, Turn
+from remat.schedule.revolve import advances
 
 __all__ = ["Levels"]
 
@@ -84,7 +84,7 @@ class _Tree:
     def __init__(
         self, loop: Loop, memory: Memory, ranked: list[Level], slots: list[int], group: int, inside: int
     ) -> None:
-        from remat.planners.recurrence.hierarchy import Hierarchy, Store  # here, since NumPy makes importing remat slow
+        from remat.planners.dp.hrevolve import Hierarchy, Store  # here, since NumPy makes importing remat slow
 
         self.loop, self.device, self.group, self.inside = loop, memory.device.name, group, inside
         self.names = [level.name for level in ranked]

@@ -11,16 +11,16 @@ from typing import ClassVar
 
 from remat.errors import InfeasibleError
 from remat.planners.bounds import MANY_LAYERS, states_or_tapes
-from remat.planners.budget import Budget
+from remat.planners.dp.budget_grid import MOST_EXACT, on_grid, reachable
+from remat.planners.dp.layer_bound import Layers
+from remat.planners.dp.states_or_tapes import Sizes
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll, least_for_all
 from remat.planners.loop.mixed_ops import mixed_ops
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import LoopPlanner, infeasible
-from remat.planners.recurrence.budgets import MOST_EXACT, on_grid, reachable
-from remat.planners.recurrence.layers import Layers
-from remat.planners.recurrence.tradeoff import Sizes
+from remat.planners.working_set import Budget
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Schedule
 
@@ -54,7 +54,7 @@ class Mixed(LoopPlanner):
         sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
         budgets = reachable(sizes, budget.held, self.fine)
         if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
-            from remat.planners.recurrence.table import Table  # here, since NumPy makes importing remat slow
+            from remat.planners.dp.exact_table import Table  # here, since NumPy makes importing remat slow
 
             table = Table(sizes, problem.units, budgets)
             ops = mixed_ops(table, problem.units, budget.held, level.name)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from remat.planners.nested import Line, NestedOps, Part
-from remat.planners.recurrence.tradeoff import Chooser, Move, Sub
+from remat.ops import TAPE
+from remat.planners.dp.states_or_tapes import Chooser, Move, Sub
+from remat.planners.op_tree import Line, NestedOps, Part
 from remat.schedule import Advance, Drop, Fetch, Keep, Pullback, Record, Turn
-from remat.schedule.ops import TAPE
 
 __all__ = ["mixed_ops"]
 

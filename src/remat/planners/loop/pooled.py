@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from remat.planners.loop.binomial import RevolveOps, peak_states, stack_depths
 from remat.planners.plan import Prediction
-from remat.planners.recurrence.revolve import advances, repetition, split
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Drop, Fetch, Keep, Op
+from remat.schedule.revolve import advances, repetition, split
 
 __all__ = ["PooledOps", "best_pool"]
 

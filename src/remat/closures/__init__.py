@@ -1,0 +1,1 @@
+"""What a function closes over: captured values, found, taken out, and replaced while it runs."""

@@ -1,0 +1,107 @@
+"""The guard: a step that gives something else when it runs again would make a wrong gradient; here it is found out.
+
+The first sweep notes a summary of the states it passes (some thousand at the most, evenly spread); whoever computes one
+of these states again is compared with it.
+"""
+
+from array import array
+from typing import Any, NoReturn
+
+from remat.errors import DeterminismError, ProblemError
+from remat.execute.backend_protocol import Verbs
+
+__all__ = ["CHECKS", "Guard", "check_word"]
+
+CHECKS = ("first", "always", "never")
+MOST_NUMBERS = 1024  # of all summaries of a loop: 8 KiB
+
+
+def check_word(check: Any) -> str:
+    """`check`, if it is a word that says when to compare."""
+    if check not in CHECKS:
+        raise ProblemError(f'check must be "first", "always" or "never", not {check!r:.40}')
+    return str(check)
+
+
+class Guard:
+    """Summaries of the states that the first sweep computed, and the comparison with those computed later."""
+
+    def __init__(self, units: int | None, most: int = MOST_NUMBERS) -> None:
+        self.units, self.most = units, most
+        self.stride = 0  # known with the first summary
+        self._width = 0
+        self._numbers = array("d")
+        self._kept: dict[int, Any] = {}  # summaries of kept states, where ranges begin and end
+
+    def next_stop(self, start: int, stop: int) -> int:
+        """The next position after `start` where a summary is due, `stop` at the latest."""
+        if self.stride == 0:
+            return start + 1
+        return min(stop, (start // self.stride + 1) * self.stride)
+
+    def note(self, position: int, verbs: Verbs, state: Any) -> None:
+        """Hold the summary of a state that the first sweep reached, if one is due there."""
+        if self.stride == 0:
+            summary = verbs.summary(state)
+            self._width = len(summary)
+            most = max(64, self.most // max(1, self._width))
+            self.stride = 1 if self.units is None else -(-self.units // most)
+        if position % self.stride == 0:
+            if self.units is None and len(self._numbers) >= 2 * self.most:
+                self._thin_out()
+                if position % self.stride:
+                    return
+            place = (position // self.stride - 1) * self._width
+            gap = place - len(self._numbers)  # positions that were recorded, not advanced over: nothing to compare
+            if gap >= 0:
+                self._numbers.extend([float("nan")] * gap)
+                self._numbers.extend(verbs.summary(state))
+
+    def note_kept(self, position: int, verbs: Verbs, state: Any) -> None:
+        """Hold the summary of a state that the first sweep keeps."""
+        self._kept[position] = verbs.summary(state)
+
+    def noted(self, position: int) -> Any:
+        """The summary of the state at that position, or None."""
+        if position in self._kept:
+            return self._kept[position]
+        if self.stride == 0 or position % self.stride:
+            return None
+        place = (position // self.stride - 1) * self._width
+        noted = self._numbers[place : place + self._width]
+        return None if place < 0 or len(noted) < self._width else noted
+
+    def suspects(self, position: int, verbs: Verbs, state: Any) -> bool:
+        """Whether a state is another one than that of the first sweep, be it by rounding that has grown."""
+        noted = self.noted(position)
+        return noted is not None and verbs.differ(state, noted, recorded=0) is not None
+
+    def compare(self, position: int, verbs: Verbs, state: Any, *, recorded: int) -> None:
+        """Raise a DeterminismError if the state is not what the first sweep saw at that position."""
+        noted = self.noted(position)
+        if noted is None:
+            return
+        found = verbs.differ(state, noted, recorded=recorded)
+        if found is not None:
+            self.refuse(found, position)
+
+    def settle(self, verbs: Verbs) -> None:
+        """The reverse sweep is done: raise what was not raised yet."""
+
+    @staticmethod
+    def refuse(found: str, position: int) -> NoReturn:
+        """Raise a DeterminismError."""
+        raise DeterminismError(
+            f"the step is not deterministic: {found} after step {position - 1} when it was computed again, so the "
+            "gradient would be wrong. It may count calls, write into what it captured, draw from a random generator "
+            "that remat could not find, or read attributes or globals that were changed after the loop was called. "
+            "Draw random numbers before the loop and pass them in xs, or draw from global generators or from one that "
+            'the step closes over, which are replayed; check="never" turns this comparison off.'
+        )
+
+    def _thin_out(self) -> None:
+        """Every second summary goes: the loop is longer than was thought."""
+        width = self._width
+        kept = [self._numbers[i : i + width] for i in range(width, len(self._numbers), 2 * width)]
+        self._numbers = array("d", [number for numbers in kept for number in numbers])
+        self.stride *= 2

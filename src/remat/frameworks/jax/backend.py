@@ -1,0 +1,169 @@
+"""The verbs of JAX, for loops that Python drives: each is one compiled call, or a few for ranges of odd lengths.
+
+Arrays do not change, so a kept state is no copy; a state that is not kept is donated to the call that goes on from it.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+
+from remat.execute.rng_state import Source
+from remat.frameworks.jax.avals import Flags, blank, nbytes
+from remat.frameworks.jax.chunked_steps import Pulled, Units
+from remat.frameworks.jax.differentiable import Arrays, Keyed
+from remat.frameworks.jax.residuals import Taped
+from remat.memory_meter import Meter
+
+if TYPE_CHECKING:
+    from remat.frameworks.jax.scan_function import Loop
+
+__all__ = ["JaxVerbs", "State"]
+
+
+class State(NamedTuple):
+    """The leaves of a carry; `kept` ones are not donated."""
+
+    leaves: tuple[Any, ...]
+    kept: bool = False
+
+
+class Piece(Keyed):
+    """So many steps that are compiled as one."""
+
+    def __init__(self, taped: Taped, length: int) -> None:
+        self.taped, self.length = taped, length
+        self.key = taped, length
+
+    def units(self, consts: Arrays, xs: Arrays) -> Units:
+        """The steps as units of this length."""
+        return Units(self.taped, consts, xs, self.length)
+
+
+def _advance(piece: Piece, consts: Any, xs: Any, ys: Any, carry: Any, start: Any, stop: Any) -> Any:
+    return piece.units(consts, xs).advance(carry, start, stop, ys)
+
+
+def _record(piece: Piece, consts: Any, xs: Any, ys: Any, carry: Any, start: Any) -> Any:
+    after, ys, tape = piece.units(consts, xs).record(carry, start, piece.length, ys)
+    return after, tape, ys
+
+
+def _pull(
+    piece: Piece, given: Flags, consts: Any, xs: Any, tape: Any, bars: Any, carry: Any, sums: Any, rows: Any, start: Any
+) -> Any:
+    return piece.units(consts, xs).pull(Pulled(carry, sums, rows), tape, bars, given, start, piece.length)
+
+
+def _apart(leaves: Arrays) -> bool:
+    """Whether no two arrays are the same one, which cannot be donated twice."""
+    try:
+        return len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
+    except Exception:  # in several places, or not an array of bytes
+        return False
+
+
+_advancing = jax.jit(_advance, static_argnums=0, donate_argnums=3)
+_advancing_on = jax.jit(_advance, static_argnums=0, donate_argnums=(3, 4))
+_recording = jax.jit(_record, static_argnums=0, donate_argnums=3)
+_pulling = jax.jit(_pull, static_argnums=(0, 1), donate_argnums=(7, 8))
+
+
+class JaxVerbs:
+    """Runs, records and pulls back the steps of one loop."""
+
+    sources: Sequence[Source] = ()
+
+    def __init__(self, loop: "Loop", taped: Taped, consts: Arrays, xs: Arrays, *, ready: bool) -> None:
+        self.loop, self.taped, self.consts, self.xs, self.ready = loop, taped, list(consts), list(xs), ready
+        looks = loop.step.outs[loop.step.carry :]
+        self.ys: Any = [blank(look, loop.rows or 0) for look in looks]
+        self.first = True  # whether the first sweep is run, which puts out
+        self.y_bars: list[Any] = []
+        self.given: Flags = ()
+        self.sums: list[Any] = []
+        self.xs_bar: list[Any] = []
+
+    def turn(self, y_bars: list[Any], given: Flags) -> None:
+        """The cotangents of the outputs are in, of those that are given one."""
+        units = Units(self.taped, self.consts, self.xs)
+        self.y_bars, self.given, self.ys = y_bars, given, []
+        _, self.sums, self.xs_bar = units.nothing_pulled([])
+
+    def advance(self, state: State, start: int, stop: int) -> State:
+        """The carry after steps start..stop-1."""
+        if start == stop:
+            return state
+        piece, run = Piece(self.taped, 1), _advancing if state.kept or not _apart(state.leaves) else _advancing_on
+        ys = self.ys if self.first else None
+        carry, ys = run(piece, self.consts, self.xs, ys, list(state.leaves), start, stop)
+        if self.first:
+            self.ys = ys
+        return State(self._done(tuple(carry)))
+
+    def record(self, state: State, start: int, stop: int) -> tuple[State, Any]:
+        """The carry after steps start..stop-1, and the tapes of pieces of that range."""
+        carry: Any = list(state.leaves)
+        tape = []
+        for at, length in _pieces(start, stop):
+            piece = Piece(self.taped, length)
+            carry, own, ys = _recording(piece, self.consts, self.xs, self.ys if self.first else None, carry, at)
+            self.ys = ys if self.first else self.ys
+            tape.append((piece, at, own))
+        return State(self._done(tuple(carry))), tape
+
+    def pull_back(self, tape: Any, cotangent: Any) -> Any:
+        """The cotangent at the start of the tape; sums and rows are gathered here."""
+        while tape:
+            piece, at, own = tape.pop()
+            (sums, rows), self.sums, self.xs_bar = (self.sums, self.xs_bar), [], []
+            cotangent, self.sums, self.xs_bar = _pulling(
+                piece, self.given, self.consts, self.xs, own, self.y_bars, list(cotangent), sums, rows, at
+            )
+            del own
+        return self._done(cotangent)
+
+    def copy(self, state: State) -> State:
+        """The state, which is not donated from now on."""
+        return State(state.leaves, kept=True)
+
+    def size(self, value: Any) -> int:
+        """Bytes of a state, a tape or a cotangent."""
+        return sum(nbytes(leaf) for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype"))
+
+    def always(self) -> dict[str, int]:
+        """Bytes of what is live throughout."""
+        parts = {
+            "inputs": self.xs,
+            "captured": self.consts,
+            "outputs": self.ys,
+            "gradients": [*self.sums, *self.xs_bar],
+        }
+        return {name: size for name, values in parts.items() if (size := self.size(values))}
+
+    def partly(self) -> tuple[int, int]:
+        """Nothing: an op is one call, done or not."""
+        return 0, 0
+
+    def meter(self) -> Meter | None:
+        """None: XLA allocates as it likes."""
+        return None
+
+    def summary(self, state: State) -> Sequence[float]:
+        """Nothing: pure functions give the same again."""
+        return ()
+
+    def differ(self, state: State, summary: Sequence[float], *, recorded: int) -> str | None:
+        """None: pure functions give the same again."""
+        return None
+
+    def _done(self, value: Any) -> Any:
+        return jax.block_until_ready(value) if self.ready else value
+
+
+def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Pieces of powers of two, the longest first: few are compiled, whatever the lengths of ranges are."""
+    while start < stop:
+        length = 1 << ((stop - start).bit_length() - 1)
+        yield start, length
+        start += length

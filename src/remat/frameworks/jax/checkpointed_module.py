@@ -1,0 +1,52 @@
+"""A module that is recomputed in the backward: a pytree, as the module is, so that gradients flow to its parameters."""
+
+from typing import Any
+
+from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
+
+from remat.frameworks.jax.checkpoint import checkpoint
+from remat.profiling.profiler import watched
+from remat.segments import Terms
+
+__all__ = ["Dropped", "dropped"]
+
+
+@register_pytree_with_keys_class
+class Dropped:
+    """A callable pytree, such as a module of equinox, each call of which is a segment; it has its attributes."""
+
+    def __init__(self, module: Any, terms: Terms) -> None:
+        self.__dict__["_module"], self.__dict__["_terms"] = module, terms
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module returns; what its backward needs is recomputed."""
+        with watched("drop", type(self._module).__call__) as call:
+            return checkpoint(self._module, args, kwargs, self._terms, call)
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Terms]:
+        """The module, which is all that it holds."""
+        return ((GetAttrKey("_module"), self._module),), self._terms
+
+    @classmethod
+    def tree_unflatten(cls, terms: Terms, children: Any) -> "Dropped":
+        """The same with another module."""
+        return cls(children[0], terms)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_module" not in self.__dict__:  # such as __deepcopy__; or while it is copied
+            raise AttributeError(name)
+        return getattr(self._module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)  # modules of equinox refuse
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._module[key]
+
+    def __repr__(self) -> str:
+        return f"drop({self._module!r})"
+
+
+def dropped(module: Any, terms: Terms) -> Dropped:
+    """The module, recomputed in the backward."""
+    return Dropped(module, terms)

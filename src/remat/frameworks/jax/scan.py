@@ -1,0 +1,114 @@
+"""The calls: from a user's step and values to a loop of flat arrays."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import tree_flatten, tree_unflatten
+
+from remat.errors import ProblemError, StepError
+from remat.frameworks.jax.avals import without_first
+from remat.frameworks.jax.host_loop import Driven
+from remat.frameworks.jax.planning import planner_for, slots_for
+from remat.frameworks.jax.primitives import call
+from remat.frameworks.jax.scan_function import Loop
+from remat.frameworks.jax.step_jaxpr import names_of, trace, trace_condition
+from remat.frameworks.jax.while_function import While
+from remat.loops.request import Asked
+from remat.units import to_count
+
+__all__ = ["free_bytes", "scan", "while_loop"]
+
+MOST = 2**31 - 1  # steps that can be counted
+
+
+def free_bytes(*values: Any) -> int | None:
+    """Bytes that are free on the device of these arrays; None if it is this machine, or does not say."""
+    devices = [d for leaf in tree_flatten(values)[0] if isinstance(leaf, jax.Array) for d in _devices(leaf)]
+    device = devices[0] if devices else jax.devices()[0]
+    stats = None if device.platform == "cpu" else device.memory_stats()
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
+
+
+def _devices(leaf: jax.Array) -> list[Any]:
+    try:
+        return list(leaf.devices())
+    except Exception:  # a tracer is nowhere
+        return []
+
+
+def scan(
+    step: Callable[[Any, Any], Any],
+    init: Any,
+    xs: Any,
+    length: int | None,
+    asked: Asked,
+    vjp: Callable[..., Any] | None = None,
+    rows: dict[int, int] | None = None,
+    driven: bool = False,
+) -> tuple[Any, Any]:
+    """The last carry and the outputs of all steps, or of those that `rows` gives a row."""
+    if vjp is not None:
+        raise StepError("vjp= is for NumPy; on JAX write a jax.custom_vjp function and call it in the step")
+    inputs, x_tree = tree_flatten(xs)
+    inputs = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in inputs]
+    steps = _count_steps(inputs, names_of(xs, "xs"), length)
+    if not driven:
+        _refuse_progress(asked, "give driven=True, which runs the loop op by op")
+    asked.check_slots(steps)
+    if steps == 0:  # nothing to plan
+        return jax.lax.scan(step, init, xs, length=0)
+    asked.note(steps)
+    x = tree_unflatten(x_tree, [without_first(leaf) for leaf in inputs])
+    traced = trace(step, init, x)
+    outs = len(traced.step.outs) - traced.step.carry
+    each = steps if inputs or outs else None
+    loop = Driven(traced.step, each, steps, asked) if driven else Loop(traced.step, each, steps, planner_for(asked))
+    found = call(loop, [np.int32(steps), *traced.consts, *traced.carry, *inputs])
+    carry, ys = found[: len(traced.carry)], found[len(traced.carry) :]
+    if rows is not None:
+        places = np.array(sorted(rows, key=rows.__getitem__), dtype=np.int32)
+        ys = [y[places] for y in ys]
+    return tree_unflatten(traced.carry_tree, carry), tree_unflatten(traced.y_tree, ys)
+
+
+def _refuse_progress(asked: Asked, advice: str) -> None:
+    if asked.progress is not None:
+        raise ProblemError(f"nobody can be told of progress from inside a traced function: {advice}")
+
+
+def _count_steps(leaves: list[Any], names: list[str], length: int | None) -> int:
+    """The number of steps that all inputs and `length` agree on."""
+    found = {} if length is None else {"length": to_count(length, "length")}
+    for leaf, name in zip(leaves, names, strict=True):
+        if not leaf.shape:
+            raise StepError(f"{name} is a single number: the leaves of xs have one row for each step")
+        found[name] = leaf.shape[0]
+    if not found:
+        raise ProblemError("the number of steps is not known: give xs, or length= if there are none")
+    if len(set(found.values())) > 1:
+        said = ", ".join(f"{name} says {count}" for name, count in list(found.items())[:6])
+        raise ProblemError(f"the number of steps is not clear: {said}; every leaf of xs has one row for each step")
+    steps = next(iter(found.values()))
+    if steps >= MOST:
+        raise ProblemError(f"{steps} steps are more than can be counted on a device: {MOST - 1} are the most")
+    return steps
+
+
+def while_loop(
+    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, asked: Asked
+) -> Any:
+    """The first carry for which `cond` does not hold, or the one after `max_steps`."""
+    _refuse_progress(asked, "call jax.debug.callback in the body")
+    most = min(MOST, MOST if max_steps is None else to_count(max_steps, "max_steps"))
+    traced = trace(lambda carry, _: (body(carry), None), init, None)
+    condition, consts = trace_condition(cond, traced)
+    if asked.memory is not None and asked.memory.device.capacity is None:
+        asked.check_slots(None)
+    loop = While(condition, traced.step, slots_for(asked))
+    found = call(loop, [np.int32(most), *consts, *traced.consts, *traced.carry])
+    return tree_unflatten(traced.carry_tree, found)

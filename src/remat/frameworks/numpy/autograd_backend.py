@@ -1,0 +1,133 @@
+"""Steps recorded by autograd: a tape is the graph of a range of steps."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from remat.errors import StepError
+from remat.execute.recomputation import recomputing
+from remat.frameworks.numpy import leaves as kit
+from remat.frameworks.numpy.backend import NumpyVerbs, is_about_writing, refuse_writing
+from remat.frameworks.numpy.tape import Tape, new_trace, pull_back, rooted, split
+from remat.loops.step_runner import pair
+
+__all__ = ["AutogradVerbs"]
+
+
+class AutogradVerbs(NumpyVerbs):
+    """Records steps by autograd."""
+
+    def advance(self, state: Any, start: int, stop: int) -> Any:
+        """The carry after steps start..stop-1.
+
+        Some steps are recorded for nothing, always the same ones: the first, so that what autograd cannot record shows
+        before work is lost; and those at powers of two where the step closes over traced variables, so that a cache
+        that it fills from them holds boxes, which are found out, and not plain arrays, which would lose a gradient.
+        """
+        states = [state]
+        del state
+        while start < stop:
+            probe = _next_probe(start) if any(self.wanted.captured) or start == 0 else stop
+            if probe > start:
+                states.append(super().advance(states.pop(), start, min(probe, stop)))
+            if probe < stop:
+                states.append(self.record(states.pop(), probe, probe + 1)[0])
+            start = probe + 1
+        return states.pop()
+
+    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+        """The carry after steps start..stop-1, and the graph of all of them."""
+        body, wanted = self.body, self.wanted
+        with recomputing(body.done > start), new_trace() as trace:
+            leaves, roots = rooted(body.tree.apart(state, "carry"), [True] * len(body.names), trace)
+            captured, captured_roots = rooted(self.captured, wanted.captured, trace)
+            tape = self.unfinished = Tape(start, stop, roots, captured_roots)
+            carry, y = body.tree.build(leaves), None
+            del state, leaves
+            with self.step.bind(captured) as step:
+                for i in range(start, stop):
+                    body.at = i
+                    inputs, roots = rooted([leaf[i] for leaf in body.inputs.leaves], wanted.xs, trace)
+                    tape.xs.append(roots)
+                    carry, y = pair(kit, self._called(step, carry, body.inputs.tree.build(inputs)), i)
+                    ends = body.settle(carry, i)
+                    tape.carry_out = ends  # for whoever weighs a tape that is never finished
+                    tape.ys.append(self._output(y, i, trace))
+        values, tape.carry_out = _unboxed(ends, body.names, trace)
+        self.unfinished = None
+        return body.tree.build(values), tape
+
+    def _called(self, step: Callable[[Any, Any], Any], carry: Any, x: Any) -> Any:
+        try:
+            return step(carry, x)
+        except TypeError as error:
+            if not re.search(r"\b(Array|Sequence|Dict)Box\b", str(error)):
+                self.body.add_note(error, carry)
+                raise
+            raise StepError(
+                f"autograd cannot record step {self.body.at}: {error}. Use autograd.numpy for NumPy in the step, and "
+                "make new arrays instead of writing into old ones; or give the step's adjoint as vjp="
+            ) from error
+        except Exception as error:
+            if isinstance(error, ValueError) and is_about_writing(error):
+                raise refuse_writing(error, self.body.at) from error
+            self.body.add_note(error, carry)
+            raise
+
+    def _output(self, y: Any, i: int, trace: float) -> list[Any]:
+        """The nodes of the output of step i, which is written if it is new."""
+        body, outputs = self.body, self.body.outputs
+        if outputs.row(i) is None:
+            return []
+        if outputs.tree is None:
+            outputs.prepare(y, i)
+        values, nodes = _unboxed(outputs.apart(y, i), outputs.names, trace)
+        assert outputs.tree is not None
+        body.y = outputs.tree.build(values)
+        if i >= body.done:
+            outputs.put(i, body.y)
+            body.done = i + 1
+        return nodes
+
+    def pull_back(self, tape: Tape, cotangent: list[Any]) -> list[Any]:
+        """The cotangent of the carry before the range; sums of captured values go on, those of inputs are written."""
+        sums = {
+            node: total
+            for node, total in zip(tape.captured, self.captured_sums, strict=True)
+            if node is not None and total is not None
+        }
+        groups = [_pairs(nodes, self._output_cotangents(i)) for i, nodes in enumerate(tape.ys, tape.start)]
+        groups = [group for group in groups if group] + [_pairs(tape.carry_out, cotangent)]
+        sums = pull_back(groups, sums)
+        self.captured_sums = [
+            sums.get(node, total) for node, total in zip(tape.captured, self.captured_sums, strict=True)
+        ]
+        for i, nodes in enumerate(tape.xs, tape.start):
+            for gradient, node in zip(self.xs_grads, nodes, strict=True):
+                if node in sums:
+                    gradient[i] = sums[node][0]
+        return [sums[node][0] if node in sums else None for node in tape.carry_in]
+
+    def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
+        for i in range(start, stop):
+            state = self.record(state, i, i + 1)[0]
+        return state
+
+
+def _next_probe(start: int) -> int:
+    """The next of the steps 0, 1, 2, 4, 8, …"""
+    return 1 << (start - 1).bit_length() if start > 1 else start
+
+
+def _unboxed(leaves: Sequence[Any], names: Sequence[str], trace: float) -> tuple[list[Any], list[Any]]:
+    """The values of leaves and their nodes; a value that is a box of another trace is refused."""
+    pairs = [split(leaf, trace) for leaf in leaves]
+    for (value, _), name in zip(pairs, names, strict=True):
+        kit.refuse(value, name)
+    return [value for value, _ in pairs], [node for _, node in pairs]
+
+
+def _pairs(nodes: Sequence[Any], cotangents: Sequence[Any] | None) -> list[tuple[Any, Any]]:
+    """The nodes that have a cotangent, with it."""
+    found = zip(nodes, cotangents or (), strict=bool(cotangents))
+    return [(node, part) for node, part in found if node is not None and part is not None]

@@ -1,0 +1,179 @@
+"""The verbs of NumPy that both ways of recording share: advancing on plain arrays, copying, weighing, comparing.
+
+A state is the carry as the step takes and returns it. Gradients of inputs and captured values are gathered here.
+`recorded.py` records by autograd, `adjoint.py` pulls back by the user's own adjoint.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from remat.errors import StepError
+from remat.execute.rng_state import Source, global_sources
+from remat.frameworks.numpy.leaves import copied, differ, nbytes, protected, summary
+from remat.frameworks.numpy.meter import NumpyMeter
+from remat.frameworks.numpy.tape import Sum, Tape, tape_size
+from remat.loops.step_runner import Body
+
+if TYPE_CHECKING:
+    from remat.frameworks.numpy.primitive import Step
+
+LOOSE = 0.1  # a tolerance that says nothing: over a long recorded range, chaos makes anything of a rounding error
+
+__all__ = ["NumpyVerbs", "Wanted", "is_about_writing", "refuse_writing"]
+
+
+class NumpyVerbs(ABC):
+    """What both ways of recording share: advancing, copying, weighing and comparing states."""
+
+    def __init__(self, step: "Step", body: Body, captured: list[Any], wanted: "Wanted") -> None:
+        self.step, self.body, self.captured, self.wanted = step, body, captured, wanted
+        self.unfinished: Any = None  # a tape that is being recorded
+        self.writes = False  # whether the step was seen to write into its carry
+        self._tried = False  # whether a step was run on plain arrays
+        self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
+        self.xs_grads: list[Any] = []
+        self.captured_sums: list[Sum] = [None] * len(captured)
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """Private random generators that the step draws from."""
+        return self.step.sources
+
+    def advance(self, state: Any, start: int, stop: int) -> Any:
+        """The carry after steps start..stop-1."""
+        if self.body.tree.mutable:  # the step may change the container; what is kept is not to change with it
+            state = self.body.tree.mapped(lambda leaf: leaf, state)
+        while not self._tried and start < stop:
+            state, start = self._try(state, start)
+        if start == stop:
+            return state
+        try:
+            if self.writes:
+                return self._advance_writing(state, start, stop)
+            with self.step.bind(self.captured) as step:
+                try:
+                    carry = [self.body.run(step, state, start, start + 1)]
+                except ValueError as error:
+                    if not is_about_writing(error):
+                        raise
+                    self.writes = True
+                else:
+                    del state  # what was given is not held while the other steps run
+                    return self.body.run(step, carry.pop(), start + 1, stop)
+            # A kept state is read-only, so it has not changed yet; begin again in the way that allows for writing.
+            return self._advance_writing(state, start, stop)
+        except ValueError as error:
+            if is_about_writing(error):
+                raise refuse_writing(error, self.body.at) from error
+            raise
+
+    def _try(self, state: Any, start: int) -> tuple[Any, int]:
+        """Run a first step with care: see whether it writes into its carry, and set random numbers back if so."""
+        self._tried = True
+        outside = [(source, source.read()) for source in (*global_sources(), *self.sources)]
+        try:
+            with self.step.bind(self.captured) as step:
+                return self.body.run(step, self._protected(state), start, start + 1), start + 1
+        except ValueError as error:
+            if not is_about_writing(error):
+                raise
+        self.writes = True
+        for source, mark in outside:
+            source.write(mark)
+        return state, start
+
+    @abstractmethod
+    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+        """The carry after steps start..stop-1, and their tape."""
+
+    @abstractmethod
+    def pull_back(self, tape: Any, cotangent: list[Any]) -> list[Any]:
+        """The cotangent of the carry before the tape's steps."""
+
+    @abstractmethod
+    def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
+        """Advance a step that writes into its carry, so that it does what it does when it is recorded."""
+
+    def _protected(self, state: Any) -> Any:
+        return self.body.tree.mapped(protected, state)
+
+    def copy(self, state: Any) -> Any:
+        """A private copy of a carry, which no step can write into."""
+        return self.body.tree.mapped(copied, state)
+
+    def size(self, value: Any) -> int:
+        """Bytes of a carry, a tape or a cotangent."""
+        if isinstance(value, Tape):
+            return tape_size(value, [*self.captured, *self.body.inputs.leaves])
+        return sum(map(nbytes, self.body.tree.apart(value, "carry")))
+
+    def always(self) -> dict[str, int]:
+        """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
+        sums = [total[0] for total in self.captured_sums if total]
+        parts = {
+            "inputs": self.body.inputs.leaves,
+            "parameters and what else is captured": self.captured,
+            "outputs": self.body.outputs.leaves,
+            "gradients": [leaf for leaf in (*self.xs_grads, *sums) if leaf is not None],
+        }
+        return {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
+
+    def partly(self) -> tuple[int, int]:
+        """The step at which an error was raised, and the bytes of the tape up to it."""
+        tape, self.unfinished = self.unfinished, None
+        return self.body.at, 0 if tape is None else self.size(tape)
+
+    def meter(self) -> NumpyMeter:
+        """Tracemalloc."""
+        return NumpyMeter()
+
+    def summary(self, state: Any) -> list[float]:
+        """A number for each leaf of the carry, and of the output that the last step put out with it."""
+        with np.errstate(all="ignore"):
+            return [summary(leaf) for leaf in self.body.watched(state)]
+
+    def differ(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
+        """The leaf that is not what was summed up, and by how much."""
+        if self.summary(state) == list(noted):
+            return None
+        leaves, outputs = self.body.watched(state), self.body.outputs
+        names = (self.body.names + outputs.names)[: len(leaves)]
+        specs = (self.body.specs + outputs.specs)[: len(leaves)]
+        with np.errstate(all="ignore"):
+            for leaf, name, spec, number in zip(leaves, names, specs, noted, strict=True):
+                tolerance = spec.eps ** (0.5 / recorded if recorded else 0.75)
+                change = differ(leaf, number, tolerance)
+                if change and tolerance < LOOSE:
+                    return f"{name} was another one by {change:.1g} of its size"
+        return None
+
+    def _output_cotangents(self, i: int) -> list[Any] | None:
+        """The cotangents of the output of step i by leaf, or None if it has none."""
+        row = self.body.outputs.row(i)
+        if row is None or not self.cotangents:
+            return None
+        return [None if cotangent is None else cotangent[row] for cotangent in self.cotangents]
+
+
+class Wanted:
+    """Which inputs of the loop want a gradient: leaves of xs, captured values. The carry always does."""
+
+    def __init__(self, xs: Sequence[bool], captured: Sequence[bool]) -> None:
+        self.xs, self.captured = list(xs), list(captured)
+
+
+def refuse_writing(error: ValueError, i: int) -> StepError:
+    """What to say of a step that writes where it must not."""
+    return StepError(
+        f"step {i} writes into an array that it must not change ({error}): its input x, or a carry that is kept to be "
+        "used again. Make a new array instead, as in h = h + dh for h += dh"
+    )
+
+
+def is_about_writing(error: ValueError) -> bool:
+    """Whether NumPy, or what takes its buffers, complains of an array that cannot be written into."""
+    return bool(re.search(r"(array|destination) is read-only$", str(error)))

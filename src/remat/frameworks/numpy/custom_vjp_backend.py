@@ -1,0 +1,173 @@
+"""Steps pulled back by the user's own adjoint: a tape is the carries that went into them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from remat.closures.capture import Place
+from remat.errors import StepError
+from remat.frameworks.numpy.backend import NumpyVerbs
+from remat.frameworks.numpy.leaves import own
+from remat.pytree import Mismatch, Tree
+
+__all__ = ["AdjointVerbs"]
+
+
+class AdjointVerbs(NumpyVerbs):
+    """Pulls steps back by the user's own adjoint; a tape is the carries that went into the steps."""
+
+    def __init__(self, *args: Any, vjp: Callable[..., Any]) -> None:
+        super().__init__(*args)
+        self.vjp = vjp
+        self.named: dict[str, list[Place]] = {}
+        self.aliases: dict[str, str] = {}  # names by which only the adjoint knows a variable of the step
+        known_boxes: dict[int, str] = {}
+        for place in self.step.places if any(self.wanted.captured) else ():
+            numbers = [number for _, number in place.boxes]
+            if place.name not in self.named and all(number in known_boxes for number in numbers):
+                self.aliases[place.name] = known_boxes[numbers[0]]
+                continue
+            known_boxes |= {number: place.name for number in numbers if number not in known_boxes}
+            known = self.named.setdefault(place.name, [])
+            same = [other for other in known if other.keys == place.keys]
+            if any(other.boxes != place.boxes for other in same):
+                raise StepError(
+                    f"the step closes over two variables that are called {place.name!r}: vjp cannot tell their "
+                    "gradients apart, so give one of them another name"
+                )
+            known.extend([] if same else [place])
+
+    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+        """The carry after steps start..stop-1, and the carries before each of them."""
+        carries: list[Any] = []
+        self.unfinished = _Carries(start, stop, carries)
+        for i in range(start, stop):
+            carries.append(self.copy(state) if self.writes else self._protected(state))
+            state = self.advance(state if self.writes else carries[-1], i, i + 1)
+        tape, self.unfinished = self.unfinished, None
+        return state, tape
+
+    def pull_back(self, tape: "_Carries", cotangent: list[Any]) -> list[Any]:
+        """The cotangent of the carry before the range, by the adjoint of each of its steps."""
+        body = self.body
+        with self.step.bind(self.captured):
+            for i in reversed(range(tape.start, tape.stop)):
+                bar = body.tree.build([_or_zeros(part, spec) for part, spec in zip(cotangent, body.specs, strict=True)])
+                out = self.vjp(tape.carries.pop(), body.inputs.at(i), bar, self._output_bar(i))
+                cotangent = self._gather(out, i)
+        return cotangent
+
+    def size(self, value: Any) -> int:
+        """Bytes of a carry, a tape or a cotangent."""
+        return sum(map(super().size, value.carries)) if isinstance(value, _Carries) else super().size(value)
+
+    def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
+        state = self.body.tree.mapped(own, state)
+        with self.step.bind(self.captured) as step:
+            return self.body.run(step, state, start, stop)
+
+    def _output_bar(self, i: int) -> Any:
+        outputs, parts = self.body.outputs, self._output_cotangents(i)
+        if outputs.tree is None or outputs.row(i) is None:
+            return None
+        parts = parts or [None] * len(outputs.specs)
+        return outputs.tree.build([_or_zeros(part, spec) for part, spec in zip(parts, outputs.specs, strict=True)])
+
+    def _gather(self, out: Any, i: int) -> list[Any]:
+        """Take in what the adjoint of step i returned, and give back the cotangent of its carry."""
+        if not isinstance(out, tuple) or len(out) not in (2, 3):
+            raise StepError(
+                f"vjp must return (carry_bar, x_bar) or (carry_bar, x_bar, {{name: gradient}}), and for step {i} it "
+                f"returned a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple) else "")
+            )
+        body, inputs = self.body, self.body.inputs
+        wanted = [spec.differentiable for spec in body.specs]
+        specs = [(spec.shape, spec.dtype) for spec in body.specs]
+        cotangent = _gradients(out[0], body.tree, wanted, specs, f"carry_bar of step {i}")
+        if any(self.wanted.xs):
+            specs = [(leaf.shape[1:], leaf.dtype) for leaf in inputs.leaves]
+            parts = _gradients(out[1], inputs.tree, self.wanted.xs, specs, f"x_bar of step {i}")
+            for gradient, part in zip(self.xs_grads, parts, strict=True):
+                if gradient is not None:
+                    gradient[i] = part
+        if self.named:
+            self._gather_captured(out[2] if len(out) == 3 else {}, i)
+        return cotangent
+
+    def _gather_captured(self, named: Any, i: int) -> None:
+        if isinstance(named, dict):
+            for alias in [name for name in named if self.aliases.get(name, name) not in named]:
+                named = {**named, self.aliases[alias]: named[alias]}
+                del named[alias]
+        missing = [name for name in self.named if not isinstance(named, dict) or name not in named]
+        unknown = [name for name in named if name not in self.named] if isinstance(named, dict) else []
+        if missing or unknown:
+            found = [f"none for {', '.join(missing)}"] if missing else []
+            found += [f"one for {', '.join(map(str, unknown))}, which is not among them"] if unknown else []
+            raise StepError(
+                f"gradients are wanted of what the step closes over, {', '.join(self.named)}, and at step {i} vjp "
+                f"returned {' and '.join(found)}: return "
+                f"(carry_bar, x_bar, {{{next(iter(self.named))!r}: its gradient, …}})"
+            )
+        for name, places in self.named.items():
+            for place in places:
+                where = f"gradient of {name} of step {i}"
+                value = _item(named[name], place.keys, where)
+                marks = [False] * place.tree.size
+                specs: list[Any] = [None] * place.tree.size
+                for at, number in place.boxes:
+                    leaf = np.asarray(self.captured[number])
+                    marks[at], specs[at] = True, (leaf.shape, leaf.dtype)
+                parts = _gradients(value, place.tree, marks, specs, where)
+                for at, number in place.boxes:
+                    total = self.captured_sums[number]
+                    self.captured_sums[number] = (parts[at] if total is None else total[0] + parts[at], False)
+
+
+class _Carries:
+    """The tape of steps with an adjoint of their own."""
+
+    def __init__(self, start: int, stop: int, carries: list[Any]) -> None:
+        self.start, self.stop, self.carries = start, stop, carries
+
+
+def _or_zeros(part: Any, spec: Any) -> Any:
+    """A cotangent as an array; None for a leaf that has none, such as an integer."""
+    if not spec.differentiable:
+        return None
+    return np.zeros(spec.shape, spec.dtype) if part is None else part
+
+
+def _gradients(value: Any, tree: Tree, wanted: Sequence[bool], specs: Sequence[Any], where: str) -> list[Any]:
+    """The leaves of a gradient that a user's adjoint returned, as arrays of their own; None for what is not wanted."""
+    name = where.partition(" of step")[0]
+    try:
+        parts = tree.apart(value, name, gaps=True)
+    except Mismatch as mismatch:
+        raise StepError(f"vjp returned another structure: {mismatch} ({where})") from None
+    names = tree.names(name)
+    return [
+        _checked(part, spec[0], spec[1], leaf_name, where) if want else None
+        for part, want, spec, leaf_name in zip(parts, wanted, specs, names, strict=True)
+    ]
+
+
+def _checked(part: Any, shape: tuple[int, ...], dtype: Any, name: str, where: str) -> Any:
+    if part is None:
+        raise StepError(f"vjp returned None for {name}, of which a gradient is wanted ({where}); zeros are numpy.zeros")
+    part = np.array(part)
+    if part.shape != shape:
+        raise StepError(f"the {where} has shape {list(part.shape)} instead of {list(shape)} ({name})")
+    if not np.can_cast(part.dtype, dtype, "same_kind"):
+        raise StepError(f"the {where} has dtype {part.dtype} instead of {dtype} ({name})")
+    return part.astype(dtype, copy=False)
+
+
+def _item(value: Any, keys: Sequence[Any], where: str) -> Any:
+    try:
+        for key in keys:
+            value = value[key]
+    except (LookupError, TypeError):
+        raise StepError(f"the {where} has nothing at {''.join(f'[{key!r}]' for key in keys)}") from None
+    return value

@@ -1,0 +1,117 @@
+"""What a segment returns, taken apart: leaves that gradients flow through, and those that go beside autograd."""
+
+from collections.abc import Sequence
+from enum import Enum
+from numbers import Number
+from typing import Any
+
+import numpy as np
+from autograd.tracer import getval
+
+from remat.errors import StepError
+from remat.frameworks.numpy.leaves import Spec, differ, is_boxed, summary, unpack, writable
+from remat.frameworks.numpy.tape import boxable, split
+from remat.pytree import Mismatch, take_apart
+from remat.segments import refuse_change
+
+__all__ = ["Given", "nbytes_of"]
+
+
+class Given:
+    """The results of a first run, and how they are known again when they are computed once more."""
+
+    def __init__(self, out: Any, name: str, trace: float = -1.0, *, check: bool) -> None:
+        self.name = name
+        found, self.tree = take_apart(out, unpack)
+        self._names = list(self.tree.names("its result"))
+        pairs = [split(leaf, trace) for leaf in found]
+        for (value, _), leaf_name in zip(pairs, self._names, strict=True):
+            _refuse(value, leaf_name, name)
+        self.leaves = [writable(value) for value, _ in pairs]
+        self._flows = [boxable(leaf) for leaf in self.leaves]
+        self.nodes = [node for (_, node), flows in zip(pairs, self._flows, strict=True) if flows]
+        self._specs = [_spec(leaf) for leaf in self.leaves]
+        self._noted = [
+            summary(leaf) if check and spec is not None else None
+            for leaf, spec in zip(self.leaves, self._specs, strict=True)
+        ]
+
+    def flowing(self) -> tuple[Any, ...]:
+        """The leaves that gradients flow through."""
+        return tuple(leaf for leaf, flows in zip(self.leaves, self._flows, strict=True) if flows)
+
+    def with_flowing(self, flowing: Any) -> Any:
+        """The results with these leaves where gradients flow; the first ones are let go."""
+        rest = iter([flowing[i] for i in range(len(flowing))])
+        out = self.tree.build([next(rest) if f else leaf for leaf, f in zip(self.leaves, self._flows, strict=True)])
+        self.leaves = []
+        return out
+
+    @property
+    def like(self) -> list[Any]:
+        """Arrays that look like the leaves that gradients flow through."""
+        specs = [spec for spec, flows in zip(self._specs, self._flows, strict=True) if flows]
+        return [np.broadcast_to(np.zeros((), spec.dtype), spec.shape) for spec in specs if spec is not None]
+
+    def compared(self, out: Any, trace: float) -> list[Any]:
+        """The nodes of leaves that gradients flow through; a DeterminismError if the results are other ones."""
+        try:
+            found = self.tree.apart(out, "its result", unpack)
+        except Mismatch as mismatch:
+            refuse_change(self.name, str(mismatch))
+        nodes = []
+        for leaf, name, spec, noted, flows in zip(
+            found, self._names, self._specs, self._noted, self._flows, strict=True
+        ):
+            value, node = split(leaf, trace)
+            if flows:
+                nodes.append(node)
+            plain = _plain(value)
+            now = _spec(plain)
+            if now != spec:
+                refuse_change(self.name, f"{name} was {spec or 'no array'} and became {now or 'no array'}")
+            far = 0.0 if noted is None or spec is None else differ(plain, noted, spec.eps**0.75)
+            if far:
+                refuse_change(self.name, f"{name}, {spec}, was another one by {far:.1g} of its size")
+        return nodes
+
+
+_PLAIN = (np.generic, Number, str, bytes, bool, type(None), Enum, type, np.dtype, slice, range, type(...))
+
+
+def _refuse(leaf: Any, where: str, name: str) -> None:
+    """Raise a StepError for a result that is traced, or that gradients could be lost in."""
+    if is_boxed(leaf):
+        raise StepError(
+            f"{where} is still traced by autograd where it must not be: the segment {name} uses a traced variable that "
+            "remat could not find, or something made from one in another call of it (a cache, a cached_property, a "
+            "log). Compute it in every call, pass it in, or close over it directly: closures, partials, attributes, "
+            "items of lists and dicts, and globals are searched"
+        )
+    if not isinstance(leaf, _PLAIN) and not (isinstance(leaf, np.ndarray) and leaf.dtype != object):
+        kind = "an array of objects" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__qualname__}"
+        raise StepError(
+            f"{where} of the segment {name} is {kind}, in which gradients would be lost. Return arrays, numbers and "
+            "texts, in any nesting of tuples, named tuples, lists, dicts (also OrderedDict and defaultdict) and "
+            "dataclasses"
+        )
+
+
+def nbytes_of(leaves: Sequence[Any]) -> int:
+    """Bytes of the numbers in arrays and scalars."""
+    return sum(np.asarray(leaf).nbytes for leaf in leaves if _spec(leaf) is not None)
+
+
+def _plain(value: Any) -> Any:
+    while (inside := getval(value)) is not value:
+        value = inside
+    return value
+
+
+def _spec(leaf: Any) -> Spec | None:
+    """The looks of an array or a number; None for anything else."""
+    if isinstance(leaf, bool | int | float | complex) or (
+        isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
+    ):
+        return Spec(np.shape(leaf), np.asarray(leaf).dtype)
+    return None

@@ -1,0 +1,210 @@
+"""What stands for tensors that a graph saves: holders, how the tensors looked, what they weigh, and savers."""
+
+from collections.abc import Container, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from remat.execute.fingerprint import change
+from remat.frameworks.torch.leaves import late_summary
+from remat.segments import refuse_change, refuse_writing
+
+if TYPE_CHECKING:
+    from remat.frameworks.torch.checkpoint import Segment
+
+__all__ = ["Holder", "Looks", "Saver", "Weight", "address", "shown"]
+
+with torch.inference_mode(False):
+    _ROOT = torch.empty(0, requires_grad=True, device="cpu")  # so that a saver is part of a graph
+
+
+class Saver(torch.autograd.Function):
+    """A node that saves tensors as any other one does: through the hooks that are on, with a look at their versions."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, *tensors: Tensor) -> Tensor:
+        """An empty tensor, whose node holds the others."""
+        ctx.held = {place: tensor for place, tensor in enumerate(tensors) if tensor.is_inference()}  # never saved
+        ctx.save_for_backward(*(None if tensor.is_inference() else tensor for tensor in tensors))
+        return torch.empty(0, device="cpu")
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """Nobody asks for it."""
+        raise AssertionError("a saver has no gradient")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Nothing depends on it."""
+        return torch.zeros(0, device="cpu")
+
+    @staticmethod
+    def keep(tensors: Sequence[Tensor]) -> Tensor | None:
+        """Save tensors."""
+        saved: Tensor | None = Saver.apply(_ROOT, *tensors) if tensors else None  # type: ignore[no-untyped-call]
+        return saved
+
+    @staticmethod
+    def kept(saver: Tensor | None) -> tuple[Tensor, ...]:
+        """The tensors that were saved."""
+        if saver is None:
+            return ()
+        node: Any = saver.grad_fn
+        return tuple(node.held.get(place, tensor) for place, tensor in enumerate(node.saved_tensors))
+
+
+class Holder:
+    """Stands for one tensor that a graph saves; `values` are those that were computed again, by backward."""
+
+    __slots__ = ("__weakref__", "index", "saved", "segment", "values")
+
+    def __init__(self, segment: "Segment", index: int) -> None:
+        self.segment, self.index = segment, index
+        self.values: dict[int, Tensor] = {}
+        self.saved: Tensor | None = None  # the tensor while the segment is undecided, then its saver if it is kept
+
+    def keep(self) -> None:
+        """Save the tensor as plain autograd does."""
+        assert self.saved is not None
+        self.saved = Saver.keep([self.saved])
+
+    def value(self) -> Tensor:
+        """The tensor that is held or saved."""
+        assert self.saved is not None
+        return self.saved if self.saved.grad_fn is None else Saver.kept(self.saved)[0]
+
+
+class Looks:
+    """What a saved tensor looked like: shape, dtype, device; versions; with `checked` its values too.
+
+    `version` is that of a parameter, or of data that is not among the `changing`. `written` is whether the tensor was
+    written into while the segment was first run, after it was saved.
+    """
+
+    __slots__ = ("_counter", "_saved", "device", "dtype", "noted", "shape", "version", "written")
+
+    def __init__(self, tensor: Tensor, *, checked: bool, changing: Container[int] = ()) -> None:
+        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
+        self.version = _version(tensor, changing)
+        self.noted = late_summary(tensor) if checked and _comparable(tensor) else None
+        self.written = False
+        self._counter, self._saved = _counter(tensor), tensor._version
+
+    def look_again(self) -> bool:
+        """Whether the tensor was written into since it was saved."""
+        if self._counter is not None:
+            self.written = self.written or self._counter._version != self._saved
+        return self.written
+
+    def settle(self) -> None:
+        """The segment was first run: what is written into from now on is no matter, since it is computed again."""
+        self.look_again()
+        self._counter = None
+
+    def compare(self, tensor: Tensor, name: str, index: int, count: int) -> None:
+        """Raise an error if a tensor that was saved again looks different."""
+        if tensor.shape != self.shape or tensor.dtype != self.dtype or tensor.device != self.device:
+            refuse_change(
+                name,
+                f"tensor {index} of the {count} that it saves for its backward was "
+                f"{shown(self)} and became {shown(tensor)}",
+            )
+        version = None if self.version is None else _version(tensor)
+        if version != self.version and version is not None:
+            what = f"a parameter or captured tensor that it uses ({shown(self)}, version {self.version}, now {version})"
+            raise refuse_writing(name, what, "since it was first run", "Call backward before it changes")
+
+    @staticmethod
+    def compare_values(looks: Sequence["Looks"], found: Sequence[tuple[int, Tensor, Tensor]], name: str) -> None:
+        """Raise a DeterminismError if one of these tensors, with their summaries, has other values than it had."""
+        for device in {number.device for _, _, number in found}:  # one wait for each
+            here = [each for each in found if each[2].device == device]
+            pairs = [(now, looks[index].noted) for index, _, now in here]
+            rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
+            for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
+                if now == then:
+                    continue
+                eps = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 2.0**-52
+                far = change(now, then, float(late_summary(tensor, of_sizes=True)), eps**0.75)
+                if far:
+                    refuse_change(
+                        name,
+                        f"tensor {index} of the {len(looks)} that it saves for its backward, {shown(tensor)}, "
+                        f"was another one by {far:.1g} of its size",
+                    )
+
+
+def _version(tensor: Tensor, changing: Container[int] = ()) -> int | None:
+    """How often a parameter or data was written into, or what this is a view of; None for what a segment computes."""
+    origin = tensor if tensor._base is None else tensor._base
+    if not origin.is_leaf or origin.is_inference():
+        return None
+    if origin.requires_grad:
+        return origin._version
+    if not _comparable(tensor) or address(tensor) in changing:
+        return None
+    return origin._version
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether this is a leaf that wants a gradient, or a view of one."""
+    origin = tensor if tensor._base is None else tensor._base
+    return origin.is_leaf and origin.requires_grad
+
+
+def address(tensor: Tensor) -> int:
+    """Which storage a tensor is in, or 0 where that is not known."""
+    return int(tensor.untyped_storage()._cdata) if _comparable(tensor) else 0
+
+
+def _counter(tensor: Tensor) -> Tensor | None:
+    """A tensor that counts how often another one is written into, and holds nothing of it."""
+    if not _comparable(tensor) or tensor.is_inference():
+        return None
+    counter = tensor.detach()
+    counter.data = _nothing(tensor.dtype, tensor.device)
+    return counter
+
+
+@lru_cache(maxsize=256)
+def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.empty(0, dtype=dtype, device=device)
+
+
+def _comparable(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
+
+
+def shown(tensor: Any) -> str:
+    """Dtype, shape and device of a tensor."""
+    where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{where}"
+
+
+class Weight:
+    """Bytes that plain autograd would keep for a segment: each storage once, without inputs, outputs and parameters."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self._found: dict[int, tuple[StorageWeakRef, int]] = {}  # weak references keep an address from being used again
+        self._inputs = {held.cdata: held for tensor in inputs if (held := _storage(tensor)) is not None}
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor that is saved."""
+        held = None if is_parameter(tensor) else _storage(tensor)
+        if held is not None and held.cdata not in self._inputs:
+            self._found.setdefault(held.cdata, (held, tensor.untyped_storage().nbytes()))
+
+    def without(self, outputs: Sequence[Any]) -> int:
+        """All bytes but those of outputs, which the caller holds."""
+        there = {held.cdata for out in outputs if isinstance(out, Tensor) and (held := _storage(out)) is not None}
+        return sum(size for number, (_, size) in self._found.items() if number not in there)
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef | None:
+    if tensor.layout is not torch.strided:
+        return None
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

@@ -1,0 +1,227 @@
+"""Segments: functions and modules that are run again in the backward, so that what it needs is not kept."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any, TypeVar, overload
+
+from remat.errors import ProblemError, StepError
+from remat.execute.determinism import check_word
+from remat.frameworks import find_framework, find_framework_of, room_named
+from remat.profiling.profiler import watched
+from remat.segments import Terms
+from remat.units import to_bytes
+
+__all__ = ["CheckpointGroup", "adaptive_checkpoint", "checkpoint", "checkpoint_segment", "drop"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+Policy = Callable[..., Any] | str | None
+_ALWAYS = Terms()
+_LATER = object()  # the function comes later: drop is used as a decorator with options
+_ELSEWHERE = {  # options of torch.utils.checkpoint and jax.checkpoint, and why they are not needed here
+    "use_reentrant": "there is one way to do it here, which nests",
+    "preserve_rng_state": "random generators are always replayed",
+    "determinism_check": "remat.drop(fn, check=...) says when values are compared",
+    "early_stop": "remat.drop(fn, early_stop=...) has it",
+    "context_fn": "call what it does inside the function",
+    "debug": "errors name the tensor that changed",
+    "policy": "remat.drop(fn, policy=...) has it",
+    "prevent_cse": "what is recomputed is never merged with what was computed first",
+    "static_argnums": "what is no array stays as it is",
+    "static_argnames": "what is no array stays as it is",
+    "concrete": "what is no array stays as it is",
+}
+
+
+def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What `fn(*args, **kwargs)` returns; what its backward needs is not kept, and computed again when it is needed.
+
+    Arguments and results are anything, with arrays in any nesting of containers. Gradients flow to them and to all that
+    `fn` uses; they are those of the plain call. Random numbers are drawn again as they were, statistics of modules are
+    gathered once. Segments nest: an inner one keeps nothing while the outer one runs for the first time. On PyTorch a
+    segment stops as soon as all that is needed was computed again; autograd's are run to their end. On JAX it is
+    `jax.checkpoint`: arrays of JAX and NumPy are traced, all other arguments and results stay as they are.
+
+    >>> import autograd.numpy as np, numpy
+    >>> from autograd import grad
+    >>> a, b = numpy.array([[1.0, 2.0], [3.0, 4.0]]), numpy.array([[5.0, 6.0], [7.0, 8.0]])
+    >>> grad(lambda a: np.sum(checkpoint(np.dot, a, b) ** 2))(a)
+    array([[ 454.,  618.],
+           [1030., 1402.]])
+    """
+    return _run("checkpoint", fn, args, kwargs, _ALWAYS)
+
+
+@overload
+def drop(fn: F, *, check: str = "first", early_stop: bool = True, policy: Policy = None) -> F: ...
+
+
+@overload
+def drop(*, check: str = "first", early_stop: bool = True, policy: Policy = None) -> Callable[[F], F]: ...
+
+
+def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True, policy: Policy = None) -> Any:
+    """The function or module, each call of which is a `checkpoint`; without one, a decorator that makes it.
+
+    A module becomes a module, with the same parameters, buffers, attributes and saved state; one of equinox, or another
+    pytree of JAX that is callable, becomes a pytree. `check` says when
+    recomputed values are compared with the first ones: until the "first" backward through the function has shown that
+    it repeats itself, "always", or "never", which leaves shapes and dtypes. `early_stop` lets a recomputation end when
+    all that is needed was computed again. Both mean nothing for JAX: what it traced repeats itself, and XLA leaves out
+    what is not needed. `policy`, for JAX only, says what is kept all the same: one of `jax.checkpoint_policies` or its
+    name, such as "dots_saveable".
+
+    >>> import autograd.numpy as np
+    >>> from autograd import grad
+    >>> block = drop(lambda x: np.sin(np.sin(x)))
+    >>> print(f"{grad(block)(0.5):.6f}")
+    0.778644
+    """
+    if fn is _LATER:
+        return partial(drop, check=check, early_stop=early_stop, policy=policy)
+    _check_callable(fn)
+    if not isinstance(early_stop, bool):
+        raise ProblemError(f"early_stop must be True or False, not {early_stop!r:.40}")
+    if not (policy is None or isinstance(policy, str) or callable(policy)):
+        raise ProblemError(f"policy must be a function or its name, not {policy!r:.40}")
+    terms = Terms(check_word(check), early_stop, policy=policy)
+    room = _room_of_module(fn)
+    if room is not None:
+        _check_policy(room, terms)
+        return room.dropped(fn, terms)
+
+    @wraps(fn)
+    def dropped(*args: Any, **kwargs: Any) -> Any:
+        return _run("drop", fn, args, kwargs, terms)
+
+    return dropped
+
+
+def adaptive_checkpoint(fn: Callable[..., Any], *args: Any, threshold: int | str = "10 KiB", **kwargs: Any) -> Any:
+    """What `fn` returns, as a `checkpoint` if the arrays of its result are larger than `threshold` in all.
+
+    A result of that size or less is left alone: what its backward needs is kept. The function is run once either way.
+
+    >>> import autograd.numpy as np, numpy
+    >>> from autograd import grad
+    >>> grad(lambda x: np.sum(adaptive_checkpoint(np.sin, x, threshold=1000)))(numpy.zeros(4))
+    array([1., 1., 1., 1.])
+    """
+    size = to_bytes(threshold, "threshold")
+    return _run("adaptive_checkpoint", fn, args, kwargs, Terms(threshold=size))
+
+
+def checkpoint_segment(fn: Callable[..., Any], inputs: Any) -> Any:
+    """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
+
+    >>> import autograd.numpy as np
+    >>> from autograd import grad
+    >>> print(grad(lambda a: checkpoint_segment(lambda inputs: inputs[0] * inputs[1], [a, 3.0]))(2.0))
+    3.0
+    """
+    return _run("checkpoint_segment", fn, _spread(fn, inputs), {}, _ALWAYS)
+
+
+class CheckpointGroup:
+    """Checkpoints of functions with any number of results.
+
+    >>> import autograd.numpy as np, numpy
+    >>> from autograd import grad
+    >>> def loss(a):
+    ...     c, transposed = CheckpointGroup().checkpoint_fn((a, numpy.eye(2)), lambda a, b: (a @ b, (a @ b).T))
+    ...     return np.sum(c) + np.sum(transposed)
+    >>> grad(loss)(numpy.ones((2, 2)))
+    array([[2., 2.],
+           [2., 2.]])
+    """
+
+    def checkpoint_fn(self, inputs: Any, fn: Callable[..., Any]) -> Any:
+        """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one."""
+        return _run("CheckpointGroup", fn, _spread(fn, inputs), {}, _ALWAYS)
+
+
+def _run(what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.compiler.is_compiling():  # its compiler knows its own segments, and sees into them
+        if terms.policy is not None:
+            raise ProblemError(_NO_POLICY.format("torch"))
+        return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
+    _check_callable(fn)
+    if kwargs:
+        _check_options(what, fn, kwargs)
+    room = find_framework_of(fn, args, kwargs)
+    _check_policy(room, terms)
+    with watched(what, fn) as call:
+        return room.checkpoint(fn, args, kwargs, terms, call)
+
+
+_NO_POLICY = (
+    "policy= is for JAX, and this runs on {}: leave it out, and put what is to be kept outside of the segment, or give "
+    "arrays of JAX"
+)
+
+
+def _check_policy(room: ModuleType, terms: Terms) -> None:
+    if terms.policy is not None and room.NAME != "jax":
+        raise ProblemError(_NO_POLICY.format(room.NAME))
+
+
+def _check_callable(fn: Any) -> None:
+    if not callable(fn):
+        raise ProblemError(f"fn must be a function or a module, not {fn!r:.60}")
+
+
+def _check_options(what: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Raise a StepError for options of other libraries that the function does not take."""
+    for name in kwargs.keys() & _ELSEWHERE.keys():
+        taken = _parameters(fn)
+        if taken is not None and name not in taken and all(each.kind != each.VAR_KEYWORD for each in taken.values()):
+            raise StepError(
+                f"remat.{what} needs no {name}=: {_ELSEWHERE[name]}. Keyword arguments go to fn, which takes no "
+                f"{name}; leave it out"
+            )
+
+
+def _parameters(fn: Callable[..., Any]) -> Any:
+    """What a function or a module takes; None where that is not known."""
+    try:
+        return inspect.signature(getattr(fn, "forward", fn)).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def _spread(fn: Callable[..., Any], inputs: Any) -> tuple[Any, ...]:
+    """The arguments that stand for inputs: these as one, or one by one where the function does not take one."""
+    _check_callable(fn)
+    if not isinstance(inputs, tuple | list):
+        return (inputs,)
+    try:
+        signature = inspect.signature(getattr(fn, "forward", fn))
+    except (TypeError, ValueError):  # a builtin, such as torch.matmul
+        return tuple(inputs)
+    any_number = any(each.kind == each.VAR_POSITIONAL for each in list(signature.parameters.values())[:1])
+    if _binds(signature, inputs) and not any_number:
+        return (inputs,)
+    if _binds(signature, *inputs):
+        return tuple(inputs)
+    raise StepError(f"fn must take its {len(inputs)} inputs as one argument or one by one, and takes {signature}")
+
+
+def _binds(signature: inspect.Signature, *args: Any) -> bool:
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True
+
+
+def _room_of_module(fn: Any) -> ModuleType | None:
+    """The room of a framework whose module this is, or None for a function."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and isinstance(fn, torch.nn.Module):
+        return find_framework(fn)
+    if jax is not None and not jax.tree_util.all_leaves([fn]):
+        return room_named("jax")
+    return None

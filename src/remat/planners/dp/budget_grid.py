@@ -1,0 +1,55 @@
+"""The budgets that can be left: exactly, where they are few, else on a grid."""
+
+from remat.planners.dp.states_or_tapes import Sizes
+
+__all__ = ["MOST_EXACT", "on_grid", "reachable"]
+
+MOST_EXACT = 20_000
+MOST_ON_GRID = 100_000
+
+
+def reachable(sizes: Sizes, top: int, limit: int = MOST_EXACT) -> list[int] | None:
+    """Every budget that is left after keeping and holding some of `top`, or None if there are more than `limit`.
+
+    >>> reachable(Sizes(state=2, tape=5, restartable=False, early=0), 9)
+    [0, 1, 2, 3, 4, 5, 7, 9]
+    """
+    least = sizes.floor(False)
+    small, large = sorted((sizes.state, sizes.tape))
+    found: set[int] = set()
+    for start in range(top, least - 1, -large):
+        if start in found:
+            break
+        line = range(start, least - 1, -small) if small else (start,)
+        if len(line) + len(found) > limit:
+            return None
+        found.update(line)
+    return sorted(found)
+
+
+def on_grid(sizes: Sizes, top: int, *, up: bool, fine: int = MOST_EXACT) -> tuple[Sizes, int, list[int]] | None:
+    """Sizes and budget in grid cells, and the budgets that can be left; exact where these are no more than `fine`.
+
+    With `up`, sizes are rounded up and the budget down, so that what fits there fits here; else the other way round,
+    so that a bound there holds here (None if that takes too many budgets).
+    """
+    exact = reachable(sizes, top, fine)
+    if exact is not None:
+        return sizes, top, exact
+    # The smaller of state and tape should be a whole number of cells, and of as many as are affordable.
+    total, smallest = top + sizes.early, min(sizes.state, sizes.tape)
+    cell = -(-smallest // max(fine * smallest // total, 1))
+    if total // cell > MOST_ON_GRID:
+        if not up:
+            return None
+        cell = total // MOST_ON_GRID + 1
+
+    def away(size: int) -> int:
+        return -(-size // cell) if up else size // cell
+
+    def towards(size: int) -> int:
+        return size // cell if up else -(-size // cell)
+
+    rounded = Sizes(away(sizes.state), away(sizes.tape), sizes.restartable, towards(sizes.early))
+    budgets = reachable(rounded, towards(top), 2 * MOST_ON_GRID)
+    return None if budgets is None else (rounded, towards(top), budgets)

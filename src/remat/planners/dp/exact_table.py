@@ -1,0 +1,119 @@
+"""States or tapes, exactly: the two-table recurrence of A and B, over all step counts and reachable budgets.
+
+O(n²·budgets) additions, done by NumPy for all budgets and split points of one step count at a time. It equals the
+exhaustive search wherever that was tried (tests/planners); there is no proof for all n.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from remat.planners.dp.states_or_tapes import Move, Sizes, Sub
+from remat.progress import tell
+
+__all__ = ["Table"]
+
+_INFINITE = 2**29  # two of them add up inside int32
+Rows = NDArray[np.int32]
+
+
+class Table:
+    """The least forward steps for every subproblem up to `steps` and `top`, and the moves that reach them."""
+
+    def __init__(self, sizes: Sizes, steps: int, budgets: list[int]) -> None:
+        self.sizes = sizes
+        self.place = {budget: i for i, budget in enumerate(budgets)}
+        self._shift = {size: self._places(budgets, size) for size in _shifts(sizes)}
+        after = _Half(self, budgets, steps, None)
+        before = after if sizes.early == 0 else _Half(self, budgets, steps, after)
+        self._halves = (before, after)
+
+    def choose(self, sub: Sub) -> Move:
+        """A move of least forward steps."""
+        return self._halves[sub.turned].choose(sub, self.place[sub.budget])
+
+    def shifted(self, row: Rows, size: int) -> Rows:
+        """`row` at budgets smaller by `size`; infinite where there is no such budget."""
+        places = self._shift[size]
+        return np.where(places < 0, _INFINITE, row[places]).astype(np.int32)
+
+    def _places(self, budgets: list[int], size: int) -> NDArray[np.int64]:
+        return np.array([self.place.get(budget - size, -1) for budget in budgets])
+
+
+class _Half:
+    """A and B on one side of the turn. What is reversed first is on the same side, what is left is `after` it."""
+
+    def __init__(self, table: Table, budgets: list[int], steps: int, after: "_Half | None") -> None:
+        sizes = self.sizes = table.sizes
+        shape = (steps + 1, len(budgets))
+        # right_*: the part reversed first, at budgets smaller by what is kept or held meanwhile.
+        self.a, self.b, self.right_state, self.right_tape, self.right_both = (
+            np.zeros(shape, np.int32) for _ in range(5)
+        )
+        # left_*[y] = y + A or B of y steps: the part left for later, with the steps that are run over it first.
+        self.left_a, self.left_b = (np.zeros(shape, np.int32) for _ in range(2))
+        if after is not None:
+            self.left_a, self.left_b = after.left_a, after.left_b
+        closed = np.array(budgets) < sizes.floor(after is None)
+        scratch = np.empty(shape, np.int32)
+        for t in range(1, steps + 1):
+            if t % 50 == 0:
+                tell(t, steps)
+            if t == 1:
+                self.a[t] = self.b[t] = 1
+            else:
+                self._fill(table, t, scratch)
+            self.a[t, closed] = self.b[t, closed] = _INFINITE
+            rest = self.b[t] if sizes.restartable else self.a[t]
+            self.right_state[t] = table.shifted(self.a[t], sizes.state)
+            self.right_tape[t] = table.shifted(rest, sizes.tape)
+            self.right_both[t] = table.shifted(rest, sizes.state + sizes.tape)
+            if after is None:
+                np.minimum(self.a[t] + t, _INFINITE, out=self.left_a[t])
+                np.minimum(self.b[t] + t, _INFINITE, out=self.left_b[t])
+
+    def _fill(self, table: Table, t: int, scratch: Rows) -> None:
+        def best(right: Rows, left: Rows) -> Rows:
+            total = scratch[: len(right)]
+            np.add(right[::-1], left, out=total)
+            return np.asarray(total.min(axis=0))
+
+        b = best(self.a[1:t], self.left_b[1:t])
+        b = np.minimum(b, best(self.right_tape[1:t], self.left_b[: t - 1]) + 1)
+        a = np.minimum(self.right_tape[t - 1] + 1, table.shifted(b, self.sizes.state))
+        a = np.minimum(a, best(self.right_state[1:t], self.left_a[1:t]))
+        if t > 2:
+            a = np.minimum(a, best(self.right_both[1 : t - 1], self.left_a[1 : t - 1]) + 1)
+        self.a[t], self.b[t] = np.minimum(a, _INFINITE), np.minimum(b, _INFINITE)
+
+    def choose(self, sub: Sub, place: int) -> Move:
+        """The move of least forward steps for one subproblem, searched again in its column."""
+        t = sub.steps
+
+        def column(rows: Rows, low: int, high: int) -> Any:
+            return rows[low:high, place]
+
+        def split(kind: str, right: Rows, left: Rows, y0: int, extra: int) -> tuple[int, Move]:
+            totals = column(right, 1, t - y0 + 1)[::-1] + column(left, y0 - extra, t - extra) + extra
+            at = int(totals.argmin())
+            return int(totals[at]), Move(kind, y0 + at)
+
+        if sub.kept:
+            moves = [
+                split("split", self.a, self.left_b, 1, 0),
+                split("tape", self.right_tape, self.left_b, 1, 1),
+            ]
+            return min(moves)[1]
+        moves = [(int(self.right_tape[t - 1, place]) + 1, Move("hold", 1))]
+        moves.append(split("split", self.right_state, self.left_a, 1, 0))
+        if t > 2:
+            moves.append(split("tape", self.right_both, self.left_a, 2, 1))
+        least = int(self.a[t, place])
+        found = min(moves)
+        return found[1] if found[0] <= least else Move("keep", 0)
+
+
+def _shifts(sizes: Sizes) -> set[int]:
+    return {sizes.state, sizes.tape, sizes.state + sizes.tape}

@@ -1,0 +1,131 @@
+"""States or tapes at any length: how many steps can be run at most r times, what it proves, and a search it guides.
+
+Let N(r) be the most steps that can be reversed in a budget if none is run forward more than r times. It obeys the
+recurrence of the least cost with (max, +) in place of (min, +), and does not depend on n. In any legal schedule, take
+away all steps that are run more than r times: what is left is a legal schedule for fewer steps in no more memory, so
+at most N(r) steps are run at most r times. Hence the bound: fill the layers N(1), N(2)-N(1), … in order.
+
+The bound is convex in the number of steps, so the best split of two bounds is found at their edges. Splitting at each
+subproblem where the bounds of both parts add up to the least gives schedules that are close to the bound (the planner
+says how close), for any n, without a table over n.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from math import inf
+
+from remat.planners.dp.states_or_tapes import Move, Sizes, Sub
+from remat.progress import tell
+
+__all__ = ["Layers"]
+
+INFINITE = 2**62
+
+
+class Layers:
+    """Layer sizes for every reachable budget, as many layers as the whole problem (`steps` in `top`) needs."""
+
+    def __init__(self, sizes: Sizes, top: int, budgets: list[int], steps: int) -> None:
+        self.sizes = sizes
+        self.budgets = budgets
+        self.place = {budget: i for i, budget in enumerate(budgets)}
+        self._less = [
+            tuple(self.place.get(budget - size, -1) for size in (sizes.state, sizes.tape, sizes.state + sizes.tape))
+            for budget in budgets
+        ]
+        # rows[r][2 * kept + turned][place]: the most steps run at most r times; negative where a budget is too small.
+        self.rows: list[list[list[int]]] = [[[0] * len(budgets) for _ in range(4)]]
+        self._edges: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+        # A part of a schedule that runs no step more than r times does not either: more layers are of no use.
+        self.most: float = inf
+        self.whole = Sub(False, False, steps, top)
+        self.most = len(self.edges(self.whole)[0])
+
+    @property
+    def feasible(self) -> bool:
+        """Whether the whole problem fits its budget at all."""
+        return self.bound(self.whole) < INFINITE
+
+    def bound(self, sub: Sub) -> int:
+        """No schedule for the subproblem runs fewer steps than this; INFINITE if the budget is too small."""
+        if sub.budget < self.sizes.floor(sub.turned) or sub.budget not in self.place:
+            return INFINITE
+        if sub.steps <= 1:
+            return sub.steps
+        edges, sums = self.edges(sub)
+        r = bisect_left(edges, sub.steps)
+        if r == len(edges):
+            return INFINITE
+        return sums[r - 1] + r * (sub.steps - edges[r - 1])
+
+    def edges(self, sub: Sub) -> tuple[list[int], list[int]]:
+        """Layer edges N(0), N(1), … up to the subproblem's steps, and the bound at each."""
+        place = self.place.get(sub.budget)
+        if place is None:
+            return [0], [0]
+        kind = 2 * sub.kept + sub.turned
+        edges, sums = self._edges.setdefault((kind, place), ([0], [0]))
+        while edges[-1] < sub.steps and len(edges) <= self.most:
+            r = len(edges)
+            while len(self.rows) <= r:
+                self._next_row()
+            edge = self.rows[r][kind][place]
+            if r > 3 and edge <= edges[-1] and not self._grows(sub):
+                break
+            sums.append(sums[-1] + r * (edge - edges[-1]))
+            edges.append(edge)
+        return edges, sums
+
+    def choose(self, sub: Sub) -> Move:
+        """The move whose parts have the least bounds in sum; of several, the one that goes furthest (seen best)."""
+        return min(self._moves(sub), key=lambda move: (self._promise(sub, move), -move.y, move.kind))
+
+    def _promise(self, sub: Sub, move: Move) -> int:
+        right, left = self.sizes.parts(sub, move)
+        return move.y + self.bound(right) + (self.bound(left) if left else 0)
+
+    def _moves(self, sub: Sub) -> Iterator[Move]:
+        if not sub.kept:
+            yield Move("hold", 1)
+            yield Move("keep", 0)
+        for kind in ("split", "tape"):
+            first = 2 if kind == "tape" and not sub.kept else 1
+            if sub.steps <= first:
+                continue
+            right, left = self.sizes.parts(sub, Move(kind, 2))
+            right, left = right._replace(steps=sub.steps), (left or right)._replace(steps=sub.steps)
+            before = 1 if kind == "tape" else 0  # of the y steps, those that are not left for later
+            points = {first, sub.steps - 1}
+            points.update(edge + before for edge in self.edges(left)[0])
+            points.update(sub.steps - edge for edge in self.edges(right)[0])
+            yield from (Move(kind, y) for y in points if first <= y < sub.steps)
+
+    def _grows(self, sub: Sub) -> bool:
+        """Whether more runs of a step reverse ever more steps: after the turn the start is kept, or can be."""
+        return sub.budget >= (0 if sub.kept else self.sizes.state)
+
+    def _next_row(self) -> None:
+        tell(len(self.rows), None)
+        sizes, last = self.sizes, self.rows[-1]
+        rest = 2 * sizes.restartable
+        row: list[list[int]] = [[-INFINITE] * len(self.budgets) for _ in range(4)]
+        for turned in (0, 1):
+            a, b, after = row[turned], row[2 + turned], row[rest + turned]
+            for i, budget in enumerate(self.budgets):
+                if budget < sizes.floor(bool(turned)):
+                    continue
+                left_a, left_b = max(last[1][i], 0), max(last[3][i], 0)
+                less_state, less_tape, less_both = self._less[i]
+                most = 1
+                if less_tape >= 0:
+                    most = max(most, 1 + after[less_tape])
+                if less_state >= 0:
+                    most = max(most, b[less_state], a[less_state] + left_a)
+                if less_both >= 0:
+                    most = max(most, after[less_both] + 1 + left_a)
+                a[i] = most
+                most += left_b
+                if less_tape >= 0:
+                    most = max(most, after[less_tape] + 1 + left_b)
+                b[i] = most
+        self.rows.append(row)

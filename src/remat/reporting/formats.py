@@ -1,0 +1,212 @@
+"""The forms of a report, by the ending of a file's name."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from remat.errors import ReportError
+from remat.planners import Plan
+from remat.profiling import Call, Profile
+from remat.progress import Progress, check_progress, heard_by
+from remat.reporting.anonymize import anonymous as without_names
+from remat.reporting.chrome_trace import chrome_of
+from remat.reporting.html import page_of
+from remat.reporting.plain_text import text_of
+from remat.reporting.report_subject import Subject, subjects_of
+from remat.reporting.summary import Summary, summarise
+from remat.reporting.svg import below_each_other, liveness_picture, standalone
+from remat.reporting.tables import Table, compare, profile_table
+from remat.schedule import Trace
+from remat.version import __version__
+
+__all__ = ["FORMS", "check_path", "form_of", "report", "text_report"]
+
+_ENDINGS = {
+    ".chrome.json": "chrome",
+    ".perfetto.json": "chrome",
+    ".html": "html",
+    ".htm": "html",
+    ".txt": "txt",
+    ".json": "json",
+    ".svg": "svg",
+    ".png": "png",
+}
+
+Subjects = Plan | Trace | Profile | Call
+
+
+def report(
+    *subjects_and_path: Subjects | str | Path,
+    form: str | None = None,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    anonymous: bool = False,
+    tables: Sequence[Table] = (),
+    progress: Progress | None = None,
+) -> Path:
+    """Write a report on one or several plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
+
+    Several are compared, with the same bytes to an inch. The form goes by the ending of the path, or by `form`: see
+    `FORMS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
+    written over, at once: a reader never finds half a report.
+
+    >>> import remat, tempfile
+    >>> even = remat.plan(remat.Loop(64), slots=8, planner="chunks")
+    >>> best = remat.plan(remat.Loop(64), slots=8)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     remat.report(even, best, f"{folder}/two.html").name
+    'two.html'
+    """
+    *subjects, path = subjects_and_path
+    if not isinstance(path, str | Path) or not subjects:
+        raise ReportError(
+            "give what is to be shown, then the path: report(plan, 'plan.html'), report(a, b, 'two.html')"
+        )
+    if labels is not None and len(labels) != len(subjects):
+        raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
+    chosen = form_of(path, form)
+    check_path(path, form)
+    check_progress(progress)
+    with heard_by(progress):
+        summaries = _summaries(subjects, labels, anonymous, tradeoff=chosen in ("html", "txt", "json"))
+        first = [*tables, *_overview(subjects, summaries, anonymous)]
+        _write_whole(Path(path), FORMS[chosen](summaries, title or _heading(subjects, summaries), first))
+    return Path(path)
+
+
+def text_report(
+    *subjects: Subjects, title: str | None = None, labels: Sequence[str] | None = None, anonymous: bool = False
+) -> str:
+    """The report as text of 80 columns."""
+    summaries = _summaries(subjects, labels, anonymous, tradeoff=True)
+    return text_of(summaries, title or _heading(subjects, summaries), _overview(subjects, summaries, anonymous))
+
+
+def form_of(path: str | Path, form: str | None = None) -> str:
+    """The form that is asked for, by word or by the ending of the path."""
+    if form is None:
+        name = Path(path).name.lower()
+        form = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), None)
+        if form is None:
+            raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_ENDINGS)}, or say the form")
+    if form not in FORMS:
+        raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMS)}")
+    return form
+
+
+def check_path(path: str | Path, form: str | None = None) -> None:
+    """Raise now what writing a report there would raise later."""
+    if not Path(path).parent.is_dir():
+        raise ReportError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
+    if form_of(path, form) == "png":
+        _painter()
+
+
+def _summaries(
+    values: Sequence[Any], labels: Sequence[str] | None, anonymous: bool, *, tradeoff: bool
+) -> list[Summary]:
+    names = [""] * len(values) if labels is None else labels
+    subjects = [subject for value, name in zip(values, names, strict=True) for subject in subjects_of(value, name)]
+    subjects = _told_apart(subjects)
+    if anonymous:
+        subjects = [without_names(subject, number) for number, subject in enumerate(subjects, 1)]
+    return [summarise(subject, tradeoff=tradeoff) for subject in subjects]
+
+
+def _told_apart(subjects: list[Subject]) -> list[Subject]:
+    """Subjects of the same name get a number."""
+    names = [subject.label for subject in subjects]
+    return [
+        replace(subject, label=f"{subject.label} ({names[: i + 1].count(subject.label)})")
+        if names.count(subject.label) > 1
+        else subject
+        for i, subject in enumerate(subjects)
+    ]
+
+
+def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) -> list[Table]:
+    """The table that comes first: all calls of a profile, or several subjects side by side."""
+    if len(values) == 1 and isinstance(values[0], Profile):
+        return [profile_table(values[0], anonymous=anonymous)]
+    return [compare(summaries)] if len(summaries) > 1 else []
+
+
+def _heading(values: Sequence[Any], summaries: list[Summary]) -> str:
+    if len(values) == 1 and isinstance(values[0], Profile):
+        calls = len(values[0])
+        return f"remat: a profile of {calls} call{'s' * (calls != 1)}"
+    kinds = {"run" if summary.subject.trace.measured else "plan" for summary in summaries}
+    if len(summaries) > 1:
+        return f"remat: {len(summaries)} {kinds.pop() + 's' if len(kinds) == 1 else 'plans and runs'} compared"
+    return f"remat: a {kinds.pop()} and its live memory"
+
+
+def _html(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return page_of(summaries, title, __version__, tables).encode()
+
+
+def _text(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return text_of(summaries, title, tables).encode()
+
+
+def _json(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    data: dict[str, Any] = {"remat": "report", "version": 1, "title": title}
+    data["tables"] = [{"title": table.title, "head": table.head, "rows": table.rows} for table in tables]
+    data["subjects"] = [summary.to_dict() for summary in summaries]
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def _chrome(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return (json.dumps(chrome_of(summaries)) + "\n").encode()
+
+
+def _svg(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return standalone(_picture(summaries)).encode()
+
+
+def _png(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
+    return bytes(_painter().svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
+
+
+def _painter() -> Any:
+    try:
+        import resvg_py
+    except ImportError:
+        raise ReportError("a PNG is drawn by resvg_py: pip install 'remat[png]', or write .svg") from None
+    return resvg_py
+
+
+def _picture(summaries: list[Summary]) -> str:
+    """What is live when; of several subjects one below the other, with the same bytes to an inch."""
+    if len(summaries) == 1:
+        return liveness_picture(summaries[0])
+    top = max(summary.subject.trace.peak for summary in summaries)
+    pictures = [liveness_picture(summary, top=top) for summary in summaries]
+    return below_each_other(pictures, [summary.label for summary in summaries])
+
+
+FORMS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
+    "html": _html,
+    "txt": _text,
+    "json": _json,
+    "svg": _svg,
+    "png": _png,
+    "chrome": _chrome,
+}
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """Write all of a file or nothing of it: first beside it, then in its place."""
+    path = path.resolve() if path.is_symlink() else path
+    if path.exists() and not path.is_file():  # a pipe or a device
+        path.write_bytes(data)
+        return
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

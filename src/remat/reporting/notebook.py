@@ -1,0 +1,50 @@
+"""The viewer: how plans, traces and profiles show themselves, in files and in notebooks."""
+
+from pathlib import Path
+from typing import Any
+
+from remat.errors import ReportError
+from remat.planners import Plan
+from remat.reporting.formats import report
+from remat.reporting.html import fragment_of
+from remat.reporting.report_subject import subjects_of
+from remat.reporting.summary import Summary, summarise
+from remat.reporting.svg import liveness_picture, standalone
+from remat.schedule.display import set_viewer
+
+__all__ = ["enter"]
+
+MOST_UNITS = 20_000  # of a plan or trace that a notebook draws by itself
+
+
+def enter() -> None:
+    """From now on, whatever has a report is shown by this room."""
+    set_viewer(_Viewer())
+
+
+class _Viewer:
+    """Shows whatever has a report."""
+
+    def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
+        return report(*subjects_and_path, form=form, title=title, anonymous=anonymous)
+
+    def html(self, subject: Any) -> str | None:
+        summaries = _small(subject)
+        return None if summaries is None else fragment_of(summaries)
+
+    def svg(self, subject: Any) -> str | None:
+        summaries = _small(subject)
+        return None if summaries is None or len(summaries) > 1 else standalone(liveness_picture(summaries[0]))
+
+
+def _small(subject: Any) -> list[Summary] | None:
+    """Summaries for a notebook; None, which makes it print the text, where that would take long or shows nothing."""
+    if isinstance(subject, Plan) and (subject.source is None or subject.problem.units > MOST_UNITS):
+        return None
+    try:
+        subjects = subjects_of(subject)
+    except ReportError:
+        return None
+    if any(each.trace.totals.ops > 10 * MOST_UNITS for each in subjects):
+        return None
+    return [summarise(each, tradeoff=isinstance(subject, Plan) and subject.problem.units <= 2000) for each in subjects]

@@ -1,0 +1,150 @@
+"""What a report is about: plans, traces, calls and whole profiles, each made into subjects with a trace and a name.
+
+In: what the user gives. Out: subjects; where something was both planned and run, the simulation of the plan beside the
+measured trace, op for op.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from remat.errors import FileError, ReportError
+from remat.measuring import loop_of
+from remat.planners import Plan, Prediction
+from remat.problem import Level, Memory
+from remat.profiling import Call, Profile
+from remat.profiling.call_record import Past
+from remat.reporting.memory_curve import PlanIn
+from remat.schedule import Schedule, Trace, simulate, verify
+from remat.units import count_text
+
+__all__ = ["Subject", "subjects_of"]
+
+MOST_SITES = 6  # call sites of a profile that a report shows
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One run, planned or done: its trace, the plan it follows, and the simulation that it can be compared with."""
+
+    label: str
+    trace: Trace
+    plan: Plan | None = None
+    predicted: Trace | None = None
+    sized: Plan | None = None  # the plan, or where it was made in slots the same with the sizes that were measured
+    plan_in: PlanIn | None = None  # the plan that a caller would get in so many bytes
+    asked: int | None = None  # bytes that the caller asked for, where the plan has less
+    source: str = ""  # where the step is written
+    framework: str = ""
+    warning: str = ""  # what a reader must know first
+    notes: tuple[str, ...] = ()
+
+
+def subjects_of(value: Any, label: str = "") -> list[Subject]:
+    """The subjects in something to be shown; anything else raises a ReportError."""
+    if isinstance(value, Plan):
+        value.schedule  # noqa: B018 (a plan for an unknown length has none, and says what to do)
+        return [Subject(label or _plan_label(value), value.simulate(), value, sized=value)]
+    if isinstance(value, Trace):
+        return [Subject(label or ("measured run" if value.measured else "simulated run"), value)]
+    if isinstance(value, Call):
+        return [_of_call(value, label)]
+    if isinstance(value, Profile):
+        return _of_profile(value, label)
+    raise ReportError(
+        f"a report is about a Plan, a Trace, a Profile or one of its calls, not {value!r:.60}; give the path last"
+    )
+
+
+def _plan_label(plan: Plan) -> str:
+    return f"{plan.planner} plan, {count_text(plan.problem.units)} steps in {plan.memory}"
+
+
+def _of_profile(profile: Profile, label: str) -> list[Subject]:
+    """Of the calls of a place that are alike, the one with the largest peak; the largest peaks first."""
+    best: list[tuple[Call, int, int]] = []
+    for place in profile.places():
+        alike: dict[int | None, list[Call]] = {}
+        for call in place.calls:
+            if call.runs and call.traced:
+                alike.setdefault(call.steps, []).append(call)
+        for group in alike.values():
+            call = max(group, key=lambda call: call.runs[-1].peak)
+            best.append((call, group.index(call), len(group)))
+    if not best and profile.passes:
+        raise ReportError(
+            "the profile has no run of a loop to draw: it has passes over segments, in order, which print(run) shows"
+        )
+    if not best and any(call.compiled for call in profile.calls):
+        raise ReportError(
+            "the profile has no run to show: its loops run inside of compiled functions, where nobody sees them. Show "
+            "a plan, by run.calls[0].plan.report(...), or give driven=True and call the gradient outside of jit"
+        )
+    if not best:
+        raise ReportError(
+            "the profile has no run to show: no gradient was computed in it. Call the gradient inside the block"
+        )
+    best.sort(key=lambda entry: -entry[0].runs[-1].peak)
+    left = f"{len(best) - MOST_SITES} more kinds of calls are not shown" if len(best) > MOST_SITES else ""
+    subjects = []
+    for call, number, count in best[:MOST_SITES]:
+        subject = _of_call(call, label)
+        which = f" (call {number + 1} of {count}, the one with the largest peak)" if count > 1 else ""
+        notes = (*subject.notes, *([left] if left else []))
+        subjects.append(replace(subject, label=subject.label + which, notes=notes))
+    return subjects
+
+
+def _of_call(call: Call, label: str) -> Subject:
+    trace = call.trace
+    if trace is None:
+        raise ReportError("the call has no run to show: no gradient of it was computed")
+    if not call.traced:
+        raise ReportError(
+            "the events of this call were not held: of one place, those of the first calls are. Show one of these"
+        )
+    plan = _plan_of(call, trace)
+    sized = None if plan is None else _sized(plan, trace)
+    return Subject(
+        label or f"{call.what} at {call.site}",
+        trace,
+        plan,
+        sized.simulate() if sized is not None and trace.complete else None,
+        sized,
+        cast("PlanIn | None", call.plan_in),
+        call.budget,
+        "" if call.step is None else str(call.step),
+        call.framework,
+        "" if call.status == "done" else f"The run is not complete: {call.status} after {_ops(trace)}.",
+    )
+
+
+def _ops(trace: Trace) -> str:
+    return f"{count_text(trace.totals.ops)} op{'s' * (trace.totals.ops != 1)}"
+
+
+def _plan_of(call: Call, trace: Trace) -> Plan | None:
+    """The plan; one from a file has its ops from the trace, if that is complete."""
+    if call.plan is None or isinstance(call.plan, Plan):
+        return call.plan
+    if not trace.complete or not isinstance(call.runs[-1], Past):
+        return None
+    try:
+        plan = Plan.from_summary(call.plan.summary(), Schedule(event.op for event in trace))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FileError(f"the plan of a call in the saved profile is damaged: {error}") from error
+    verdict = verify(plan.schedule, plan.problem, Memory(levels=[Level(plan.memory.device.name)]))
+    if not verdict:
+        raise FileError(f"the ops of a call in the saved profile are damaged: {verdict}")
+    return plan
+
+
+def _sized(plan: Plan, trace: Trace) -> Plan | None:
+    """The plan with sizes and times; one made in slots knows none, and takes those that were measured."""
+    if plan.source is None or len(plan.memory.levels) > 1:
+        return None
+    if plan.memory.device.capacity is not None:
+        return plan
+    loop = loop_of(trace, plan.problem.steps)
+    if loop is None:
+        return None
+    return replace(plan, problem=loop, prediction=Prediction.of(simulate(plan.schedule, loop, plan.memory)))

@@ -1,0 +1,144 @@
+"""The summary of a subject: every number and sentence that a report shows, computed once for all forms.
+
+In: a subject. Out: its timeline, its trade-off and tips; `cards.py` and `tables.py` put them into words. Page, text and
+JSON only lay them out.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from remat.reporting.memory_curve import Tradeoff, tradeoff_of
+from remat.reporting.report_subject import Subject
+from remat.reporting.timeline import Timeline
+from remat.reporting.tips import tips_for
+from remat.schedule.notation import format_op
+from remat.units import count_text
+
+__all__ = ["Summary", "summarise", "time_text"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All there is to say of one subject."""
+
+    subject: Subject
+    timeline: Timeline
+    tradeoff: Tradeoff | None
+    tips: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """What the subject is called."""
+        return self.subject.label
+
+    @property
+    def share(self) -> int | None:
+        """Bytes that may be live by the plan, if its budget is in bytes."""
+        memory = self.subject.plan.memory if self.subject.plan else self.subject.trace.memory
+        return None if memory is None else memory.device.capacity
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that were asked for: of those, some may be set aside, and the plan has the rest."""
+        return self.share if self.subject.asked is None else self.subject.asked
+
+    @property
+    def extra(self) -> float:
+        """The share of the time that is spent because not all is held.
+
+        Every step is recorded once in any case; advancing, and moving states, comes on top of that.
+        """
+        total = sum(self.timeline.seconds.values())
+        return (self.timeline.advancing + self.timeline.seconds["move"]) / total if total else 0.0
+
+    @property
+    def extra_text(self) -> str:
+        """The same in words."""
+        return f"this takes {self.extra:.0%} of the time" if self.timeline.span else "no times are known"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know to read the report right."""
+        notes = list(self.subject.notes)
+        if self.timeline.group > 1:
+            notes.append(
+                f"{count_text(self.subject.trace.totals.ops)} events are drawn in groups of {self.timeline.group}; "
+                "each group shows its moment of most live bytes, so no peak is lost"
+            )
+        if self.subject.trace.totals.allocated is not None:
+            notes.append("the allocator was asked around every op, which takes time: without that the run is faster")
+        if not self.subject.trace.measured:
+            notes.append("simulated: times are in the unit of the step's times, sizes are those of the problem")
+            loop = self.subject.plan and self.subject.plan.problem
+            if loop and (loop.state, loop.tape) == (1, 1):
+                notes.append("no sizes were given, so a state and a step's tape count one byte each")
+        return tuple(notes)
+
+    def coarser(self, most: int) -> "Summary":
+        """The same with a timeline of so many rows at the most."""
+        return replace(self, timeline=Timeline.of(self.subject.trace, most))
+
+    def time(self, value: float) -> str:
+        """A time in words."""
+        return time_text(value, seconds=self.subject.trace.measured)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The summary as plain data, with the rows of its timeline."""
+        trace, rows, peak = self.subject.trace, self.timeline.rows, self.timeline.peak
+        return {
+            "label": self.label,
+            "measured": trace.measured,
+            "complete": trace.complete,
+            "units": trace.problem_units,
+            "device": trace.device,
+            "budget": self.budget,
+            "peak": trace.peak,
+            "peak_at": None
+            if peak is None
+            else {"op": peak.op, "index": peak.index, "time": peak.time, "phase": peak.phase},
+            "allocated": trace.totals.allocated,
+            "at_peak": [{"what": what, "level": level, "bytes": size} for what, level, size in trace.at_peak],
+            "always": dict(trace.always),
+            "forward_steps": trace.forward_steps,
+            "recomputed": trace.recomputed,
+            "seconds": trace.seconds,
+            "phases": self.timeline.seconds,
+            "runs": {str(times): units for times, units in self.timeline.histogram.items()},
+            "written": dict(trace.totals.written),
+            "read": dict(trace.totals.read),
+            "tradeoff": None if self.tradeoff is None else self.tradeoff.to_dict(),
+            "tips": list(self.tips),
+            "notes": list(self.notes),
+            "events": trace.totals.ops,
+            "group": self.timeline.group,
+            "rows": {
+                "op": [format_op(op) for op in rows.op],
+                "phase": rows.phase,
+                "start": rows.start,
+                "seconds": rows.seconds,
+                "state": rows.state,
+                "tape": rows.tape,
+                "cotangent": rows.cotangent,
+                "allocated": rows.allocated,
+                "elsewhere": rows.elsewhere,
+            },
+        }
+
+
+def summarise(subject: Subject, *, tradeoff: bool = True) -> Summary:
+    """The summary of a subject; without `tradeoff` no other budgets are planned."""
+    timeline = Timeline.of(subject.trace)
+    curve = None
+    if tradeoff and subject.sized is not None:
+        curve = tradeoff_of(subject.sized, subject.asked, subject.plan_in)
+    return Summary(subject, timeline, curve, tuple(tips_for(subject, curve)))
+
+
+def time_text(value: float, *, seconds: bool) -> str:
+    """A time as people read it; one that is not in seconds is a count of time units."""
+    if not seconds:
+        return f"{value:,.6g} time units"
+    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= scale:
+            return f"{value / scale:.3g} {unit}"
+    return "0 s" if value == 0 else f"{value * 1e9:.3g} ns"

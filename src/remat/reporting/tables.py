@@ -1,0 +1,181 @@
+"""Tables: who is live at the peak, predicted and measured, and the rest, as rows of text for every form of report."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from remat.profiling import Profile
+from remat.reporting.cards import holder_text
+from remat.schedule import Trace
+from remat.units import bytes_text, count_text
+
+if TYPE_CHECKING:
+    from remat.reporting.summary import Summary
+
+__all__ = ["RUNS", "Table", "compare", "profile_table", "tables_of"]
+
+RUNS = "How often steps run"
+MOST_HOLDERS = 12
+MOST_ALIKE = 4  # kept states or tapes that are listed one by one
+MOST_RUNS = 20  # rows of the table of how often steps run
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head; columns after the first are set to the right if they are `numbers`."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    numbers: bool = True
+
+
+def tables_of(summary: "Summary") -> tuple[Table, ...]:
+    """The tables that have rows, in the order of their use."""
+    makers = (_holders, _predicted, _runs, _moved, _always, _plan)
+    found = (make(summary) for make in makers)
+    return tuple(table for table in found if table is not None and table.rows)
+
+
+def compare(summaries: "list[Summary]") -> Table:
+    """Several subjects, one below the other; ratios are to the first."""
+    first = summaries[0].subject.trace
+    timed = len({summary.subject.trace.measured for summary in summaries}) == 1
+    rows = []
+    for summary in summaries:
+        trace = summary.subject.trace
+        cells = [
+            (bytes_text(trace.peak), trace.peak, first.peak),
+            (count_text(trace.forward_steps), trace.forward_steps, first.forward_steps),
+            *([(_short_time(summary), trace.seconds, first.seconds)] if timed else []),
+        ]
+        ratios = [text if trace is first else f"{text} ({_ratio(value, base)})" for text, value, base in cells]
+        rows.append((summary.label, *ratios, count_text(trace.recomputed)))
+    time = "time" if first.measured else "time units"
+    head = ("", "peak", "forward steps", *([time] if timed else []), "recomputed")
+    return Table("Side by side", head, tuple(rows))
+
+
+def _short_time(summary: "Summary") -> str:
+    return summary.time(summary.subject.trace.seconds).removesuffix(" time units")
+
+
+def profile_table(profile: Profile, *, anonymous: bool) -> Table:
+    """All places that a profile heard of, with what their calls took in all."""
+    rows = [
+        (
+            f"{entry.what}, place {number}" if anonymous else f"{entry.what} at {entry.site.short}",
+            count_text(len(entry.calls)),
+            count_text(entry.steps),
+            "-" if entry.peak is None else bytes_text(entry.peak),
+            f"{entry.seconds:.3g} s",
+        )
+        for number, entry in enumerate(profile.places(), 1)
+    ]
+    head = ("calls by place", "calls", "steps run", "largest peak", "time in all")
+    return Table("All calls of the profile", head, tuple(rows))
+
+
+def _holders(summary: "Summary") -> Table:
+    """Who is live at the peak, the largest first."""
+    trace, peak = summary.subject.trace, max(1, summary.subject.trace.peak)
+    live = sorted(_grouped(trace), key=lambda holder: (holder[1] != trace.device, -holder[2]))
+    rows = [
+        (what, level, bytes_text(size), f"{size / peak:.1%}" if level == trace.device else "elsewhere")
+        for what, level, size in live[:MOST_HOLDERS]
+    ]
+    if len(live) > MOST_HOLDERS:
+        size = sum(size for _, level, size in live[MOST_HOLDERS:] if level == trace.device)
+        rows.append((f"{len(live) - MOST_HOLDERS} more", "", bytes_text(size), f"{size / peak:.1%}"))
+    note = "State i is the input of step i; a tape is what the backward of its steps needs."
+    source = f" The step is at {summary.subject.source}." if summary.subject.source else ""
+    return Table("Who is live at the peak", ("what", "where", "bytes", "share"), tuple(rows), note + source)
+
+
+def _grouped(trace: Trace) -> list[tuple[str, str, int]]:
+    """Who is live at the peak; many kept states of a level, or many tapes, are one entry."""
+    groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
+    for what, level, size in trace.at_peak:
+        kind, _, name = what.partition(" ") if what.startswith(("state ", "tape ")) else (what, "", "")
+        groups.setdefault((kind, level), []).append((name, size))
+    found = []
+    for (kind, level), members in groups.items():
+        if len(members) > MOST_ALIKE:
+            names = ", ".join(name for name, _ in members[:4])
+            size = sum(size for _, size in members)
+            word = "kept states" if kind == "state" else "tapes of steps"
+            found.append((f"{count_text(len(members))} {word}: {names}, …, {members[-1][0]}", level, size))
+        else:
+            found += [(holder_text(f"{kind} {name}") if name else kind, level, size) for name, size in members]
+    return found
+
+
+def _predicted(summary: "Summary") -> Table | None:
+    before, after = summary.subject.predicted, summary.subject.trace
+    if before is None:
+        return None
+    rows: list[tuple[str, ...]] = [
+        (
+            "forward steps",
+            count_text(before.forward_steps),
+            count_text(after.forward_steps),
+            _ratio(after.forward_steps, before.forward_steps),
+        ),
+        ("peak", bytes_text(before.peak), bytes_text(after.peak), _ratio(after.peak, before.peak)),
+    ]
+    note = ""
+    if summary.subject.sized is summary.subject.plan:
+        seconds = (before.seconds, after.seconds)
+        rows.append(("time", *map(summary.time, seconds), _ratio(after.seconds, before.seconds)))
+    else:
+        note = "The plan was made in slots and knows no sizes: the prediction takes a step's from this run."
+    return Table("Predicted and measured", ("", "predicted", "measured", "ratio"), tuple(rows), note)
+
+
+def _runs(summary: "Summary") -> Table:
+    rows = [(count_text(times), count_text(units)) for times, units in summary.timeline.histogram.items()]
+    if len(rows) > MOST_RUNS:
+        rest = sum(list(summary.timeline.histogram.values())[MOST_RUNS - 1 :])
+        rows = [*rows[: MOST_RUNS - 1], (f"more, up to {rows[-1][0]}", count_text(rest))]
+    return Table(RUNS, ("times run", "steps"), tuple(rows))
+
+
+def _moved(summary: "Summary") -> Table:
+    trace, totals = summary.subject.trace, summary.subject.trace.totals
+    rows = [
+        (
+            level,
+            count_text(totals.keeps.get(level, 0)),
+            bytes_text(totals.written.get(level, 0)),
+            count_text(totals.fetches.get(level, 0)),
+            bytes_text(totals.read.get(level, 0)),
+            bytes_text(trace.peaks[level]) if level in trace.peaks else "",
+        )
+        for level in dict.fromkeys((*trace.peaks, *totals.keeps, *totals.fetches))
+    ]
+    head = ("level", "states kept", "bytes written", "states fetched", "bytes read", "peak")
+    return Table("States moved", head, tuple(rows))
+
+
+def _always(summary: "Summary") -> Table:
+    rows = [(name, bytes_text(size)) for name, size in summary.subject.trace.always.items()]
+    return Table("Always live, apart from the peak", ("what", "bytes"), tuple(rows))
+
+
+def _plan(summary: "Summary") -> Table | None:
+    plan = summary.subject.plan
+    if plan is None:
+        return None
+    loop = (summary.subject.sized or plan).problem
+    rows = [
+        ("planner", plan.planner + (f": {plan.reason}" if plan.reason else "")),
+        ("claim", str(plan.claim)),
+        ("memory", str(plan.memory)),
+        ("step", f"state {bytes_text(loop.state)}, tape {bytes_text(loop.tape)}"),
+        ("step's times", f"forward {loop.forward:.4g}, record {loop.record:.4g}, backward {loop.backward:.4g}"),
+    ]
+    return Table("The plan", ("", ""), tuple(rows), numbers=False)
+
+
+def _ratio(value: float, base: float) -> str:
+    return f"{value / base:.3g}x" if base else "-"

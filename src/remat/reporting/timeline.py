@@ -1,0 +1,215 @@
+"""The timeline of a trace: plain numbers, which every form of report draws or prints and nothing else computes.
+
+In: any `Trace`, simulated or measured, whole or cut short. Out: live bytes by kind over time, phases, the peak, how
+often each unit ran, which states were kept when. A trace of more than `MOST_EVENTS` is put together in groups; each
+group stands for its moment of most live bytes, so that no peak is lost.
+"""
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+from math import ceil
+
+from remat.progress import tell
+from remat.reporting.timeline_rows import Rows
+from remat.schedule import Advance, Drop, Keep, Op, Pullback, Record, Trace, Turn
+from remat.schedule.events import Tapes
+from remat.schedule.notation import format_op
+
+__all__ = ["MOST_EVENTS", "PHASES", "Kept", "Moment", "Timeline"]
+
+MOST_EVENTS = 100_000
+GROUPS = 50_000  # of a longer trace
+MOST_KEPT = 2_000  # bars of kept states of a longer trace: the longest
+MOST_UNITS = 10_000_000  # whose runs are counted one by one
+PHASES = ("forward", "recompute", "backward", "move")  # move: keep, fetch, drop, turn
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One op of the timeline: which, what it does, the bytes that are live, and when: a range is largest at its end."""
+
+    index: int
+    row: int
+    op: str
+    phase: str
+    time: float
+    size: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A state in a level, from one row of the timeline to another (the last, if it is never dropped)."""
+
+    state: int
+    level: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """All that a report shows of one trace."""
+
+    trace: Trace
+    rows: Rows
+    group: int  # events in a row; 1: nothing is left out
+    peak: Moment | None
+    turn: int | None  # the row of the turn
+    seconds: dict[str, float]  # by phase
+    advancing: float  # seconds of running steps without tape, in both sweeps
+    kept: tuple[Kept, ...]
+    all_kept: int  # how many there are in all
+    runs: tuple[tuple[int, int, int], ...]  # units start..stop-1 were run so many times
+
+    @classmethod
+    def of(cls, trace: Trace, most: int | None = None) -> "Timeline":
+        """The timeline of a trace, in one pass over its events; of `most` rows, if that is given."""
+        count = trace.totals.ops
+        group = 1 if count <= MOST_EVENTS else -(-count // GROUPS)
+        group = group if most is None else max(group, -(-count // most))
+        rows, reached, turn = Rows(), 0, None
+        seconds, advancing = dict.fromkeys(PHASES, 0.0), 0.0
+        peak: Moment | None = None
+        runs = _Runs(max(trace.problem_units, trace.totals.reached))
+        kept = _Kept()
+        tapes = Tapes()
+        for event in trace:
+            op = event.op
+            phase = _phase(op, reached)
+            seconds[PHASES[phase]] += event.seconds
+            own = tapes.own(event)
+            ramp = event.live.tape - (own if isinstance(op, Record | Pullback) and op.stop - op.start > 1 else 0)
+            if event.index % group == 0:
+                rows.add(event, phase, ramp)
+            else:
+                rows.join(event, phase)
+            row = len(rows) - 1
+            if isinstance(op, Advance | Record):
+                reached = max(reached, op.stop)
+                runs.add(op.start, op.stop)
+                advancing += event.seconds if isinstance(op, Advance) else 0.0
+            elif isinstance(op, Turn):
+                turn = row
+            else:
+                kept.note(op, row)
+            if rows.index[-1] == event.index:
+                rows.held[-1] = kept.count
+            if event.index == trace.totals.peak_index:
+                size = event.live.total()
+                time = event.start + (event.seconds if isinstance(op, Record) else 0.0)
+                peak = Moment(event.index, row, format_op(op), PHASES[phase], time, size)
+            if event.index % 10_000 == 0:
+                tell(event.index, count)
+        bars = kept.all(len(rows) - 1)
+        if group > 1:
+            bars = sorted(bars, key=lambda bar: bar.first - bar.last)
+        held = tuple(bars[:MOST_KEPT] if group > 1 else bars)
+        return cls(trace, rows, group, peak, turn, seconds, advancing, held, len(bars), runs.all())
+
+    @property
+    def span(self) -> float:
+        """The time of all events."""
+        return self.rows.start[-1] + self.rows.seconds[-1] if len(self.rows) else 0.0
+
+    def place(self, row: int) -> tuple[float, float]:
+        """Where a row begins and ends on an axis from 0 to 1: of time, or of ops where no op takes any."""
+        if self.span > 0:
+            start = self.rows.start[row] / self.span
+            return start, min(1.0, start + self.rows.seconds[row] / self.span)
+        return row / len(self.rows), (row + 1) / len(self.rows)
+
+    def envelope(self, bins: int) -> list[tuple[int, int, int]]:
+        """For each of so many equal parts of the axis its moment of most live bytes: states, tapes, cotangents."""
+        best = [(0, 0, 0)] * bins
+        for row in range(len(self.rows)):
+            first, last = self.place(row)
+            begin = min(bins - 1, int(first * bins))
+            for part in range(begin, min(bins, max(begin + 1, ceil(last * bins)))):
+                inside = (max(first, part / bins), min(last, (part + 1) / bins))
+                places = [(x - first) / (last - first) for x in inside] if last > first else [0.0, 1.0]
+                found = max((self.rows.live(row, min(1.0, place)) for place in places), key=sum)
+                best[part] = max(best[part], found, key=sum)
+        return best
+
+    def doing(self, bins: int) -> list[int]:
+        """A phase for each of so many equal parts of the axis; a phase has as many parts as it takes of the time."""
+        shares = [[0.0] * len(PHASES) for _ in range(bins)]
+        for row in range(len(self.rows)):
+            first, last = self.place(row)
+            part = int(first * bins)
+            while part < bins and part < last * bins:
+                shares[part][self.rows.phase[row]] += min(last, (part + 1) / bins) - max(first, part / bins)
+                part += 1
+        found, owed = [], [0.0] * len(PHASES)
+        for share in shares:
+            whole = sum(share) or 1.0
+            owed = [debt + part / whole for debt, part in zip(owed, share, strict=True)]
+            inside = [debt if part else -1.0 for debt, part in zip(owed, share, strict=True)]
+            found.append(inside.index(max(inside)))
+            owed[found[-1]] -= 1.0
+        return found
+
+    @property
+    def at_peak(self) -> dict[str, int]:
+        """Bytes by kind at the peak: the sum is the trace's peak."""
+        if self.peak is None:
+            return {}
+        row = self.peak.row
+        return {"state": self.rows.state[row], "tape": self.rows.tape[row], "cotangent": self.rows.cotangent[row]}
+
+    @property
+    def histogram(self) -> dict[int, int]:
+        """How many units were run once, twice, and so on."""
+        found: Counter[int] = Counter()
+        for start, stop, times in self.runs:
+            found[times] += stop - start
+        return dict(sorted(found.items()))
+
+
+def _phase(op: Op, reached: int) -> int:
+    if isinstance(op, Advance | Record):
+        return 1 if op.start < reached else 0
+    return 2 if isinstance(op, Pullback) else 3
+
+
+class _Runs:
+    """Counts how often each unit is run."""
+
+    def __init__(self, units: int) -> None:
+        self._changes = array("q", bytes(8 * (units + 1))) if units <= MOST_UNITS else array("q")
+
+    def add(self, start: int, stop: int) -> None:
+        if stop < len(self._changes):
+            self._changes[start] += 1
+            self._changes[stop] -= 1
+
+    def all(self) -> tuple[tuple[int, int, int], ...]:
+        found, at = [], 0
+        for times, same in groupby(list(accumulate(self._changes))[:-1]):
+            size = sum(1 for _ in same)
+            found.append((at, at + size, times))
+            at += size
+        return tuple(found)
+
+
+class _Kept:
+    """Which states are kept from when to when."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[int, str], int] = {}
+        self._closed: list[Kept] = []
+
+    def note(self, op: Op, row: int) -> None:
+        if isinstance(op, Keep):
+            self._open[op.state, op.level] = row
+        elif isinstance(op, Drop) and (op.state, op.level) in self._open:
+            self._closed.append(Kept(op.state, op.level, self._open.pop((op.state, op.level)), row))
+
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
+    def all(self, last: int) -> list[Kept]:
+        return self._closed + [Kept(state, level, first, last) for (state, level), first in self._open.items()]

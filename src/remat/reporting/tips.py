@@ -1,0 +1,106 @@
+"""Tips: what the numbers of a report mean for the one who chose the budget, in words."""
+
+from remat.planners import Plan, Point
+from remat.reporting.memory_curve import Tradeoff
+from remat.reporting.report_subject import Subject
+from remat.units import bytes_text, count_text
+
+__all__ = ["tips_for"]
+
+WORTH = 0.25  # the share of the recomputation that is worth a word
+CHEAP = 0.05  # more forward steps that nobody minds
+
+
+def tips_for(subject: Subject, tradeoff: Tradeoff | None) -> list[str]:
+    """What to know and what to do, the most useful first."""
+    tips = [] if tradeoff is None else [*_more(tradeoff), *_better(tradeoff), *_less(tradeoff)]
+    if tips and subject.asked is not None and subject.plan_in is None:  # from a file: what is set aside is not known
+        tips.append("These budgets are without what a run sets aside for its steps and for bookkeeping.")
+    if subject.sized is not None and subject.plan is subject.sized:
+        tips += _unused(subject.sized)
+    if tradeoff is not None and tradeoff.unit == "slots" and tradeoff.chosen.forward_steps > tradeoff.units:
+        tips.append("Slots count states only: a budget in bytes (memory=) may hold tapes as well, and recompute less.")
+    return tips + _against_prediction(subject)
+
+
+def _more(curve: Tradeoff) -> list[str]:
+    own = curve.chosen
+    recomputed = own.forward_steps - curve.units
+    if recomputed == 0:
+        return []
+    tips = []
+    larger = [point for point in curve.points if point.budget > own.budget and point.forward_steps < own.forward_steps]
+    best = next((point for point in larger if _saved(own, point, recomputed) >= WORTH), None)
+    if best is not None:
+        share = _saved(own, best, recomputed)
+        removed = "all" if share == 1 else f"{share:.0%}"
+        tips.append(
+            f"{curve.text(best.budget - own.budget)} more would remove {removed} of the recomputation "
+            f"({count_text(own.forward_steps - best.forward_steps)} of {count_text(recomputed)} steps)"
+            f"{_faster(own, best)}."
+        )
+    none = next((point for point in larger if point.forward_steps == curve.units), None)
+    if none is not None and none is not best:
+        tips.append(f"With {curve.text(none.budget)} in all nothing would be recomputed{_faster(own, none)}.")
+    return tips
+
+
+def _better(curve: Tradeoff) -> list[str]:
+    """What another planner would do in the same memory."""
+    same = curve.same
+    if same is None or same.forward_steps >= curve.chosen.forward_steps:
+        return []
+    fewer = count_text(curve.chosen.forward_steps - same.forward_steps)
+    return [f'In the same memory planner="auto" would run {fewer} steps less{_faster(curve.chosen, same)}.']
+
+
+def _less(curve: Tradeoff) -> list[str]:
+    own, least = curve.chosen, curve.points[0]
+    smaller = [
+        point
+        for point in curve.points
+        if point.budget < own.budget and point.forward_steps <= own.forward_steps * (1 + CHEAP)
+    ]
+    anew = "" if curve.same is None else ', planned by "auto"'
+    tips = []
+    if smaller and smaller[0].budget < 0.9 * own.budget:
+        cost = smaller[0].forward_steps / own.forward_steps - 1
+        how = f"{cost:.1%} more forward steps" if cost > 0 else "no more forward steps"
+        tips.append(f"{curve.text(own.budget - smaller[0].budget)} less would cost {how}{anew}.")
+    if least.budget < own.budget:
+        runs = least.forward_steps / curve.units
+        tips.append(f"The least that works is {curve.text(least.budget)}, where a step runs {runs:,.3g} times{anew}.")
+    return tips
+
+
+def _unused(plan: Plan) -> list[str]:
+    capacity = plan.memory.device.capacity
+    if capacity is None or plan.peak >= 0.9 * capacity:
+        return []
+    return [f"The plan peaks at {bytes_text(plan.peak)}: {bytes_text(capacity - plan.peak)} of the budget stay unused."]
+
+
+def _against_prediction(subject: Subject) -> list[str]:
+    if subject.predicted is None or not subject.trace.complete:
+        return []
+    tips = []
+    if subject.predicted.peak and subject.trace.peak > 1.05 * subject.predicted.peak:
+        tips.append(
+            f"The run peaked {subject.trace.peak / subject.predicted.peak - 1:.0%} above the prediction: its steps are "
+            "larger than the one that was measured."
+        )
+    slow = subject.trace.seconds / subject.predicted.seconds if subject.predicted.seconds else 1.0
+    if slow > 1.5 and subject.trace.totals.allocated is None:
+        tips.append(f"The run took {slow:.1f} times as long as predicted: the machine was busy, or steps differ.")
+    return tips
+
+
+def _saved(own: Point, point: Point, recomputed: int) -> float:
+    return (own.forward_steps - point.forward_steps) / recomputed
+
+
+def _faster(own: Point, point: Point) -> str:
+    """How much less time that takes."""
+    if not own.seconds or point.seconds > own.seconds:
+        return ""
+    return f", for {1 - point.seconds / own.seconds:.0%} less time"

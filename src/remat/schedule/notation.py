@@ -1,0 +1,109 @@
+"""The text form of a schedule: one op a line, parsed and printed exactly.
+
+    keep 0 ram
+    advance 0 3
+    record 3 4
+    turn
+    pullback 4 3
+
+In: lines from a person, a file or another program, trusted or not. Out: ops, one by one, never the whole file at once.
+Semicolons separate ops on a line. Blank lines and comments (#) are passed over; a first line "# remat schedule 1"
+states the version.
+"""
+
+import io
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+from remat.errors import FileError, ScheduleError
+from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+
+__all__ = ["HEADER", "ScheduleFile", "format_op", "parse_lines", "parse_text", "short_lines"]
+
+HEADER = "# remat schedule 1"
+_STEM = "# remat schedule "
+_LONGEST = 200  # characters of a line; an op is a word and two numbers
+
+_RANGES: dict[str, type[Advance | Record | Pullback]] = {
+    "advance": Advance,
+    "record": Record,
+    "pullback": Pullback,
+}
+_STATES: dict[str, type[Keep | Fetch | Drop]] = {"keep": Keep, "fetch": Fetch, "drop": Drop}
+_WORDS: dict[type, str] = {kind: word for word, kind in (_RANGES | _STATES).items()}
+_FORMS = "advance 3 9, record 9 12, keep 9 ram, fetch 9 ram, drop 9 ram, turn, pullback 12 9"
+
+
+def format_op(op: Op) -> str:
+    """The line for one op.
+
+    >>> format_op(Record(9, 12)), format_op(Turn())
+    ('record 9 12', 'turn')
+    """
+    match op:
+        case Turn():
+            return "turn"
+        case Pullback(first, second) | Advance(first, second) | Record(first, second):
+            return f"{_WORDS[type(op)]} {first} {second}"
+        case Keep(state, level) | Fetch(state, level) | Drop(state, level):
+            return f"{_WORDS[type(op)]} {state} {level}"
+    raise ScheduleError(f"{op!r} is not an op of the schedule language")
+
+
+def parse_op(line: str, where: str) -> Op:
+    """The op that one line spells."""
+    match line.split():
+        case ["turn"]:
+            return Turn()
+        case [word, first, second] if word in _RANGES:
+            return _RANGES[word](_number(first, where), _number(second, where))
+        case [word, state, level] if word in _STATES:
+            return _STATES[word](_number(state, where), level)
+    raise ScheduleError(f"{where}: {line.strip()[:60]!r} is no op; write one a line, as in: {_FORMS}")
+
+
+def parse_lines(lines: Iterable[str], name: str = "line") -> Iterator[Op]:
+    """The ops that lines spell, one by one."""
+    for number, line in enumerate(lines, 1):
+        where = f"{name} {number}"
+        if len(line) > _LONGEST:
+            raise ScheduleError(f"{where} is longer than {_LONGEST} characters, and no op is")
+        text = line.strip()
+        if not text or text.startswith("#"):
+            if text.startswith(_STEM) and text != HEADER:
+                version = text.removeprefix(_STEM)[:20]
+                raise FileError(f"{where}: schedule text of version {version}; this remat reads version 1")
+            continue
+        for part in filter(None, map(str.strip, text.split(";"))):
+            yield parse_op(part, where)
+
+
+def parse_text(text: str) -> Iterator[Op]:
+    """The ops that a text spells, one by one."""
+    return parse_lines(io.StringIO(text))
+
+
+def short_lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file, of which none is read further than it takes to see that it is too long."""
+    return iter(lambda: file.readline(_LONGEST + 1), "")
+
+
+class ScheduleFile:
+    """The ops in a text file, read anew each time they are iterated; never held in memory."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __iter__(self) -> Iterator[Op]:
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                yield from parse_lines(short_lines(file), f"{self.path}, line")
+        except UnicodeDecodeError as error:
+            raise ScheduleError(f"{self.path} is not text: {error}") from None
+
+
+def _number(word: str, where: str) -> int:
+    if word.isascii() and word.isdigit() and len(word) <= 18:
+        return int(word)
+    raise ScheduleError(f"{where}: {word[:60]!r} is not a unit or state number (a whole number of up to 18 digits)")
