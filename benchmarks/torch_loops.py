@@ -26,7 +26,7 @@ from remat.frameworks.torch.meter import CudaMeter, StorageMeter
 SEGMENT = 31
 
 
-class Cell(torch.nn.Module):
+class CellRef(torch.nn.Module):
     """An LSTM cell that counts its calls."""
 
     def __init__(self, hidden):
@@ -87,7 +87,7 @@ class Bench:
     def __init__(self, device, steps, hidden, batch):
         torch.manual_seed(0)
         self.device, self.steps = torch.device(device), steps
-        self.cell = Cell(hidden).to(self.device)
+        self.cell = CellRef(hidden).to(self.device)
         self.xs = torch.randn(steps, batch, hidden, device=self.device, requires_grad=True)
         self.zeros = torch.zeros(batch, hidden, device=self.device)
         self.cuda = self.device.type == "cuda"

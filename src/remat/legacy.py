@@ -6,9 +6,9 @@ from typing import Any
 from remat.errors import ProblemError, StepError
 from remat.frameworks import find_framework
 from remat.interface.estimates import checkpoint_count, compute_checkpoint_positions
-from remat.loops.request import Asked
-from remat.profiling.profiler import watched
-from remat.pytree import LEAF, take_apart
+from remat.loops.request import LoopRequest
+from remat.profiling.profiler import recorded_call
+from remat.pytree import LEAF, flatten
 from remat.units import to_count
 
 __all__ = ["binomial_checkpoint", "checkpointed_loop"]
@@ -52,9 +52,9 @@ def binomial_checkpoint(
                 raise StepError(f"the function must return (hidden, visible), not a {type(after).__name__}")
             return tuple(after), after[1]
 
-        asked = Asked.of(None, slots, None, "first", None)
-        with watched("binomial_checkpoint", function) as call:
-            _, after = room.scan(step, tuple(first), inputs, steps, asked.noted(call, room.NAME))
+        request = LoopRequest.parse(None, slots, None, "first", None)
+        with recorded_call("binomial_checkpoint", function) as call:
+            _, after = room.scan(step, tuple(first), inputs, steps, request.for_profile(call, room.NAME))
         return room.with_first(first[1], after, steps)
 
     return loop
@@ -86,12 +86,12 @@ def checkpointed_loop(
         after = func(state)
         return after, after
 
-    asked = Asked.of(None, max(1, count), None, "first", None)
+    request = LoopRequest.parse(None, max(1, count), None, "first", None)
     room = find_framework(initial_state)
-    with watched("checkpointed_loop", func) as call:
-        final, shown = room.scan(step, initial_state, None, steps, asked.noted(call, room.NAME), rows=rows)
+    with recorded_call("checkpointed_loop", func) as call:
+        final, shown = room.scan(step, initial_state, None, steps, request.for_profile(call, room.NAME), rows=rows)
     checkpoints = {0: initial_state} if 0 in positions else {}
-    leaves, tree = take_apart(shown)
+    leaves, tree = flatten(shown)
     for row, position in enumerate(later):
-        checkpoints[position] = leaves[0][row] if tree is LEAF else tree.build([leaf[row] for leaf in leaves])
+        checkpoints[position] = leaves[0][row] if tree is LEAF else tree.unflatten([leaf[row] for leaf in leaves])
     return final, checkpoints

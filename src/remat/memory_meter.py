@@ -9,7 +9,7 @@ __all__ = ["Meter"]
 class Meter(Protocol):
     """The memory of a framework's device."""
 
-    def on(self) -> AbstractContextManager[Any]:
+    def counting(self) -> AbstractContextManager[Any]:
         """Count what is allocated in the block."""
         ...
 
@@ -18,9 +18,9 @@ class Meter(Protocol):
         ...
 
     def peak(self) -> int:
-        """The most bytes that were allocated since the last call of `forget`."""
+        """The most bytes that were allocated since the last call of `reset_peak`."""
         ...
 
-    def forget(self) -> None:
+    def reset_peak(self) -> None:
         """Begin anew with the peak."""
         ...

@@ -1,6 +1,6 @@
 """Progress: an object that a caller passes in to hear how far long work is. The library itself is silent.
 
-Long work anywhere calls `tell`; whoever listens in this context, by `with heard_by(progress):`, hears it.
+Long work anywhere calls `report_progress`; whoever listens in this context, by `with heard_by(progress):`, hears it.
 """
 
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from remat.errors import ProblemError
 
-__all__ = ["Progress", "check_progress", "heard_by", "tell"]
+__all__ = ["Progress", "check_progress", "report_progress", "reporting_to"]
 
 
 class Progress(Protocol):
@@ -28,7 +28,7 @@ _listener: ContextVar[Progress | None] = ContextVar("listener", default=None)
 
 
 @contextmanager
-def heard_by(progress: Progress | None) -> Iterator[None]:
+def reporting_to(progress: Progress | None) -> Iterator[None]:
     """Let `progress` hear what is told in the block; None changes nothing."""
     if progress is None:
         yield
@@ -40,7 +40,7 @@ def heard_by(progress: Progress | None) -> Iterator[None]:
         _listener.reset(token)
 
 
-def tell(done: int, total: int | None) -> None:
+def report_progress(done: int, total: int | None) -> None:
     """Say to whoever listens that `done` of `total` is behind us."""
     listener = _listener.get()
     if listener is not None:

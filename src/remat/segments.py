@@ -15,11 +15,19 @@ from weakref import ReferenceType, finalize, ref
 
 from remat.errors import DeterminismError, StepError
 
-__all__ = ["Check", "Terms", "depth_here", "name_of", "refuse_change", "refuse_writing", "within"]
+__all__ = [
+    "CheckOnce",
+    "CheckpointOptions",
+    "display_name",
+    "mutation_error",
+    "nested",
+    "nesting_depth",
+    "raise_nondeterministic",
+]
 
 
 @dataclass(frozen=True)
-class Terms:
+class CheckpointOptions:
     """What is asked of a segment: when to compare values, whether to stop early, above which size to recompute.
 
     A policy says what is kept all the same; only JAX has them.
@@ -31,7 +39,7 @@ class Terms:
     policy: Any = None  # a function, or its name
 
 
-def name_of(fn: Any) -> str:
+def display_name(fn: Any) -> str:
     """What people call a function: its qualified name, or the class of a module or object."""
     while isinstance(fn, partial):
         fn = fn.func
@@ -45,8 +53,8 @@ _checked: dict[tuple[int, ...], tuple[ReferenceType[Any], ...]] = {}
 _lock = threading.RLock()  # a reference may die while it is held
 
 
-class Check:
-    """Whether the values of one function are compared, and `passed` when they were and are the same.
+class CheckOnce:
+    """Whether the values of one function are compared, and `mark_passed` when they were and are the same.
 
     Functions are known by themselves, weakly: two closures of one code are two functions. What allows no weak reference
     is known by its code, and compared each time if it has none.
@@ -65,7 +73,7 @@ class Check:
             with _lock:
                 self.wanted = _checked.get(self._key) != self._parts
 
-    def passed(self) -> None:
+    def mark_passed(self) -> None:
         """A segment of this function was compared in all that it saves, and was the same."""
         alive = [part() for part in self._parts]
         if not alive or any(part is None for part in alive):
@@ -88,13 +96,13 @@ def _weakly(value: Any) -> ReferenceType[Any]:
 _depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
-def depth_here() -> int:
+def nesting_depth() -> int:
     """How many segments are around the code that asks."""
     return _depth.get()
 
 
 @contextmanager
-def within(depth: int) -> Iterator[None]:
+def nested(depth: int) -> Iterator[None]:
     """A block inside a segment of this depth."""
     token = _depth.set(depth + 1)
     try:
@@ -103,7 +111,7 @@ def within(depth: int) -> Iterator[None]:
         _depth.reset(token)
 
 
-def refuse_change(name: str, found: str) -> NoReturn:
+def raise_nondeterministic(name: str, found: str) -> NoReturn:
     """Raise a DeterminismError that says what became another one."""
     raise DeterminismError(
         f"the segment {name} gave something else when it was recomputed: {found}, so the gradient would be wrong. It "
@@ -117,6 +125,6 @@ def refuse_change(name: str, found: str) -> NoReturn:
 _COPY = "Make a new array instead, as in x = x + 1 for x += 1, or give the segment a copy"
 
 
-def refuse_writing(name: str, what: str, when: str, advice: str = _COPY) -> StepError:
+def mutation_error(name: str, what: str, when: str, advice: str = _COPY) -> StepError:
     """What to say of a segment that uses what is not what it was."""
     return StepError(f"the segment {name} cannot be recomputed: {what} was written into {when}. {advice}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Loop, Memory, Problem
-from remat.pytree import take_apart
+from remat.pytree import flatten
 from remat.schedule import Op, Trace, simulate, verify
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def check_gradient(
     from autograd import value_and_grad
 
     found, expected = (value_and_grad(f, tuple(range(len(args))))(*args) for f in (function, reference))
-    leaves, tree = take_apart(expected)
-    for name, a, b in zip(tree.names("(value, gradients)"), tree.apart(found, "found"), leaves, strict=True):
+    leaves, tree = flatten(expected)
+    for name, a, b in zip(tree.paths("(value, gradients)"), tree.flatten_like(found, "found"), leaves, strict=True):
         error = float(np.max(np.abs(np.asarray(a) - b), initial=0.0))
         scale = float(np.max(np.abs(b), initial=0.0))
         if not error <= tolerance * scale:

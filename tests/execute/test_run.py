@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 
 import remat
-from remat.execute import Run
-from remat.execute.determinism import Guard
-from remat.profiling import Call
-from remat.profiling.source_location import Site
+from remat.execute import Interpreter
+from remat.execute.determinism import DeterminismCheck
+from remat.profiling import CallRecord
+from remat.profiling.source_location import SourceLocation
 from remat.testing import loops, memories
 
 ALIVE = weakref.WeakSet()
@@ -59,12 +59,12 @@ class Numbers:
     def size(self, value):
         return 8 * len(value) if isinstance(value, list) else 8
 
-    sources = ()
+    replayable_states = ()
 
-    def always(self):
+    def persistent_bytes(self):
         return {}
 
-    def partly(self):
+    def failed_at(self):
         return 0, 0
 
     def meter(self):
@@ -78,17 +78,17 @@ class Numbers:
 
 
 def run_through(schedule, units, guard=None):
-    verbs = Numbers()
-    run = Run(verbs, Number(1.0), units, guard=guard)
+    backend = Numbers()
+    run = Interpreter(backend, Number(1.0), units, guard=guard)
     assert run.play(schedule)
     result = run.state.value
-    return result, run.reverse(1.0), verbs
+    return result, run.reverse(1.0), backend
 
 
-def recorded(schedule, units, verbs=None, call=None):
-    verbs, call = verbs or Numbers(), call or Call("test", Site("", 0, ""))
+def recorded(schedule, units, backend=None, call=None):
+    backend, call = backend or Numbers(), call or CallRecord("test", SourceLocation("", 0, ""))
     state = Number(1.0)
-    run = Run(verbs, state, units, recorder=call.recorder(verbs, state))
+    run = Interpreter(backend, state, units, recorder=call.recorder(backend, state))
     del state
     run.play(schedule)
     run.reverse(1.0)
@@ -110,44 +110,44 @@ def test_any_plan_in_one_level_gives_the_derivative_with_the_steps_it_says(loop,
         plan = remat.plan(loop, memory)
     except remat.InfeasibleError:
         return
-    result, slope, verbs = run_through(plan.schedule, loop.units, Guard(loop.units))
+    result, slope, backend = run_through(plan.schedule, loop.units, DeterminismCheck(loop.units))
     x, by_hand = expected(loop.units)
     assert result == x
     assert slope == pytest.approx(by_hand, rel=1e-12, abs=1e-300)
-    assert verbs.evaluations == plan.forward_steps
+    assert backend.evaluations == plan.forward_steps
 
 
 def test_levels_are_kept_apart():
     memory = remat.Memory(levels=[remat.Level("ram", slots=2), remat.Level("disk", slots=3, read=1, write=1)])
     plan = remat.plan(remat.Loop(30), memory)
-    result, slope, verbs = run_through(plan.schedule, 30)
+    result, slope, backend = run_through(plan.schedule, 30)
     assert (result, slope) == pytest.approx(expected(30))
-    assert verbs.evaluations == plan.forward_steps
+    assert backend.evaluations == plan.forward_steps
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, 9])
 def test_what_is_dropped_is_free(slots):
     ALIVE.clear()
-    _, _, verbs = run_through(remat.plan(remat.Loop(100), slots=slots).schedule, 100)
-    assert verbs.most <= slots + 2  # and a step's input and output
+    _, _, backend = run_through(remat.plan(remat.Loop(100), slots=slots).schedule, 100)
+    assert backend.most <= slots + 2  # and a step's input and output
     assert not ALIVE
 
 
 def test_the_trace_is_that_of_the_simulation():
     plan = remat.plan(remat.Loop(20, state=8, tape=8), slots=3)
-    trace = recorded(plan.schedule, 20).trace
+    trace_step = recorded(plan.schedule, 20).trace_step
     simulated = plan.simulate()
-    assert [(e.op, e.live) for e in trace] == [(e.op, e.live) for e in simulated]
-    assert trace.peak == simulated.peak
-    assert trace.at_peak == simulated.at_peak
-    assert (trace.keeps, trace.totals.written, trace.totals.read) == (
+    assert [(e.op, e.live) for e in trace_step] == [(e.op, e.live) for e in simulated]
+    assert trace_step.peak == simulated.peak
+    assert trace_step.at_peak == simulated.at_peak
+    assert (trace_step.keeps, trace_step.totals.written, trace_step.totals.read) == (
         simulated.keeps,
         simulated.totals.written,
         simulated.totals.read,
     )
-    assert trace.complete
-    assert trace.measured
-    assert trace.recomputed == plan.recomputed
+    assert trace_step.complete
+    assert trace_step.measured
+    assert trace_step.recomputed == plan.recomputed
 
 
 def test_a_run_that_is_interrupted_leaves_a_trace_of_what_was_done():
@@ -158,17 +158,17 @@ def test_a_run_that_is_interrupted_leaves_a_trace_of_what_was_done():
             return super().record(state, start, stop)
 
     plan = remat.plan(remat.Loop(10), slots=3)
-    call = Call("test", Site("", 0, ""))
+    call = CallRecord("test", SourceLocation("", 0, ""))
     with pytest.raises(KeyboardInterrupt):
         recorded(plan.schedule, 10, Interrupted(), call)
-    trace = call.trace
-    assert not trace.complete
+    trace_step = call.trace_step
+    assert not trace_step.complete
     assert call.status == "stopped by KeyboardInterrupt"
-    ops = [event.op for event in trace]
+    ops = [event.op for event in trace_step]
     assert tuple(ops) == plan.schedule.ops()[: len(ops)]
     assert 0 < len(ops) < len(plan.schedule.ops())
-    assert trace.recomputed == trace.forward_steps - 10
-    assert "early" in str(trace)
+    assert trace_step.recomputed == trace_step.forward_steps - 10
+    assert "early" in str(trace_step)
 
 
 def test_a_loop_of_a_million_steps_needs_no_recursion():
@@ -181,19 +181,19 @@ def test_a_loop_of_a_million_steps_needs_no_recursion():
             self.evaluations += stop - start
             return Number(state.value), []
 
-    verbs, plan = Count(), remat.plan(remat.Loop(20_000), slots=3)
-    run = Run(verbs, Number(1.0), 20_000)
+    backend, plan = Count(), remat.plan(remat.Loop(20_000), slots=3)
+    run = Interpreter(backend, Number(1.0), 20_000)
     run.play(plan.schedule)
     run.reverse(1.0)
-    assert verbs.evaluations == plan.forward_steps
+    assert backend.evaluations == plan.forward_steps
 
 
 def test_the_guard_thins_out_what_it_notes_of_a_loop_of_unknown_length():
-    guard, verbs = Guard(None), Numbers()
+    guard, backend = DeterminismCheck(None), Numbers()
     for position in range(1, 100_001):
-        guard.note(position, verbs, Number(float(position)))
+        guard.note(position, backend, Number(float(position)))
     assert len(guard._numbers) <= 2 * 1024
     assert guard.stride == 64
-    guard.compare(64 * 1234, verbs, Number(64.0 * 1234), recorded=0)
+    guard.compare(64 * 1234, backend, Number(64.0 * 1234), recorded=0)
     with pytest.raises(remat.DeterminismError):
-        guard.compare(64 * 1234, verbs, Number(5.0), recorded=0)
+        guard.compare(64 * 1234, backend, Number(5.0), recorded=0)

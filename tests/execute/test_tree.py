@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remat.pytree import LEAF, Mismatch, take_apart
+from remat.pytree import LEAF, StructureMismatch, flatten
 
 Point = namedtuple("Point", "x y")
 
@@ -39,11 +39,11 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_what_is_taken_apart_is_put_together_again(value):
-    leaves, tree = take_apart(value)
-    assert tree.build(leaves) == value
-    assert type(tree.build(leaves)) is type(value)
-    assert tree.apart(value, "it") == leaves
-    assert tree.size == len(leaves) == len(list(tree.names("it")))
+    leaves, tree = flatten(value)
+    assert tree.unflatten(leaves) == value
+    assert type(tree.unflatten(leaves)) is type(value)
+    assert tree.flatten_like(value, "it") == leaves
+    assert tree.size == len(leaves) == len(list(tree.paths("it")))
 
 
 @given(
@@ -57,14 +57,14 @@ def test_what_is_taken_apart_is_put_together_again(value):
     )
 )
 def test_random_nestings(value):
-    leaves, tree = take_apart(value)
-    assert tree.build(leaves) == value
-    assert tree.apart(value, "it") == leaves
+    leaves, tree = flatten(value)
+    assert tree.unflatten(leaves) == value
+    assert tree.flatten_like(value, "it") == leaves
 
 
 def test_names_read_as_python():
     value = {"a": (Point(1.0, [2.0]), Frozen(3.0)), 7: 4.0}
-    assert list(take_apart(value)[1].names("carry")) == [
+    assert list(flatten(value)[1].names("carry")) == [
         "carry['a'][0].x",
         "carry['a'][0].y[0]",
         "carry['a'][1].a",
@@ -74,14 +74,14 @@ def test_names_read_as_python():
 
 
 def test_a_dict_keeps_the_order_of_the_first_one():
-    _, tree = take_apart({"a": 1, "b": 2})
-    assert tree.apart({"b": 20, "a": 10}, "it") == [10, 20]
-    assert list(tree.build([1, 2])) == ["a", "b"]
+    _, tree = flatten({"a": 1, "b": 2})
+    assert tree.flatten_like({"b": 20, "a": 10}, "it") == [10, 20]
+    assert list(tree.unflatten([1, 2])) == ["a", "b"]
 
 
 def test_a_dataclass_is_rebuilt_without_its_init():
-    _, tree = take_apart(Frozen(1.0))
-    assert tree.build(["traced", 0.0]).a == "traced"
+    _, tree = flatten(Frozen(1.0))
+    assert tree.unflatten(["traced", 0.0]).a == "traced"
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_a_dataclass_is_rebuilt_without_its_init():
     ],
 )
 def test_another_structure_is_named(first, other, message):
-    with pytest.raises(Mismatch, match=message):
-        take_apart(first)[1].apart(other, "it")
+    with pytest.raises(StructureMismatch, match=message):
+        flatten(first)[1].flatten_like(other, "it")
 
 
 def test_gaps():
-    _, tree = take_apart((1, {"a": 2, "b": [3]}))
-    assert tree.apart((None, None), "it", gaps=True) == [None, None, None]
-    assert tree.apart((5, {"a": None, "b": [6]}), "it", gaps=True) == [5, None, 6]
-    assert tree.below[0] is not None
-    assert take_apart(3.0)[1] == LEAF
+    _, tree = flatten((1, {"a": 2, "b": [3]}))
+    assert tree.flatten_like((None, None), "it", allow_none=True) == [None, None, None]
+    assert tree.flatten_like((5, {"a": None, "b": [6]}), "it", allow_none=True) == [5, None, 6]
+    assert tree.children[0] is not None
+    assert flatten(3.0)[1] == LEAF

@@ -7,16 +7,16 @@ from autograd.tracer import getval
 
 import remat
 from remat.frameworks.numpy.leaves import unpack
-from remat.pytree import take_apart
+from remat.pytree import flatten
 
 
 def leaves_of(value):
-    return take_apart(value, unpack)[0]
+    return flatten(value, unpack)[0]
 
 
 def take_row(xs, i):
-    leaves, tree = take_apart(xs, unpack)
-    return tree.build([leaf[i] for leaf in leaves])
+    leaves, tree = flatten(xs, unpack)
+    return tree.unflatten([leaf[i] for leaf in leaves])
 
 
 def in_order(value):

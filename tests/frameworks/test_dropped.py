@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import remat  # noqa: E402
-from remat.frameworks.torch.checkpointed_module import Dropped  # noqa: E402
+from remat.frameworks.torch.checkpointed_module import CheckpointedModule  # noqa: E402
 
 
 class Block(nn.Module):
@@ -84,19 +84,19 @@ def test_results_gradients_and_statistics_are_those_without_it():
 
 def test_attributes_are_those_of_the_module():
     block = Block()
-    dropped = remat.drop(block)
-    assert isinstance(dropped, Dropped)
-    assert dropped.factor == 2.0
-    assert dropped.first is block.first
-    assert dropped.describe() == "a block of factor 2.0"
-    dropped.factor = 3.0
-    dropped.second = nn.Identity()
+    checkpoint_module = remat.drop(block)
+    assert isinstance(checkpoint_module, CheckpointedModule)
+    assert checkpoint_module.factor == 2.0
+    assert checkpoint_module.first is block.first
+    assert checkpoint_module.describe() == "a block of factor 2.0"
+    checkpoint_module.factor = 3.0
+    checkpoint_module.second = nn.Identity()
     assert block.factor == 3.0
     assert isinstance(block.second, nn.Identity)
-    del dropped.factor
+    del checkpoint_module.factor
     assert not hasattr(block, "factor")
     with pytest.raises(AttributeError, match="nothing"):
-        _ = dropped.nothing
+        _ = checkpoint_module.nothing
     assert isinstance(remat.drop(nn.Sequential(nn.Tanh()))[0], nn.Tanh)
 
 
@@ -122,7 +122,7 @@ def test_copies_and_pickles_are_dropped_modules_of_their_own():
     file.seek(0)
     x = torch.ones(3, 4)
     for other in (copy.deepcopy(wrapped), pickle.loads(pickle.dumps(wrapped)), torch.load(file, weights_only=False)):
-        assert isinstance(other[1], Dropped)
+        assert isinstance(other[1], CheckpointedModule)
         assert all(a is not b for a, b in zip(other.parameters(), wrapped.parameters(), strict=True))
         assert torch.equal(other.eval()(x), wrapped.eval()(x))
         other(x).sum().backward()
@@ -141,11 +141,11 @@ def test_keyword_arguments_reach_the_module():
 def test_hooks_of_modules_are_called_as_without_it():
     calls = []
     block = Block()
-    dropped = remat.drop(block)
-    dropped.register_forward_hook(lambda *_: calls.append("outside"))
-    dropped.register_full_backward_hook(lambda *_: calls.append("backward"))
+    checkpoint_module = remat.drop(block)
+    checkpoint_module.register_forward_hook(lambda *_: calls.append("outside"))
+    checkpoint_module.register_full_backward_hook(lambda *_: calls.append("backward"))
     block.register_forward_hook(lambda *_: calls.append(f"inside {remat.is_recomputing()}"))
-    dropped(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    checkpoint_module(torch.randn(3, 4, requires_grad=True)).sum().backward()
     assert calls[:2] == ["inside False", "outside"]
     assert calls.count("outside") == 1
     assert calls.count("backward") == 1
@@ -244,7 +244,7 @@ def test_a_parametrized_module_can_be_dropped():
 
 def test_copies_of_dropped_graph_modules_are_dropped():
     copied = copy.deepcopy(remat.drop(torch.fx.symbolic_trace(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))))
-    assert isinstance(copied, Dropped)
+    assert isinstance(copied, CheckpointedModule)
 
 
 def test_drop_with_options_is_a_decorator():

@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import remat
-from remat.frameworks.jax.binomial_tables import held_after
+from remat.frameworks.jax.binomial_tables import positions_after
 from remat.planners.dp.online_placement import reversal_advances
 from tests.frameworks.jax_programs import quick, x64  # noqa: F401
 
@@ -123,14 +123,14 @@ def evaluations(loop, steps):
 
 @pytest.mark.parametrize(("steps", "slots"), [(1, 1), (2, 3), (7, 1), (20, 3), (333, 7), (1000, 10), (1000, 31)])
 def test_steps_are_run_as_often_as_the_states_held_allow(steps, slots):
-    reverse = reversal_advances(held_after(steps, slots), steps, slots)
+    reverse = reversal_advances(positions_after(steps, slots), steps, slots)
     assert evaluations(ours(slots), steps) == steps + reverse + steps
 
 
 @pytest.mark.parametrize("slots", [10, 31])
 def test_there_are_no_more_evaluations_than_equinox_makes(slots):
     theirs = partial(equinox.internal.while_loop, kind="checkpointed", checkpoints=slots)
-    ours = 2000 + reversal_advances(held_after(1000, slots), 1000, slots)  # as was counted above
+    ours = 2000 + reversal_advances(positions_after(1000, slots), 1000, slots)  # as was counted above
     assert ours <= evaluations(theirs, 1000)
 
 
@@ -428,7 +428,7 @@ def parts(tree):
 
 @pytest.mark.parametrize(("start", "body", "cond"), [pytest.param(*rest, id=name) for name, *rest in carries()])
 def test_carries_of_every_kind(start, body, cond):
-    def unrolled(x):
+    def unroll_factor(x):
         carry = start(x)
         while cond(carry):
             carry = body(carry)
@@ -438,7 +438,7 @@ def test_carries_of_every_kind(start, body, cond):
         return parts(remat.while_loop(cond, body, start(x), slots=2))
 
     xs = abs(XS[:2])
-    expected = jnp.stack([jax.grad(unrolled)(x) for x in xs])
+    expected = jnp.stack([jax.grad(unroll_factor)(x) for x in xs])
 
     @jax.jit
     def found(xs):

@@ -20,17 +20,17 @@ NAMES = list(programs())
 
 def differentiable_parts(program):
     """The program with its differentiable leaves as one list, and how to put them back."""
-    from remat.pytree import take_apart
+    from remat.pytree import flatten
 
     parts = (program.params, program.init, program.xs)
-    leaves, tree = take_apart(parts)
+    leaves, tree = flatten(parts)
     floats = [i for i, leaf in enumerate(leaves) if numpy.asarray(leaf).dtype.kind in "fc"]
 
     def back(values):
         full = list(leaves)
         for k, i in enumerate(floats):
             full[i] = values[k]
-        return tree.build(full)
+        return tree.unflatten(full)
 
     return [leaves[i] for i in floats], back
 

@@ -61,7 +61,7 @@ def test_peaks_stay_within_the_budget_and_use_it(budget):
     cell.zero_grad()
     always = sum(p.numel() * 4 for p in cell.parameters()) + xs.numel() * 4  # gradients of parameters; outputs
     meter = StorageMeter()
-    with meter.on():
+    with meter.counting():
         loss = remat.scan(cell, carry, xs, memory=budget)[0][0].sum()
         loss.backward()
     assert 0.6 * to_bytes(budget, "budget") < meter.peak() - always <= to_bytes(budget, "budget")
@@ -72,8 +72,8 @@ def test_predicted_and_measured_peaks_agree():
     with remat.profile() as run:
         remat.scan(cell, carry, xs, memory="4 MiB")[0][0].sum().backward()
     (call,) = run.calls
-    assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.02)
-    assert call.trace.forward_steps == call.plan.forward_steps
+    assert call.trace_step.peak == pytest.approx(call.plan.peak, rel=0.02)
+    assert call.trace_step.forward_steps == call.plan.forward_steps
 
 
 def test_a_fraction_is_of_what_is_free():
@@ -186,7 +186,7 @@ def test_a_view_does_not_keep_what_it_is_a_view_of():
         return wide[0], None
 
     meter = StorageMeter()
-    with meter.on():
+    with meter.counting():
         loss = remat.scan(step, torch.ones(64, 64, dtype=DOUBLE), length=30, slots=10)[0].sum()
         held = meter.now()
         loss.backward()
@@ -199,7 +199,7 @@ def test_nothing_grows_from_call_to_call(how, backward, no_collector):
     W = torch.randn(1000, requires_grad=True)
     meter = StorageMeter()
     sizes = []
-    with meter.on():
+    with meter.counting():
         for _ in range(5):
             h, _ = remat.scan(
                 lambda h, x: (torch.tanh(W * h + x), None), torch.zeros(1000), torch.zeros(9, 1000), **how
@@ -214,7 +214,7 @@ def test_nothing_grows_from_call_to_call(how, backward, no_collector):
 def test_a_profile_holds_no_tensors(no_collector):
     W = torch.randn(1000, requires_grad=True)
     meter = StorageMeter()
-    with meter.on():
+    with meter.counting():
         before = meter.now()
         with remat.profile():
             h, _ = remat.scan(lambda h, x: (torch.tanh(W * h), None), torch.zeros(1000), length=9, slots=2)

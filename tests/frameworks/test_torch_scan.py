@@ -99,19 +99,19 @@ def carriers():
 @pytest.mark.parametrize("wants", ["carry and inputs", "carry", "inputs"])
 @pytest.mark.parametrize("slots", [2, 30])
 def test_every_carrier_gives_the_values_and_gradients_of_the_plain_loop(init, step, wants, slots):
-    from remat.pytree import take_apart
+    from remat.pytree import flatten
 
-    leaves, tree = take_apart(init)
+    leaves, tree = flatten(init)
     flows = [isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()) for leaf in leaves]
     leaves = [
         leaf.detach().clone().requires_grad_("carry" in wants) if flow else leaf
         for leaf, flow in zip(leaves, flows, strict=True)
     ]
-    init = tree.build(leaves)
+    init = tree.unflatten(leaves)
     xs = torch.linspace(0.1, 1.0, 27, dtype=DOUBLE).reshape(9, 3).requires_grad_("inputs" in wants)
     wanted = [t for t in (*leaves, xs) if isinstance(t, torch.Tensor) and t.requires_grad]
     values = remat.scan(step, init, xs, slots=slots), plain_scan(step, init, xs)
-    for a, b in zip(*[take_apart(v)[0] for v in values], strict=True):
+    for a, b in zip(*[flatten(v)[0] for v in values], strict=True):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
         assert not isinstance(a, torch.Tensor) or a.dtype == b.dtype
     expected = gradients(plain_scan, step, init, xs, wanted)[1]

@@ -2,26 +2,26 @@
 
 import torch
 
-from remat.pytree import take_apart
+from remat.pytree import flatten
 
 torch.set_num_threads(1)
 DOUBLE = torch.float64
 
 
 def leaves_of(value):
-    return [leaf for leaf in take_apart(value)[0] if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def plain_scan(step, init, xs, length=None):
     """The loop that one would write by hand; inputs are unbound, so that their gradients are added up once."""
-    leaves, tree = take_apart(xs)
+    leaves, tree = flatten(xs)
     rows = list(zip(*[leaf.unbind(0) for leaf in leaves], strict=True)) if leaves else [()] * length
     carry, ys = init, []
     for row in rows:
-        carry, y = step(carry, tree.build(row))
-        ys.append(take_apart(y))
+        carry, y = step(carry, tree.unflatten(row))
+        ys.append(flatten(y))
     rows = zip(*[leaves for leaves, _ in ys], strict=True)
-    return carry, ys[0][1].build([torch.stack([torch.as_tensor(leaf) for leaf in row]) for row in rows])
+    return carry, ys[0][1].unflatten([torch.stack([torch.as_tensor(leaf) for leaf in row]) for row in rows])
 
 
 def weigh(value):

@@ -13,10 +13,10 @@ from remat.loops import loop_call as loop_calls
 
 
 def measured(step, init, steps=50, memory="50 MiB"):
-    loop_calls._measured.clear()
+    loop_calls._costs.clear()
     with remat.profile() as run:
         grad(lambda h: np.sum(remat.scan(step, h, length=steps, memory=memory)[0]))(init)
-    ((_, found, _),) = loop_calls._measured.values()
+    ((_, found, _),) = loop_calls._costs.values()
     return found, run.calls[0]
 
 
@@ -38,14 +38,14 @@ def test_what_a_step_allocates_while_it_runs_is_set_aside():
         return h + np.sum(numpy.ones((300, 1000))) * 1e-9, None
 
     found, ran = measured(step, h, memory="5 MiB")
-    assert found.aside >= 2_400_000
+    assert found.workspace >= 2_400_000
     assert ran.plan.memory.device.capacity <= 5 * 2**20 - 2_400_000
     assert "set aside" in ran.plan.reason
 
 
 def test_a_step_is_measured_once_for_all_calls_that_look_the_same():
     calls = []
-    loop_calls._measured.clear()
+    loop_calls._costs.clear()
 
     def gradient(h, scale):
         def step(h, _):
@@ -60,14 +60,14 @@ def test_a_step_is_measured_once_for_all_calls_that_look_the_same():
     assert 100 < first <= 135
     assert gradient(numpy.ones(1000), 2.0) == 101  # all tapes fit, and one step was looked at before
     assert gradient(numpy.ones(2000), 2.0) == first
-    assert len(loop_calls._measured) == 2
+    assert len(loop_calls._costs) == 2
 
 
 def test_measuring_uses_up_no_random_numbers():
     def step(x, _):
         return x + numpy.random.rand(), None
 
-    loop_calls._measured.clear()
+    loop_calls._costs.clear()
     results = []
     for how in ({"slots": 5}, {"memory": "5 MiB"}):
         numpy.random.seed(7)
@@ -86,7 +86,7 @@ def test_measuring_uses_up_no_random_numbers():
 def test_tape_sizes_agree_with_what_is_allocated():
     from remat.frameworks.numpy.meter import NumpyMeter
 
-    loop_calls._measured.clear()
+    loop_calls._costs.clear()
     w = numpy.ones((64, 64)) / 64
 
     def step(state, _):
@@ -97,12 +97,12 @@ def test_tape_sizes_agree_with_what_is_allocated():
 
     with remat.profile() as run:
         grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, slots=3)[0][0]))(numpy.ones((32, 64)))
-    by_walking = max(event.live.tape for event in run.calls[0].trace)
+    by_walking = max(event.live.tape for event in run.calls[0].trace_step)
     grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, memory="4 MiB")[0][0]))(numpy.ones((32, 64)))
-    found = next(iter(loop_calls._measured.values()))[1]
-    assert by_walking == pytest.approx(found.loop.tape + found.once, rel=0.1)
+    found = next(iter(loop_calls._costs.values()))[1]
+    assert by_walking == pytest.approx(found.loop.tape + found.bytes_per_range, rel=0.1)
     meter = NumpyMeter()
-    with meter.on():
+    with meter.counting():
         before = meter.now()
         array = numpy.ones(100_000)
         assert meter.now() - before >= array.nbytes
@@ -116,13 +116,13 @@ def test_a_step_that_is_larger_is_measured_anew():
             return h, None
 
         grad(lambda h: np.sum(remat.scan(step, h, length=50, memory="1 MiB")[0]))(numpy.ones(2000) * 0.5)
-        return list(loop_calls._measured.values())[-1][1].loop.tape
+        return list(loop_calls._costs.values())[-1][1].loop.tape
 
-    loop_calls._measured.clear()
+    loop_calls._costs.clear()
     small = run(np.negative, numpy.int64(3))
     assert run(np.tanh, numpy.int64(3)) > small + 40_000
     assert run(np.tanh, numpy.int64(6)) > small + 90_000
-    assert len(loop_calls._measured) == 1
+    assert len(loop_calls._costs) == 1
 
 
 def test_what_is_remembered_holds_nothing_of_the_users():
@@ -152,7 +152,7 @@ def test_a_loop_of_unknown_length_is_measured_on_its_first_step_only():
 
 
 def test_a_step_that_was_measured_in_little_room_is_measured_again_where_there_is_more():
-    loop_calls._measured.clear()
+    loop_calls._costs.clear()
     w = numpy.ones((64, 64)) / 64
 
     def gradient(memory):
@@ -168,14 +168,14 @@ def test_a_step_that_was_measured_in_little_room_is_measured_again_where_there_i
     with pytest.raises(remat.InfeasibleError):
         gradient("300 KiB")
     call = gradient("8 MiB")
-    assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.05)
+    assert call.trace_step.peak == pytest.approx(call.plan.peak, rel=0.05)
 
 
 @pytest.mark.parametrize(("hidden", "memory"), [(16, "1 MiB"), (48, "4 MiB"), (96, "16 MiB")])
 def test_predictions_hold_and_budgets_are_used(hidden, memory):
     from remat.units import to_bytes
 
-    loop_calls._measured.clear()
+    loop_calls._costs.clear()
     rng = numpy.random.default_rng(0)
     w, xs = rng.normal(size=(hidden, hidden)) / hidden**0.5, rng.normal(size=(200, 24, hidden))
 
@@ -191,5 +191,5 @@ def test_predictions_hold_and_budgets_are_used(hidden, memory):
     with remat.profile() as run:
         grad(loss)(w)
     (call,) = run.calls
-    assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.05)
-    assert call.trace.peak >= 0.6 * to_bytes(memory, "memory") or call.trace.recomputed == 0
+    assert call.trace_step.peak == pytest.approx(call.plan.peak, rel=0.05)
+    assert call.trace_step.peak >= 0.6 * to_bytes(memory, "memory") or call.trace_step.recomputed == 0

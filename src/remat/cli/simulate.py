@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from remat.cli.arguments import add_loop, add_memory, read_subject, refuse_to_overwrite
 from remat.cli.progress_bars import Bars
-from remat.progress import heard_by
+from remat.progress import reporting_to
 from remat.schedule import Trace, simulate
 from remat.schedule.notation import format_op
 
@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     if arguments.save:
         refuse_to_overwrite(arguments.save, arguments.force)
-    with Bars() as bars, heard_by(bars):
+    with Bars() as bars, reporting_to(bars):
         bars.say("simulating")
         trace = simulate(*read_subject(arguments))
     if arguments.events:

@@ -9,12 +9,22 @@ from functools import lru_cache
 from types import CellType, CodeType
 from typing import Any
 
-__all__ = ["EMPTY", "Attribute", "Cell", "Item", "PartialArguments", "Slot", "globals_read", "is_library", "written"]
+__all__ = [
+    "UNSET",
+    "AttributeRef",
+    "CellRef",
+    "ItemRef",
+    "PartialRef",
+    "Reference",
+    "assigned_names",
+    "global_names",
+    "is_library",
+]
 
-EMPTY = object()  # what an empty slot holds; putting it there empties the slot
+UNSET = object()  # what an empty slot holds; putting it there empties the slot
 
 
-class Slot(ABC):
+class Reference(ABC):
     """A place for one value."""
 
     @abstractmethod
@@ -25,13 +35,13 @@ class Slot(ABC):
     def put(self, value: Any) -> None:
         """Put a value there, or EMPTY."""
 
-    def written(self, value: Any) -> bool:
+    def was_rewritten(self, value: Any) -> bool:
         """Whether something else is there than the value that was put there."""
         return self.get() is not value
 
 
 @dataclass(frozen=True)
-class Cell(Slot):
+class CellRef(Reference):
     """A variable of an enclosing function."""
 
     cell: CellType
@@ -41,18 +51,18 @@ class Cell(Slot):
         try:
             return self.cell.cell_contents
         except ValueError:
-            return EMPTY
+            return UNSET
 
     def put(self, value: Any) -> None:
         """Change the content of the cell."""
-        if value is EMPTY:
+        if value is UNSET:
             del self.cell.cell_contents
         else:
             self.cell.cell_contents = value
 
 
 @dataclass(frozen=True)
-class Item(Slot):
+class ItemRef(Reference):
     """An item of a list or a dict."""
 
     owner: Any
@@ -63,18 +73,18 @@ class Item(Slot):
         try:
             return self.owner[self.key]
         except LookupError:
-            return EMPTY
+            return UNSET
 
     def put(self, value: Any) -> None:
         """Change the item."""
-        if value is not EMPTY and not (isinstance(self.owner, list) and self.key >= len(self.owner)):
+        if value is not UNSET and not (isinstance(self.owner, list) and self.key >= len(self.owner)):
             self.owner[self.key] = value
-        elif value is EMPTY and isinstance(self.owner, dict):
+        elif value is UNSET and isinstance(self.owner, dict):
             self.owner.pop(self.key, None)
 
 
 @dataclass(frozen=True)
-class Attribute(Slot):
+class AttributeRef(Reference):
     """An attribute of an object, a class or a function; frozen ones too."""
 
     owner: Any
@@ -82,19 +92,19 @@ class Attribute(Slot):
 
     def get(self) -> Any:
         """The attribute."""
-        return getattr(self.owner, self.name, EMPTY)
+        return getattr(self.owner, self.name, UNSET)
 
     def put(self, value: Any) -> None:
         """Change the attribute."""
         kind = type if isinstance(self.owner, type) else object
-        if value is EMPTY:
+        if value is UNSET:
             kind.__delattr__(self.owner, self.name)
         else:
             kind.__setattr__(self.owner, self.name, value)
 
 
 @dataclass(frozen=True)
-class PartialArguments(Slot):
+class PartialRef(Reference):
     """The arguments of a functools.partial."""
 
     owner: Any
@@ -107,7 +117,7 @@ class PartialArguments(Slot):
         """Change the arguments."""
         self.owner.__setstate__((self.owner.func, *value, self.owner.__dict__ or None))
 
-    def written(self, value: Any) -> bool:
+    def was_rewritten(self, value: Any) -> bool:
         """Nobody writes these."""
         return False
 
@@ -125,15 +135,15 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 
 
 @lru_cache(maxsize=1024)
-def written(code: CodeType) -> frozenset[str]:
+def assigned_names(code: CodeType) -> frozenset[str]:
     """Names of enclosing scopes that the code, or code in it, assigns to."""
-    return _names(code, "STORE_DEREF", "DELETE_DEREF").union(*map(written, _inside(code)))
+    return _names(code, "STORE_DEREF", "DELETE_DEREF").union(*map(assigned_names, _inside(code)))
 
 
 @lru_cache(maxsize=1024)
-def globals_read(code: CodeType) -> frozenset[str]:
+def global_names(code: CodeType) -> frozenset[str]:
     """Global names that the code, or code in it, reads."""
-    return _names(code, "LOAD_GLOBAL", "LOAD_NAME").union(*map(globals_read, _inside(code)))
+    return _names(code, "LOAD_GLOBAL", "LOAD_NAME").union(*map(global_names, _inside(code)))
 
 
 def _names(code: CodeType, *opnames: str) -> frozenset[str]:

@@ -3,8 +3,8 @@
 In: a schedule's ops and a framework's verbs. Out: the result at the turn, the cotangent of state 0 at the end.
 """
 
-from remat.execute.backend_protocol import Verbs
-from remat.execute.interpreter import Run
+from remat.execute.backend_protocol import Backend
+from remat.execute.interpreter import Interpreter
 from remat.execute.recomputation import is_recomputing
 
-__all__ = ["Run", "Verbs", "is_recomputing"]
+__all__ = ["Backend", "Interpreter", "is_recomputing"]

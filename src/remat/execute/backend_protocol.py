@@ -3,20 +3,20 @@
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from remat.execute.rng_state import Source
+from remat.execute.rng_state import ReplayableState
 from remat.memory_meter import Meter
 
-__all__ = ["Verbs"]
+__all__ = ["Backend"]
 
 
-class Verbs(Protocol):
+class Backend(Protocol):
     """How one framework runs the steps of one loop; states, tapes and cotangents are its own business.
 
     The interpreter passes a state or a tape on without holding it, so that a verb can let go of it while it runs.
     """
 
     @property
-    def sources(self) -> "Sequence[Source]":
+    def replayable_states(self) -> "Sequence[ReplayableState]":
         """What steps draw on beside the global random generators."""
         ...
 
@@ -40,11 +40,11 @@ class Verbs(Protocol):
         """Bytes of a state, a tape or a cotangent."""
         ...
 
-    def always(self) -> dict[str, int]:
+    def persistent_bytes(self) -> dict[str, int]:
         """Bytes of what is live throughout, by what it is: inputs, captured values, outputs, gradients."""
         ...
 
-    def partly(self) -> tuple[int, int]:
+    def failed_at(self) -> tuple[int, int]:
         """Where a step raised an error: its number, and the bytes of the tape that was recorded up to it."""
         ...
 
@@ -52,11 +52,11 @@ class Verbs(Protocol):
         """The meter of the framework's memory, if it has one."""
         ...
 
-    def summary(self, state: Any) -> "Sequence[float]":
+    def fingerprint(self, state: Any) -> "Sequence[float]":
         """One number for each leaf of a state just computed, by which another run of the same step is known again."""
         ...
 
-    def differ(self, state: Any, summary: "Sequence[float]", *, recorded: int) -> str | None:
+    def mismatch(self, state: Any, fingerprint: "Sequence[float]", *, recorded: int) -> str | None:
         """What makes a state another one than that of the summary, or None.
 
         Steps that are recorded may round otherwise: so many of them led to the state.

@@ -8,22 +8,22 @@ from array import array
 from typing import Any, NoReturn
 
 from remat.errors import DeterminismError, ProblemError
-from remat.execute.backend_protocol import Verbs
+from remat.execute.backend_protocol import Backend
 
-__all__ = ["CHECKS", "Guard", "check_word"]
+__all__ = ["CHECKS", "DeterminismCheck", "parse_check"]
 
 CHECKS = ("first", "always", "never")
 MOST_NUMBERS = 1024  # of all summaries of a loop: 8 KiB
 
 
-def check_word(check: Any) -> str:
+def parse_check(check: Any) -> str:
     """`check`, if it is a word that says when to compare."""
     if check not in CHECKS:
         raise ProblemError(f'check must be "first", "always" or "never", not {check!r:.40}')
     return str(check)
 
 
-class Guard:
+class DeterminismCheck:
     """Summaries of the states that the first sweep computed, and the comparison with those computed later."""
 
     def __init__(self, units: int | None, most: int = MOST_NUMBERS) -> None:
@@ -39,11 +39,11 @@ class Guard:
             return start + 1
         return min(stop, (start // self.stride + 1) * self.stride)
 
-    def note(self, position: int, verbs: Verbs, state: Any) -> None:
+    def record(self, position: int, backend: Backend, state: Any) -> None:
         """Hold the summary of a state that the first sweep reached, if one is due there."""
         if self.stride == 0:
-            summary = verbs.summary(state)
-            self._width = len(summary)
+            fingerprint = backend.fingerprint(state)
+            self._width = len(fingerprint)
             most = max(64, self.most // max(1, self._width))
             self.stride = 1 if self.units is None else -(-self.units // most)
         if position % self.stride == 0:
@@ -55,41 +55,41 @@ class Guard:
             gap = place - len(self._numbers)  # positions that were recorded, not advanced over: nothing to compare
             if gap >= 0:
                 self._numbers.extend([float("nan")] * gap)
-                self._numbers.extend(verbs.summary(state))
+                self._numbers.extend(backend.fingerprint(state))
 
-    def note_kept(self, position: int, verbs: Verbs, state: Any) -> None:
+    def record_kept(self, position: int, backend: Backend, state: Any) -> None:
         """Hold the summary of a state that the first sweep keeps."""
-        self._kept[position] = verbs.summary(state)
+        self._kept[position] = backend.fingerprint(state)
 
-    def noted(self, position: int) -> Any:
+    def fingerprint_at(self, position: int) -> Any:
         """The summary of the state at that position, or None."""
         if position in self._kept:
             return self._kept[position]
         if self.stride == 0 or position % self.stride:
             return None
         place = (position // self.stride - 1) * self._width
-        noted = self._numbers[place : place + self._width]
-        return None if place < 0 or len(noted) < self._width else noted
+        expected = self._numbers[place : place + self._width]
+        return None if place < 0 or len(expected) < self._width else expected
 
-    def suspects(self, position: int, verbs: Verbs, state: Any) -> bool:
+    def may_differ(self, position: int, backend: Backend, state: Any) -> bool:
         """Whether a state is another one than that of the first sweep, be it by rounding that has grown."""
-        noted = self.noted(position)
-        return noted is not None and verbs.differ(state, noted, recorded=0) is not None
+        expected = self.fingerprint_at(position)
+        return expected is not None and backend.mismatch(state, expected, recorded=0) is not None
 
-    def compare(self, position: int, verbs: Verbs, state: Any, *, recorded: int) -> None:
+    def compare(self, position: int, backend: Backend, state: Any, *, recorded: int) -> None:
         """Raise a DeterminismError if the state is not what the first sweep saw at that position."""
-        noted = self.noted(position)
-        if noted is None:
+        expected = self.fingerprint_at(position)
+        if expected is None:
             return
-        found = verbs.differ(state, noted, recorded=recorded)
+        found = backend.mismatch(state, expected, recorded=recorded)
         if found is not None:
-            self.refuse(found, position)
+            self.raise_mismatch(found, position)
 
-    def settle(self, verbs: Verbs) -> None:
+    def finish(self, backend: Backend) -> None:
         """The reverse sweep is done: raise what was not raised yet."""
 
     @staticmethod
-    def refuse(found: str, position: int) -> NoReturn:
+    def raise_mismatch(found: str, position: int) -> NoReturn:
         """Raise a DeterminismError."""
         raise DeterminismError(
             f"the step is not deterministic: {found} after step {position - 1} when it was computed again, so the "

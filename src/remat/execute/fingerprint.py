@@ -2,7 +2,7 @@
 
 from typing import Any
 
-__all__ = ["change", "summary"]
+__all__ = ["fingerprint", "relative_difference"]
 
 _WIDTH = 4096
 _weights: dict[Any, Any] = {}
@@ -19,7 +19,7 @@ def weights(dtype: Any) -> Any:
     return found
 
 
-def summary(leaf: Any) -> float:
+def fingerprint(leaf: Any) -> float:
     """One number that another value of the array is most unlikely to have: a sum with weights."""
     import numpy as np
 
@@ -49,7 +49,7 @@ def _weighted(flat: Any, factors: Any) -> float:
     return total + float(flat @ factors[: flat.size])
 
 
-def change(found: float, noted: float, sizes: float, tolerance: float) -> float:
+def relative_difference(found: float, noted: float, sizes: float, tolerance: float) -> float:
     """How far a summary is from another, relative to the size of what was summed up; 0 where rounding explains it."""
     if found == noted or noted != noted:  # a noted nan is none: nothing was noted there
         return 0.0

@@ -9,42 +9,42 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from remat.errors import IllegalError
-from remat.execute.backend_protocol import Verbs
-from remat.execute.determinism import Guard
-from remat.execute.rng_state import Replay
-from remat.profiling.trace_recorder import Recorder
+from remat.execute.backend_protocol import Backend
+from remat.execute.determinism import DeterminismCheck
+from remat.execute.rng_state import StateReplay
+from remat.profiling.trace_recorder import TraceRecorder
 from remat.progress import Progress
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.schedule.notation import format_op
 
-__all__ = ["Run"]
+__all__ = ["Interpreter"]
 
 LONG = 4  # steps of a recorded range over which rounding may grow so much that a comparison says nothing
 
 
-class Run:
+class Interpreter:
     """One run of a schedule: `play` its ops up to the turn, take `state`, then `reverse` the cotangent of it."""
 
     def __init__(
         self,
-        verbs: Verbs,
+        backend: Backend,
         state: Any,
         units: int | None,
         *,
-        guard: Guard | None = None,
+        determinism: DeterminismCheck | None = None,
         progress: Progress | None = None,
         total: int | None = None,
-        recorder: Recorder | None = None,
-        replay: Replay | None = None,
+        recorder: TraceRecorder | None = None,
+        replay: StateReplay | None = None,
     ) -> None:
-        self.verbs, self.units, self.recorder = verbs, units, recorder
-        self.guard, self.progress, self.total = guard, progress, total
+        self.backend, self.units, self.recorder = backend, units, recorder
+        self.determinism, self.progress, self.total = determinism, progress, total
         self.at: int | None = 0  # the number of the working state
         self.pulled: int | None = None  # the state whose cotangent is in flight; None before the turn
         self.cotangent: Any = None
         self.kept: dict[tuple[int, str], tuple[Any, Any]] = {}  # state and mark of the random generators
         self.tapes: dict[tuple[int, int], Any] = {}
-        self.replay = Replay(verbs.sources) if replay is None else replay
+        self.replay = StateReplay(backend.replayable_states) if replay is None else replay
         self.done = 0
         self._fetched: tuple[int, Any] = (-1, None)  # the last state that was fetched, and its mark
         self._rest: Iterator[Op] = iter(())
@@ -87,24 +87,27 @@ class Run:
                     self._pull_back(start, stop)
                 case Keep(state, level):
                     self._expect(op, self.at == state)
-                    self._working = [self.verbs.copy(self._working.pop())]  # go on with the private copy
-                    if self.guard is not None and self.pulled is None and state > 0:
-                        self.guard.note_kept(state, self.verbs, self._working[0])
+                    self._working = [self.backend.copy(self._working.pop())]  # go on with the private copy
+                    if self.determinism is not None and self.pulled is None and state > 0:
+                        self.determinism.record_kept(state, self.backend, self._working[0])
                     # Whether the generators may have moved; before the first step they have not.
-                    marks = state > 0 and (self.pulled is None or self.replay.drew)
-                    self.kept[state, level] = self._working[0], self.replay.mark() if marks else self.replay.first
+                    may_have_moved = state > 0 and (self.pulled is None or self.replay.used)
+                    self.kept[state, level] = (
+                        self._working[0],
+                        self.replay.snapshot() if may_have_moved else self.replay.initial,
+                    )
                 case Fetch(state, level):
                     self._expect(op, (state, level) in self.kept)
-                    kept, mark = self.kept[state, level]
-                    self.replay.restore(mark)
-                    self._working, self.at, self._fetched = [kept], state, (state, mark)
+                    kept, snapshot = self.kept[state, level]
+                    self.replay.restore(snapshot)
+                    self._working, self.at, self._fetched = [kept], state, (state, snapshot)
                     del kept
                 case Drop(state, level):
                     self._expect(op, (state, level) in self.kept)
                     del self.kept[state, level]
                 case Turn():
                     self._expect(op, self.pulled is None and (self.units is None or self.at == self.units))
-                    self.replay.mark()
+                    self.replay.snapshot()
                     self.units = self.pulled = self.at
             if recorder is not None:
                 recorder.end(op, self)
@@ -119,13 +122,13 @@ class Run:
         self._working, self.at = [], None  # the result is out
         self.cotangent = cotangent
         del cotangent
-        outside = self.replay.mark() if self.replay.drew else None
+        outside = self.replay.snapshot() if self.replay.used else None
         try:
             self.play(self._rest)
         finally:
             self.replay.restore(outside)
-        if self.guard is not None:
-            self.guard.settle(self.verbs)
+        if self.determinism is not None:
+            self.determinism.finish(self.backend)
         if self.pulled != 0 or self.kept or self.tapes:
             raise IllegalError(
                 f"the schedule ended with the cotangent at state {self.pulled}, {len(self.kept)} states kept and "
@@ -134,25 +137,25 @@ class Run:
         return self.cotangent
 
     def _advance(self, start: int, stop: int) -> None:
-        if self.pulled is None and self.guard is not None:
+        if self.pulled is None and self.determinism is not None:
             at = start
             while at < stop:
-                at, before = self.guard.next_stop(at, stop), at
-                self._working.append(self.verbs.advance(self._working.pop(), before, at))
-                self.guard.note(at, self.verbs, self._working[0])
+                at, before = self.determinism.next_stop(at, stop), at
+                self._working.append(self.backend.advance(self._working.pop(), before, at))
+                self.determinism.record(at, self.backend, self._working[0])
         else:
-            self._working.append(self.verbs.advance(self._working.pop(), start, stop))
-            if self.guard is not None:
-                self.guard.compare(stop, self.verbs, self._working[0], recorded=0)
+            self._working.append(self.backend.advance(self._working.pop(), start, stop))
+            if self.determinism is not None:
+                self.determinism.compare(stop, self.backend, self._working[0], recorded=0)
         self.at = stop
         self.done += stop - start
 
     def _record(self, start: int, stop: int) -> None:
         origin = self._origin(start, stop)
-        state, tape = self.verbs.record(self._working.pop(), start, stop)
-        if self.pulled is not None and self.guard is not None:
-            self.guard.compare(stop, self.verbs, state, recorded=stop - start)
-            if origin and self.guard.suspects(stop, self.verbs, state):
+        state, tape = self.backend.record(self._working.pop(), start, stop)
+        if self.pulled is not None and self.determinism is not None:
+            self.determinism.compare(stop, self.backend, state, recorded=stop - start)
+            if origin and self.determinism.may_differ(stop, self.backend, state):
                 self._confirm(*origin, start, stop)
         self._working.append(state)
         self.tapes[start, stop] = tape
@@ -161,18 +164,18 @@ class Run:
 
     def _origin(self, start: int, stop: int) -> tuple[Any, Any] | None:
         """The state and the mark from which a long range is recorded again; its tape holds that state anyway."""
-        if self.guard is None or self.pulled is None or stop - start < LONG or self._fetched[0] != start:
+        if self.determinism is None or self.pulled is None or stop - start < LONG or self._fetched[0] != start:
             return None
         return self._working[0], self._fetched[1]
 
-    def _confirm(self, state: Any, mark: Any, start: int, stop: int) -> None:
+    def _confirm(self, state: Any, snapshot: Any, start: int, stop: int) -> None:
         """Run steps again as the first sweep ran them: rounding that has grown over a recorded range is not there."""
-        assert self.guard is not None
-        now = self.replay.mark()
-        self.replay.restore(mark)
+        assert self.determinism is not None
+        now = self.replay.snapshot()
+        self.replay.restore(snapshot)
         try:
-            state = self.verbs.advance(self.verbs.copy(state), start, stop)
-            self.guard.compare(stop, self.verbs, state, recorded=0)
+            state = self.backend.advance(self.backend.copy(state), start, stop)
+            self.determinism.compare(stop, self.backend, state, recorded=0)
         finally:
             self.replay.restore(now)
 
@@ -180,7 +183,7 @@ class Run:
         if self.at is not None and self.at >= start:
             self._working, self.at = [], None  # nothing can use a state at or past the cotangent
         cotangent, self.cotangent = [self.cotangent], None
-        self.cotangent = self.verbs.pull_back(self.tapes.pop((start, stop)), cotangent.pop())
+        self.cotangent = self.backend.pull_back(self.tapes.pop((start, stop)), cotangent.pop())
         self.pulled = start
         self.done += stop - start
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["EarlyStop", "is_recomputing", "recomputing"]
+__all__ = ["StopRecomputation", "is_recomputing", "recomputing"]
 
 _again: ContextVar[bool] = ContextVar("again", default=False)
 
@@ -41,5 +41,5 @@ def recomputing(again: bool) -> Iterator[None]:
         _again.reset(token)
 
 
-class EarlyStop(BaseException):
+class StopRecomputation(BaseException):
     """Ends the recomputation of a segment when all that was wanted of it is there; no error, so nobody catches it."""

@@ -8,38 +8,42 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from remat.execute.rng_state import Source, global_sources
+from remat.execute.rng_state import ReplayableState, global_rng_states
 
-__all__ = ["Start"]
+__all__ = ["SegmentReplay"]
 
 
-class Start:
-    """Sources, marked before a segment runs for the first time; `settle` when it has run."""
+class SegmentReplay:
+    """Sources, marked before a segment runs for the first time; `forget_unused` when it has run."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        every = [*global_sources(), *sources]
-        self._marks: list[tuple[Source, Any]] = [(source, source.read()) for source in every]
-        self._glances: list[Any] = [source.glance() for source in every]
+    def __init__(self, replayable_states: Sequence[ReplayableState]) -> None:
+        every = [*global_rng_states(), *replayable_states]
+        self._snapshots: list[tuple[ReplayableState, Any]] = [
+            (state_holder, state_holder.get()) for state_holder in every
+        ]
+        self._versions: list[Any] = [state_holder.version() for state_holder in every]
 
-    def settle(self) -> None:
+    def forget_unused(self) -> None:
         """Forget the marks of sources that were not used."""
-        pairs = zip(self._marks, self._glances, strict=True)
-        self._marks = [(source, mark) for (source, mark), glance in pairs if source.glance() != glance]
-        self._glances = []
+        pairs = zip(self._snapshots, self._versions, strict=True)
+        self._snapshots = [
+            (state_holder, snapshot) for (state_holder, snapshot), glance in pairs if state_holder.version() != glance
+        ]
+        self._versions = []
 
     @property
-    def drew(self) -> bool:
+    def used(self) -> bool:
         """Whether any source was used."""
-        return bool(self._marks)
+        return bool(self._snapshots)
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def rewound(self) -> Iterator[None]:
         """A block in which the sources go on from where they were, and after which they are as they are now."""
-        now = [(source, source.read()) for source, _ in self._marks]
+        now = [(state_holder, state_holder.get()) for state_holder, _ in self._snapshots]
         try:
-            for source, mark in self._marks:
-                source.write(mark)
+            for state_holder, snapshot in self._snapshots:
+                state_holder.set(snapshot)
             yield
         finally:
-            for source, mark in now:
-                source.write(mark)
+            for state_holder, snapshot in now:
+                state_holder.set(snapshot)

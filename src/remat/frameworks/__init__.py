@@ -11,9 +11,9 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from remat.closures.capture import Captured, Search
+from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
 from remat.errors import StepError
-from remat.pytree import take_apart
+from remat.pytree import flatten
 
 __all__ = ["find_framework", "find_framework_of", "jax_is_tracing", "outside_compilers", "room_named"]
 
@@ -91,7 +91,7 @@ def jax_is_tracing() -> bool:
 def _decided(values: Any) -> str | None:
     """The framework of leaves that can only be one's; None if there are none, and an error if there are several's."""
     first: dict[str, Any] = {}
-    for leaf in take_apart(values)[0]:
+    for leaf in flatten(values)[0]:
         found = _owner(leaf)
         if found is not None:
             first.setdefault(found, leaf)
@@ -167,24 +167,24 @@ def _things_used(functions: Iterable[Any], kinds: tuple[type, ...]) -> type | No
     things = _Things(kinds)
     for function in functions:
         if things.found is None:
-            Captured(things, function)
+            ConvertedClosure(things, function)
     return things.found
 
 
-class _Things(Search):
+class _Things(BaseCaptureFilter):
     """Looks in closures for anything of some kinds; see `execute.captured.Boxes`."""
 
-    opaque: ClassVar[tuple[type, ...]] = ()
-    plain: ClassVar[frozenset[type]] = frozenset()
+    opaque_types: ClassVar[tuple[type, ...]] = ()
+    atomic_types: ClassVar[frozenset[type]] = frozenset()
 
     def __init__(self, kinds: tuple[type, ...]) -> None:
         self.found: type | None = None
         self._kinds = kinds
 
-    def has(self, leaf: Any) -> bool:
-        self.meet(leaf, "")
+    def accepts(self, leaf: Any) -> bool:
+        self.visit(leaf, "")
         return False
 
-    def meet(self, value: Any, name: str) -> None:
+    def visit(self, value: Any, name: str) -> None:
         if self.found is None and isinstance(value, self._kinds):
             self.found = type(value)

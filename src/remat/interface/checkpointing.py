@@ -8,17 +8,17 @@ from types import ModuleType
 from typing import Any, TypeVar, overload
 
 from remat.errors import ProblemError, StepError
-from remat.execute.determinism import check_word
+from remat.execute.determinism import parse_check
 from remat.frameworks import find_framework, find_framework_of, room_named
-from remat.profiling.profiler import watched
-from remat.segments import Terms
+from remat.profiling.profiler import recorded_call
+from remat.segments import CheckpointOptions
 from remat.units import to_bytes
 
 __all__ = ["CheckpointGroup", "adaptive_checkpoint", "checkpoint", "checkpoint_segment", "drop"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Policy = Callable[..., Any] | str | None
-_ALWAYS = Terms()
+_ALWAYS = CheckpointOptions()
 _LATER = object()  # the function comes later: drop is used as a decorator with options
 _ELSEWHERE = {  # options of torch.utils.checkpoint and jax.checkpoint, and why they are not needed here
     "use_reentrant": "there is one way to do it here, which nests",
@@ -86,15 +86,15 @@ def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True, pol
         raise ProblemError(f"early_stop must be True or False, not {early_stop!r:.40}")
     if not (policy is None or isinstance(policy, str) or callable(policy)):
         raise ProblemError(f"policy must be a function or its name, not {policy!r:.40}")
-    terms = Terms(check_word(check), early_stop, policy=policy)
+    options = CheckpointOptions(parse_check(check), early_stop, policy=policy)
     room = _room_of_module(fn)
     if room is not None:
-        _check_policy(room, terms)
-        return room.dropped(fn, terms)
+        _check_policy(room, options)
+        return room.checkpoint_module(fn, options)
 
     @wraps(fn)
     def dropped(*args: Any, **kwargs: Any) -> Any:
-        return _run("drop", fn, args, kwargs, terms)
+        return _run("drop", fn, args, kwargs, options)
 
     return dropped
 
@@ -110,7 +110,7 @@ def adaptive_checkpoint(fn: Callable[..., Any], *args: Any, threshold: int | str
     array([1., 1., 1., 1.])
     """
     size = to_bytes(threshold, "threshold")
-    return _run("adaptive_checkpoint", fn, args, kwargs, Terms(threshold=size))
+    return _run("adaptive_checkpoint", fn, args, kwargs, CheckpointOptions(threshold=size))
 
 
 def checkpoint_segment(fn: Callable[..., Any], inputs: Any) -> Any:
@@ -142,19 +142,21 @@ class CheckpointGroup:
         return _run("CheckpointGroup", fn, _spread(fn, inputs), {}, _ALWAYS)
 
 
-def _run(what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms) -> Any:
+def _run(
+    what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: CheckpointOptions
+) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and torch.compiler.is_compiling():  # its compiler knows its own segments, and sees into them
-        if terms.policy is not None:
+        if options.policy is not None:
             raise ProblemError(_NO_POLICY.format("torch"))
         return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
     _check_callable(fn)
     if kwargs:
         _check_options(what, fn, kwargs)
     room = find_framework_of(fn, args, kwargs)
-    _check_policy(room, terms)
-    with watched(what, fn) as call:
-        return room.checkpoint(fn, args, kwargs, terms, call)
+    _check_policy(room, options)
+    with recorded_call(what, fn) as call:
+        return room.checkpoint(fn, args, kwargs, options, call)
 
 
 _NO_POLICY = (
@@ -163,8 +165,8 @@ _NO_POLICY = (
 )
 
 
-def _check_policy(room: ModuleType, terms: Terms) -> None:
-    if terms.policy is not None and room.NAME != "jax":
+def _check_policy(room: ModuleType, options: CheckpointOptions) -> None:
+    if options.policy is not None and room.NAME != "jax":
         raise ProblemError(_NO_POLICY.format(room.NAME))
 
 

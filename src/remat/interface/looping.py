@@ -5,10 +5,10 @@ from typing import Any
 
 from remat.errors import ProblemError
 from remat.frameworks import find_framework, outside_compilers
-from remat.loops.request import Asked
+from remat.loops.request import LoopRequest
 from remat.planners import Plan
 from remat.problem.memory import Capacity
-from remat.profiling.profiler import watched
+from remat.profiling.profiler import recorded_call
 from remat.progress import Progress
 
 __all__ = ["scan", "while_loop"]
@@ -54,9 +54,9 @@ def scan(
     if vjp is not None:
         _check_callable(vjp, "vjp")
     room = find_framework(init, xs, using=(step,))
-    asked = Asked.of(memory, slots, plan, check, progress, lambda: room.free_bytes(init, xs))
-    with watched("scan", step) as call:
-        return room.scan(step, init, xs, length, asked.noted(call, room.NAME), vjp, driven=driven)  # type: ignore[no-any-return]
+    request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: room.free_bytes(init, xs))
+    with recorded_call("scan", step) as call:
+        return room.scan(step, init, xs, length, request.for_profile(call, room.NAME), vjp, driven=driven)  # type: ignore[no-any-return]
 
 
 @outside_compilers
@@ -84,9 +84,9 @@ def while_loop(
     _check_callable(cond, "cond")
     _check_callable(body, "body")
     room = find_framework(init, using=(cond, body))
-    asked = Asked.of(memory, slots, None, check, progress, lambda: room.free_bytes(init))
-    with watched("while_loop", body) as call:
-        return room.while_loop(cond, body, init, max_steps, asked.noted(call, room.NAME))
+    request = LoopRequest.parse(memory, slots, None, check, progress, lambda: room.free_bytes(init))
+    with recorded_call("while_loop", body) as call:
+        return room.while_loop(cond, body, init, max_steps, request.for_profile(call, room.NAME))
 
 
 def _check_callable(function: Any, name: str) -> None:

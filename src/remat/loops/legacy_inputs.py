@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from remat.errors import ProblemError
-from remat.pytree import take_apart
+from remat.pytree import flatten
 
 __all__ = ["stacked", "with_first"]
 
@@ -19,7 +19,7 @@ def stacked(
         raise ProblemError(f"there are {len(inputs)} inputs for {steps} steps")
     if steps == 0:
         return None
-    leaves, trees = zip(*[take_apart(value, unpack) for value in inputs], strict=True)
+    leaves, trees = zip(*[flatten(value, unpack) for value in inputs], strict=True)
     if any(tree != trees[0] for tree in trees):
         raise ProblemError("the inputs of all steps must have the same structure")
     return trees[0].build([stack(rows) for rows in zip(*leaves, strict=True)])
@@ -36,9 +36,9 @@ def with_first(
 
     `join` puts one leaf before the rows of the others.
     """
-    leaves, tree = take_apart(first, unpack)
-    rows = tree.apart(after, "visible")
+    leaves, tree = flatten(first, unpack)
+    rows = tree.flatten_like(after, "visible")
     joined = [join(leaf, others) for leaf, others in zip(leaves, rows, strict=True)]
-    if tree.kind is None:
+    if tree.node_type is None:
         return joined[0]
-    return [tree.build([leaf[i] for leaf in joined]) for i in range(steps + 1)]
+    return [tree.unflatten([leaf[i] for leaf in joined]) for i in range(steps + 1)]

@@ -9,13 +9,23 @@ from typing import Any, Protocol
 
 from remat.errors import ProblemError, StepError
 from remat.execute.recomputation import recomputing
-from remat.pytree import LEAF, Mismatch, Tree, take_apart
+from remat.pytree import LEAF, StructureMismatch, TreeDef, flatten
 from remat.units import to_count
 
-__all__ = ["Body", "Inputs", "Leaves", "Looks", "Outputs", "checked_apart", "count_steps", "pair", "take_leaves"]
+__all__ = [
+    "Inputs",
+    "LeafOps",
+    "LeafSpec",
+    "Outputs",
+    "StepRunner",
+    "flatten_checked",
+    "flatten_leaves",
+    "infer_length",
+    "unpack_output",
+]
 
 
-class Looks(Protocol):
+class LeafSpec(Protocol):
     """What a leaf looks like."""
 
     @property
@@ -28,11 +38,11 @@ class Looks(Protocol):
         """Whether it is a Python number, whose dtype gives way to another."""
         ...
 
-    def gives_way(self, other: Any) -> bool:
+    def promotes_to(self, other: Any) -> bool:
         """Whether a leaf that looks like `other` may follow this one."""
         ...
 
-    def kept_up(self, other: Any) -> Any:
+    def promoted(self, other: Any) -> Any:
         """What to hold later values against, when one like `other` has followed."""
         ...
 
@@ -41,22 +51,22 @@ class Looks(Protocol):
         ...
 
 
-class Leaves(Protocol):
+class LeafOps(Protocol):
     """The module of a framework that knows its leaves."""
 
     def unpack(self, value: Any, /) -> Any:
         """The framework's own containers as plain ones."""
         ...
 
-    def looks(self, leaf: Any, name: str, /) -> Any:
+    def spec_of(self, leaf: Any, name: str, /) -> Any:
         """The looks of a leaf; what is none raises a StepError that names it."""
         ...
 
-    def is_like(self, leaf: Any, looks: Any, /) -> bool:
+    def matches_spec(self, leaf: Any, looks: Any, /) -> bool:
         """Whether a leaf looks exactly like that; False where it takes a closer look to say."""
         ...
 
-    def leaf_matcher(self, looks: Any, /) -> Callable[[Any], bool]:
+    def fast_match(self, looks: Any, /) -> Callable[[Any], bool]:
         """A fast test for leaves that look like that and may be used as they are."""
         ...
 
@@ -64,107 +74,110 @@ class Leaves(Protocol):
         """Room for so many leaves that look like that; `like` is one of them."""
         ...
 
-    def recast(self, held: Any, looks: Any, /) -> Any:
+    def astype(self, held: Any, looks: Any, /) -> Any:
         """Leaves that were put together, as many of those looks."""
         ...
 
-    def refuse(self, leaf: Any, name: str, /) -> None:
+    def reject_tracer(self, leaf: Any, name: str, /) -> None:
         """Raise a StepError if a leaf is traced although all that goes into the step is plain."""
         ...
 
 
 class Inputs:
-    """The inputs of all steps: leaves with a leading axis of n; `at(i)` is the input of step i."""
+    """The inputs of all steps: leaves with a leading axis of n; `row(i)` is the input of step i."""
 
-    def __init__(self, leaves: Sequence[Any], tree: Tree) -> None:
+    def __init__(self, leaves: Sequence[Any], tree: TreeDef) -> None:
         self.leaves, self.tree = list(leaves), tree
-        self.at: Callable[[int], Any] = self._at
+        self.row: Callable[[int], Any] = self._row
         if tree is LEAF:
-            self.at = self.leaves[0].__getitem__
+            self.row = self.leaves[0].__getitem__
         elif not leaves:
-            nothing = tree.build(())
-            self.at = lambda i: nothing
+            nothing = tree.unflatten(())
+            self.row = lambda i: nothing
 
-    def _at(self, i: int) -> Any:
+    def _row(self, i: int) -> Any:
         """The input of step i."""
-        return self.tree.build([leaf[i] for leaf in self.leaves])
+        return self.tree.unflatten([leaf[i] for leaf in self.leaves])
 
 
 class Outputs:
     """The outputs of all steps, or of those that `rows` names: stacked leaves, made when the first one comes."""
 
-    def __init__(self, kit: Leaves, steps: int, rows: dict[int, int] | None = None) -> None:
-        self.kit, self.steps, self.rows = kit, steps, rows
-        self.tree: Tree | None = None
+    def __init__(self, leaf_ops: LeafOps, steps: int, rows: dict[int, int] | None = None) -> None:
+        self.leaf_ops, self.steps, self.rows = leaf_ops, steps, rows
+        self.tree: TreeDef | None = None
         self.specs: list[Any] = []
         self.names: list[str] = []
         self.leaves: list[Any] = []
         self._matches: Callable[[Any], bool] = _never
 
-    def row(self, i: int) -> int | None:
+    def row_of(self, i: int) -> int | None:
         """Where the output of step i goes, or None."""
         return i if self.rows is None else self.rows.get(i)
 
-    def is_nothing(self, y: Any) -> bool:
+    def is_empty(self, y: Any) -> bool:
         """Whether an output is one without leaves, as all are then."""
         return self.tree is not None and not self.names and self._matches(y)
 
-    def put(self, i: int, y: Any) -> None:
+    def write(self, i: int, y: Any) -> None:
         """Hold the output of step i."""
-        row = self.row(i)
+        row = self.row_of(i)
         if row is None:
             return
         if self.tree is None:
-            self.prepare(y, i)
+            self.allocate(y, i)
         if not self._matches(y):
             for leaf, name in zip(self.apart(y, i), self.names, strict=True):
-                self.kit.refuse(leaf, name)
+                self.leaf_ops.reject_tracer(leaf, name)
         if self.tree is LEAF:
             self.leaves[0][row] = y
         elif self.leaves:
             assert self.tree is not None
-            for stacked, leaf in zip(self.leaves, self.tree.apart(y, "y", self.kit.unpack), strict=True):
+            for stacked, leaf in zip(self.leaves, self.tree.flatten_like(y, "y", self.leaf_ops.unpack), strict=True):
                 stacked[row] = leaf
 
     def apart(self, y: Any, i: int) -> list[Any]:
         """The leaves of an output, if it is like the first one; arrays give way where that was a Python number."""
         assert self.tree is not None
-        leaves, specs = checked_apart(self.kit, self.tree, self.specs, self.names, y, f"y after step {i}")
+        leaves, specs = flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, y, f"y after step {i}")
         if specs != self.specs:
-            self.leaves = [self.kit.recast(held, spec) for held, spec in zip(self.leaves, specs, strict=True)]
-            self.specs, self._matches = specs, matcher(self.kit, self.tree, specs)
+            self.leaves = [self.leaf_ops.astype(held, spec) for held, spec in zip(self.leaves, specs, strict=True)]
+            self.specs, self._matches = specs, structure_check(self.leaf_ops, self.tree, specs)
         return leaves
 
-    def prepare(self, y: Any, i: int) -> None:
+    def allocate(self, y: Any, i: int) -> None:
         """Make room for outputs like this one."""
-        kit = self.kit
-        leaves, self.tree = take_apart(y, kit.unpack)
-        self.names = list(self.tree.names("y"))
+        leaf_ops = self.leaf_ops
+        leaves, self.tree = flatten(y, leaf_ops.unpack)
+        self.names = list(self.tree.paths("y"))
         self.specs = [
-            kit.looks(leaf, f"{name}, which step {i} returned,") for leaf, name in zip(leaves, self.names, strict=True)
+            leaf_ops.spec_of(leaf, f"{name}, which step {i} returned,")
+            for leaf, name in zip(leaves, self.names, strict=True)
         ]
         count = self.steps if self.rows is None else len(self.rows)
-        self.leaves = [kit.empty(count, spec, leaf) for spec, leaf in zip(self.specs, leaves, strict=True)]
-        self._matches = matcher(kit, self.tree, self.specs)
+        self.leaves = [leaf_ops.empty(count, spec, leaf) for spec, leaf in zip(self.specs, leaves, strict=True)]
+        self._matches = structure_check(leaf_ops, self.tree, self.specs)
 
 
-class Body:
+class StepRunner:
     """Runs steps of one loop on plain values; `y` is what the last one put out."""
 
-    def __init__(self, kit: Leaves, carry: Tree, specs: Sequence[Any], inputs: Inputs, outputs: Outputs) -> None:
-        self.kit, self.tree, self.specs, self.inputs, self.outputs = kit, carry, list(specs), inputs, outputs
-        self.names = list(carry.names("carry"))
-        self.done = 0  # steps whose outputs are written
-        self.at = 0  # the step that runs
-        self.y: Any = None
+    def __init__(
+        self, leaf_ops: LeafOps, carry: TreeDef, specs: Sequence[Any], inputs: Inputs, outputs: Outputs
+    ) -> None:
+        self.leaf_ops, self.tree, self.specs, self.inputs, self.outputs = leaf_ops, carry, list(specs), inputs, outputs
+        self.names = list(carry.paths("carry"))
+        self.outputs_written = 0  # steps whose outputs are written
+        self.current_step = 0  # the step that runs
+        self.last_output: Any = None
         self.matches: Callable[[Any], bool] = _never  # until a carry has come back
 
     def run(self, step: Callable[[Any, Any], Any], carry: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
-        take, put, matches, y = self.inputs.at, self.outputs.put, self.matches, self.y
-        with recomputing(self.done > start):
+        take, write, matches, y = self.inputs.row, self.outputs.write, self.matches, self.last_output
+        with recomputing(self.outputs_written > start):
             for i in range(start, stop):
-                self.at = i
+                self.current_step = i
                 try:
                     out = step(carry, take(i))
                 except Exception as error:
@@ -173,44 +186,51 @@ class Body:
                 if type(out) is tuple and len(out) == 2:
                     carry, y = out
                 else:
-                    carry, y = pair(self.kit, out, i)
+                    carry, y = unpack_output(self.leaf_ops, out, i)
                 if not matches(carry):
-                    for leaf, name in zip(self.settle(carry, i), self.names, strict=True):
-                        self.kit.refuse(leaf, name)
+                    for leaf, name in zip(self.check_carry(carry, i), self.names, strict=True):
+                        self.leaf_ops.reject_tracer(leaf, name)
                     matches = self.matches
-                if i >= self.done:
-                    put(i, y)
-                    self.done = i + 1
-        self.y = y
+                if i >= self.outputs_written:
+                    write(i, y)
+                    self.outputs_written = i + 1
+        self.last_output = y
         return carry
 
-    def settle(self, carry: Any, i: int) -> list[Any]:
+    def check_carry(self, carry: Any, i: int) -> list[Any]:
         """The leaves of a carry that step i returned, if it is as it must be; the first one says how the others are."""
-        leaves, specs = checked_apart(self.kit, self.tree, self.specs, self.names, carry, f"carry after step {i}")
+        leaves, specs = flatten_checked(
+            self.leaf_ops, self.tree, self.specs, self.names, carry, f"carry after step {i}"
+        )
         if specs is not self.specs or self.matches is _never:
-            self.specs, self.matches = specs, matcher(self.kit, self.tree, specs)
+            self.specs, self.matches = specs, structure_check(self.leaf_ops, self.tree, specs)
         return leaves
 
-    def watched(self, carry: Any) -> list[Any]:
+    def recorded_call(self, carry: Any) -> list[Any]:
         """The leaves of a carry, and those of the last output where every step puts one out."""
-        leaves = self.tree.apart(carry, "carry")
+        leaves = self.tree.flatten_like(carry, "carry")
         if self.outputs.tree is not None and self.outputs.rows is None:
-            leaves += self.outputs.tree.apart(self.y, "y")
+            leaves += self.outputs.tree.flatten_like(self.last_output, "y")
         return leaves
 
     def add_note(self, error: Exception, carry: Any) -> None:
         """Say in which step an error of the user's came, and what went into the step."""
         try:
             looks = [
-                f"{name} {self.kit.looks(leaf, name)}"
-                for value, tree, root in ((carry, self.tree, "carry"), (self.inputs.at(self.at), self.inputs.tree, "x"))
-                for leaf, name in zip(tree.apart(value, root, self.kit.unpack), tree.names(root), strict=True)
+                f"{name} {self.leaf_ops.spec_of(leaf, name)}"
+                for value, tree, root in (
+                    (carry, self.tree, "carry"),
+                    (self.inputs.row(self.current_step), self.inputs.tree, "x"),
+                )
+                for leaf, name in zip(
+                    tree.flatten_like(value, root, self.leaf_ops.unpack), tree.paths(root), strict=True
+                )
             ]
         except Exception:  # the error matters, not what can be said of it
             looks = []
         shown = ", ".join(looks[:8]) + (f" and {len(looks) - 8} more" if len(looks) > 8 else "")
-        note = f"in step {self.at} of a loop that remat runs, step(carry, x) with {shown or 'no arrays'}"
-        if self.inputs.tree.kind in (list, tuple) and self.at == 0:
+        note = f"in step {self.current_step} of a loop that remat runs, step(carry, x) with {shown or 'no arrays'}"
+        if self.inputs.tree.node_type in (list, tuple) and self.current_step == 0:
             note += f"; x is a {self.inputs.tree.describe()[2:]}, as xs is: stack a list with one entry for each step"
         error.add_note(note)
 
@@ -219,9 +239,9 @@ def _never(value: Any) -> bool:
     return False
 
 
-def pair(kit: Leaves, out: Any, i: int) -> tuple[Any, Any]:
+def unpack_output(leaf_ops: LeafOps, out: Any, i: int) -> tuple[Any, Any]:
     """What a step returned as (carry, y), or a StepError that says what it is instead."""
-    out = kit.unpack(out)
+    out = leaf_ops.unpack(out)
     if type(out) in (tuple, list) and len(out) == 2:
         return out[0], out[1]
     what = "None" if out is None else f"a {type(out).__name__}"
@@ -231,8 +251,8 @@ def pair(kit: Leaves, out: Any, i: int) -> tuple[Any, Any]:
     )
 
 
-def checked_apart(
-    kit: Leaves, tree: Tree, specs: list[Any], names: list[str], value: Any, where: str
+def flatten_checked(
+    leaf_ops: LeafOps, tree: TreeDef, specs: list[Any], names: list[str], value: Any, where: str
 ) -> tuple[list[Any], list[Any]]:
     """The leaves of a value that is built like `tree` with leaves like `specs`, or a StepError that names the leaf.
 
@@ -240,42 +260,42 @@ def checked_apart(
     """
     root, _, when = where.partition(" ")
     try:
-        leaves = tree.apart(value, root, kit.unpack)
-    except Mismatch as mismatch:
+        leaves = tree.flatten_like(value, root, leaf_ops.unpack)
+    except StructureMismatch as mismatch:
         raise StepError(
             f"{mismatch} {when}: a step must return its {root} with the structure that "
             f"{'it gets' if root == 'carry' else 'it had at first'}"
         ) from None
     for k, (leaf, spec, name) in enumerate(zip(leaves, specs, names, strict=True)):
-        if kit.is_like(leaf, spec):
+        if leaf_ops.matches_spec(leaf, spec):
             continue
-        found = kit.looks(leaf, f"{name} {when}")
-        if not (spec.gives_way(found) or (found.weak and found.gives_way(spec))):
+        found = leaf_ops.spec_of(leaf, f"{name} {when}")
+        if not (spec.promotes_to(found) or (found.weak and found.promotes_to(spec))):
             advice = spec.advice(found, name)
             raise StepError(f"{name} was {spec} and became {found} {when}: shapes and dtypes stay the same{advice}")
         if spec.weak and found != spec:
-            specs = [*specs[:k], spec.kept_up(found), *specs[k + 1 :]]
+            specs = [*specs[:k], spec.promoted(found), *specs[k + 1 :]]
     return leaves, specs
 
 
-def matcher(kit: Leaves, tree: Tree, specs: list[Any]) -> Callable[[Any], bool]:
+def structure_check(leaf_ops: LeafOps, tree: TreeDef, specs: list[Any]) -> Callable[[Any], bool]:
     """A fast test for values of this structure with leaves like these."""
-    return _matcher(kit, tree, iter(specs))
+    return _structure_check(leaf_ops, tree, iter(specs))
 
 
-def _matcher(kit: Leaves, tree: Tree, specs: Any) -> Callable[[Any], bool]:
-    if tree.kind is None:
-        return kit.leaf_matcher(next(specs))
-    if tree.kind is type(None):
+def _structure_check(leaf_ops: LeafOps, tree: TreeDef, specs: Any) -> Callable[[Any], bool]:
+    if tree.node_type is None:
+        return leaf_ops.fast_match(next(specs))
+    if tree.node_type is type(None):
         return lambda value: value is None
-    below = [_matcher(kit, part, specs) for part in tree.below]
+    below = [_structure_check(leaf_ops, part, specs) for part in tree.children]
     count = len(below)
-    if tree.kind is tuple and count == 1:
+    if tree.node_type is tuple and count == 1:
         return lambda value: type(value) is tuple and len(value) == 1 and below[0](value[0])
-    if tree.kind is tuple and count == 2:
+    if tree.node_type is tuple and count == 2:
         one, two = below
         return lambda value: type(value) is tuple and len(value) == 2 and one(value[0]) and two(value[1])
-    kind, keys = tree.kind, tree.keys
+    kind, keys = tree.node_type, tree.keys
     if isinstance(kind, tuple) or issubclass(kind, dict):
         return lambda value: (
             isinstance(value, dict)
@@ -289,20 +309,20 @@ def _matcher(kit: Leaves, tree: Tree, specs: Any) -> Callable[[Any], bool]:
     return lambda value: type(value) is kind and all(f(getattr(value, key)) for key, f in zip(keys, below, strict=True))
 
 
-def take_leaves(kit: Leaves, value: Any, name: str) -> tuple[list[Any], Tree]:
+def flatten_leaves(leaf_ops: LeafOps, value: Any, name: str) -> tuple[list[Any], TreeDef]:
     """The leaves of a value, each an array or a number, or a StepError that names one that is not."""
-    leaves, tree = take_apart(value, kit.unpack)
-    for leaf, leaf_name in zip(leaves, tree.names(name), strict=True):
-        kit.looks(leaf, leaf_name)
+    leaves, tree = flatten(value, leaf_ops.unpack)
+    for leaf, leaf_name in zip(leaves, tree.paths(name), strict=True):
+        leaf_ops.spec_of(leaf, leaf_name)
     return leaves, tree
 
 
-def count_steps(kit: Leaves, leaves: Sequence[Any], tree: Tree, length: int | None) -> int:
+def infer_length(leaf_ops: LeafOps, leaves: Sequence[Any], tree: TreeDef, length: int | None) -> int:
     """The number of steps that all inputs and `length` agree on."""
     said = None if length is None else to_count(length, "length")
     found = {} if said is None else {"length": said}
-    for leaf, name in zip(leaves, tree.names("xs"), strict=True):
-        shape = kit.looks(leaf, name).shape
+    for leaf, name in zip(leaves, tree.paths("xs"), strict=True):
+        shape = leaf_ops.spec_of(leaf, name).shape
         if not shape:
             raise StepError(
                 f"{name} is a single number: the leaves of xs have one row for each step. A list is taken for a "
@@ -316,7 +336,7 @@ def count_steps(kit: Leaves, leaves: Sequence[Any], tree: Tree, length: int | No
         hint = "; a list is taken for a container of inputs: stack a list with one entry for each step"
         raise ProblemError(
             f"the number of steps is not clear: {said_by}; every leaf of xs has one row for each step"
-            + (hint if tree.kind in (list, tuple) else "")
+            + (hint if tree.node_type in (list, tuple) else "")
         )
     steps = next(iter(found.values()))
     if steps == 0:

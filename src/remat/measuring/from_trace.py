@@ -2,7 +2,7 @@
 
 from remat.problem import Loop
 from remat.schedule import Advance, Pullback, Record, Trace
-from remat.schedule.events import Tapes
+from remat.schedule.events import TapeSizes
 
 __all__ = ["loop_of"]
 
@@ -10,7 +10,7 @@ __all__ = ["loop_of"]
 def loop_of(trace: Trace, steps: int | None = None) -> Loop | None:
     """The loop that a run went through, or None if it had recorded no step yet."""
     sums = dict.fromkeys((Advance, Record, Pullback), (0, 0.0))
-    tapes, tape, first = Tapes(), 0, 0
+    tapes, tape, first = TapeSizes(), 0, 0
     for event in trace:
         first = first or event.live.state.get(trace.device, 0)
         op = event.op

@@ -20,7 +20,7 @@ from remat.planners.registry import PLANNERS, find_planner
 from remat.planners.sweeping import Curve, Point, sweep
 from remat.problem import Chain, Loop, Memory, Problem
 from remat.problem.memory import Capacity
-from remat.progress import Progress, check_progress, heard_by
+from remat.progress import Progress, check_progress, reporting_to
 
 __all__ = [
     "PLANNERS",
@@ -73,5 +73,5 @@ def plan(
     budget = Memory.of(memory, slots)
     chosen.check(problem, budget)
     check_progress(progress)
-    with heard_by(progress):
+    with reporting_to(progress):
         return chosen.plan(problem, budget)

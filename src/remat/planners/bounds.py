@@ -3,9 +3,9 @@
 from math import comb
 
 from remat.planners.dp.budget_grid import MOST_EXACT, on_grid
-from remat.planners.dp.layer_bound import Layers
+from remat.planners.dp.layer_bound import LayerBound
 from remat.planners.dp.states_or_tapes import Sizes
-from remat.planners.working_set import Budget
+from remat.planners.working_set import HeldBudget
 from remat.problem import Level, Loop, Memory
 from remat.schedule.revolve import advances
 
@@ -53,7 +53,7 @@ def states_or_tapes(loop: Loop, level: Level, fine: int = MOST_EXACT) -> int:
     >>> states_or_tapes(Loop(1000, tape=3), Level("ram", slots=31))
     2802
     """
-    budget = Budget.of(loop, level)
+    budget = HeldBudget.of(loop, level)
     sizes = Sizes(loop.state, loop.tape, loop.restartable, budget.early)
     smallest = min(loop.state, loop.tape)
     if loop.units <= 1 or smallest == 0:
@@ -64,7 +64,7 @@ def states_or_tapes(loop: Loop, level: Level, fine: int = MOST_EXACT) -> int:
     grid = on_grid(sizes, budget.held, up=False, fine=fine)
     if grid is None:
         return simple
-    layers = Layers(*grid, loop.units)
+    layers = LayerBound(*grid, loop.units)
     return max(simple, layers.bound(layers.whole)) if layers.feasible else simple
 
 

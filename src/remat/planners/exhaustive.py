@@ -15,7 +15,7 @@ from remat.ops import TAPE
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner, wants_loop
 from remat.problem import Level, Loop, Memory, Problem
-from remat.progress import tell
+from remat.progress import report_progress
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
 
 __all__ = ["Exhaustive"]
@@ -30,7 +30,7 @@ class _Now(NamedTuple):
     cotangent: int
     kept: tuple[int, ...]
     tapes: int
-    passing: int  # the unit recorded just now
+    just_recorded: int  # the unit recorded just now
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def _search(loop: Loop, memory: Memory) -> list[Op] | None:
     while queue:
         tried += 1
         if tried % 10_000 == 0:
-            tell(tried, None)
+            report_progress(tried, None)
         _, _, now = heappop(queue)
         if now in done:
             continue
@@ -125,21 +125,21 @@ def _moves(now: _Now, loop: Loop, memory: Memory, n: int) -> Iterator[tuple[Op, 
                 yield (
                     Fetch(state, level.name),
                     level.read * loop.state,
-                    now._replace(working=state, passing=-1),
+                    now._replace(working=state, just_recorded=-1),
                 )
     if 0 <= w < top:
         if cot < 0 or w + 1 < cot:
-            yield Advance(w, w + 1), loop.forward, now._replace(working=w + 1, passing=-1)
+            yield Advance(w, w + 1), loop.forward, now._replace(working=w + 1, just_recorded=-1)
         if not tapes >> w & 1:
-            yield Record(w, w + 1), loop.record, now._replace(working=w + 1, tapes=tapes | 1 << w, passing=w)
+            yield Record(w, w + 1), loop.record, now._replace(working=w + 1, tapes=tapes | 1 << w, just_recorded=w)
         for k, level in enumerate(memory.levels):
             if not kept[k] >> w & 1:
                 more = _put(kept, k, kept[k] | 1 << w)
-                yield Keep(w, level.name), level.write * loop.state, now._replace(kept=more, passing=-1)
+                yield Keep(w, level.name), level.write * loop.state, now._replace(kept=more, just_recorded=-1)
     if loop.restartable:
         for unit in _members(tapes):
             if unit + 1 < top and unit + 1 != w:
-                yield Fetch(unit + 1, TAPE), 0.0, now._replace(working=unit + 1, passing=-1)
+                yield Fetch(unit + 1, TAPE), 0.0, now._replace(working=unit + 1, just_recorded=-1)
     if cot < 0 and w == n:
         yield Turn(), 0.0, now._replace(working=-1, cotangent=n)
 
@@ -158,7 +158,7 @@ def _fits(op: Op, before: _Now, after: _Now, loop: Loop, levels: tuple[Level, ..
         if k:
             size = states * loop.state if level.slots is None else states
         elif level.slots is not None:
-            held = after.tapes.bit_count() - (after.passing >= 0)
+            held = after.tapes.bit_count() - (after.just_recorded >= 0)
             if states * loop.state + held * loop.tape > level.slots * loop.state:
                 return False
             continue

@@ -11,18 +11,18 @@ from remat.planners.plan import Prediction
 from remat.problem import Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 
-__all__ = ["Line", "NestedOps", "Part", "as_line"]
+__all__ = ["OpTree", "RelativeOp", "Subtree", "relative"]
 
 
-class Part(NamedTuple):
+class Subtree(NamedTuple):
     """A subproblem inside another, `offset` steps after its start."""
 
     offset: int
     node: Hashable
 
 
-Line = tuple[Any, int, Any]  # an op relative to its subproblem: its class and its two arguments
-Item = Line | Part
+RelativeOp = tuple[Any, int, Any]  # an op relative to its subproblem: its class and its two arguments
+ItemRef = RelativeOp | Subtree
 
 
 class _Cost(NamedTuple):
@@ -33,18 +33,18 @@ class _Cost(NamedTuple):
     turns: bool  # whether the turn is inside; if not, a cotangent is in flight from the start
 
 
-class NestedOps:
+class OpTree:
     """The ops of a whole schedule, streamed; `predict` says what they cost."""
 
-    def __init__(self, root: Hashable, expand: Callable[[Any], Iterable[Item]]) -> None:
+    def __init__(self, root: Hashable, expand: Callable[[Any], Iterable[ItemRef]]) -> None:
         self.root = root
-        self.items: dict[Hashable, list[Item]] = {}
+        self.items: dict[Hashable, list[ItemRef]] = {}
         waiting = [root]
         while waiting:
             node = waiting.pop()
             if node not in self.items:
                 self.items[node] = list(expand(node))
-                waiting += [item.node for item in self.items[node] if isinstance(item, Part)]
+                waiting += [item.node for item in self.items[node] if isinstance(item, Subtree)]
 
     def __iter__(self) -> Iterator[Op]:
         """The ops, but for a state that would be dropped and kept again at once."""
@@ -60,13 +60,13 @@ class NestedOps:
             yield last
 
     def _walk(self) -> Iterator[Op]:
-        stack: list[tuple[int, Iterator[Item]]] = [(0, iter(self.items[self.root]))]
+        stack: list[tuple[int, Iterator[ItemRef]]] = [(0, iter(self.items[self.root]))]
         while stack:
             offset, items = stack[-1]
             item = next(items, None)
             if item is None:
                 stack.pop()
-            elif isinstance(item, Part):
+            elif isinstance(item, Subtree):
                 stack.append((offset + item.offset, iter(self.items[item.node])))
             else:
                 kind, first, second = item
@@ -97,10 +97,10 @@ class NestedOps:
             elif node not in seen:
                 seen.add(node)
                 stack.append((node, True))
-                stack += [(item.node, False) for item in self.items[node] if isinstance(item, Part)]
+                stack += [(item.node, False) for item in self.items[node] if isinstance(item, Subtree)]
 
 
-def as_line(op: Op, first: int = 0) -> Line:
+def relative(op: Op, first: int = 0) -> RelativeOp:
     """`op` relative to a subproblem that starts at `first`."""
     match op:
         case Turn():
@@ -113,16 +113,16 @@ def as_line(op: Op, first: int = 0) -> Line:
             return type(op), start - first, stop - first
 
 
-def _cost(items: list[Item], costs: dict[Hashable, _Cost], loop: Loop, memory: Memory) -> _Cost:
+def _cost(items: list[ItemRef], costs: dict[Hashable, _Cost], loop: Loop, memory: Memory) -> _Cost:
     """Add up one subproblem; the sizes are those of `schedule.machine`, with what is held around it left out."""
     state, device = loop.state, memory.device.name
     levels = {level.name: level for level in memory.levels}
-    turns = any(costs[item.node].turns if isinstance(item, Part) else item[0] is Turn for item in items)
+    turns = any(costs[item.node].turns if isinstance(item, Subtree) else item[0] is Turn for item in items)
     advances = ranges = peak = held = 0
     moving = 0.0
     cotangent = 0 if turns else state
     for item in items:
-        if isinstance(item, Part):
+        if isinstance(item, Subtree):
             part = costs[item.node]
             advances, ranges, moving = advances + part.advances, ranges + part.ranges, moving + part.moving
             live = held + part.peak

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from remat.errors import FileError, PlannerError, ScheduleError
 from remat.problem import Loop, Memory
-from remat.problem.serialization import Saved
+from remat.problem.serialization import Serializable
 from remat.schedule import Schedule, Trace, Verdict, simulate, verify
-from remat.schedule.display import Shown
+from remat.schedule.display import Displayable
 from remat.schedule.notation import parse_lines
 from remat.units import bytes_text, count_text
 
@@ -78,7 +78,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Plan(Shown, Saved):
+class Plan(Displayable, Serializable):
     """A schedule for a problem in a memory, with its claim, its predicted cost, and why it was chosen.
 
     A plan for a loop of unknown length has no schedule yet: `start()` gives the driver that makes it as the loop runs.

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 from remat.problem import Level, Loop
 
-__all__ = ["Budget"]
+__all__ = ["HeldBudget"]
 
 
 @dataclass(frozen=True)
-class Budget:
+class HeldBudget:
     """Bytes for what is kept and held: `held` after the turn, `held + early` before it. May be negative."""
 
     held: int
     early: int
 
     @classmethod
-    def of(cls, loop: Loop, level: Level) -> "Budget":
+    def of(cls, loop: Loop, level: Level) -> "HeldBudget":
         """The budget that `level` leaves beside the working set."""
         if level.slots is not None:
             return cls(level.slots * loop.state, 0)

@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from remat.errors import ProblemError
-from remat.problem.serialization import Saved
+from remat.problem.serialization import Serializable
 from remat.units import to_bytes, to_seconds
 
 __all__ = ["Chain", "Stage"]
@@ -56,7 +56,7 @@ class Stage:
 
 
 @dataclass(frozen=True, init=False)
-class Chain(Saved):
+class Chain(Serializable):
     """Stages that run one after another on an `input` of so many bytes.
 
     >>> Chain([Stage(output=4), Stage(output=2)], input=8).state_size(1)

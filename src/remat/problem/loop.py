@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 
 from remat.errors import ProblemError
 from remat.problem.chain import Chain, Stage
-from remat.problem.serialization import Saved
+from remat.problem.serialization import Serializable
 from remat.units import to_bytes, to_count, to_seconds
 
 __all__ = ["Loop"]
 
 
 @dataclass(frozen=True, init=False)
-class Loop(Saved):
+class Loop(Serializable):
     """`steps` equal steps, each with its sizes and times.
 
     `steps=None` is a loop whose length is not known beforehand. Sizes are bytes (an int, or text like "1 MiB"),

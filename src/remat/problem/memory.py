@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Union
 
 from remat.errors import ProblemError
-from remat.problem.serialization import Saved
+from remat.problem.serialization import Serializable
 from remat.units import bytes_text, count_text, to_bytes, to_count, to_seconds_per_byte
 
 __all__ = ["Level", "Memory"]
@@ -69,7 +69,7 @@ class Level:
 
 
 @dataclass(frozen=True, init=False)
-class Memory(Saved):
+class Memory(Serializable):
     """One level of so many bytes or slots, or several levels, fastest first.
 
     >>> print(Memory("64 MiB")), print(Memory(slots=31))

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 
 from remat.errors import FileError, ProblemError
 
-__all__ = ["Saved", "check_envelope", "read_json"]
+__all__ = ["Serializable", "check_envelope", "read_json"]
 
 LARGEST = 256 * 2**20  # bytes of JSON that are read at the most; a million-step plan takes about half
 
 
-class Saved(ABC):
+class Serializable(ABC):
     """A value that is saved as JSON; the final class says its kind, its fields and how to build it from them."""
 
     kind: ClassVar[str]

@@ -9,14 +9,14 @@ from math import isfinite
 from typing import Any, Protocol
 
 from remat.errors import FileError
-from remat.execute.backend_protocol import Verbs
+from remat.execute.backend_protocol import Backend
 from remat.problem import Memory
-from remat.profiling.source_location import Site
-from remat.profiling.trace_recorder import Meters, Recorder
+from remat.profiling.source_location import SourceLocation
+from remat.profiling.trace_recorder import ActiveMeters, TraceRecorder
 from remat.schedule import Trace
 from remat.schedule.events import Totals
 
-__all__ = ["Call", "Past", "Planned"]
+__all__ = ["CallRecord", "Planned", "SavedRun"]
 
 
 class Planned(Protocol):
@@ -42,11 +42,17 @@ class Planned(Protocol):
         ...
 
 
-class Call:
+class CallRecord:
     """One call: `plan` if a gradient was asked for, and `runs`, one for each reverse sweep that was begun."""
 
     def __init__(
-        self, what: str, site: Site, step: Site | None = None, *, traced: bool = True, meters: Meters | None = None
+        self,
+        what: str,
+        site: SourceLocation,
+        step: SourceLocation | None = None,
+        *,
+        traced: bool = True,
+        meters: ActiveMeters | None = None,
     ) -> None:
         self.what, self.site, self.step = what, site, step
         self.traced = traced  # whether events are held, or totals only
@@ -56,13 +62,13 @@ class Call:
         self.budget: int | None = None  # bytes that were asked for; the plan has what is left beside what is set aside
         self.plan: Planned | None = None
         self.plan_in: Callable[[int], Planned] | None = None  # the plan that would be made in so many bytes
-        self.runs: list[Recorder | Past] = []
+        self.runs: list[TraceRecorder | SavedRun] = []
         self.seconds = 0.0  # of the call itself: measuring, planning, the first sweep
         self.stopped = ""  # the name of the error that ended the call
 
-    def recorder(self, verbs: Verbs, state: Any, memory: Memory | None = None) -> Recorder:
+    def recorder(self, backend: Backend, state: Any, memory: Memory | None = None) -> TraceRecorder:
         """The recorder of a new run."""
-        run = Recorder(verbs, state, memory=memory, traced=self.traced, meters=self.meters)
+        run = TraceRecorder(backend, state, memory=memory, traced=self.traced, meters=self.meters)
         self.runs.append(run)
         return run
 
@@ -72,9 +78,9 @@ class Call:
         return self.runs[-1].trace if self.runs else None
 
     @property
-    def all_seconds(self) -> float:
+    def total_seconds(self) -> float:
         """The time of the call, and of what its runs did later: the reverse sweeps."""
-        return self.seconds + sum(run.later for run in self.runs)
+        return self.seconds + sum(run.backward_seconds for run in self.runs)
 
     @property
     def compiled(self) -> bool:
@@ -110,7 +116,7 @@ class Call:
                 {
                     "totals": asdict(run.totals),
                     "peak": run.peak,
-                    "later": run.later,
+                    "later": run.backward_seconds,
                     "complete": run.complete,
                     "stopped": run.stopped,
                 }
@@ -120,35 +126,43 @@ class Call:
         }
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Call":
+    def from_dict(cls, data: dict[str, Any]) -> "CallRecord":
         """The call from plain data."""
         step, plan, trace = data["step"], data["plan"], data["trace"]
-        call = cls(str(data["what"]), Site.from_dict(data["site"]), None if step is None else Site.from_dict(step))
+        call = cls(
+            str(data["what"]),
+            SourceLocation.from_dict(data["site"]),
+            None if step is None else SourceLocation.from_dict(step),
+        )
         call.framework, call.stopped, call.traced = str(data["framework"]), str(data["stopped"]), trace is not None
         call.steps, call.budget = _whole(data["steps"]), _whole(data["budget"])
         call.seconds = _time(data["seconds"])
-        call.plan = None if plan is None else _Told(plan)
-        runs = [Past(run) for run in data["runs"]]
+        call.plan = None if plan is None else SavedPlan(plan)
+        runs = [SavedRun(run) for run in data["runs"]]
         if trace is not None and runs:
             runs[-1].trace = Trace.from_envelope(trace)
         call.runs = [*runs]
         return call
 
 
-class Past:
+class SavedRun:
     """A run that was saved and loaded: its totals, and its trace if that was saved."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         known = {field.name for field in fields(Totals)}
         self.totals = Totals(**{name: value for name, value in data["totals"].items() if name in known})
         self.peak = _whole(data["peak"]) or 0
-        self.later, self.complete, self.stopped = _time(data["later"]), bool(data["complete"]), str(data["stopped"])
+        self.backward_seconds, self.complete, self.stopped = (
+            _time(data["later"]),
+            bool(data["complete"]),
+            str(data["stopped"]),
+        )
         for name in ("advances", "records", "ops"):
             _whole(getattr(self.totals, name))
         self.trace = Trace(0, "ram", self.totals, (), lambda _: (), measured=True, complete=self.complete)
 
 
-class _Told:
+class SavedPlan:
     """A plan as a saved profile tells of it."""
 
     def __init__(self, data: dict[str, Any]) -> None:

@@ -13,33 +13,33 @@ from textwrap import wrap
 from time import perf_counter
 from typing import Any, ClassVar
 
-from remat.execute.recomputation import EarlyStop, is_recomputing
-from remat.problem.serialization import Saved
-from remat.profiling.call_record import Call
-from remat.profiling.segment_passes import Pass
-from remat.profiling.source_location import Site, caller, source_of
-from remat.profiling.trace_recorder import Meters
-from remat.schedule.display import Shown
+from remat.execute.recomputation import StopRecomputation, is_recomputing
+from remat.problem.serialization import Serializable
+from remat.profiling.call_record import CallRecord
+from remat.profiling.segment_passes import SegmentPass
+from remat.profiling.source_location import SourceLocation, definition_of, user_frame
+from remat.profiling.trace_recorder import ActiveMeters
+from remat.schedule.display import Displayable
 from remat.units import bytes_text, count_text
 
-__all__ = ["MOST_PASSES", "MOST_TRACES", "Place", "Profile", "passing", "profile", "watched"]
+__all__ = ["MOST_PASSES", "MOST_TRACES", "CallSiteStats", "Profile", "profile", "recorded_call", "segment_pass"]
 
 MOST_TRACES = 16  # traces that are held for a call site; of later calls only the totals are
 MOST_PASSES = 10_000  # passes that are held
 _SHOWN = 60  # passes that are printed
 
-_heard: ContextVar[tuple["Profile", ...]] = ContextVar("heard", default=())
-_everywhere: list["Profile"] = []  # opened in the main thread: these hear other threads too
+_active: ContextVar[tuple["Profile", ...]] = ContextVar("heard", default=())
+_active_all_threads: list["Profile"] = []  # opened in the main thread: these hear other threads too
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
-class Place:
+class CallSiteStats:
     """A line of the user's code, what it called, and what came of all these calls."""
 
     what: str
-    site: Site
-    calls: tuple[Call, ...]
+    site: SourceLocation
+    calls: tuple[CallRecord, ...]
 
     @property
     def steps(self) -> int:
@@ -69,7 +69,7 @@ class Place:
     @property
     def seconds(self) -> float:
         """The time of all calls and of their reverse sweeps."""
-        return sum(call.all_seconds for call in self.calls)
+        return sum(call.total_seconds for call in self.calls)
 
     def lines(self) -> Iterator[str]:
         """The lines of the profile's table."""
@@ -88,7 +88,7 @@ class Place:
             yield f"  {count_text(ended.count(status))} of {count_text(len(self.calls))}: {status}"[:79]
 
 
-class Profile(Shown, Saved):
+class Profile(Displayable, Serializable):
     """What happened while a `with remat.profile() as run:` block ran; `calls` has one entry for each remat call.
 
     `passes` says in which order segments were run forward, recomputed and pulled back.
@@ -96,25 +96,25 @@ class Profile(Shown, Saved):
 
     kind: ClassVar[str] = "profile"
 
-    def __init__(self, calls: list[Call] | None = None, *, memory: bool = False) -> None:
-        self.calls: list[Call] = [] if calls is None else calls
-        self.passes: list[Pass] = []
+    def __init__(self, calls: list[CallRecord] | None = None, *, memory: bool = False) -> None:
+        self.calls: list[CallRecord] = [] if calls is None else calls
+        self.passes: list[SegmentPass] = []
         self.memory = memory
-        self.meters = Meters()
+        self.meters = ActiveMeters()
         self.open = True
-        self._traced: dict[tuple[str, Site], int] = {}
+        self._traced: dict[tuple[str, SourceLocation], int] = {}
 
     def __len__(self) -> int:
         return len(self.calls)
 
-    def places(self) -> "list[Place]":
+    def places(self) -> "list[CallSiteStats]":
         """What was called where, in the order of the first calls."""
-        found: dict[tuple[str, Site], list[Call]] = {}
+        found: dict[tuple[str, SourceLocation], list[CallRecord]] = {}
         for call in tuple(self.calls):
             found.setdefault((call.what, call.site), []).append(call)
-        return [Place(what, site, tuple(calls)) for (what, site), calls in found.items()]
+        return [CallSiteStats(what, site, tuple(calls)) for (what, site), calls in found.items()]
 
-    def trace_more(self, what: str, site: Site) -> bool:
+    def trace_more(self, what: str, site: SourceLocation) -> bool:
         """Whether the events of one more call from there are to be held."""
         count = self._traced[what, site] = self._traced.get((what, site), 0) + 1
         return count <= MOST_TRACES
@@ -143,8 +143,8 @@ class Profile(Shown, Saved):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
         """The profile from plain data."""
-        found = cls([Call.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
-        found.passes = [Pass.from_dict(entry) for entry in data.get("passes", ())]
+        found = cls([CallRecord.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
+        found.passes = [SegmentPass.from_dict(entry) for entry in data.get("passes", ())]
         return found
 
 
@@ -163,11 +163,11 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
     (25, 25)
     """
     opened = Profile(memory=memory)
-    _heard.set((*_heard.get(), opened))
+    _active.set((*_active.get(), opened))
     main = threading.current_thread() is threading.main_thread()
     if main:
         with _lock:
-            _everywhere.append(opened)
+            _active_all_threads.append(opened)
     try:
         yield opened
     finally:
@@ -175,36 +175,36 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
         opened.meters.close()
         if main:
             with _lock:
-                _everywhere.remove(opened)
-        _heard.set(tuple(each for each in _heard.get() if each is not opened))  # blocks may end in any order
+                _active_all_threads.remove(opened)
+        _active.set(tuple(each for each in _active.get() if each is not opened))  # blocks may end in any order
 
 
-def _listening() -> tuple[Profile, ...]:
-    heard = tuple(each for each in _heard.get() if each.open)  # a block may end in another context
-    if _everywhere and threading.current_thread() is not threading.main_thread():
+def _active_profiles() -> tuple[Profile, ...]:
+    heard = tuple(each for each in _active.get() if each.open)  # a block may end in another context
+    if _active_all_threads and threading.current_thread() is not threading.main_thread():
         with _lock:
-            heard = (*heard, *(each for each in _everywhere if each not in heard))
+            heard = (*heard, *(each for each in _active_all_threads if each not in heard))
     return heard
 
 
 @contextmanager
-def watched(what: str, step: Callable[..., Any] | None) -> Iterator[Call | None]:
+def recorded_call(what: str, step: Callable[..., Any] | None) -> Iterator[CallRecord | None]:
     """The entry of a call that runs in the block, or None if nobody listens."""
-    listening = _listening()
+    listening = _active_profiles()
     if not listening:
         yield None
         return
-    site = caller()
+    site = user_frame()
     with _lock:
         traced = [each.trace_more(what, site) for each in listening]
         meters = next((each.meters for each in listening if each.memory), None)
-        call = Call(what, site, source_of(step), traced=any(traced), meters=meters)
+        call = CallRecord(what, site, definition_of(step), traced=any(traced), meters=meters)
         for each in listening:
             each.calls.append(call)
     began = perf_counter()
     try:
         yield call
-    except EarlyStop:  # what is around this call is recomputed, and needs no more
+    except StopRecomputation:  # what is around this call is recomputed, and needs no more
         raise
     except BaseException as error:
         call.stopped = type(error).__name__
@@ -214,13 +214,13 @@ def watched(what: str, step: Callable[..., Any] | None) -> Iterator[Call | None]
 
 
 @contextmanager
-def passing(name: str, what: str, depth: int, *, since: float | None = None) -> Iterator[None]:
+def segment_pass(name: str, what: str, depth: int, *, since: float | None = None) -> Iterator[None]:
     """A block that is one pass over a segment, told to whoever listens; it may have begun before, at `since`."""
-    listening = _listening()
+    listening = _active_profiles()
     if not listening:
         yield
         return
-    noted = Pass(name, what, depth, what == "forward" and is_recomputing())
+    noted = SegmentPass(name, what, depth, what == "forward" and is_recomputing())
     with _lock:
         places = [(each, len(each.passes)) for each in listening if len(each.passes) < MOST_PASSES]
         for each, _ in places:

@@ -6,13 +6,13 @@ from typing import Any
 
 from remat.errors import FileError
 
-__all__ = ["PASSES", "Pass"]
+__all__ = ["PASS_KINDS", "SegmentPass"]
 
-PASSES = ("forward", "recompute", "pullback")
+PASS_KINDS = ("forward", "recompute", "pullback")
 
 
 @dataclass(frozen=True)
-class Pass:
+class SegmentPass:
     """One pass over a segment: `depth` segments are around it; `again` if it runs because one of them is recomputed."""
 
     name: str
@@ -29,10 +29,12 @@ class Pass:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Pass":
+    def from_dict(cls, data: dict[str, Any]) -> "SegmentPass":
         """The pass from plain data."""
         depth, seconds = data["depth"], data["seconds"]
-        fine = data["what"] in PASSES and type(depth) is int and 0 <= depth < 2**31 and type(seconds) in (int, float)
+        fine = (
+            data["what"] in PASS_KINDS and type(depth) is int and 0 <= depth < 2**31 and type(seconds) in (int, float)
+        )
         if not fine or not isfinite(seconds) or seconds < 0:
             raise FileError(f"the saved profile is damaged: {str(data)[:80]} is no pass over a segment")
         return cls(str(data["name"]), data["what"], depth, bool(data["again"]), float(seconds))

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any
 
-__all__ = ["Site", "caller", "source_of"]
+__all__ = ["SourceLocation", "definition_of", "user_frame"]
 
 INSIDE = ("remat", "autograd", "torch", "jax", "jaxlib", "contextlib")  # packages whose frames are not the user's
 
 
 @dataclass(frozen=True)
-class Site:
+class SourceLocation:
     """A line in a file, and the function it is in."""
 
     file: str
@@ -33,25 +33,25 @@ class Site:
         return {"file": self.file, "line": self.line, "function": self.function}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> "Site":
+    def from_dict(cls, data: dict[str, Any]) -> "SourceLocation":
         """The site from plain data."""
         return cls(str(data["file"]), int(data["line"]), str(data["function"]))
 
 
-def caller() -> Site:
+def user_frame() -> SourceLocation:
     """Where the innermost frame is that belongs to the user."""
     frame = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in INSIDE or frame.f_globals.get("__name__", "").startswith("remat.cli"):
-            return Site(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            return SourceLocation(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if frame.f_back is None:
             break
         frame = frame.f_back
-    return Site("", 0, "")
+    return SourceLocation("", 0, "")
 
 
-def source_of(function: Callable[..., Any] | None) -> Site | None:
+def definition_of(function: Callable[..., Any] | None) -> SourceLocation | None:
     """Where a function is written, or None where that is not known."""
     while isinstance(function, partial):
         function = function.func
@@ -61,4 +61,4 @@ def source_of(function: Callable[..., Any] | None) -> Site | None:
     if code is None and callable(inner):
         method = getattr(type(inner), "forward", type(inner).__call__)  # of a module, what its author wrote
         code = getattr(method, "__code__", None)
-    return None if code is None else Site(code.co_filename, code.co_firstlineno, code.co_name)
+    return None if code is None else SourceLocation(code.co_filename, code.co_firstlineno, code.co_name)

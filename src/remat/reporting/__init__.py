@@ -7,8 +7,8 @@ words; `html.py`, `text.py`, `pictures.py` and `chrome.py` only lay it out, and 
 
 from remat.reporting.formats import FORMS, report, text_report
 from remat.reporting.html import MARK
-from remat.reporting.notebook import enter
+from remat.reporting.notebook import register
 
 __all__ = ["FORMS", "MARK", "report", "text_report"]
 
-enter()
+register()

@@ -7,13 +7,13 @@ from typing import Any
 from remat.ops import TAPE
 from remat.planners import Plan
 from remat.problem import Level, Memory
-from remat.reporting.report_subject import Subject
+from remat.reporting.report_subject import ReportSubject
 from remat.schedule import Drop, Event, Fetch, Keep, Trace
 
 __all__ = ["anonymous"]
 
 
-def anonymous(subject: Subject, number: int) -> Subject:
+def anonymous(subject: ReportSubject, number: int) -> ReportSubject:
     """The same run as `run <number>`; levels are numbered, sources, stages and reasons are left out."""
     memory = subject.plan.memory if subject.plan else subject.trace.memory
     levels = [] if memory is None else [level.name for level in memory.levels]

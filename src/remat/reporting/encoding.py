@@ -15,7 +15,7 @@ from remat.reporting.timeline import Kept
 from remat.reporting.timeline_rows import Rows
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 
-__all__ = ["pack", "pack_kept", "pack_rows", "pack_times"]
+__all__ = ["encode", "encode_kept", "encode_rows", "encode_times"]
 
 CODES: dict[type, int] = {Advance: 0, Record: 1, Pullback: 2, Keep: 3, Fetch: 4, Drop: 5, Turn: 6}
 ROOMY = 20_000  # rows up to which every digit is kept
@@ -24,7 +24,7 @@ TIGHT = 0.9  # bytes of a packed time, above which digits are dropped
 STEPS = 1024  # parts of the largest size that sizes are rounded to, where they are many and no two alike
 
 
-def pack(values: Sequence[int]) -> dict[str, Any]:
+def encode(values: Sequence[int]) -> dict[str, Any]:
     """Whole numbers of any sign; `k` is their common factor, `d` says whether differences are packed."""
     factor = reduce(gcd, values, 0) or 1
     small = [value // factor for value in values]
@@ -34,46 +34,51 @@ def pack(values: Sequence[int]) -> dict[str, Any]:
     return {"n": len(small), "k": factor, "d": int(best is different), "z": b64encode(best).decode("ascii")}
 
 
-def pack_times(values: Sequence[float]) -> dict[str, Any]:
+def encode_times(values: Sequence[float]) -> dict[str, Any]:
     """Times with as many digits as there is room for: `digits` of them, above 10 to the `least`."""
     for digits in (6, 3, 2):
-        packed = _pack_digits(values, digits)
+        packed = _encode_digits(values, digits)
         if len(values) <= ROOMY or len(packed["z"]) <= TIGHT * len(values) * 4 / 3:
             break
     return packed
 
 
-def pack_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict[str, Any]:
+def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict[str, Any]:
     """All columns of a timeline; an op is its kind, its first unit or state, and its length or level."""
     ops = [_numbers(op, levels) for op in rows.op]
     columns = {
-        "code": pack([CODES[type(op)] for op in rows.op]),
-        "first": pack([first for first, _ in ops]),
-        "second": pack([second for _, second in ops]),
-        "phase": pack(rows.phase),
-        "seconds": pack_times(rows.seconds),
-        "state": _pack_sizes(rows.state),
-        "tape": _pack_sizes(rows.tape),
-        "ramp": _pack_sizes([ramp - tape for ramp, tape in zip(rows.ramp, rows.tape, strict=True)]),
-        "cotangent": _pack_sizes(rows.cotangent),
+        "code": encode([CODES[type(op)] for op in rows.op]),
+        "first": encode([first for first, _ in ops]),
+        "second": encode([second for _, second in ops]),
+        "phase": encode(rows.phase),
+        "seconds": encode_times(rows.seconds),
+        "state": _encode_sizes(rows.state),
+        "tape": _encode_sizes(rows.tape),
+        "ramp": _encode_sizes([ramp - tape for ramp, tape in zip(rows.ramp, rows.tape, strict=True)]),
+        "cotangent": _encode_sizes(rows.cotangent),
     }
     if rows.index and rows.index[-1] != len(rows) - 1:  # in groups: which event each shows, and what they touch
-        columns |= {"index": pack(rows.index), "held": pack(rows.held), "low": pack(rows.low), "high": pack(rows.high)}
+        columns |= {
+            "index": encode(rows.index),
+            "held": encode(rows.held),
+            "low": encode(rows.low),
+            "high": encode(rows.high),
+        }
     if rows.allocated:
-        columns["allocated"] = _pack_sizes(rows.allocated)
+        columns["allocated"] = _encode_sizes(rows.allocated)
     if predicted:
-        columns["predicted"] = _pack_sizes(predicted)
+        columns["predicted"] = _encode_sizes(predicted)
     return columns
 
 
-def pack_kept(kept: Sequence[Kept], levels: list[str]) -> dict[str, Any]:
+def encode_kept(kept: Sequence[Kept], levels: list[str]) -> dict[str, Any]:
     """The bars of kept states."""
     bars = sorted(kept, key=lambda bar: bar.first)
     return {
-        "keptState": pack([bar.state for bar in bars]),
-        "keptLevel": pack([levels.index(bar.level) for bar in bars]),
-        "keptFirst": pack([bar.first for bar in bars]),
-        "keptLast": pack([bar.last - bar.first for bar in bars]),
+        "keptState": encode([bar.state for bar in bars]),
+        "keptLevel": encode([levels.index(bar.level) for bar in bars]),
+        "keptFirst": encode([bar.first for bar in bars]),
+        "keptLast": encode([bar.last - bar.first for bar in bars]),
     }
 
 
@@ -83,16 +88,16 @@ def _numbers(op: Op, levels: list[str]) -> tuple[int, int]:
     return (0, 0) if isinstance(op, Turn) else (op.state, levels.index(op.level))
 
 
-def _pack_sizes(values: Sequence[int]) -> dict[str, Any]:
+def _encode_sizes(values: Sequence[int]) -> dict[str, Any]:
     """Bytes; where they are many and no two alike, rounded to a part of the largest that no chart can show."""
-    packed = pack(values)
+    packed = encode(values)
     unit = max(map(abs, values), default=0) // STEPS
     if len(values) <= ROOMY or unit <= 1 or len(packed["z"]) <= TIGHT * len(values):
         return packed
-    return pack([round(value / unit) * unit for value in values])
+    return encode([round(value / unit) * unit for value in values])
 
 
-def _pack_digits(values: Sequence[float], digits: int) -> dict[str, Any]:
+def _encode_digits(values: Sequence[float], digits: int) -> dict[str, Any]:
     """Each time as mantissa and exponent in one number; 0 is 0."""
     low, high = 10 ** (digits - 1), 10**digits
     pairs: list[tuple[int, int]] = []
@@ -105,7 +110,7 @@ def _pack_digits(values: Sequence[float], digits: int) -> dict[str, Any]:
         pairs.append((mantissa, exponent) if mantissa < high else (low, exponent + 1))
     least = min((exponent for mantissa, exponent in pairs if mantissa), default=0)
     codes = [(exponent - least) * (high - low) + mantissa - low + 1 if mantissa else 0 for mantissa, exponent in pairs]
-    return {**pack(codes), "digits": digits, "least": least}
+    return {**encode(codes), "digits": digits, "least": least}
 
 
 def _deflated(values: Sequence[int]) -> bytes:

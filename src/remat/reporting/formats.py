@@ -9,22 +9,22 @@ from typing import Any
 
 from remat.errors import ReportError
 from remat.planners import Plan
-from remat.profiling import Call, Profile
-from remat.progress import Progress, check_progress, heard_by
+from remat.profiling import CallRecord, Profile
+from remat.progress import Progress, check_progress, reporting_to
 from remat.reporting.anonymize import anonymous as without_names
 from remat.reporting.chrome_trace import chrome_of
 from remat.reporting.html import page_of
 from remat.reporting.plain_text import text_of
-from remat.reporting.report_subject import Subject, subjects_of
+from remat.reporting.report_subject import ReportSubject, subjects_of
 from remat.reporting.summary import Summary, summarise
-from remat.reporting.svg import below_each_other, liveness_picture, standalone
+from remat.reporting.svg import below_each_other, liveness_svg, standalone
 from remat.reporting.tables import Table, compare, profile_table
 from remat.schedule import Trace
 from remat.version import __version__
 
-__all__ = ["FORMS", "check_path", "form_of", "report", "text_report"]
+__all__ = ["FORMS", "check_path", "format_for", "report", "text_report"]
 
-_ENDINGS = {
+_SUFFIXES = {
     ".chrome.json": "chrome",
     ".perfetto.json": "chrome",
     ".html": "html",
@@ -35,7 +35,7 @@ _ENDINGS = {
     ".png": "png",
 }
 
-Subjects = Plan | Trace | Profile | Call
+Subjects = Plan | Trace | Profile | CallRecord
 
 
 def report(
@@ -67,10 +67,10 @@ def report(
         )
     if labels is not None and len(labels) != len(subjects):
         raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
-    chosen = form_of(path, form)
+    chosen = format_for(path, form)
     check_path(path, form)
     check_progress(progress)
-    with heard_by(progress):
+    with reporting_to(progress):
         summaries = _summaries(subjects, labels, anonymous, tradeoff=chosen in ("html", "txt", "json"))
         first = [*tables, *_overview(subjects, summaries, anonymous)]
         _write_whole(Path(path), FORMS[chosen](summaries, title or _heading(subjects, summaries), first))
@@ -85,13 +85,13 @@ def text_report(
     return text_of(summaries, title or _heading(subjects, summaries), _overview(subjects, summaries, anonymous))
 
 
-def form_of(path: str | Path, form: str | None = None) -> str:
+def format_for(path: str | Path, form: str | None = None) -> str:
     """The form that is asked for, by word or by the ending of the path."""
     if form is None:
         name = Path(path).name.lower()
-        form = next((form for ending, form in _ENDINGS.items() if name.endswith(ending)), None)
+        form = next((form for ending, form in _SUFFIXES.items() if name.endswith(ending)), None)
         if form is None:
-            raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_ENDINGS)}, or say the form")
+            raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_SUFFIXES)}, or say the form")
     if form not in FORMS:
         raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMS)}")
     return form
@@ -101,7 +101,7 @@ def check_path(path: str | Path, form: str | None = None) -> None:
     """Raise now what writing a report there would raise later."""
     if not Path(path).parent.is_dir():
         raise ReportError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
-    if form_of(path, form) == "png":
+    if format_for(path, form) == "png":
         _painter()
 
 
@@ -116,7 +116,7 @@ def _summaries(
     return [summarise(subject, tradeoff=tradeoff) for subject in subjects]
 
 
-def _told_apart(subjects: list[Subject]) -> list[Subject]:
+def _told_apart(subjects: list[ReportSubject]) -> list[ReportSubject]:
     """Subjects of the same name get a number."""
     names = [subject.label for subject in subjects]
     return [
@@ -182,9 +182,9 @@ def _painter() -> Any:
 def _picture(summaries: list[Summary]) -> str:
     """What is live when; of several subjects one below the other, with the same bytes to an inch."""
     if len(summaries) == 1:
-        return liveness_picture(summaries[0])
+        return liveness_svg(summaries[0])
     top = max(summary.subject.trace.peak for summary in summaries)
-    pictures = [liveness_picture(summary, top=top) for summary in summaries]
+    pictures = [liveness_svg(summary, top=top) for summary in summaries]
     return below_each_other(pictures, [summary.label for summary in summaries])
 
 

@@ -11,9 +11,9 @@ from html import escape
 from math import ceil, inf
 
 from remat.reporting.cards import cards_of
-from remat.reporting.page_data import fitted, top_of, view_of
+from remat.reporting.page_data import fit_to_page, page_view, top_of
 from remat.reporting.summary import Summary
-from remat.reporting.svg import histogram_picture, liveness_picture, tradeoff_picture
+from remat.reporting.svg import histogram_svg, liveness_svg, memory_curve_svg
 from remat.reporting.tables import RUNS, Table, tables_of
 from remat.units import bytes_text, count_text
 
@@ -40,9 +40,9 @@ def page_of(summaries: list[Summary], title: str, version: str, tables: list[Tab
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}' 'unsafe-eval'"
     )
-    packed_views = [fitted(summary, len(summaries)) for summary in summaries]
+    packed_views = [fit_to_page(summary, len(summaries)) for summary in summaries]
     summaries = [summary for summary, _ in packed_views]
-    data = {"version": 1, "views": [view_of(summary, columns) for summary, columns in packed_views]}
+    data = {"version": 1, "views": [page_view(summary, columns) for summary, columns in packed_views]}
     body = [f"<h1>{escape(title)}</h1>"]
     if len(summaries) == 1:
         body.append(f'<p class="soft">{escape(_subtitle(summaries[0]))}</p>')
@@ -75,7 +75,7 @@ def fragment_of(summaries: list[Summary]) -> str:
     for summary in summaries:
         rows = [(card.question, card.answer, card.detail) for card in cards_of(summary)]
         parts.append(f"<p><b>{escape(summary.label)}</b></p>")
-        parts.append(liveness_picture(summary))
+        parts.append(liveness_svg(summary))
         cells = "".join(
             f"<tr><th{_LEFT}>{escape(question)}</th><td{_LEFT}><b>{escape(answer)}</b></td>"
             f"<td{_LEFT}>{escape(detail)}</td></tr>"
@@ -89,7 +89,7 @@ def _overview(summaries: list[Summary]) -> str:
     """All charts at a glance, with the same bytes to an inch."""
     top, bins = max(map(top_of, summaries)), 240 if len(summaries) == 2 else 120
     figures = "".join(
-        f"<figure><h3>{escape(summary.label)}</h3>{liveness_picture(summary, 540, 220, top, bins)}</figure>"
+        f"<figure><h3>{escape(summary.label)}</h3>{liveness_svg(summary, 540, 220, top, bins)}</figure>"
         for summary in summaries
     )
     return f'<h2>Live memory, on one scale</h2><div class="pair">{figures}</div>'
@@ -109,7 +109,7 @@ def _section(summary: Summary, number: int, count: int) -> str:
         f"Live bytes over time. Peak {bytes_text(trace.peak)}, {count_text(trace.recomputed)} steps recomputed. "
         "Keys: plus and minus zoom, arrows move, 0 shows all, P goes to the peak, comma and full stop step through ops."
     )
-    still = f"<noscript>{liveness_picture(summary, bins=240)}</noscript>" if count == 1 else ""  # else it is above
+    still = f"<noscript>{liveness_svg(summary, bins=240)}</noscript>" if count == 1 else ""  # else it is above
     stairs = (
         "Steps over time: forward and recomputation go up, backward goes down, kept states are horizontal lines. "
         "Use the slider below to replay."
@@ -200,14 +200,14 @@ def _buttons() -> str:
 
 
 def _pictures(summary: Summary) -> str:
-    parts = [f"<figure><h3>How often steps run</h3>{histogram_picture(summary)}</figure>"]
+    parts = [f"<figure><h3>How often steps run</h3>{histogram_svg(summary)}</figure>"]
     if summary.tradeoff is not None:
         factor, rule = summary.tradeoff.factor, summary.tradeoff.same is not None
         who = ' by the "auto" planner' if rule else ""
         near = f", at most {ceil(100 * factor) / 100:g} times the bound" if 1 < factor < inf else ""
         how = f" Other points are{who or ' planned likewise'}{near}."
         parts.append(
-            f"<figure><h3>What more memory would buy</h3>{tradeoff_picture(summary.tradeoff)}"
+            f"<figure><h3>What more memory would buy</h3>{memory_curve_svg(summary.tradeoff)}"
             f"<figcaption>Forward runs of a step against memory.{how}</figcaption></figure>"
         )
     return "".join(parts)

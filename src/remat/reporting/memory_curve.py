@@ -15,10 +15,10 @@ from remat.planners import Auto, Binomial, Mixed, Plan, Planner, Point
 from remat.planners.loop.keep_all import least_for_all
 from remat.planners.sweeping import spread
 from remat.problem import Level, Memory
-from remat.progress import tell
+from remat.progress import report_progress
 from remat.units import bytes_text, count_text
 
-__all__ = ["PlanIn", "Tradeoff", "tradeoff_of"]
+__all__ = ["MemoryCurve", "PlanIn", "memory_curve_of"]
 
 MOST_STEPS_IN_LEVELS = 1000  # planning in several levels takes long
 # Up to so many steps: additions for an exact plan, budgets that are told apart, points.
@@ -28,7 +28,7 @@ PlanIn = Callable[[int], Plan]
 
 
 @dataclass(frozen=True)
-class Tradeoff:
+class MemoryCurve:
     """Points from little memory to much, the plan's own among them; `unit` is "bytes" or "slots"."""
 
     unit: str
@@ -49,7 +49,7 @@ class Tradeoff:
         return f"{count_text(budget)} slot{'s' * (budget != 1)}"
 
 
-def tradeoff_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None = None) -> Tradeoff | None:
+def memory_curve_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None = None) -> MemoryCurve | None:
     """The trade-off around a plan for a loop; None where there is nothing to choose.
 
     Of a run that `asked` for so many bytes, `plan_in` makes the plan that another budget would get, with all that is
@@ -77,13 +77,13 @@ def tradeoff_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None = N
     return _around(plan, budget, make, (_least(make), most), points)
 
 
-def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: int) -> Tradeoff:
+def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: int) -> MemoryCurve:
     """The plans at budgets between the ends, and the plan itself at its own."""
     found = {own: Point.of(own, plan)}
     factors: list[float] = []
     budgets = [budget for budget in _budgets(*ends, points, own) if budget != own]
     for done, budget in enumerate(budgets):
-        tell(done, len(budgets))
+        report_progress(done, len(budgets))
         try:
             made = make(budget)
         except InfeasibleError:
@@ -95,7 +95,7 @@ def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: i
         with suppress(InfeasibleError):
             same = Point.of(own, make(own))
     curve = tuple(found[budget] for budget in sorted(found))
-    return Tradeoff("bytes", plan.problem.units, curve, found[own], max(factors, default=1.0), same)
+    return MemoryCurve("bytes", plan.problem.units, curve, found[own], max(factors, default=1.0), same)
 
 
 def _asked_for(plan: Plan, asked: int, make: PlanIn) -> tuple[int, int]:

@@ -9,17 +9,17 @@ from remat.reporting.formats import report
 from remat.reporting.html import fragment_of
 from remat.reporting.report_subject import subjects_of
 from remat.reporting.summary import Summary, summarise
-from remat.reporting.svg import liveness_picture, standalone
-from remat.schedule.display import set_viewer
+from remat.reporting.svg import liveness_svg, standalone
+from remat.schedule.display import register_renderer
 
-__all__ = ["enter"]
+__all__ = ["register"]
 
 MOST_UNITS = 20_000  # of a plan or trace that a notebook draws by itself
 
 
-def enter() -> None:
+def register() -> None:
     """From now on, whatever has a report is shown by this room."""
-    set_viewer(_Viewer())
+    register_renderer(_Viewer())
 
 
 class _Viewer:
@@ -34,7 +34,7 @@ class _Viewer:
 
     def svg(self, subject: Any) -> str | None:
         summaries = _small(subject)
-        return None if summaries is None or len(summaries) > 1 else standalone(liveness_picture(summaries[0]))
+        return None if summaries is None or len(summaries) > 1 else standalone(liveness_svg(summaries[0]))
 
 
 def _small(subject: Any) -> list[Summary] | None:

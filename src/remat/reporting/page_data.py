@@ -5,12 +5,12 @@ In: summaries. Out: a dict for each, with packed columns; `page/data.js` reads i
 
 from typing import Any
 
-from remat.reporting.encoding import pack_kept, pack_rows
+from remat.reporting.encoding import encode_kept, encode_rows
 from remat.reporting.summary import Summary
 from remat.schedule import Drop, Fetch, Keep
 from remat.units import bytes_text
 
-__all__ = ["fitted", "top_of", "view_of"]
+__all__ = ["fit_to_page", "page_view", "top_of"]
 
 ROOM = 290_000  # bytes of a page for the columns of all views
 PICTURE = 40_000  # bytes that each further view takes for its picture and its words
@@ -29,14 +29,14 @@ def top_of(summary: Summary) -> int:
     return max(sizes)
 
 
-def fitted(summary: Summary, views: int) -> tuple[Summary, dict[str, Any]]:
+def fit_to_page(summary: Summary, views: int) -> tuple[Summary, dict[str, Any]]:
     """The summary and its packed columns, put together in larger groups until they have room in a page."""
     room = max(LEAST, (ROOM - (views - 1) * PICTURE) / views)
     while True:
         levels = _levels(summary)
-        columns = pack_rows(summary.timeline.rows, levels, _predicted(summary))
+        columns = encode_rows(summary.timeline.rows, levels, _predicted(summary))
         if summary.timeline.group > 1:
-            columns |= pack_kept(summary.timeline.kept, levels)
+            columns |= encode_kept(summary.timeline.kept, levels)
         size, rows = sum(len(column["z"]) for column in columns.values()), len(summary.timeline.rows)
         if size <= room or rows < 1000:
             return summary, columns
@@ -49,7 +49,7 @@ def _levels(summary: Summary) -> list[str]:
     return list(dict.fromkeys((*moved, *(bar.level for bar in timeline.kept))))
 
 
-def view_of(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
+def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
     """One view: its numbers, and its columns as they were packed."""
     timeline, trace, peak = summary.timeline, summary.subject.trace, summary.timeline.peak
     return {

@@ -11,19 +11,19 @@ from remat.errors import FileError, ReportError
 from remat.measuring import loop_of
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Memory
-from remat.profiling import Call, Profile
-from remat.profiling.call_record import Past
+from remat.profiling import CallRecord, Profile
+from remat.profiling.call_record import SavedRun
 from remat.reporting.memory_curve import PlanIn
 from remat.schedule import Schedule, Trace, simulate, verify
 from remat.units import count_text
 
-__all__ = ["Subject", "subjects_of"]
+__all__ = ["ReportSubject", "subjects_of"]
 
 MOST_SITES = 6  # call sites of a profile that a report shows
 
 
 @dataclass(frozen=True)
-class Subject:
+class ReportSubject:
     """One run, planned or done: its trace, the plan it follows, and the simulation that it can be compared with."""
 
     label: str
@@ -39,14 +39,14 @@ class Subject:
     notes: tuple[str, ...] = ()
 
 
-def subjects_of(value: Any, label: str = "") -> list[Subject]:
+def subjects_of(value: Any, label: str = "") -> list[ReportSubject]:
     """The subjects in something to be shown; anything else raises a ReportError."""
     if isinstance(value, Plan):
         value.schedule  # noqa: B018 (a plan for an unknown length has none, and says what to do)
-        return [Subject(label or _plan_label(value), value.simulate(), value, sized=value)]
+        return [ReportSubject(label or _plan_label(value), value.simulate(), value, sized=value)]
     if isinstance(value, Trace):
-        return [Subject(label or ("measured run" if value.measured else "simulated run"), value)]
-    if isinstance(value, Call):
+        return [ReportSubject(label or ("measured run" if value.measured else "simulated run"), value)]
+    if isinstance(value, CallRecord):
         return [_of_call(value, label)]
     if isinstance(value, Profile):
         return _of_profile(value, label)
@@ -59,11 +59,11 @@ def _plan_label(plan: Plan) -> str:
     return f"{plan.planner} plan, {count_text(plan.problem.units)} steps in {plan.memory}"
 
 
-def _of_profile(profile: Profile, label: str) -> list[Subject]:
+def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
     """Of the calls of a place that are alike, the one with the largest peak; the largest peaks first."""
-    best: list[tuple[Call, int, int]] = []
+    best: list[tuple[CallRecord, int, int]] = []
     for place in profile.places():
-        alike: dict[int | None, list[Call]] = {}
+        alike: dict[int | None, list[CallRecord]] = {}
         for call in place.calls:
             if call.runs and call.traced:
                 alike.setdefault(call.steps, []).append(call)
@@ -94,7 +94,7 @@ def _of_profile(profile: Profile, label: str) -> list[Subject]:
     return subjects
 
 
-def _of_call(call: Call, label: str) -> Subject:
+def _of_call(call: CallRecord, label: str) -> ReportSubject:
     trace = call.trace
     if trace is None:
         raise ReportError("the call has no run to show: no gradient of it was computed")
@@ -104,7 +104,7 @@ def _of_call(call: Call, label: str) -> Subject:
         )
     plan = _plan_of(call, trace)
     sized = None if plan is None else _sized(plan, trace)
-    return Subject(
+    return ReportSubject(
         label or f"{call.what} at {call.site}",
         trace,
         plan,
@@ -122,11 +122,11 @@ def _ops(trace: Trace) -> str:
     return f"{count_text(trace.totals.ops)} op{'s' * (trace.totals.ops != 1)}"
 
 
-def _plan_of(call: Call, trace: Trace) -> Plan | None:
+def _plan_of(call: CallRecord, trace: Trace) -> Plan | None:
     """The plan; one from a file has its ops from the trace, if that is complete."""
     if call.plan is None or isinstance(call.plan, Plan):
         return call.plan
-    if not trace.complete or not isinstance(call.runs[-1], Past):
+    if not trace.complete or not isinstance(call.runs[-1], SavedRun):
         return None
     try:
         plan = Plan.from_summary(call.plan.summary(), Schedule(event.op for event in trace))

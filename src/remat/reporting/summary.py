@@ -7,8 +7,8 @@ JSON only lay them out.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat.reporting.memory_curve import Tradeoff, tradeoff_of
-from remat.reporting.report_subject import Subject
+from remat.reporting.memory_curve import MemoryCurve, memory_curve_of
+from remat.reporting.report_subject import ReportSubject
 from remat.reporting.timeline import Timeline
 from remat.reporting.tips import tips_for
 from remat.schedule.notation import format_op
@@ -21,9 +21,9 @@ __all__ = ["Summary", "summarise", "time_text"]
 class Summary:
     """All there is to say of one subject."""
 
-    subject: Subject
+    subject: ReportSubject
     timeline: Timeline
-    tradeoff: Tradeoff | None
+    tradeoff: MemoryCurve | None
     tips: tuple[str, ...]
 
     @property
@@ -125,12 +125,12 @@ class Summary:
         }
 
 
-def summarise(subject: Subject, *, tradeoff: bool = True) -> Summary:
+def summarise(subject: ReportSubject, *, tradeoff: bool = True) -> Summary:
     """The summary of a subject; without `tradeoff` no other budgets are planned."""
     timeline = Timeline.of(subject.trace)
     curve = None
     if tradeoff and subject.sized is not None:
-        curve = tradeoff_of(subject.sized, subject.asked, subject.plan_in)
+        curve = memory_curve_of(subject.sized, subject.asked, subject.plan_in)
     return Summary(subject, timeline, curve, tuple(tips_for(subject, curve)))
 
 

@@ -8,13 +8,13 @@ import re
 from html import escape
 from math import log
 
-from remat.reporting.memory_curve import Tradeoff
+from remat.reporting.memory_curve import MemoryCurve
 from remat.reporting.summary import Summary
 from remat.reporting.timeline import PHASES
 from remat.schedule import Record
 from remat.units import bytes_text, count_text
 
-__all__ = ["COLOURS", "below_each_other", "histogram_picture", "liveness_picture", "standalone", "tradeoff_picture"]
+__all__ = ["COLOURS", "below_each_other", "histogram_svg", "liveness_svg", "memory_curve_svg", "standalone"]
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 COLOURS = {
@@ -31,9 +31,7 @@ _KINDS = ("state", "tape", "cotangent")
 _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
-def liveness_picture(
-    summary: Summary, width: int = 720, height: int = 240, top: int | None = None, bins: int = 480
-) -> str:
+def liveness_svg(summary: Summary, width: int = 720, height: int = 240, top: int | None = None, bins: int = 480) -> str:
     """Live bytes by kind over time, the peak and the budget marked; `top` is the most bytes that the axis shows."""
     timeline, trace = summary.timeline, summary.subject.trace
     left, right, upper, lower = 74, 12, 26, 34
@@ -81,7 +79,7 @@ def liveness_picture(
     return _svg(width, height, parts)
 
 
-def histogram_picture(summary: Summary, width: int = 420, height: int = 200) -> str:
+def histogram_svg(summary: Summary, width: int = 420, height: int = 200) -> str:
     """How many steps run once, twice, and so on."""
     histogram = summary.timeline.histogram
     left, right, upper, lower = 64, 10, 12, 34
@@ -109,7 +107,7 @@ def histogram_picture(summary: Summary, width: int = 420, height: int = 200) -> 
     return _svg(width, height, parts)
 
 
-def tradeoff_picture(curve: Tradeoff, width: int = 420, height: int = 240) -> str:
+def memory_curve_svg(curve: MemoryCurve, width: int = 420, height: int = 240) -> str:
     """Memory against forward steps, both in ratios; the plan that was made is marked."""
     left, right, upper, lower = 64, 16, 22, 40
     inner, tall = width - left - right, height - upper - lower

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import ceil
 
-from remat.progress import tell
+from remat.progress import report_progress
 from remat.reporting.timeline_rows import Rows
 from remat.schedule import Advance, Drop, Keep, Op, Pullback, Record, Trace, Turn
-from remat.schedule.events import Tapes
+from remat.schedule.events import TapeSizes
 from remat.schedule.notation import format_op
 
 __all__ = ["MOST_EVENTS", "PHASES", "Kept", "Moment", "Timeline"]
@@ -74,7 +74,7 @@ class Timeline:
         peak: Moment | None = None
         runs = _Runs(max(trace.problem_units, trace.totals.reached))
         kept = _Kept()
-        tapes = Tapes()
+        tapes = TapeSizes()
         for event in trace:
             op = event.op
             phase = _phase(op, reached)
@@ -101,7 +101,7 @@ class Timeline:
                 time = event.start + (event.seconds if isinstance(op, Record) else 0.0)
                 peak = Moment(event.index, row, format_op(op), PHASES[phase], time, size)
             if event.index % 10_000 == 0:
-                tell(event.index, count)
+                report_progress(event.index, count)
         bars = kept.all(len(rows) - 1)
         if group > 1:
             bars = sorted(bars, key=lambda bar: bar.first - bar.last)

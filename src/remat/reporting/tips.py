@@ -1,8 +1,8 @@
 """Tips: what the numbers of a report mean for the one who chose the budget, in words."""
 
 from remat.planners import Plan, Point
-from remat.reporting.memory_curve import Tradeoff
-from remat.reporting.report_subject import Subject
+from remat.reporting.memory_curve import MemoryCurve
+from remat.reporting.report_subject import ReportSubject
 from remat.units import bytes_text, count_text
 
 __all__ = ["tips_for"]
@@ -11,7 +11,7 @@ WORTH = 0.25  # the share of the recomputation that is worth a word
 CHEAP = 0.05  # more forward steps that nobody minds
 
 
-def tips_for(subject: Subject, tradeoff: Tradeoff | None) -> list[str]:
+def tips_for(subject: ReportSubject, tradeoff: MemoryCurve | None) -> list[str]:
     """What to know and what to do, the most useful first."""
     tips = [] if tradeoff is None else [*_more(tradeoff), *_better(tradeoff), *_less(tradeoff)]
     if tips and subject.asked is not None and subject.plan_in is None:  # from a file: what is set aside is not known
@@ -23,7 +23,7 @@ def tips_for(subject: Subject, tradeoff: Tradeoff | None) -> list[str]:
     return tips + _against_prediction(subject)
 
 
-def _more(curve: Tradeoff) -> list[str]:
+def _more(curve: MemoryCurve) -> list[str]:
     own = curve.chosen
     recomputed = own.forward_steps - curve.units
     if recomputed == 0:
@@ -45,7 +45,7 @@ def _more(curve: Tradeoff) -> list[str]:
     return tips
 
 
-def _better(curve: Tradeoff) -> list[str]:
+def _better(curve: MemoryCurve) -> list[str]:
     """What another planner would do in the same memory."""
     same = curve.same
     if same is None or same.forward_steps >= curve.chosen.forward_steps:
@@ -54,7 +54,7 @@ def _better(curve: Tradeoff) -> list[str]:
     return [f'In the same memory planner="auto" would run {fewer} steps less{_faster(curve.chosen, same)}.']
 
 
-def _less(curve: Tradeoff) -> list[str]:
+def _less(curve: MemoryCurve) -> list[str]:
     own, least = curve.chosen, curve.points[0]
     smaller = [
         point
@@ -80,7 +80,7 @@ def _unused(plan: Plan) -> list[str]:
     return [f"The plan peaks at {bytes_text(plan.peak)}: {bytes_text(capacity - plan.peak)} of the budget stay unused."]
 
 
-def _against_prediction(subject: Subject) -> list[str]:
+def _against_prediction(subject: ReportSubject) -> list[str]:
     if subject.predicted is None or not subject.trace.complete:
         return []
     tips = []

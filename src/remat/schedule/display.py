@@ -6,10 +6,10 @@ That room enters itself here as the one viewer when it is loaded, so that plans 
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Shown", "Viewer", "set_viewer"]
+__all__ = ["Displayable", "Renderer", "register_renderer"]
 
 
-class Viewer(Protocol):
+class Renderer(Protocol):
     """Whoever shows values."""
 
     def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
@@ -25,15 +25,15 @@ class Viewer(Protocol):
         ...
 
 
-_viewer: list[Viewer] = []
+_viewer: list[Renderer] = []
 
 
-def set_viewer(viewer: Viewer) -> None:
+def register_renderer(viewer: Renderer) -> None:
     """Let `viewer` show everything from now on."""
     _viewer[:] = [viewer]
 
 
-class Shown:
+class Displayable:
     """A value with a report: `report(path)` writes it, notebooks show it by themselves."""
 
     def report(

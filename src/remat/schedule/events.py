@@ -12,9 +12,9 @@ from remat.ops import Advance, Fetch, Keep, Op, Pullback, Record
 if TYPE_CHECKING:
     from remat.schedule.machine import Machine
 
-__all__ = ["Event", "Holder", "Live", "Tapes", "Totals"]
+__all__ = ["Event", "Live", "LiveItem", "TapeSizes", "Totals"]
 
-Holder = tuple[str, str, int]  # what, level, bytes
+LiveItem = tuple[str, str, int]  # what, level, bytes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Event:
     allocated: int | None = None
 
 
-class Tapes:
+class TapeSizes:
     """Follows the events of a run, and says how large the tape is that each range has of its own."""
 
     def __init__(self) -> None:

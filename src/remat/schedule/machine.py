@@ -32,7 +32,7 @@ class Machine:
         self.tape_size = 0
         self.running_size = problem.state_size(0)
         self.pulling_size = 0
-        self.passing_size = 0  # what was just recorded: not yet *held*
+        self.just_recorded_size = 0  # what was just recorded: not yet *held*
         self._after_tape = 0
         self._resting_cotangent = 0
 
@@ -44,7 +44,7 @@ class Machine:
     @property
     def held_size(self) -> int:
         """Bytes of tapes that are held for later: all but the one just recorded, which may be pulled back at once."""
-        return self._after_tape - self.passing_size
+        return self._after_tape - self.just_recorded_size
 
     def find_tape(self, start: int, stop: int) -> int | None:
         """The place of the tape of exactly units start..stop-1, or None."""
@@ -73,14 +73,14 @@ class Machine:
 
     def _advance(self, op: Advance) -> None:
         self._run(op.start, op.stop, record=False)
-        self.passing_size = 0
+        self.just_recorded_size = 0
 
     def _record(self, op: Record) -> None:
         self._run(op.start, op.stop, record=True)
         size = self.problem.tape_size(op.start, op.stop)
         self.tapes.insert(bisect_left(self.tapes, (op.start,)), (op.start, op.stop, size))
         self.tape_size = self._after_tape = self.tape_size + size
-        self.passing_size = size
+        self.just_recorded_size = size
 
     def _pullback(self, op: Pullback) -> None:
         place = self.find_tape(op.start, op.stop)
@@ -92,19 +92,19 @@ class Machine:
             self.working = None  # nothing can use a state at or past the cotangent
         self._settle()
         self.pulling_size = self.problem.pulling_size(op.start, op.stop)
-        self.passing_size = 0
+        self.just_recorded_size = 0
 
     def _keep(self, op: Keep) -> None:
         size = self.problem.state_size(op.state)
         self.kept.setdefault(op.level, {})[op.state] = size
         self.kept_size[op.level] = self.kept_size.get(op.level, 0) + size
         self._settle()
-        self.passing_size = 0
+        self.just_recorded_size = 0
 
     def _fetch(self, op: Fetch) -> None:
         self.working = op.state
         self._settle()
-        self.passing_size = 0
+        self.just_recorded_size = 0
 
     def _drop(self, op: Drop) -> None:
         self.kept_size[op.level] -= self.kept[op.level].pop(op.state)

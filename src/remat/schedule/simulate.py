@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from remat.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.problem import Level, Memory, Problem
-from remat.progress import tell
-from remat.schedule.events import Event, Holder, Totals
+from remat.progress import report_progress
+from remat.schedule.events import Event, LiveItem, Totals
 from remat.schedule.machine import Machine
 from remat.schedule.schedule import Schedule
 from remat.schedule.trace import Trace
@@ -18,7 +18,7 @@ from remat.schedule.verify import run_legally
 
 __all__ = ["simulate"]
 
-TELL = 10_000  # ops between two words of progress
+PROGRESS_INTERVAL = 10_000  # ops between two words of progress
 
 
 def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str | None = None) -> Trace:
@@ -38,8 +38,8 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | st
     for index, op in run_legally(machine, ops):
         totals.count(machine, index, op)
         totals.seconds += clock.seconds(op)
-        if index % TELL == 0:
-            tell(index, None)
+        if index % PROGRESS_INTERVAL == 0:
+            report_progress(index, None)
     events = _Events(ops, problem, levels, clock)
     return Trace(problem.units, machine.device, totals, events, events.holders, levels)
 
@@ -95,7 +95,7 @@ class _Events:
             yield Event(index, op, now, seconds, machine.live())
             now += seconds
 
-    def holders(self, at: int) -> tuple[Holder, ...]:
+    def holders(self, at: int) -> tuple[LiveItem, ...]:
         """Who is live while op `at` runs."""
         machine = Machine(self.problem, self.memory)
         for index, _ in run_legally(machine, self.schedule):

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from remat.errors import FileError
 from remat.problem import Memory
-from remat.problem.serialization import Saved
-from remat.schedule.display import Shown
-from remat.schedule.events import Event, Holder, Totals
+from remat.problem.serialization import Serializable
+from remat.schedule.display import Displayable
+from remat.schedule.events import Event, LiveItem, Totals
 from remat.schedule.trace_columns import Columns
 from remat.units import bytes_text, count_text
 
@@ -21,7 +21,7 @@ __all__ = ["Trace"]
 
 
 @dataclass(frozen=True, eq=False)
-class Trace(Shown, Saved):
+class Trace(Displayable, Serializable):
     """A run of a schedule: totals at once, events on demand.
 
     `events` is iterated as often as one likes; `keeps` and `fetches` count states moved per level. A `measured` trace
@@ -33,7 +33,7 @@ class Trace(Shown, Saved):
     device: str
     totals: Totals
     events: Iterable[Event]
-    find_holders: Callable[[int], tuple[Holder, ...]]
+    find_holders: Callable[[int], tuple[LiveItem, ...]]
     memory: Memory | None = None
     measured: bool = False
     complete: bool = True
@@ -87,7 +87,7 @@ class Trace(Shown, Saved):
         return self.totals.peaks.get(self.device, 0)
 
     @cached_property
-    def at_peak(self) -> tuple[Holder, ...]:
+    def at_peak(self) -> tuple[LiveItem, ...]:
         """Who is live at the peak of the device: (what, level, bytes)."""
         return self.find_holders(self.totals.peak_index)
 
@@ -168,7 +168,7 @@ def _sizes(value: Any, name: str) -> dict[str, int]:
     return {str(key): _size(size, name) for key, size in value.items()}
 
 
-def _who(holders: tuple[Holder, ...]) -> str:
+def _who(holders: tuple[LiveItem, ...]) -> str:
     largest = sorted(holders, key=lambda h: -h[2])
     shown = ", ".join(f"{what} ({bytes_text(size)})" for what, _, size in largest[:6])
     return shown + (f" and {len(largest) - 6} more" if len(largest) > 6 else "")

@@ -14,7 +14,7 @@ from remat.cli.output import write_report
 from remat.cli.progress_bars import Bars
 from remat.errors import FileError
 from remat.planners import Plan
-from remat.profiling import Call, profile
+from remat.profiling import CallRecord, profile
 from remat.reporting import MARK
 from remat.reporting.tables import Table
 from remat.units import bytes_text, count_text, to_bytes, to_count
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tuple[str, ...]], Call]:
+def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tuple[str, ...]], CallRecord]:
     """The rows of the table, and the call of remat."""
     from autograd import value_and_grad
 
@@ -93,7 +93,7 @@ def _rows(
     peak: int,
     plain_seconds: float,
     seconds: float,
-    call: Call,
+    call: CallRecord,
 ) -> list[tuple[str, ...]]:
     plan, trace = call.plan, call.trace
     assert isinstance(plan, Plan)

@@ -15,7 +15,7 @@ from remat.interface import save_points
 from remat.measuring import loop_of
 from remat.planners import Auto, Plan, SavePoints, plan
 from remat.problem import Level, Loop, Memory
-from remat.profiling import Call, profile
+from remat.profiling import CallRecord, profile
 from remat.reporting.formats import check_path
 from remat.schedule import Trace
 from remat.units import bytes_text, count_text, to_count
@@ -93,7 +93,7 @@ class _Way:
 
     name: str
     plan: Plan
-    call: Call
+    call: CallRecord
     loss: float = 0.0
     gradient: Any = None
     allocated: int | None = None  # the most bytes, by the framework's meter

@@ -12,10 +12,20 @@ policies, `dropped.py` wraps pytrees.
 """
 
 from remat.frameworks.jax.checkpoint import checkpoint
-from remat.frameworks.jax.checkpointed_module import dropped
+from remat.frameworks.jax.checkpointed_module import checkpoint_module
 from remat.frameworks.jax.scan import free_bytes, scan, while_loop
 from remat.frameworks.jax.sequences import stacked, unpack, with_first
 
 NAME = "jax"
 
-__all__ = ["NAME", "checkpoint", "dropped", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]
+__all__ = [
+    "NAME",
+    "checkpoint",
+    "checkpoint_module",
+    "free_bytes",
+    "scan",
+    "stacked",
+    "unpack",
+    "while_loop",
+    "with_first",
+]

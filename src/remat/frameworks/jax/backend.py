@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
-from remat.execute.rng_state import Source
-from remat.frameworks.jax.avals import Flags, blank, nbytes
-from remat.frameworks.jax.chunked_steps import Pulled, Units
-from remat.frameworks.jax.differentiable import Arrays, Keyed
-from remat.frameworks.jax.residuals import Taped
+from remat.execute.rng_state import ReplayableState
+from remat.frameworks.jax.avals import Flags, nbytes, zeros_like_aval
+from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
+from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
+from remat.frameworks.jax.residuals import StepVJP
 from remat.memory_meter import Meter
 
 if TYPE_CHECKING:
-    from remat.frameworks.jax.scan_function import Loop
+    from remat.frameworks.jax.scan_function import ScanFunction
 
-__all__ = ["JaxVerbs", "State"]
+__all__ = ["JaxBackend", "State"]
 
 
 class State(NamedTuple):
@@ -28,31 +28,40 @@ class State(NamedTuple):
     kept: bool = False
 
 
-class Piece(Keyed):
+class CompiledRange(CacheKeyed):
     """So many steps that are compiled as one."""
 
-    def __init__(self, taped: Taped, length: int) -> None:
-        self.taped, self.length = taped, length
-        self.key = taped, length
+    def __init__(self, step_vjp: StepVJP, length: int) -> None:
+        self.step_vjp, self.length = step_vjp, length
+        self.key = step_vjp, length
 
-    def units(self, consts: Arrays, xs: Arrays) -> Units:
+    def units(self, consts: Arrays, xs: Arrays) -> ChunkedSteps:
         """The steps as units of this length."""
-        return Units(self.taped, consts, xs, self.length)
+        return ChunkedSteps(self.step_vjp, consts, xs, self.length)
 
 
-def _advance(piece: Piece, consts: Any, xs: Any, ys: Any, carry: Any, start: Any, stop: Any) -> Any:
+def _advance(piece: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, start: Any, stop: Any) -> Any:
     return piece.units(consts, xs).advance(carry, start, stop, ys)
 
 
-def _record(piece: Piece, consts: Any, xs: Any, ys: Any, carry: Any, start: Any) -> Any:
+def _record(piece: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, start: Any) -> Any:
     after, ys, tape = piece.units(consts, xs).record(carry, start, piece.length, ys)
     return after, tape, ys
 
 
 def _pull(
-    piece: Piece, given: Flags, consts: Any, xs: Any, tape: Any, bars: Any, carry: Any, sums: Any, rows: Any, start: Any
+    piece: CompiledRange,
+    given: Flags,
+    consts: Any,
+    xs: Any,
+    tape: Any,
+    bars: Any,
+    carry: Any,
+    sums: Any,
+    rows: Any,
+    start: Any,
 ) -> Any:
-    return piece.units(consts, xs).pull(Pulled(carry, sums, rows), tape, bars, given, start, piece.length)
+    return piece.units(consts, xs).vjp(Grads(carry, sums, rows), tape, bars, given, start, piece.length)
 
 
 def _apart(leaves: Arrays) -> bool:
@@ -69,15 +78,15 @@ _recording = jax.jit(_record, static_argnums=0, donate_argnums=3)
 _pulling = jax.jit(_pull, static_argnums=(0, 1), donate_argnums=(7, 8))
 
 
-class JaxVerbs:
+class JaxBackend:
     """Runs, records and pulls back the steps of one loop."""
 
-    sources: Sequence[Source] = ()
+    replayable_states: Sequence[ReplayableState] = ()
 
-    def __init__(self, loop: "Loop", taped: Taped, consts: Arrays, xs: Arrays, *, ready: bool) -> None:
-        self.loop, self.taped, self.consts, self.xs, self.ready = loop, taped, list(consts), list(xs), ready
-        looks = loop.step.outs[loop.step.carry :]
-        self.ys: Any = [blank(look, loop.rows or 0) for look in looks]
+    def __init__(self, loop: "ScanFunction", step_vjp: StepVJP, consts: Arrays, xs: Arrays, *, ready: bool) -> None:
+        self.loop, self.step_vjp, self.consts, self.xs, self.ready = loop, step_vjp, list(consts), list(xs), ready
+        avals = loop.step.outs[loop.step.carry :]
+        self.ys: Any = [zeros_like_aval(aval, loop.rows or 0) for aval in avals]
         self.first = True  # whether the first sweep is run, which puts out
         self.y_bars: list[Any] = []
         self.given: Flags = ()
@@ -86,15 +95,18 @@ class JaxVerbs:
 
     def turn(self, y_bars: list[Any], given: Flags) -> None:
         """The cotangents of the outputs are in, of those that are given one."""
-        units = Units(self.taped, self.consts, self.xs)
+        units = ChunkedSteps(self.step_vjp, self.consts, self.xs)
         self.y_bars, self.given, self.ys = y_bars, given, []
-        _, self.sums, self.xs_bar = units.nothing_pulled([])
+        _, self.sums, self.xs_bar = units.zero_grads([])
 
     def advance(self, state: State, start: int, stop: int) -> State:
         """The carry after steps start..stop-1."""
         if start == stop:
             return state
-        piece, run = Piece(self.taped, 1), _advancing if state.kept or not _apart(state.leaves) else _advancing_on
+        piece, run = (
+            CompiledRange(self.step_vjp, 1),
+            _advancing if state.kept or not _apart(state.leaves) else _advancing_on,
+        )
         ys = self.ys if self.first else None
         carry, ys = run(piece, self.consts, self.xs, ys, list(state.leaves), start, stop)
         if self.first:
@@ -105,22 +117,22 @@ class JaxVerbs:
         """The carry after steps start..stop-1, and the tapes of pieces of that range."""
         carry: Any = list(state.leaves)
         tape = []
-        for at, length in _pieces(start, stop):
-            piece = Piece(self.taped, length)
-            carry, own, ys = _recording(piece, self.consts, self.xs, self.ys if self.first else None, carry, at)
+        for at, length in _powers_of_two(start, stop):
+            piece = CompiledRange(self.step_vjp, length)
+            carry, per_step, ys = _recording(piece, self.consts, self.xs, self.ys if self.first else None, carry, at)
             self.ys = ys if self.first else self.ys
-            tape.append((piece, at, own))
+            tape.append((piece, at, per_step))
         return State(self._done(tuple(carry))), tape
 
     def pull_back(self, tape: Any, cotangent: Any) -> Any:
         """The cotangent at the start of the tape; sums and rows are gathered here."""
         while tape:
-            piece, at, own = tape.pop()
+            piece, at, per_step = tape.pop()
             (sums, rows), self.sums, self.xs_bar = (self.sums, self.xs_bar), [], []
             cotangent, self.sums, self.xs_bar = _pulling(
-                piece, self.given, self.consts, self.xs, own, self.y_bars, list(cotangent), sums, rows, at
+                piece, self.given, self.consts, self.xs, per_step, self.y_bars, list(cotangent), sums, rows, at
             )
-            del own
+            del per_step
         return self._done(cotangent)
 
     def copy(self, state: State) -> State:
@@ -131,7 +143,7 @@ class JaxVerbs:
         """Bytes of a state, a tape or a cotangent."""
         return sum(nbytes(leaf) for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype"))
 
-    def always(self) -> dict[str, int]:
+    def persistent_bytes(self) -> dict[str, int]:
         """Bytes of what is live throughout."""
         parts = {
             "inputs": self.xs,
@@ -141,7 +153,7 @@ class JaxVerbs:
         }
         return {name: size for name, values in parts.items() if (size := self.size(values))}
 
-    def partly(self) -> tuple[int, int]:
+    def failed_at(self) -> tuple[int, int]:
         """Nothing: an op is one call, done or not."""
         return 0, 0
 
@@ -149,11 +161,11 @@ class JaxVerbs:
         """None: XLA allocates as it likes."""
         return None
 
-    def summary(self, state: State) -> Sequence[float]:
+    def fingerprint(self, state: State) -> Sequence[float]:
         """Nothing: pure functions give the same again."""
         return ()
 
-    def differ(self, state: State, summary: Sequence[float], *, recorded: int) -> str | None:
+    def mismatch(self, state: State, fingerprint: Sequence[float], *, recorded: int) -> str | None:
         """None: pure functions give the same again."""
         return None
 
@@ -161,7 +173,7 @@ class JaxVerbs:
         return jax.block_until_ready(value) if self.ready else value
 
 
-def _pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+def _powers_of_two(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Pieces of powers of two, the longest first: few are compiled, whatever the lengths of ranges are."""
     while start < stop:
         length = 1 << ((stop - start).bit_length() - 1)

@@ -2,8 +2,8 @@
 
 A kept state lies on a stack: the state of level l in slot l. In the first sweep of a loop of known length, states are
 kept where the binomial plan keeps them, one for each level. In a loop of unknown length the places depend on how far it
-came: at each place of `events` all states above a level are dropped, and one is kept there. The reverse sweep splits
-what lies above the last kept state as the binomial plan does, by the numbers β(s, r) of `betas`.
+came: at each place of `online_positions` all states above a level are dropped, and one is kept there. The reverse sweep
+splits what lies above the last kept state as the binomial plan does, by the numbers β(s, r) of `binomial_table`.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from remat.schedule.revolve import beta, repetition, split
 
-__all__ = ["betas", "bucket", "events", "first_places", "held_after"]
+__all__ = ["binomial_table", "initial_positions", "online_positions", "positions_after", "round_up"]
 
 MOST = 2**30  # steps of a loop, and what larger numbers are cut to
 FINE = 4  # a state is kept if it is no closer to the one before than 1/(FINE·slots) of all steps
@@ -24,13 +24,13 @@ FINE = 4  # a state is kept if it is no closer to the one before than 1/(FINE·s
 Ints = NDArray[np.int32]
 
 
-def bucket(count: int) -> int:
+def round_up(count: int) -> int:
     """A number not much larger, of few: what is compiled for one number then serves others."""
     step = 1 << max(0, count.bit_length() - 3)
     return -(-count // step) * step
 
 
-def first_places(units: int, slots: int) -> list[int]:
+def initial_positions(units: int, slots: int) -> list[int]:
     """Where the binomial plan keeps states in its first sweep: the place of each level; none for a single unit."""
     places, start, left = [0] if units > 1 else [], 0, slots
     while units - start > 1 and left:
@@ -43,36 +43,36 @@ def first_places(units: int, slots: int) -> list[int]:
 
 
 @lru_cache(maxsize=64)
-def _betas(slots: int, width: int) -> Ints:
+def _binomial_table(slots: int, width: int) -> Ints:
     table = [[min(MOST, beta(s, r)) for r in range(width)] for s in range(slots + 1)]
     return np.array(table, dtype=np.int32)
 
 
-def betas(units: int | None, slots: int) -> Ints:
+def binomial_table(units: int | None, slots: int) -> Ints:
     """β(s, r) for all s up to the slots, and all r that so many units take; wide enough for many if it is not known."""
     if units is None:
         width = 64 if slots >= 8 else 512 if slots >= 4 else 2048
     else:
         most = repetition(units, slots) if slots and units > 1 else 1
         width = next(width for width in (8, 64, 512, 4096, 1 << most.bit_length()) if width > most)
-    return _betas(slots, width)
+    return _binomial_table(slots, width)
 
 
 @lru_cache(maxsize=16)
-def events(slots: int) -> tuple[Ints, Ints]:
+def online_positions(slots: int) -> tuple[Ints, Ints]:
     """Where a loop of unknown length keeps states, in order, and on which level; the last place is never reached.
 
     A level of s slots above its base goes through phases: in phase r it keeps states at distances β(s, r-1),
     β(s-1, r-1), … on the levels above, as the binomial plan for β(s, r) steps does. Each of these is the base of a
     level of its own until the next one comes. When a phase is over, all of them are dropped, and the next one begins.
     """
-    found = list(takewhile(lambda event: event[0] < MOST, _events(0, slots, 0, MOST, slots)))
+    found = list(takewhile(lambda event: event[0] < MOST, _online_positions(0, slots, 0, MOST, slots)))
     found.append((MOST, slots))
     places, levels = zip(*found, strict=True)
     return np.array(places, dtype=np.int32), np.array(levels, dtype=np.int32)
 
 
-def _events(base: int, slots: int, level: int, end: int, most: int) -> Iterator[tuple[int, int]]:
+def _online_positions(base: int, slots: int, level: int, end: int, most: int) -> Iterator[tuple[int, int]]:
     """Places between base and end for `slots` of the `most` slots there are, the lowest on level + 1."""
     if slots < 2:
         return
@@ -85,7 +85,7 @@ def _events(base: int, slots: int, level: int, end: int, most: int) -> Iterator[
         while left and place < end and beta(left + 1, times - 1) * FINE * most >= place:
             yield place, above
             after = place + beta(left, times - 1)
-            yield from _events(place, left, above, min(after, end), most)
+            yield from _online_positions(place, left, above, min(after, end), most)
             place, left, above = after, left - 1, above + 1
         over = beta(slots, times - 1)
         times += 1
@@ -93,10 +93,10 @@ def _events(base: int, slots: int, level: int, end: int, most: int) -> Iterator[
             times += 1
 
 
-def held_after(steps: int, slots: int) -> list[int]:
+def positions_after(steps: int, slots: int) -> list[int]:
     """The states that a loop of unknown length holds after so many steps."""
     held: list[Any] = [0]
-    for place, level in zip(*map(np.ndarray.tolist, events(slots)), strict=True):
+    for place, level in zip(*map(np.ndarray.tolist, online_positions(slots)), strict=True):
         if place >= steps:
             break
         held[level:] = [place]

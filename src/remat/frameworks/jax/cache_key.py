@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-__all__ = ["has_rules", "key_of"]
+__all__ = ["cache_key", "has_custom_rules"]
 
 
-def key_of(program: ClosedJaxpr) -> Any:
+def cache_key(program: ClosedJaxpr) -> Any:
     """A key that equal programs share; None if it has constants, or parameters that cannot be compared."""
     try:
         key = _value(program)
@@ -65,10 +65,11 @@ def _value(value: Any) -> Any:
     return type(value), value
 
 
-def has_rules(value: Any) -> bool:
+def has_custom_rules(value: Any) -> bool:
     """Whether a program, or a parameter of an operation, has calls with rules of differentiation of their own."""
     if isinstance(value, ClosedJaxpr | Jaxpr):
         return any(
-            eqn.primitive.name.startswith("custom_") or any(map(has_rules, eqn.params.values())) for eqn in value.eqns
+            eqn.primitive.name.startswith("custom_") or any(map(has_custom_rules, eqn.params.values()))
+            for eqn in value.eqns
         )
-    return type(value) in (tuple, list) and any(map(has_rules, value))
+    return type(value) in (tuple, list) and any(map(has_custom_rules, value))

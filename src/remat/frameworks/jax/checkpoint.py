@@ -14,12 +14,12 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from remat.frameworks import jax_is_tracing
 from remat.frameworks.jax.avals import differentiable, nbytes
-from remat.frameworks.jax.partition import is_array, is_traced, refuse_lost, split
+from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
 from remat.frameworks.jax.policies import policy_of
-from remat.profiling.call_record import Call
+from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
-from remat.profiling.profiler import passing
-from remat.segments import Terms, depth_here, name_of, within
+from remat.profiling.profiler import segment_pass
+from remat.segments import CheckpointOptions, display_name, nested, nesting_depth
 
 __all__ = ["checkpoint"]
 
@@ -27,7 +27,11 @@ _ARRAYS = inspect.Signature([inspect.Parameter("arrays", inspect.Parameter.VAR_P
 
 
 def checkpoint(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms, call: Call | None = None
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CheckpointOptions,
+    call: CallRecord | None = None,
 ) -> Any:
     """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
 
@@ -35,15 +39,15 @@ def checkpoint(
     """
     if call is not None:
         call.framework, call.steps = "jax", 1  # what is traced once may run any number of times, unseen
-    policy = policy_of(terms.policy)
-    name, depth = name_of(fn), depth_here()
-    with passing(name, "forward", depth), within(depth):
+    policy = policy_of(options.policy)
+    name, depth = display_name(fn), nesting_depth()
+    with segment_pass(name, "forward", depth), nested(depth):
         if not jax_is_tracing():
             return fn(*args, **kwargs)
         flat = _Flat(fn, name, args, kwargs)
-        if terms.threshold is None and not CheckpointProfiler.is_tracking():
+        if options.threshold is None and not CheckpointProfiler.is_tracking():
             return flat.build(jax.checkpoint(flat, policy=policy)(*flat.arrays))
-        return flat.build(_weighed(jax.make_jaxpr(flat)(*flat.arrays), flat.arrays, terms.threshold, policy))
+        return flat.build(_weighed(jax.make_jaxpr(flat)(*flat.arrays), flat.arrays, options.threshold, policy))
 
 
 class _Flat:
@@ -56,15 +60,15 @@ class _Flat:
         self.__name__ = self.__qualname__ = name
         self.__wrapped__, self.__signature__ = fn, _ARRAYS  # errors of JAX name the function and its file by these
         self.arrays: list[Any] = []
-        self._fn, self._given = fn, split((args, kwargs), is_traced, self.arrays, [])
+        self._fn, self._given = fn, partition((args, kwargs), is_traceable, self.arrays, [])
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """The arrays among the results."""
         args, kwargs = self._given(iter(arrays))
         found: list[Any] = []
-        beside: list[Any] = []
-        self._results = split(self._fn(*args, **kwargs), is_array, found, beside)
-        refuse_lost(beside, self.__name__)
+        static_values: list[Any] = []
+        self._results = partition(self._fn(*args, **kwargs), is_array, found, static_values)
+        check_no_leaked_tracers(static_values, self.__name__)
         return found
 
     def build(self, arrays: list[Any]) -> Any:

@@ -5,32 +5,32 @@ from typing import Any
 from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
 from remat.frameworks.jax.checkpoint import checkpoint
-from remat.profiling.profiler import watched
-from remat.segments import Terms
+from remat.profiling.profiler import recorded_call
+from remat.segments import CheckpointOptions
 
-__all__ = ["Dropped", "dropped"]
+__all__ = ["CheckpointedModule", "checkpoint_module"]
 
 
 @register_pytree_with_keys_class
-class Dropped:
+class CheckpointedModule:
     """A callable pytree, such as a module of equinox, each call of which is a segment; it has its attributes."""
 
-    def __init__(self, module: Any, terms: Terms) -> None:
-        self.__dict__["_module"], self.__dict__["_terms"] = module, terms
+    def __init__(self, module: Any, options: CheckpointOptions) -> None:
+        self.__dict__["_module"], self.__dict__["_terms"] = module, options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns; what its backward needs is recomputed."""
-        with watched("drop", type(self._module).__call__) as call:
+        with recorded_call("drop", type(self._module).__call__) as call:
             return checkpoint(self._module, args, kwargs, self._terms, call)
 
-    def tree_flatten_with_keys(self) -> tuple[Any, Terms]:
+    def tree_flatten_with_keys(self) -> tuple[Any, CheckpointOptions]:
         """The module, which is all that it holds."""
         return ((GetAttrKey("_module"), self._module),), self._terms
 
     @classmethod
-    def tree_unflatten(cls, terms: Terms, children: Any) -> "Dropped":
+    def tree_unflatten(cls, options: CheckpointOptions, children: Any) -> "CheckpointedModule":
         """The same with another module."""
-        return cls(children[0], terms)
+        return cls(children[0], options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "_module" not in self.__dict__:  # such as __deepcopy__; or while it is copied
@@ -47,6 +47,6 @@ class Dropped:
         return f"drop({self._module!r})"
 
 
-def dropped(module: Any, terms: Terms) -> Dropped:
+def checkpoint_module(module: Any, options: CheckpointOptions) -> CheckpointedModule:
     """The module, recomputed in the backward."""
-    return Dropped(module, terms)
+    return CheckpointedModule(module, options)

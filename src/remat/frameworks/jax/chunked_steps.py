@@ -12,14 +12,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from remat.frameworks.jax.avals import Flags, blank, picked
+from remat.frameworks.jax.avals import Flags, select, zeros_like_aval
 from remat.frameworks.jax.differentiable import Arrays
-from remat.frameworks.jax.residuals import Tape, Taped
+from remat.frameworks.jax.residuals import StepVJP, Tape
 
-__all__ = ["Pulled", "Units", "unrolled"]
+__all__ = ["ChunkedSteps", "Grads", "unroll_factor"]
 
 
-def unrolled(length: int) -> int:
+def unroll_factor(length: int) -> int:
     """How many steps of a unit are one turn of its loop: a GPU takes its time for a turn, a CPU does not.
 
     They divide the length: for a rest, XLA would hold all tapes twice.
@@ -27,7 +27,7 @@ def unrolled(length: int) -> int:
     return 1 if jax.default_backend() == "cpu" else next(count for count in (4, 3, 2, 1) if length % count == 0)
 
 
-class Pulled(NamedTuple):
+class Grads(NamedTuple):
     """What is gathered while units are pulled back: the cotangent of a carry, sums, and rows."""
 
     carry: list[Any]
@@ -35,11 +35,11 @@ class Pulled(NamedTuple):
     xs: list[Any]
 
 
-class Units:
+class ChunkedSteps:
     """All units of a loop, for given constants and inputs. `length` steps are a unit, `head` steps are the first."""
 
-    def __init__(self, taped: Taped, consts: Arrays, xs: Arrays, length: int = 1, head: int = 0) -> None:
-        self.taped, self.step, self.consts, self.xs = taped, taped.run, list(consts), list(xs)
+    def __init__(self, step_vjp: StepVJP, consts: Arrays, xs: Arrays, length: int = 1, head: int = 0) -> None:
+        self.step_vjp, self.step, self.consts, self.xs = step_vjp, step_vjp.run, list(consts), list(xs)
         self.length, self.head = length, head
 
     def start(self, i: Any) -> Any:
@@ -69,7 +69,7 @@ class Units:
         found: tuple[list[Any], list[Any]] = lax.fori_loop(start, stop, over(self.start, self.length), held)
         return found
 
-    def pass_over(self, carry: Arrays, i: Any) -> list[Any]:
+    def advance_one(self, carry: Arrays, i: Any) -> list[Any]:
         """The carry after unit i."""
         if self.head:
             return self.advance(carry, i, i + 1)[0]
@@ -81,34 +81,34 @@ class Units:
         """The carry after so many steps, the outputs with theirs written into them, and their tape."""
 
         def step(held: Any, i: Any) -> Any:
-            carry, y, tape = self.taped.record(self.consts, held[0], _rows(self.xs, i))
-            return (carry, held[1] if ys is None else _put(held[1], y, i), tape.common), tape.own
+            carry, y, tape = self.step_vjp.record(self.consts, held[0], _rows(self.xs, i))
+            return (carry, held[1] if ys is None else _put(held[1], y, i), tape.shared), tape.per_step
 
-        common = [blank(look) for look in self.taped.common_looks]
-        held, own = _steps(step, (list(carry), list(ys or ()), common), None, start, length)
-        return held[0], held[1], Tape(own, held[2])
+        shared = [zeros_like_aval(aval) for aval in self.step_vjp.shared_avals]
+        held, per_step = _steps(step, (list(carry), list(ys or ()), shared), None, start, length)
+        return held[0], held[1], Tape(per_step, held[2])
 
-    def pull(self, pulled: Pulled, tape: Tape, y_bars: Arrays, given: Flags, start: Any, length: int) -> Pulled:
+    def vjp(self, pulled: Grads, tape: Tape, y_bars: Arrays, given: Flags, start: Any, length: int) -> Grads:
         """What is gathered once a recorded unit is pulled back too; `y_bars` are of outputs that are given some."""
-        looks = picked(self.taped.flow.ys, self.step.outs[self.step.carry :])
+        avals = select(self.step_vjp.activity.ys, self.step.outs[self.step.carry :])
 
         def back(held: Any, at: Any) -> Any:
-            i, own = at
+            i, per_step = at
             bars = iter(_rows(y_bars, i))
-            y_bar = [next(bars) if flag else blank(look) for flag, look in zip(given, looks, strict=True)]
+            y_bar = [next(bars) if flag else zeros_like_aval(aval) for flag, aval in zip(given, avals, strict=True)]
             x = _rows(self.xs, i)
-            consts, carry, x_bar = self.taped.pull(Tape(own, tape.common), self.consts, x, held.carry, y_bar)
+            consts, carry, x_bar = self.step_vjp.vjp(Tape(per_step, tape.shared), self.consts, x, held.carry, y_bar)
             sums = [total + part for total, part in zip(held.consts, consts, strict=True)]
-            return Pulled(carry, sums, _put(held.xs, x_bar, i)), None
+            return Grads(carry, sums, _put(held.xs, x_bar, i)), None
 
-        found: Pulled = _steps(back, pulled, tape.own, start, length, reverse=True)[0]
+        found: Grads = _steps(back, pulled, tape.per_step, start, length, reverse=True)[0]
         return found
 
-    def nothing_pulled(self, carry: list[Any]) -> Pulled:
+    def zero_grads(self, carry: list[Any]) -> Grads:
         """What is gathered before the first pullback: the cotangent of the last carry, and zeros."""
-        flow = self.taped.flow
-        consts = [blank(const) for const in picked(flow.consts, self.consts)]
-        return Pulled(carry, consts, [blank(x) for x in picked(flow.xs, self.xs)])
+        activity = self.step_vjp.activity
+        consts = [zeros_like_aval(const) for const in select(activity.consts, self.consts)]
+        return Grads(carry, consts, [zeros_like_aval(x) for x in select(activity.xs, self.xs)])
 
 
 def _steps(step: Any, held: Any, given: Any, start: Any, length: int, *, reverse: bool = False) -> Any:
@@ -117,7 +117,7 @@ def _steps(step: Any, held: Any, given: Any, start: Any, length: int, *, reverse
         return step(held, start if given is None else (start, given))
     numbers = start + jnp.arange(length, dtype=jnp.int32)
     rows = numbers if given is None else (numbers, given)
-    return lax.scan(step, held, rows, length=length, reverse=reverse, unroll=unrolled(length))
+    return lax.scan(step, held, rows, length=length, reverse=reverse, unroll=unroll_factor(length))
 
 
 def _rows(arrays: Arrays, i: Any) -> list[Any]:

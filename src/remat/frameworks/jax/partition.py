@@ -12,34 +12,34 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten, treedef_is_leaf
 
-from remat.closures.capture import Captured, Search
+from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
 from remat.errors import StepError
-from remat.pytree import take_apart
+from remat.pytree import flatten
 
-__all__ = ["Build", "is_array", "is_traced", "refuse_lost", "split"]
+__all__ = ["Build", "check_no_leaked_tracers", "is_array", "is_traceable", "partition"]
 
 Build = Callable[[Iterator[Any]], Any]
 
 
-def split(value: Any, wanted: Callable[[Any], bool], arrays: list[Any], beside: list[Any]) -> Build:
+def partition(value: Any, wanted: Callable[[Any], bool], arrays: list[Any], static_values: list[Any]) -> Build:
     """Add the wanted leaves to the arrays, the others go beside; what puts others for the arrays is returned.
 
     Containers are those that remat knows, in which dicts stay in order, and those that are registered with JAX.
     """
-    leaves, tree = take_apart(value)
-    parts = [_split_leaf(leaf, wanted, arrays, beside) for leaf in leaves]
-    return lambda found: tree.build([part(found) for part in parts])
+    leaves, tree = flatten(value)
+    parts = [_split_leaf(leaf, wanted, arrays, static_values) for leaf in leaves]
+    return lambda found: tree.unflatten([part(found) for part in parts])
 
 
-def _split_leaf(leaf: Any, wanted: Callable[[Any], bool], arrays: list[Any], beside: list[Any]) -> Build:
+def _split_leaf(leaf: Any, wanted: Callable[[Any], bool], arrays: list[Any], static_values: list[Any]) -> Build:
     if wanted(leaf):
         arrays.append(leaf)
         return next
     leaves, tree = tree_flatten(leaf)
     if treedef_is_leaf(tree):
-        beside.append(leaf)
+        static_values.append(leaf)
         return lambda found: leaf
-    parts = [split(each, wanted, arrays, beside) for each in leaves]
+    parts = [partition(each, wanted, arrays, static_values) for each in leaves]
     return lambda found: tree_unflatten(tree, [part(found) for part in parts])
 
 
@@ -48,7 +48,7 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array | jax.core.Tracer)
 
 
-def is_traced(leaf: Any) -> bool:
+def is_traceable(leaf: Any) -> bool:
     """Whether a leaf of the arguments is: JAX's arrays, and NumPy's if they hold numbers. A single number stays."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == bool or bool(jnp.issubdtype(leaf.dtype, np.number))
@@ -58,14 +58,14 @@ def is_traced(leaf: Any) -> bool:
 _PLAIN = (np.generic, Number, str, bytes, Enum, type, np.dtype, slice, range, type(...), ModuleType)
 
 
-def refuse_lost(beside: list[Any], name: str) -> None:
+def check_no_leaked_tracers(static_values: list[Any], name: str) -> None:
     """Raise a StepError if results of a segment that are no arrays hold some of its own, which are nothing outside."""
-    for leaf in beside:
+    for leaf in static_values:
         array = isinstance(leaf, np.ndarray)
         if isinstance(leaf, _PLAIN) or (array and leaf.dtype != object):
             continue
-        traced = _TracedHere()
-        Captured(traced, partial(len, leaf.tolist() if array else leaf))
+        traced = _LeakedTracers()
+        ConvertedClosure(traced, partial(len, leaf.tolist() if array else leaf))
         if traced.found:
             kind = "an array of objects" if array else f"a {type(leaf).__qualname__}"
             raise StepError(
@@ -74,17 +74,17 @@ def refuse_lost(beside: list[Any], name: str) -> None:
             )
 
 
-class _TracedHere(Search):
+class _LeakedTracers(BaseCaptureFilter):
     """Looks for arrays that belong to the innermost trace; see `execute.captured.Boxes`."""
 
-    opaque: ClassVar[tuple[type, ...]] = (jax.Array, jax.core.Tracer)
-    plain: ClassVar[frozenset[type]] = frozenset()
+    opaque_types: ClassVar[tuple[type, ...]] = (jax.Array, jax.core.Tracer)
+    atomic_types: ClassVar[frozenset[type]] = frozenset()
 
     def __init__(self) -> None:
         self.found = False
         self._trace = getattr(jnp.zeros(()), "_trace", None)
 
-    def has(self, leaf: Any) -> bool:
+    def accepts(self, leaf: Any) -> bool:
         if isinstance(leaf, jax.core.Tracer) and self._trace is not None:
             self.found = self.found or getattr(leaf, "_trace", None) is self._trace
         return False

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from remat.frameworks.jax.chunked_steps import Units
+from remat.frameworks.jax.chunked_steps import ChunkedSteps
 from remat.frameworks.jax.differentiable import Arrays
 
-__all__ = ["Stack", "reverse"]
+__all__ = ["CheckpointStack", "reverse_sweep"]
 
 
-class Stack(NamedTuple):
+class CheckpointStack(NamedTuple):
     """Kept states: `at` are their numbers and `states` their leaves, by level; `depth` of them are held."""
 
     at: Any
@@ -25,7 +25,7 @@ class Stack(NamedTuple):
     states: list[Any]
 
     @classmethod
-    def of(cls, at: Any, depth: Any, carry: Arrays, size: int) -> "Stack":
+    def of(cls, at: Any, depth: Any, carry: Arrays, size: int) -> "CheckpointStack":
         """A stack for so many states, the first of which is that carry."""
         return cls(at, depth, [jnp.broadcast_to(leaf[None], (size, *leaf.shape)) for leaf in carry])
 
@@ -33,19 +33,19 @@ class Stack(NamedTuple):
         """The state of a level."""
         return [lax.dynamic_index_in_dim(leaf, level, keepdims=False) for leaf in self.states]
 
-    def put(self, level: Any, carry: Arrays) -> "Stack":
+    def put(self, level: Any, carry: Arrays) -> "CheckpointStack":
         """The stack with another state on a level."""
         pairs = zip(self.states, carry, strict=True)
         states = [lax.dynamic_update_index_in_dim(leaf, part, level, 0) for leaf, part in pairs]
-        return Stack(self.at, self.depth, states)
+        return CheckpointStack(self.at, self.depth, states)
 
-    def push(self, place: Any, carry: Arrays) -> "Stack":
+    def push(self, place: Any, carry: Arrays) -> "CheckpointStack":
         """The stack with a state on top."""
         at = lax.dynamic_update_index_in_dim(self.at, place, self.depth, 0)
-        return Stack(at, self.depth + 1, self.put(self.depth, carry).states)
+        return CheckpointStack(at, self.depth + 1, self.put(self.depth, carry).states)
 
 
-class _Ahead(NamedTuple):
+class _Remaining(NamedTuple):
     """What lies above the last kept state."""
 
     start: Any  # where that is
@@ -58,44 +58,46 @@ class _Ahead(NamedTuple):
         return self.length <= self.free + 1
 
     @property
-    def stuck(self) -> Any:
+    def one_slot(self) -> Any:
         """Whether no state of it can be kept."""
         return self.free == 1
 
 
-def reverse(
-    stack: Stack,
+def reverse_sweep(
+    stack: CheckpointStack,
     end: Any,
     slots: Any,
-    betas: Any,
-    units: Units,
-    pull: Callable[[Arrays, Any, Any], Any],
+    binomial_table: Any,
+    units: ChunkedSteps,
+    pull_one: Callable[[Arrays, Any, Any], Any],
     gathered: Any,
     least: int = 0,
-) -> tuple[Any, Stack]:
+) -> tuple[Any, CheckpointStack]:
     """What is gathered when all units least..end-1 are pulled back."""
 
-    def ahead(stack: Stack, end: Any) -> _Ahead:
+    def ahead(stack: CheckpointStack, end: Any) -> _Remaining:
         start = lax.dynamic_index_in_dim(stack.at, stack.depth - 1, keepdims=False)
-        return _Ahead(start, end - start, slots - (stack.depth - 1))
+        return _Remaining(start, end - start, slots - (stack.depth - 1))
 
     # A table from the host has no mesh; where meshes are part of types, all that is written to it has one.
     stack = stack._replace(at=stack.at + jnp.zeros(stack.at.shape, stack.at.dtype))
 
-    def keep(held: Any) -> Any:
+    def split_and_keep(held: Any) -> Any:
         """Advance to the next state to keep, where the binomial plan splits."""
         stack, end = held
         start, length, free = ahead(stack, end)
-        row = lax.dynamic_index_in_dim(betas, free, keepdims=False)
+        row = lax.dynamic_index_in_dim(binomial_table, free, keepdims=False)
         times = jnp.sum(row < length, dtype=jnp.int32)  # the least r with β(free, r) ≥ length, or the last there is
-        less = lax.dynamic_slice(betas, (free, times - 1), (1, 1))[0, 0]
-        right = lax.dynamic_slice(betas, (free - 1, times - 1), (1, 1))[0, 0]
+        less = lax.dynamic_slice(binomial_table, (free, times - 1), (1, 1))[0, 0]
+        right = lax.dynamic_slice(binomial_table, (free - 1, times - 1), (1, 1))[0, 0]
         place = start + jnp.minimum(less, length - right)
         return stack.push(place, units.advance(stack.fetch(stack.depth - 1), start, place)[0]), end
 
-    def segment(held: Any) -> Any:
+    def reverse_segment(held: Any) -> Any:
         stack, end, gathered = held
-        stack, _ = lax.while_loop(lambda held: ~(ahead(*held).fits | ahead(*held).stuck), keep, (stack, end))
+        stack, _ = lax.while_loop(
+            lambda held: ~(ahead(*held).fits | ahead(*held).one_slot), split_and_keep, (stack, end)
+        )
         found, top = ahead(stack, end), stack.depth - 1
         start, length, fits = found.start, found.length, found.fits
         count = jnp.minimum(jnp.where(fits, length, 1), end - least)  # units that are pulled back
@@ -104,18 +106,18 @@ def reverse(
             """Where the state before unit start + j is: on the stack if all fit, else in the place that is not kept."""
             return jnp.where(fits | (j == 0), top + j, slots)
 
-        def go_on(j: Any, held: Any) -> Any:
+        def advance_one(j: Any, held: Any) -> Any:
             carry, stack = held
-            carry = units.pass_over(carry, start + j)
+            carry = units.advance_one(carry, start + j)
             return carry, stack.put(level(j + 1), carry)
 
-        def go_back(q: Any, gathered: Any) -> Any:
+        def pull_back_one(q: Any, gathered: Any) -> Any:
             j = length - 1 - q
-            return pull(stack.fetch(level(j)), start + j, gathered)
+            return pull_one(stack.fetch(level(j)), start + j, gathered)
 
-        _, stack = lax.fori_loop(0, length - 1, go_on, (stack.fetch(top), stack))
-        gathered = lax.fori_loop(0, count, go_back, gathered)
-        return Stack(stack.at, jnp.where(fits, top, stack.depth), stack.states), end - count, gathered
+        _, stack = lax.fori_loop(0, length - 1, advance_one, (stack.fetch(top), stack))
+        gathered = lax.fori_loop(0, count, pull_back_one, gathered)
+        return CheckpointStack(stack.at, jnp.where(fits, top, stack.depth), stack.states), end - count, gathered
 
-    stack, _, gathered = lax.while_loop(lambda held: held[1] > least, segment, (stack, end, gathered))
+    stack, _, gathered = lax.while_loop(lambda held: held[1] > least, reverse_segment, (stack, end, gathered))
     return gathered, stack

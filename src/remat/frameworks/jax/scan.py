@@ -9,14 +9,14 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat.errors import ProblemError, StepError
-from remat.frameworks.jax.avals import without_first
-from remat.frameworks.jax.host_loop import Driven
-from remat.frameworks.jax.planning import planner_for, slots_for
+from remat.frameworks.jax.avals import row_aval
+from remat.frameworks.jax.host_loop import HostLoop
+from remat.frameworks.jax.planning import online_slots, plan_for_jit
 from remat.frameworks.jax.primitives import call
-from remat.frameworks.jax.scan_function import Loop
-from remat.frameworks.jax.step_jaxpr import names_of, trace, trace_condition
-from remat.frameworks.jax.while_function import While
-from remat.loops.request import Asked
+from remat.frameworks.jax.scan_function import ScanFunction
+from remat.frameworks.jax.step_jaxpr import names_of, trace_condition, trace_step
+from remat.frameworks.jax.while_function import WhileFunction
+from remat.loops.request import LoopRequest
 from remat.units import to_count
 
 __all__ = ["free_bytes", "scan", "while_loop"]
@@ -46,7 +46,7 @@ def scan(
     init: Any,
     xs: Any,
     length: int | None,
-    asked: Asked,
+    request: LoopRequest,
     vjp: Callable[..., Any] | None = None,
     rows: dict[int, int] | None = None,
     driven: bool = False,
@@ -58,16 +58,20 @@ def scan(
     inputs = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in inputs]
     steps = _count_steps(inputs, names_of(xs, "xs"), length)
     if not driven:
-        _refuse_progress(asked, "give driven=True, which runs the loop op by op")
-    asked.check_slots(steps)
+        _refuse_progress(request, "give driven=True, which runs the loop op by op")
+    request.validate(steps)
     if steps == 0:  # nothing to plan
         return jax.lax.scan(step, init, xs, length=0)
-    asked.note(steps)
-    x = tree_unflatten(x_tree, [without_first(leaf) for leaf in inputs])
-    traced = trace(step, init, x)
+    request.record(steps)
+    x = tree_unflatten(x_tree, [row_aval(leaf) for leaf in inputs])
+    traced = trace_step(step, init, x)
     outs = len(traced.step.outs) - traced.step.carry
     each = steps if inputs or outs else None
-    loop = Driven(traced.step, each, steps, asked) if driven else Loop(traced.step, each, steps, planner_for(asked))
+    loop = (
+        HostLoop(traced.step, each, steps, request)
+        if driven
+        else ScanFunction(traced.step, each, steps, plan_for_jit(request))
+    )
     found = call(loop, [np.int32(steps), *traced.consts, *traced.carry, *inputs])
     carry, ys = found[: len(traced.carry)], found[len(traced.carry) :]
     if rows is not None:
@@ -76,8 +80,8 @@ def scan(
     return tree_unflatten(traced.carry_tree, carry), tree_unflatten(traced.y_tree, ys)
 
 
-def _refuse_progress(asked: Asked, advice: str) -> None:
-    if asked.progress is not None:
+def _refuse_progress(request: LoopRequest, advice: str) -> None:
+    if request.progress is not None:
         raise ProblemError(f"nobody can be told of progress from inside a traced function: {advice}")
 
 
@@ -100,15 +104,15 @@ def _count_steps(leaves: list[Any], names: list[str], length: int | None) -> int
 
 
 def while_loop(
-    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, asked: Asked
+    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, request: LoopRequest
 ) -> Any:
     """The first carry for which `cond` does not hold, or the one after `max_steps`."""
-    _refuse_progress(asked, "call jax.debug.callback in the body")
+    _refuse_progress(request, "call jax.debug.callback in the body")
     most = min(MOST, MOST if max_steps is None else to_count(max_steps, "max_steps"))
-    traced = trace(lambda carry, _: (body(carry), None), init, None)
+    traced = trace_step(lambda carry, _: (body(carry), None), init, None)
     condition, consts = trace_condition(cond, traced)
-    if asked.memory is not None and asked.memory.device.capacity is None:
-        asked.check_slots(None)
-    loop = While(condition, traced.step, slots_for(asked))
+    if request.memory is not None and request.memory.device.capacity is None:
+        request.validate(None)
+    loop = WhileFunction(condition, traced.step, online_slots(request))
     found = call(loop, [np.int32(most), *consts, *traced.consts, *traced.carry])
     return tree_unflatten(traced.carry_tree, found)

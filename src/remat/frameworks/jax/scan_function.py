@@ -13,22 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from remat.frameworks.jax.avals import Flags, barred, blank, merged, picked
-from remat.frameworks.jax.batch_axes import axes
-from remat.frameworks.jax.binomial_tables import betas, bucket, first_places
-from remat.frameworks.jax.chunked_steps import Pulled, Units
-from remat.frameworks.jax.differentiable import Arrays, Derivative, Function
+from remat.frameworks.jax.avals import Flags, behind_barrier, merge, select, zeros_like_aval
+from remat.frameworks.jax.batch_axes import in_axes_of
+from remat.frameworks.jax.binomial_tables import binomial_table, initial_positions, round_up
+from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
+from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.primitives import call
-from remat.frameworks.jax.residuals import Flow, Tape, Taped
-from remat.frameworks.jax.reverse_sweep import Stack, reverse
+from remat.frameworks.jax.residuals import Activity, StepVJP, Tape
+from remat.frameworks.jax.reverse_sweep import CheckpointStack, reverse_sweep
 from remat.frameworks.jax.step_jaxpr import Step
-from remat.frameworks.jax.step_transforms import batched, dual, spread
+from remat.frameworks.jax.step_transforms import broadcast_batch, jvp_step, vmap_step
 
-__all__ = ["Loop", "Places", "Program"]
+__all__ = ["CheckpointLayout", "ScanFunction", "StaticLayout"]
 
 
 @dataclass(frozen=True)
-class Places:
+class CheckpointLayout:
     """What a plan comes to: units of so many steps, and so many slots."""
 
     steps: int
@@ -46,11 +46,11 @@ class Places:
         return -(-self.steps // self.length)
 
 
-Planner = Callable[[Taped, int], Places]
+Planner = Callable[[StepVJP, int], CheckpointLayout]
 
 
 @dataclass(frozen=True)
-class Program:
+class StaticLayout:
     """What is compiled for: all but the numbers that are given when it runs."""
 
     length: int
@@ -58,7 +58,7 @@ class Program:
     size: int  # states that there is room for
 
 
-class Loop(Function):
+class ScanFunction(DifferentiableFunction):
     """Steps one after another. `rows` is their number, if inputs or outputs have a row for each of them."""
 
     def __init__(self, step: Step, rows: int | None, steps: int, planner: Planner) -> None:
@@ -78,66 +78,71 @@ class Loop(Function):
         carry, ys = lax.scan(lambda carry, x: self.step(consts, carry, x), list(carry), list(xs), length=self.rows)
         return [*carry, *ys]
 
-    def flow(self, moving: Flags) -> Flow:
+    def activity(self, active_inputs: Flags) -> Activity:
         """Where tangents flow to, from the arguments that move."""
-        _, consts, carry, xs = self.apart(moving)
+        _, consts, carry, xs = self.apart(active_inputs)
         through, ys = self.step.flows(tuple(consts), tuple(carry), tuple(xs))
-        return Flow(tuple(consts), tuple(xs), through, ys)
+        return Activity(tuple(consts), tuple(xs), through, ys)
 
-    def derivative(self, moving: Flags, args: Arrays) -> "tuple[Derivative, Arrays]":
+    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Arrays]":
         """The derivative, for which a plan is made."""
-        taped = Taped(self.step, self.flow(moving))
-        places = self.planner(taped, self.steps)
-        size = bucket(places.slots + 1) if places.length == 1 else places.slots + 1
-        program = Program(places.length, places.head, size)
+        step_vjp = StepVJP(self.step, self.activity(active_inputs))
+        places = self.planner(step_vjp, self.steps)
+        size = round_up(places.slots + 1) if places.length == 1 else places.slots + 1
+        program = StaticLayout(places.length, places.head, size)
         at = np.zeros(size, np.int32)
-        first = first_places(places.units, places.slots)
+        first = initial_positions(places.units, places.slots)
         at[: len(first) + 1] = [*first, places.units - 1]
         numbers = np.array([places.units, places.slots, len(first)], np.int32)
-        found = betas(places.units, places.slots)
+        found = binomial_table(places.units, places.slots)
         table = np.zeros((size, found.shape[1]), np.int32)
         table[: len(found)] = found
-        return LoopDerivative(self, taped, moving, program), (numbers, at, table)
+        return ScanLinearization(self, step_vjp, active_inputs, program), (numbers, at, table)
 
-    def batched(self, axis: Any, flags: Flags, args: Arrays) -> tuple[Function, Arrays, list[int | None]]:
+    def batched(self, axis: Any, flags: Flags, args: Arrays) -> tuple[DifferentiableFunction, Arrays, list[int | None]]:
         """One loop of steps for a batch."""
         _, const_flags, had, xs = self.apart(flags)
         steps, consts, init, inputs = self.apart(args)
-        step, carry, ys = batched(self.step, axis, tuple(const_flags), tuple(had), tuple(xs))
-        init = spread(init, had, carry, axis.size)
+        step, carry, ys = vmap_step(self.step, axis, tuple(const_flags), tuple(had), tuple(xs))
+        init = broadcast_batch(init, had, carry, axis.size)
         inputs = [jnp.moveaxis(x, 0, 1) if flag else x for x, flag in zip(inputs, xs, strict=True)]
-        loop = Loop(step, self.rows, self.steps, self.planner)
-        return loop, [steps, *consts, *init, *inputs], [*axes(carry), *(1 if flag else None for flag in ys)]
+        loop = ScanFunction(step, self.rows, self.steps, self.planner)
+        return loop, [steps, *consts, *init, *inputs], [*in_axes_of(carry), *(1 if flag else None for flag in ys)]
 
 
-class LoopDerivative(Derivative):
+class ScanLinearization(Linearization):
     """How the last carry and the outputs change with the first carry, the inputs and what the step closes over."""
 
     extras = 3
 
-    def __init__(self, loop: Loop, taped: Taped, moving: Flags, program: Program) -> None:
+    def __init__(self, loop: ScanFunction, step_vjp: StepVJP, active_inputs: Flags, program: StaticLayout) -> None:
         self.function = self.loop = loop
-        self.taped, self.flow, self.moving, self.program = taped, taped.flow, moving, program
+        self.step_vjp, self.activity, self.active_inputs, self.program = (
+            step_vjp,
+            step_vjp.activity,
+            active_inputs,
+            program,
+        )
         self.outs = len(loop.step.outs)
-        self.flowing = (*self.flow.carry, *self.flow.ys)
-        self.key = None if loop.key is None else (loop, moving, program)
+        self.active_outputs = (*self.activity.carry, *self.activity.ys)
+        self.key = None if loop.key is None else (loop, active_inputs, program)
         self.written = loop.steps, loop.planner
 
     @property
-    def run(self) -> Function:
+    def run(self) -> DifferentiableFunction:
         """The loop of steps as they are run where they are differentiated."""
-        if not self.loop.step.has_rules:
+        if not self.loop.step.has_custom_rules:
             return self.loop
-        return Loop(self.taped.run, self.loop.rows, self.loop.steps, self.loop.planner)
+        return ScanFunction(self.step_vjp.run, self.loop.rows, self.loop.steps, self.loop.planner)
 
-    def saving(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
+    def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The results, the states kept in the first sweep, and the tape of the last unit."""
         _, consts, carry, xs = self.loop.apart(args)
         numbers, at, _ = extra
         count, depth, length = numbers[0], numbers[2], self.program.length
-        consts, xs = map(barred, (consts, xs))
-        units = Units(self.taped, consts, xs, length, self.program.head)
-        ys = [blank(look, self.loop.rows or 0) for look in self.loop.step.outs[self.loop.step.carry :]]
+        consts, xs = map(behind_barrier, (consts, xs))
+        units = ChunkedSteps(self.step_vjp, consts, xs, length, self.program.head)
+        ys = [zeros_like_aval(aval, self.loop.rows or 0) for aval in self.loop.step.outs[self.loop.step.carry :]]
 
         def keep(level: Any, held: Any) -> Any:
             carry, ys, stack = held
@@ -145,82 +150,84 @@ class LoopDerivative(Derivative):
             return carry, ys, stack.put(level, carry)
 
         # The place after the last one kept is the last unit's: what is put there is not held.
-        held = list(carry), ys, Stack.of(at, depth, carry, self.program.size)
+        held = list(carry), ys, CheckpointStack.of(at, depth, carry, self.program.size)
         carry, ys, stack = lax.fori_loop(1, depth + 1, keep, held)
         last = units.start(count - 1)
         carry, ys, tape = units.record(carry, last, length, ys)
-        return [*carry, *ys], [*stack.states, *tape.own, *tape.common]
+        return [*carry, *ys], [*stack.states, *tape.per_step, *tape.shared]
 
-    def pull(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
+    def vjp(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
         """The cotangents of what moves, by the reverse sweep."""
         _, consts, carry, xs = self.loop.apart(args)
         (numbers, at, table), rest = saved[:3], saved[3:]
         count, slots, depth = numbers[0], numbers[1], numbers[2]
         length, head = self.program.length, self.program.head
-        consts, xs = map(barred, (consts, xs))
+        consts, xs = map(behind_barrier, (consts, xs))
         carry_bar, y_bars, given_ys = self._cotangents(given, cotangents)
-        last = Units(self.taped, consts, xs, length, head)
+        last = ChunkedSteps(self.step_vjp, consts, xs, length, head)
         states, tape = rest[: len(carry)], rest[len(carry) :]
-        own = len(self.taped.looks)
-        start, held = last.start(count - 1), Tape([*tape[:own]], [*tape[own:]])
-        pulled = last.pull(last.nothing_pulled(carry_bar), held, y_bars, given_ys, start, length)
-        units = Units(self.taped_for(given_ys), consts, xs, length, head)
+        per_step = len(self.step_vjp.avals)
+        start, held = last.start(count - 1), Tape([*tape[:per_step]], [*tape[per_step:]])
+        pulled = last.vjp(last.zero_grads(carry_bar), held, y_bars, given_ys, start, length)
+        units = ChunkedSteps(self.step_vjp_for(given_ys), consts, xs, length, head)
         every = (True,) * len(y_bars)
 
-        def pull(carry: Arrays, i: Any, pulled: Pulled) -> Pulled:
+        def pull_one(carry: Arrays, i: Any, pulled: Grads) -> Grads:
             tape = units.record(carry, units.start(i), length)[2]
-            return units.pull(pulled, tape, y_bars, every, units.start(i), length)
+            return units.vjp(pulled, tape, y_bars, every, units.start(i), length)
 
-        stack = Stack(at, depth, list(states))
-        pulled, stack = reverse(stack, count - 1, slots, table, units, pull, pulled, 1 if head else 0)
+        stack = CheckpointStack(at, depth, list(states))
+        pulled, stack = reverse_sweep(stack, count - 1, slots, table, units, pull_one, pulled, 1 if head else 0)
         if head:
             first = units.record(stack.fetch(0), 0, head)[2]
-            pulled = units.pull(pulled, first, y_bars, every, 0, head)
+            pulled = units.vjp(pulled, first, y_bars, every, 0, head)
         return self._wanted(pulled.consts, pulled.carry, pulled.xs)
 
-    def taped_for(self, given: Flags) -> Taped:
+    def step_vjp_for(self, given: Flags) -> StepVJP:
         """The step with its tape, for those outputs that are given a cotangent."""
         if all(given):
-            return self.taped
-        ys = tuple(merged(self.flow.ys, given, [False] * len(self.flow.ys)))
-        return Taped(self.loop.step, self.flow._replace(ys=ys))
+            return self.step_vjp
+        ys = tuple(merge(self.activity.ys, given, [False] * len(self.activity.ys)))
+        return StepVJP(self.loop.step, self.activity._replace(ys=ys))
 
     def _wanted(self, consts: Arrays, carry: Arrays, xs: Arrays) -> Arrays:
         """The cotangents of what moves, by those of all that tangents flow through."""
-        return [*consts, *picked(picked(self.flow.carry, self.loop.apart(self.moving)[2]), carry), *xs]
+        return [*consts, *select(select(self.activity.carry, self.loop.apart(self.active_inputs)[2]), carry), *xs]
 
     def _cotangents(self, given: Flags, cotangents: Arrays) -> tuple[list[Any], list[Any], Flags]:
         """The cotangents of the carry, zeros where none is given; those of outputs; which outputs have one."""
-        through = sum(self.flow.carry)
+        through = sum(self.activity.carry)
         parts = iter(cotangents)
-        looks = picked(self.flow.carry, self.loop.step.outs[: self.loop.step.carry])
-        carry = [next(parts) if flag else blank(look) for flag, look in zip(given[:through], looks, strict=True)]
+        avals = select(self.activity.carry, self.loop.step.outs[: self.loop.step.carry])
+        carry = [
+            next(parts) if flag else zeros_like_aval(aval) for flag, aval in zip(given[:through], avals, strict=True)
+        ]
         return carry, list(parts), given[through:]
 
-    def push(self, args: Arrays, tangents: Arrays) -> Arrays:
+    def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
         """The tangents of the results, by a plain loop of steps with tangents."""
-        dual, inputs = self._dual(args, tangents)
-        return self._tangents_of(dual.run(*inputs))
+        jvp_step, inputs = self._dual(args, tangents)
+        return self._tangents_of(jvp_step.run(*inputs))
 
-    def pushed(self, args: Arrays, tangents: Arrays) -> Arrays:
+    def differentiable_jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
         """The same by a loop that can be differentiated again."""
-        dual, inputs = self._dual(args, tangents)
-        return self._tangents_of(call(dual, inputs))
+        jvp_step, inputs = self._dual(args, tangents)
+        return self._tangents_of(call(jvp_step, inputs))
 
-    def _dual(self, args: Arrays, tangents: Arrays) -> tuple[Loop, Arrays]:
+    def _dual(self, args: Arrays, tangents: Arrays) -> tuple[ScanFunction, Arrays]:
         """The loop of steps with tangents, and its arguments."""
         steps, consts, carry, xs = self.loop.apart(args)
-        moving = tuple(self.loop.apart(self.moving)[2])
-        step, consts, carry, xs = dual(self.loop.step, self.flow, moving, consts, carry, xs, tangents)
-        loop = Loop(step, self.loop.rows, self.loop.steps, self.loop.planner)
+        active_inputs = tuple(self.loop.apart(self.active_inputs)[2])
+        step, consts, carry, xs = jvp_step(self.loop.step, self.activity, active_inputs, consts, carry, xs, tangents)
+        loop = ScanFunction(step, self.loop.rows, self.loop.steps, self.loop.planner)
         return loop, [steps, *consts, *carry, *xs]
 
     def _tangents_of(self, found: Arrays) -> Arrays:
-        flow, m = self.flow, self.loop.step.carry
-        through, outputs = sum(flow.carry), len(flow.ys)
+        activity, m = self.activity, self.loop.step.carry
+        through, outputs = sum(activity.carry), len(activity.ys)
         return [*found[m : m + through], *found[m + through + outputs :]]
 
-    def pulled(self, given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
+    def differentiable_vjp(self, given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
         """The pullback as two loops: one that gives all states, and one that runs back over them."""
         from remat.frameworks.jax.second_order import adjoint
 

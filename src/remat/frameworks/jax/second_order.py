@@ -8,49 +8,49 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from remat.frameworks.jax.avals import Flags, blank, look_of, picked, without_first
+from remat.frameworks.jax.avals import Flags, aval_of, row_aval, select, zeros_like_aval
 from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.primitives import call
 from remat.frameworks.jax.step_jaxpr import Step
 
 if TYPE_CHECKING:
-    from remat.frameworks.jax.scan_function import LoopDerivative
+    from remat.frameworks.jax.scan_function import ScanLinearization
 
 __all__ = ["adjoint"]
 
 
-def adjoint(of: "LoopDerivative", given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
+def adjoint(of: "ScanLinearization", given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
     """The cotangents of what moves in a loop."""
-    from remat.frameworks.jax.scan_function import Loop
+    from remat.frameworks.jax.scan_function import ScanFunction
 
-    loop, flow, step = of.loop, of.flow, of.loop.step
+    loop, activity, step = of.loop, of.activity, of.loop.step
     steps, consts, carry, xs = loop.apart(args)
     rows = loop.steps
 
     def showing(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
-        after, _ = of.taped.run(consts, carry, x)
+        after, _ = of.step_vjp.run(consts, carry, x)
         return after, list(carry)
 
-    first = Step.of(showing, step.looks, step.consts, step.carry)
-    states = call(Loop(first, rows, rows, loop.planner), [steps, *consts, *carry, *xs])[step.carry :]
+    first = Step.of(showing, step.avals, step.consts, step.carry)
+    states = call(ScanFunction(first, rows, rows, loop.planner), [steps, *consts, *carry, *xs])[step.carry :]
     carry_bar, y_bars, given_ys = of._cotangents(given, cotangents)
-    taped = of.taped_for(given_ys)
+    step_vjp = of.step_vjp_for(given_ys)
     n, m, k = len(consts), len(carry), len(xs)
 
     def back(consts: Arrays, bars: Arrays, row: Arrays) -> Any:
         """From the cotangents of a carry and the sums so far to those before a step."""
         state, x, y_bar = row[:m], row[m : m + k], row[m + k :]
-        carry_bar, sums = bars[: sum(flow.carry)], bars[sum(flow.carry) :]
-        tape = taped.record(consts, state, x)[2]
-        consts_bar, before, x_bar = taped.pull(tape, consts, x, carry_bar, y_bar)
+        carry_bar, sums = bars[: sum(activity.carry)], bars[sum(activity.carry) :]
+        tape = step_vjp.record(consts, state, x)[2]
+        consts_bar, before, x_bar = step_vjp.vjp(tape, consts, x, carry_bar, y_bar)
         return [*before, *(a + b for a, b in zip(sums, consts_bar, strict=True))], x_bar
 
-    sums = [blank(const) for const in picked(flow.consts, consts)]
+    sums = [zeros_like_aval(const) for const in select(activity.consts, consts)]
     rows_back = [jnp.flip(each, 0) for each in [*states, *xs, *y_bars]]
     bars = [*carry_bar, *sums]
-    looks = [*map(look_of, [*consts, *bars]), *map(without_first, rows_back)]
-    second = Step.of(back, looks, n, len(bars))
-    found = call(Loop(second, rows, rows, loop.planner), [steps, *consts, *bars, *rows_back])
-    count = sum(flow.carry)
+    avals = [*map(aval_of, [*consts, *bars]), *map(row_aval, rows_back)]
+    second = Step.of(back, avals, n, len(bars))
+    found = call(ScanFunction(second, rows, rows, loop.planner), [steps, *consts, *bars, *rows_back])
+    count = sum(activity.carry)
     before, sums, xs_bar = found[:count], found[count : len(bars)], found[len(bars) :]
     return of._wanted(sums, before, [jnp.flip(each, 0) for each in xs_bar])

@@ -16,20 +16,20 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_structure, tree_unflatten
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import Flags, differentiable, look_of, varied
-from remat.frameworks.jax.cache_key import has_rules, key_of
-from remat.frameworks.jax.differentiable import Keyed
+from remat.frameworks.jax.avals import Flags, aval_of, differentiable, vary_like
+from remat.frameworks.jax.cache_key import cache_key, has_custom_rules
+from remat.frameworks.jax.differentiable import CacheKeyed
 
-__all__ = ["Step", "Traced", "names_of", "reached", "trace", "trace_condition"]
+__all__ = ["Step", "TracedStep", "depends_on", "names_of", "trace_condition", "trace_step"]
 
 
-class Step(Keyed):
+class Step(CacheKeyed):
     """A program (consts, carry, x) → (carry, y) of flat arrays."""
 
     def __init__(self, program: ClosedJaxpr, consts: int, carry: int) -> None:
         self.program, self.consts, self.carry = program, consts, carry
         self.outs = program.out_avals
-        known = key_of(program)
+        known = cache_key(program)
         self.key = None if known is None else (known, consts, carry)
 
     def __call__(self, consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -38,19 +38,19 @@ class Step(Keyed):
         return found[: self.carry], found[self.carry :]
 
     @property
-    def has_rules(self) -> bool:
+    def has_custom_rules(self) -> bool:
         """Whether parts of it have derivatives of their own, by jax.custom_vjp or jax.custom_jvp."""
-        return has_rules(self.program)
+        return has_custom_rules(self.program)
 
     @property
-    def looks(self) -> list[Any]:
+    def avals(self) -> list[Any]:
         """What its arguments look like."""
         return list(self.program.in_avals)
 
-    def reach(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
+    def closure_of_dependence(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
         """Which parts of the carry and of the output depend on flagged arguments, after any number of steps."""
         while True:
-            found = reached(self.program.jaxpr, (*consts, *carry, *x))
+            found = depends_on(self.program.jaxpr, (*consts, *carry, *x))
             grown = tuple(a or b for a, b in zip(carry, found[: self.carry], strict=True))
             if grown == carry:
                 return carry, found[self.carry :]
@@ -58,24 +58,24 @@ class Step(Keyed):
 
     def flows(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
         """Which parts of the carry and of the output have tangents, if the flagged arguments have."""
-        can = [differentiable(look) for look in self.outs]
-        found = self.reach(consts, carry, x)
+        can = [differentiable(aval) for aval in self.outs]
+        found = self.closure_of_dependence(consts, carry, x)
         return tuple(a and b for a, b in zip(found[0], can[: self.carry], strict=True)), tuple(
             a and b for a, b in zip(found[1], can[self.carry :], strict=True)
         )
 
     @classmethod
-    def of(cls, function: Callable[..., Any], looks: Sequence[Any], consts: int, carry: int) -> "Step":
+    def of(cls, function: Callable[..., Any], avals: Sequence[Any], consts: int, carry: int) -> "Step":
         """The step that a function of lists (consts, carry, x) → (carry, y) is."""
 
         def flat(*args: Any) -> list[Any]:
             after, y = function(args[:consts], args[consts : consts + carry], args[consts + carry :])
             return [*after, *y]
 
-        return cls(jax.make_jaxpr(flat)(*looks), consts, carry)
+        return cls(jax.make_jaxpr(flat)(*avals), consts, carry)
 
 
-class Traced:
+class TracedStep:
     """A step with what it closed over, and the structures of what it takes and gives."""
 
     def __init__(self, step: Step, consts: list[Any], carry: list[Any], carry_tree: Any, y_tree: Any) -> None:
@@ -83,7 +83,7 @@ class Traced:
         self.carry_tree, self.y_tree = carry_tree, y_tree
 
 
-def trace(step: Callable[[Any, Any], Any], init: Any, x: Any) -> Traced:
+def trace_step(step: Callable[[Any, Any], Any], init: Any, x: Any) -> TracedStep:
     """The step as a program; `x` is what one input looks like. What is wrong with it raises a StepError."""
     leaves, tree = tree_flatten(init)
     names = names_of(init, "carry")
@@ -101,8 +101,8 @@ def trace(step: Callable[[Any, Any], Any], init: Any, x: Any) -> Traced:
     if hasattr(step, "__name__"):
         wraps(step)(traced)  # errors of JAX name the user's function and its arguments
     for _ in range(len(carry) + 1):
-        looks = [look_of(leaf) for leaf in carry]
-        program = jax.make_jaxpr(traced)(tree_unflatten(tree, looks), x)
+        avals = [aval_of(leaf) for leaf in carry]
+        program = jax.make_jaxpr(traced)(tree_unflatten(tree, avals), x)
         promoted = _promoted(carry, program.out_avals[: len(carry)], names)
         if promoted is None:
             break
@@ -111,16 +111,16 @@ def trace(step: Callable[[Any, Any], Any], init: Any, x: Any) -> Traced:
 
     def closed(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         found = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, list(consts)))(*carry, *x)
-        after = [_as(value, look) for value, look in zip(found, looks, strict=False)]
-        return after, found[len(looks) :]
+        after = [_as(value, aval) for value, aval in zip(found, avals, strict=False)]
+        return after, found[len(avals) :]
 
-    made = Step.of(closed, [*map(look_of, consts), *looks, *x_looks], len(consts), len(carry))
-    return Traced(made, consts, carry, tree, shown["y"])
+    made = Step.of(closed, [*map(aval_of, consts), *avals, *x_looks], len(consts), len(carry))
+    return TracedStep(made, consts, carry, tree, shown["y"])
 
 
-def trace_condition(cond: Callable[[Any], Any], traced: Traced) -> tuple[Step, list[Any]]:
+def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[Step, list[Any]]:
     """A condition on a carry as a program whose output is its answer, and what it closes over."""
-    looks = [look_of(leaf) for leaf in traced.carry]
+    avals = [aval_of(leaf) for leaf in traced.carry]
 
     def flat(*carry: Any) -> Any:
         answer = tree_flatten(cond(tree_unflatten(traced.carry_tree, carry)))[0]
@@ -129,13 +129,13 @@ def trace_condition(cond: Callable[[Any], Any], traced: Traced) -> tuple[Step, l
             raise StepError(f"cond must return one truth value, and returned {what}; jnp.all and jnp.any make one")
         return jnp.asarray(answer[0]).astype(bool)
 
-    program = jax.make_jaxpr(flat)(*looks)
+    program = jax.make_jaxpr(flat)(*avals)
     consts = list(program.consts)
 
     def closed(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         return list(carry), jaxpr_as_fun(ClosedJaxpr(program.jaxpr, list(consts)))(*carry)
 
-    return Step.of(closed, [*map(look_of, consts), *looks], len(consts), len(looks)), consts
+    return Step.of(closed, [*map(aval_of, consts), *avals], len(consts), len(avals)), consts
 
 
 def names_of(value: Any, root: str) -> list[str]:
@@ -173,44 +173,44 @@ def _promoted(carry: list[Any], after: Sequence[Any], names: list[str]) -> list[
     """The carry with the types that the step gives numbers without a type of their own; None if nothing changes."""
     changed = list(carry)
     for k, (value, out, name) in enumerate(zip(carry, after, names, strict=True)):
-        changed[k] = value = varied(value, out)
-        look = look_of(value)
-        if look.shape == out.shape and (look.dtype == out.dtype or _gives_way(out, look)):
-            if look.weak_type and not getattr(out, "weak_type", False) and look.dtype == out.dtype:
-                changed[k] = lax.convert_element_type(value, look.dtype)
+        changed[k] = value = vary_like(value, out)
+        aval = aval_of(value)
+        if aval.shape == out.shape and (aval.dtype == out.dtype or _gives_way(out, aval)):
+            if aval.weak_type and not getattr(out, "weak_type", False) and aval.dtype == out.dtype:
+                changed[k] = lax.convert_element_type(value, aval.dtype)
             continue
-        if look.shape == out.shape and _gives_way(look, out):
+        if aval.shape == out.shape and _gives_way(aval, out):
             changed[k] = jnp.asarray(value).astype(out.dtype)
             continue
         advice = (
             f"; write init with shape {tuple(out.shape)}, or keep the shape in the step"
-            if look.shape != out.shape
-            else f"; write {name}.astype({str(look.dtype)!r}) in the step, or give init as {out.dtype}"
+            if aval.shape != out.shape
+            else f"; write {name}.astype({str(aval.dtype)!r}) in the step, or give init as {out.dtype}"
         )
         raise StepError(
-            f"{name} was {_said(look)} and became {_said(out)}: shapes and dtypes of the carry stay the same{advice}"
+            f"{name} was {_said(aval)} and became {_said(out)}: shapes and dtypes of the carry stay the same{advice}"
         )
     return changed if any(a is not b for a, b in zip(changed, carry, strict=True)) else None
 
 
-def _gives_way(look: Any, other: Any) -> bool:
+def _gives_way(aval: Any, other: Any) -> bool:
     """Whether a number without a type of its own may become one of another type."""
-    if not getattr(look, "weak_type", False):
+    if not getattr(aval, "weak_type", False):
         return False
-    number = {"b": False, "i": 0, "u": 0, "f": 0.0, "c": 0j}.get(look.dtype.kind)
+    number = {"b": False, "i": 0, "u": 0, "f": 0.0, "c": 0j}.get(aval.dtype.kind)
     return number is not None and bool(jnp.result_type(number, other.dtype) == other.dtype)
 
 
-def _as(value: Any, look: Any) -> Any:
+def _as(value: Any, aval: Any) -> Any:
     """A value as the carry has it."""
-    value = varied(value, look)
-    if jax.typeof(value).dtype == look.dtype and jax.typeof(value).weak_type == look.weak_type:
+    value = vary_like(value, aval)
+    if jax.typeof(value).dtype == aval.dtype and jax.typeof(value).weak_type == aval.weak_type:
         return value
-    return lax.convert_element_type(value, look.dtype)
+    return lax.convert_element_type(value, aval.dtype)
 
 
-def _said(look: Any) -> str:
-    return f"{look.dtype}{list(look.shape)}"
+def _said(aval: Any) -> str:
+    return f"{aval.dtype}{list(aval.shape)}"
 
 
 def _other_structure(before: Any, after: Any) -> str:
@@ -226,7 +226,7 @@ def _other_structure(before: Any, after: Any) -> str:
     )
 
 
-def reached(jaxpr: Any, flags: Sequence[bool]) -> Flags:
+def depends_on(jaxpr: Any, flags: Sequence[bool]) -> Flags:
     """Which results of a program depend on flagged arguments."""
     flagged = {var for var, flag in zip(jaxpr.invars, flags, strict=True) if flag}
     for eqn in jaxpr.eqns:

@@ -6,15 +6,15 @@ from typing import Any
 
 from remat.errors import StepError
 from remat.execute.recomputation import recomputing
-from remat.frameworks.numpy import leaves as kit
-from remat.frameworks.numpy.backend import NumpyVerbs, is_about_writing, refuse_writing
-from remat.frameworks.numpy.tape import Tape, new_trace, pull_back, rooted, split
-from remat.loops.step_runner import pair
+from remat.frameworks.numpy import leaves as leaf_ops
+from remat.frameworks.numpy.backend import NumpyBackend, is_readonly_error, step_mutation_error
+from remat.frameworks.numpy.tape import Tape, box_leaves, fresh_trace, pull_back, unbox
+from remat.loops.step_runner import unpack_output
 
-__all__ = ["AutogradVerbs"]
+__all__ = ["AutogradBackend"]
 
 
-class AutogradVerbs(NumpyVerbs):
+class AutogradBackend(NumpyBackend):
     """Records steps by autograd."""
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
@@ -27,7 +27,7 @@ class AutogradVerbs(NumpyVerbs):
         states = [state]
         del state
         while start < stop:
-            probe = _next_probe(start) if any(self.wanted.captured) or start == 0 else stop
+            probe = _next_probe(start) if any(self.needs_grad.captured) or start == 0 else stop
             if probe > start:
                 states.append(super().advance(states.pop(), start, min(probe, stop)))
             if probe < stop:
@@ -37,56 +37,58 @@ class AutogradVerbs(NumpyVerbs):
 
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and the graph of all of them."""
-        body, wanted = self.body, self.wanted
-        with recomputing(body.done > start), new_trace() as trace:
-            leaves, roots = rooted(body.tree.apart(state, "carry"), [True] * len(body.names), trace)
-            captured, captured_roots = rooted(self.captured, wanted.captured, trace)
-            tape = self.unfinished = Tape(start, stop, roots, captured_roots)
-            carry, y = body.tree.build(leaves), None
+        runner, wanted = self.runner, self.needs_grad
+        with recomputing(runner.outputs_written > start), fresh_trace() as trace:
+            leaves, roots = box_leaves(runner.tree.flatten_like(state, "carry"), [True] * len(runner.names), trace)
+            captured, captured_roots = box_leaves(self.captured, wanted.captured, trace)
+            tape = self.partial_tape = Tape(start, stop, roots, captured_roots)
+            carry, y = runner.tree.unflatten(leaves), None
             del state, leaves
-            with self.step.bind(captured) as step:
+            with self.step.rebind(captured) as step:
                 for i in range(start, stop):
-                    body.at = i
-                    inputs, roots = rooted([leaf[i] for leaf in body.inputs.leaves], wanted.xs, trace)
+                    runner.current_step = i
+                    inputs, roots = box_leaves([leaf[i] for leaf in runner.inputs.leaves], wanted.xs, trace)
                     tape.xs.append(roots)
-                    carry, y = pair(kit, self._called(step, carry, body.inputs.tree.build(inputs)), i)
-                    ends = body.settle(carry, i)
+                    carry, y = unpack_output(
+                        leaf_ops, self._called(step, carry, runner.inputs.tree.unflatten(inputs)), i
+                    )
+                    ends = runner.check_carry(carry, i)
                     tape.carry_out = ends  # for whoever weighs a tape that is never finished
                     tape.ys.append(self._output(y, i, trace))
-        values, tape.carry_out = _unboxed(ends, body.names, trace)
-        self.unfinished = None
-        return body.tree.build(values), tape
+        values, tape.carry_out = _unboxed(ends, runner.names, trace)
+        self.partial_tape = None
+        return runner.tree.unflatten(values), tape
 
     def _called(self, step: Callable[[Any, Any], Any], carry: Any, x: Any) -> Any:
         try:
             return step(carry, x)
         except TypeError as error:
             if not re.search(r"\b(Array|Sequence|Dict)Box\b", str(error)):
-                self.body.add_note(error, carry)
+                self.runner.add_note(error, carry)
                 raise
             raise StepError(
-                f"autograd cannot record step {self.body.at}: {error}. Use autograd.numpy for NumPy in the step, and "
-                "make new arrays instead of writing into old ones; or give the step's adjoint as vjp="
+                f"autograd cannot record step {self.runner.current_step}: {error}. Use autograd.numpy for NumPy in "
+                "the step, and make new arrays instead of writing into old ones; or give the step's adjoint as vjp="
             ) from error
         except Exception as error:
-            if isinstance(error, ValueError) and is_about_writing(error):
-                raise refuse_writing(error, self.body.at) from error
-            self.body.add_note(error, carry)
+            if isinstance(error, ValueError) and is_readonly_error(error):
+                raise step_mutation_error(error, self.runner.current_step) from error
+            self.runner.add_note(error, carry)
             raise
 
     def _output(self, y: Any, i: int, trace: float) -> list[Any]:
         """The nodes of the output of step i, which is written if it is new."""
-        body, outputs = self.body, self.body.outputs
-        if outputs.row(i) is None:
+        runner, outputs = self.runner, self.runner.outputs
+        if outputs.row_of(i) is None:
             return []
         if outputs.tree is None:
-            outputs.prepare(y, i)
+            outputs.allocate(y, i)
         values, nodes = _unboxed(outputs.apart(y, i), outputs.names, trace)
         assert outputs.tree is not None
-        body.y = outputs.tree.build(values)
-        if i >= body.done:
-            outputs.put(i, body.y)
-            body.done = i + 1
+        runner.last_output = outputs.tree.unflatten(values)
+        if i >= runner.outputs_written:
+            outputs.write(i, runner.last_output)
+            runner.outputs_written = i + 1
         return nodes
 
     def pull_back(self, tape: Tape, cotangent: list[Any]) -> list[Any]:
@@ -121,9 +123,9 @@ def _next_probe(start: int) -> int:
 
 def _unboxed(leaves: Sequence[Any], names: Sequence[str], trace: float) -> tuple[list[Any], list[Any]]:
     """The values of leaves and their nodes; a value that is a box of another trace is refused."""
-    pairs = [split(leaf, trace) for leaf in leaves]
+    pairs = [unbox(leaf, trace) for leaf in leaves]
     for (value, _), name in zip(pairs, names, strict=True):
-        kit.refuse(value, name)
+        leaf_ops.reject_tracer(value, name)
     return [value for value, _ in pairs], [node for _, node in pairs]
 
 

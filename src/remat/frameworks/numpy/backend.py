@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remat.errors import StepError
-from remat.execute.rng_state import Source, global_sources
-from remat.frameworks.numpy.leaves import copied, differ, nbytes, protected, summary
+from remat.execute.rng_state import ReplayableState, global_rng_states
+from remat.frameworks.numpy.leaves import fingerprint, frozen_copy, mismatch, nbytes, readonly_view
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
-from remat.loops.step_runner import Body
+from remat.loops.step_runner import StepRunner
 
 if TYPE_CHECKING:
-    from remat.frameworks.numpy.primitive import Step
+    from remat.frameworks.numpy.primitive import ConvertedStep
 
 LOOSE = 0.1  # a tolerance that says nothing: over a long recorded range, chaos makes anything of a rounding error
 
-__all__ = ["NumpyVerbs", "Wanted", "is_about_writing", "refuse_writing"]
+__all__ = ["GradientMask", "NumpyBackend", "is_readonly_error", "step_mutation_error"]
 
 
-class NumpyVerbs(ABC):
+class NumpyBackend(ABC):
     """What both ways of recording share: advancing, copying, weighing and comparing states."""
 
-    def __init__(self, step: "Step", body: Body, captured: list[Any], wanted: "Wanted") -> None:
-        self.step, self.body, self.captured, self.wanted = step, body, captured, wanted
-        self.unfinished: Any = None  # a tape that is being recorded
+    def __init__(self, step: "ConvertedStep", runner: StepRunner, captured: list[Any], wanted: "GradientMask") -> None:
+        self.step, self.runner, self.captured, self.needs_grad = step, runner, captured, wanted
+        self.partial_tape: Any = None  # a tape that is being recorded
         self.writes = False  # whether the step was seen to write into its carry
         self._tried = False  # whether a step was run on plain arrays
         self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
@@ -39,14 +39,14 @@ class NumpyVerbs(ABC):
         self.captured_sums: list[Sum] = [None] * len(captured)
 
     @property
-    def sources(self) -> Sequence[Source]:
+    def replayable_states(self) -> Sequence[ReplayableState]:
         """Private random generators that the step draws from."""
-        return self.step.sources
+        return self.step.replayable_states
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
-        if self.body.tree.mutable:  # the step may change the container; what is kept is not to change with it
-            state = self.body.tree.mapped(lambda leaf: leaf, state)
+        if self.runner.tree.mutable:  # the step may change the container; what is kept is not to change with it
+            state = self.runner.tree.map(lambda leaf: leaf, state)
         while not self._tried and start < stop:
             state, start = self._try(state, start)
         if start == stop:
@@ -54,36 +54,36 @@ class NumpyVerbs(ABC):
         try:
             if self.writes:
                 return self._advance_writing(state, start, stop)
-            with self.step.bind(self.captured) as step:
+            with self.step.rebind(self.captured) as step:
                 try:
-                    carry = [self.body.run(step, state, start, start + 1)]
+                    carry = [self.runner.run(step, state, start, start + 1)]
                 except ValueError as error:
-                    if not is_about_writing(error):
+                    if not is_readonly_error(error):
                         raise
                     self.writes = True
                 else:
                     del state  # what was given is not held while the other steps run
-                    return self.body.run(step, carry.pop(), start + 1, stop)
+                    return self.runner.run(step, carry.pop(), start + 1, stop)
             # A kept state is read-only, so it has not changed yet; begin again in the way that allows for writing.
             return self._advance_writing(state, start, stop)
         except ValueError as error:
-            if is_about_writing(error):
-                raise refuse_writing(error, self.body.at) from error
+            if is_readonly_error(error):
+                raise step_mutation_error(error, self.runner.current_step) from error
             raise
 
     def _try(self, state: Any, start: int) -> tuple[Any, int]:
         """Run a first step with care: see whether it writes into its carry, and set random numbers back if so."""
         self._tried = True
-        outside = [(source, source.read()) for source in (*global_sources(), *self.sources)]
+        outside = [(source, source.get()) for source in (*global_rng_states(), *self.replayable_states)]
         try:
-            with self.step.bind(self.captured) as step:
-                return self.body.run(step, self._protected(state), start, start + 1), start + 1
+            with self.step.rebind(self.captured) as step:
+                return self.runner.run(step, self._protected(state), start, start + 1), start + 1
         except ValueError as error:
-            if not is_about_writing(error):
+            if not is_readonly_error(error):
                 raise
         self.writes = True
         for source, mark in outside:
-            source.write(mark)
+            source.set(mark)
         return state, start
 
     @abstractmethod
@@ -99,74 +99,74 @@ class NumpyVerbs(ABC):
         """Advance a step that writes into its carry, so that it does what it does when it is recorded."""
 
     def _protected(self, state: Any) -> Any:
-        return self.body.tree.mapped(protected, state)
+        return self.runner.tree.map(readonly_view, state)
 
     def copy(self, state: Any) -> Any:
         """A private copy of a carry, which no step can write into."""
-        return self.body.tree.mapped(copied, state)
+        return self.runner.tree.map(frozen_copy, state)
 
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""
         if isinstance(value, Tape):
-            return tape_size(value, [*self.captured, *self.body.inputs.leaves])
-        return sum(map(nbytes, self.body.tree.apart(value, "carry")))
+            return tape_size(value, [*self.captured, *self.runner.inputs.leaves])
+        return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
 
-    def always(self) -> dict[str, int]:
+    def persistent_bytes(self) -> dict[str, int]:
         """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
         sums = [total[0] for total in self.captured_sums if total]
         parts = {
-            "inputs": self.body.inputs.leaves,
+            "inputs": self.runner.inputs.leaves,
             "parameters and what else is captured": self.captured,
-            "outputs": self.body.outputs.leaves,
+            "outputs": self.runner.outputs.leaves,
             "gradients": [leaf for leaf in (*self.xs_grads, *sums) if leaf is not None],
         }
         return {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
 
-    def partly(self) -> tuple[int, int]:
+    def failed_at(self) -> tuple[int, int]:
         """The step at which an error was raised, and the bytes of the tape up to it."""
-        tape, self.unfinished = self.unfinished, None
-        return self.body.at, 0 if tape is None else self.size(tape)
+        tape, self.partial_tape = self.partial_tape, None
+        return self.runner.current_step, 0 if tape is None else self.size(tape)
 
     def meter(self) -> NumpyMeter:
         """Tracemalloc."""
         return NumpyMeter()
 
-    def summary(self, state: Any) -> list[float]:
+    def fingerprint(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""
         with np.errstate(all="ignore"):
-            return [summary(leaf) for leaf in self.body.watched(state)]
+            return [fingerprint(leaf) for leaf in self.runner.recorded_call(state)]
 
-    def differ(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
+    def mismatch(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
-        if self.summary(state) == list(noted):
+        if self.fingerprint(state) == list(noted):
             return None
-        leaves, outputs = self.body.watched(state), self.body.outputs
-        names = (self.body.names + outputs.names)[: len(leaves)]
-        specs = (self.body.specs + outputs.specs)[: len(leaves)]
+        leaves, outputs = self.runner.recorded_call(state), self.runner.outputs
+        names = (self.runner.names + outputs.names)[: len(leaves)]
+        specs = (self.runner.specs + outputs.specs)[: len(leaves)]
         with np.errstate(all="ignore"):
             for leaf, name, spec, number in zip(leaves, names, specs, noted, strict=True):
                 tolerance = spec.eps ** (0.5 / recorded if recorded else 0.75)
-                change = differ(leaf, number, tolerance)
-                if change and tolerance < LOOSE:
-                    return f"{name} was another one by {change:.1g} of its size"
+                relative_difference = mismatch(leaf, number, tolerance)
+                if relative_difference and tolerance < LOOSE:
+                    return f"{name} was another one by {relative_difference:.1g} of its size"
         return None
 
     def _output_cotangents(self, i: int) -> list[Any] | None:
         """The cotangents of the output of step i by leaf, or None if it has none."""
-        row = self.body.outputs.row(i)
+        row = self.runner.outputs.row_of(i)
         if row is None or not self.cotangents:
             return None
         return [None if cotangent is None else cotangent[row] for cotangent in self.cotangents]
 
 
-class Wanted:
+class GradientMask:
     """Which inputs of the loop want a gradient: leaves of xs, captured values. The carry always does."""
 
     def __init__(self, xs: Sequence[bool], captured: Sequence[bool]) -> None:
         self.xs, self.captured = list(xs), list(captured)
 
 
-def refuse_writing(error: ValueError, i: int) -> StepError:
+def step_mutation_error(error: ValueError, i: int) -> StepError:
     """What to say of a step that writes where it must not."""
     return StepError(
         f"step {i} writes into an array that it must not change ({error}): its input x, or a carry that is kept to be "
@@ -174,6 +174,6 @@ def refuse_writing(error: ValueError, i: int) -> StepError:
     )
 
 
-def is_about_writing(error: ValueError) -> bool:
+def is_readonly_error(error: ValueError) -> bool:
     """Whether NumPy, or what takes its buffers, complains of an array that cannot be written into."""
     return bool(re.search(r"(array|destination) is read-only$", str(error)))

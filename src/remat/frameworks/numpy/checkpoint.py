@@ -15,121 +15,127 @@ from autograd.builtins import tuple as boxed_tuple
 from autograd.core import defjvp_argnums, defvjp_argnums, vspace
 from autograd.tracer import Box, getval, primitive
 
-from remat.closures.capture import Captured, Search
+from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
 from remat.execute.recomputation import is_recomputing, recomputing
-from remat.execute.segment_rng import Start
-from remat.frameworks.numpy.backend import is_about_writing
-from remat.frameworks.numpy.leaves import is_boxed, protected, unpack
-from remat.frameworks.numpy.segment_outputs import Given, nbytes_of
-from remat.frameworks.numpy.tape import LiveTraces, new_trace, pull_back, rooted, tape_size
-from remat.profiling.call_record import Call
+from remat.execute.segment_rng import SegmentReplay
+from remat.frameworks.numpy.backend import is_readonly_error
+from remat.frameworks.numpy.leaves import is_boxed, readonly_view, unpack
+from remat.frameworks.numpy.segment_outputs import SegmentOutputs, nbytes_of
+from remat.frameworks.numpy.tape import ActiveTraces, box_leaves, fresh_trace, pull_back, tape_size
+from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
-from remat.profiling.profiler import passing
-from remat.pytree import take_apart
-from remat.segments import Check, Terms, depth_here, name_of, refuse_writing, within
+from remat.profiling.profiler import segment_pass
+from remat.pytree import flatten
+from remat.segments import CheckOnce, CheckpointOptions, display_name, mutation_error, nested, nesting_depth
 
-__all__ = ["Segment", "checkpoint"]
+__all__ = ["CheckpointCall", "checkpoint"]
 
 
 def checkpoint(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], terms: Terms, call: Call | None = None
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: CheckpointOptions,
+    call: CallRecord | None = None,
 ) -> Any:
     """What `fn` returns; its tape is not kept, unless its outputs are within the threshold. Untraced, a plain call."""
     if call is not None:
         call.framework, call.steps = "numpy", 0
-    live = LiveTraces()
+    live = ActiveTraces()
     if live:
-        segment = Segment(live, fn, args, kwargs, terms, call)
-        boxes = segment.release()
+        segment = CheckpointCall(live, fn, args, kwargs, options, call)
+        boxes = segment.take_values()
         if boxes:
             flowing = _segment(segment, *boxes)
             return segment.given.with_flowing(flowing)
     if call is not None:
         call.steps = 1
-    name, depth = name_of(fn), depth_here()
-    with passing(name, "forward", depth), within(depth):
+    name, depth = display_name(fn), nesting_depth()
+    with segment_pass(name, "forward", depth), nested(depth):
         return fn(*args, **kwargs)
 
 
-class Segment:
+class CheckpointCall:
     """One call of a function whose tape is not kept."""
 
-    given: Given
+    given: SegmentOutputs
 
     def __init__(
         self,
-        live: LiveTraces,
+        live: ActiveTraces,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        terms: Terms,
-        call: Call | None,
+        options: CheckpointOptions,
+        call: CallRecord | None,
     ) -> None:
-        self.name, self.terms, self.call, self.depth = name_of(fn), terms, call, depth_here()
-        self._leaves, self._tree = take_apart((args, kwargs), unpack)
+        self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
+        self._leaves, self._tree = flatten((args, kwargs), unpack)
         self._places = [place for place, leaf in enumerate(self._leaves) if is_boxed(leaf)]
-        odd = [leaf for leaf in self._leaves if not isinstance(leaf, _DULL)]
-        self._captured = Captured(live, fn, *odd)
-        self._check = Check(fn, terms.check)
+        odd = [leaf for leaf in self._leaves if not isinstance(leaf, ATOMIC_TYPES)]
+        self._captured = ConvertedClosure(live, fn, *odd)
+        self._check = CheckOnce(fn, options.check)
         self._tape: tuple[list[Any], list[Any]] | None = None
-        self._start: Start | None = None
+        self._replay: SegmentReplay | None = None
 
-    def release(self) -> list[Any]:
+    def take_values(self) -> list[Any]:
         """The boxes among arguments and in closures, given away."""
         boxes = [self._leaves[place] for place in self._places]
         for place in self._places:
             self._leaves[place] = None
-        return boxes + self._captured.release()
+        return boxes + self._captured.take_values()
 
-    def first_run(self, values: Sequence[Any]) -> tuple[Any, ...]:
+    def forward(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The results that gradients flow through."""
         check = self._check.wanted
         tracking = CheckpointProfiler.is_tracking() and not is_recomputing()
-        self._start = Start(self._captured.sources)
-        with passing(self.name, "forward", self.depth):
-            if self.terms.threshold is None and not tracking:
-                self.given = Given(self._called([protected(value) for value in values]), self.name, check=check)
+        self._replay = SegmentReplay(self._captured.replayable_states)
+        with segment_pass(self.name, "forward", self.depth):
+            if self.options.threshold is None and not tracking:
+                self.given = SegmentOutputs(
+                    self._called([readonly_view(value) for value in values]), self.name, check=check
+                )
             else:
                 self._record_first(values, check, tracking)
-        self._start.settle()
+        self._replay.forget_unused()
         return self.given.flowing()
 
     def _record_first(self, values: Sequence[Any], check: bool, tracking: bool) -> None:
         """Record the first run, to weigh its tape and to keep it if the outputs are within the threshold."""
-        with new_trace() as trace:
-            boxes, roots = rooted([protected(value) for value in values], [True] * len(values), trace)
-            self.given = Given(self._called(boxes), self.name, trace, check=check)
-        nodes, threshold = self.given.nodes, self.terms.threshold
+        with fresh_trace() as trace:
+            boxes, roots = box_leaves([readonly_view(value) for value in values], [True] * len(values), trace)
+            self.given = SegmentOutputs(self._called(boxes), self.name, trace, check=check)
+        nodes, threshold = self.given.nodes, self.options.threshold
         if threshold is not None and nbytes_of(self.given.leaves) <= threshold:
             self._tape = roots, nodes
         elif tracking:
             outside = _Arrays()
-            Captured(outside, self._captured.step)
+            ConvertedClosure(outside, self._captured.step)
             there = [*values, *self.given.leaves, *(leaf for leaf in self._leaves if leaf is not None), *outside.found]
             CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], there))  # type: ignore[arg-type]
         self.given.nodes = []
 
     def reverse(self, values: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
         """The gradients of the wanted inputs."""
-        plain = not any(map(is_boxed, [*values, *cotangents]))
-        if self._tape is not None and plain:
+        atomic_types = not any(map(is_boxed, [*values, *cotangents]))
+        if self._tape is not None and atomic_types:
             roots, nodes = self._tape
         else:
-            with self._again(), new_trace() as trace:
-                boxes, roots = rooted(values, [i in wanted for i in range(len(values))], trace)
+            with self._again(), fresh_trace() as trace:
+                boxes, roots = box_leaves(values, [i in wanted for i in range(len(values))], trace)
                 nodes = self.given.compared(self._called(boxes), trace)
-            self._check.passed()
+            self._check.mark_passed()
         began = perf_counter()
         ends = [(node, part) for node, part in zip(nodes, cotangents, strict=True) if node is not None]
         sums = pull_back([ends], {})
-        with passing(self.name, "pullback", self.depth, since=began):  # it comes after those of inner segments
+        with segment_pass(self.name, "pullback", self.depth, since=began):  # it comes after those of inner segments
             pass
         return [sums[roots[i]][0] if roots[i] in sums else vspace(values[i]).zeros() for i in wanted]
 
     def tangent(self, values: Sequence[Any], tangents: Sequence[Any], wanted: Sequence[int]) -> Any:
         """The tangents of the results, from those of the wanted inputs."""
-        with self._again(), new_trace() as trace:
-            boxes, _ = rooted(values, [i in wanted for i in range(len(values))], trace, tangents)
+        with self._again(), fresh_trace() as trace:
+            boxes, _ = box_leaves(values, [i in wanted for i in range(len(values))], trace, tangents)
             nodes = self.given.compared(self._called(boxes), trace)
         zeros = [vspace(leaf).zeros() for leaf in self.given.like]
         return boxed_tuple([zero if node is None else node.g for node, zero in zip(nodes, zeros, strict=True)])
@@ -137,8 +143,8 @@ class Segment:
     @contextmanager
     def _again(self) -> Iterator[None]:
         """A block in which the function runs again as it did at first."""
-        assert self._start is not None
-        with recomputing(True), passing(self.name, "recompute", self.depth), self._start.again():
+        assert self._replay is not None
+        with recomputing(True), segment_pass(self.name, "recompute", self.depth), self._replay.rewound():
             yield
 
     def _called(self, values: Sequence[Any]) -> Any:
@@ -148,19 +154,19 @@ class Segment:
         leaves = list(self._leaves)
         for place, value in zip(self._places, values, strict=False):
             leaves[place] = value
-        args, kwargs = self._tree.build(leaves)
-        with within(self.depth), self._captured.bind(list(values[len(self._places) :])) as fn:
+        args, kwargs = self._tree.unflatten(leaves)
+        with nested(self.depth), self._captured.rebind(list(values[len(self._places) :])) as fn:
             try:
                 return fn(*args, **kwargs)
             except ValueError as error:
-                if is_about_writing(error):
-                    raise refuse_writing(self.name, "an array that it is given or closes over", "by it") from error
+                if is_readonly_error(error):
+                    raise mutation_error(self.name, "an array that it is given or closes over", "by it") from error
                 raise
 
 
 @primitive  # type: ignore[untyped-decorator]
-def _segment(segment: Segment, *values: Any) -> tuple[Any, ...]:
-    return segment.first_run(values)
+def _segment(segment: CheckpointCall, *values: Any) -> tuple[Any, ...]:
+    return segment.forward(values)
 
 
 def _vjp(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
@@ -180,19 +186,19 @@ def _jvp(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: tuple[
 defvjp_argnums(_segment, _vjp)
 defjvp_argnums(_segment, _jvp)
 
-_DULL = (np.ndarray, np.generic, Box, int, float, complex, str, bytes, type(None))
+ATOMIC_TYPES = (np.ndarray, np.generic, Box, int, float, complex, str, bytes, type(None))
 
 
-class _Arrays(Search):
+class _Arrays(BaseCaptureFilter):
     """Looks in closures for arrays, which are there whether a tape is kept or not; see `execute.captured.Boxes`."""
 
-    opaque: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box)
-    plain: ClassVar[frozenset[type]] = frozenset()
+    opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box)
+    atomic_types: ClassVar[frozenset[type]] = frozenset()
 
     def __init__(self) -> None:
         self.found: list[Any] = []
 
-    def has(self, leaf: Any) -> bool:
+    def accepts(self, leaf: Any) -> bool:
         if isinstance(leaf, np.ndarray):
             self.found.append(leaf)
         elif isinstance(leaf, Box):

@@ -5,33 +5,33 @@ from typing import Any
 
 import numpy as np
 
-from remat.closures.capture import Place
+from remat.closures.capture import CapturedReference
 from remat.errors import StepError
-from remat.frameworks.numpy.backend import NumpyVerbs
-from remat.frameworks.numpy.leaves import own
-from remat.pytree import Mismatch, Tree
+from remat.frameworks.numpy.backend import NumpyBackend
+from remat.frameworks.numpy.leaves import copy
+from remat.pytree import StructureMismatch, TreeDef
 
-__all__ = ["AdjointVerbs"]
+__all__ = ["CustomVjpBackend"]
 
 
-class AdjointVerbs(NumpyVerbs):
+class CustomVjpBackend(NumpyBackend):
     """Pulls steps back by the user's own adjoint; a tape is the carries that went into the steps."""
 
     def __init__(self, *args: Any, vjp: Callable[..., Any]) -> None:
         super().__init__(*args)
         self.vjp = vjp
-        self.named: dict[str, list[Place]] = {}
+        self.named: dict[str, list[CapturedReference]] = {}
         self.aliases: dict[str, str] = {}  # names by which only the adjoint knows a variable of the step
         known_boxes: dict[int, str] = {}
-        for place in self.step.places if any(self.wanted.captured) else ():
-            numbers = [number for _, number in place.boxes]
+        for place in self.step.references if any(self.needs_grad.captured) else ():
+            numbers = [number for _, number in place.values]
             if place.name not in self.named and all(number in known_boxes for number in numbers):
                 self.aliases[place.name] = known_boxes[numbers[0]]
                 continue
             known_boxes |= {number: place.name for number in numbers if number not in known_boxes}
             known = self.named.setdefault(place.name, [])
             same = [other for other in known if other.keys == place.keys]
-            if any(other.boxes != place.boxes for other in same):
+            if any(other.values != place.values for other in same):
                 raise StepError(
                     f"the step closes over two variables that are called {place.name!r}: vjp cannot tell their "
                     "gradients apart, so give one of them another name"
@@ -41,20 +41,22 @@ class AdjointVerbs(NumpyVerbs):
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and the carries before each of them."""
         carries: list[Any] = []
-        self.unfinished = _Carries(start, stop, carries)
+        self.partial_tape = _Carries(start, stop, carries)
         for i in range(start, stop):
             carries.append(self.copy(state) if self.writes else self._protected(state))
             state = self.advance(state if self.writes else carries[-1], i, i + 1)
-        tape, self.unfinished = self.unfinished, None
+        tape, self.partial_tape = self.partial_tape, None
         return state, tape
 
     def pull_back(self, tape: "_Carries", cotangent: list[Any]) -> list[Any]:
         """The cotangent of the carry before the range, by the adjoint of each of its steps."""
-        body = self.body
-        with self.step.bind(self.captured):
+        runner = self.runner
+        with self.step.rebind(self.captured):
             for i in reversed(range(tape.start, tape.stop)):
-                bar = body.tree.build([_or_zeros(part, spec) for part, spec in zip(cotangent, body.specs, strict=True)])
-                out = self.vjp(tape.carries.pop(), body.inputs.at(i), bar, self._output_bar(i))
+                bar = runner.tree.unflatten(
+                    [_or_zeros(part, spec) for part, spec in zip(cotangent, runner.specs, strict=True)]
+                )
+                out = self.vjp(tape.carries.pop(), runner.inputs.row(i), bar, self._output_bar(i))
                 cotangent = self._gather(out, i)
         return cotangent
 
@@ -63,16 +65,16 @@ class AdjointVerbs(NumpyVerbs):
         return sum(map(super().size, value.carries)) if isinstance(value, _Carries) else super().size(value)
 
     def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
-        state = self.body.tree.mapped(own, state)
-        with self.step.bind(self.captured) as step:
-            return self.body.run(step, state, start, stop)
+        state = self.runner.tree.map(copy, state)
+        with self.step.rebind(self.captured) as step:
+            return self.runner.run(step, state, start, stop)
 
     def _output_bar(self, i: int) -> Any:
-        outputs, parts = self.body.outputs, self._output_cotangents(i)
-        if outputs.tree is None or outputs.row(i) is None:
+        outputs, parts = self.runner.outputs, self._output_cotangents(i)
+        if outputs.tree is None or outputs.row_of(i) is None:
             return None
         parts = parts or [None] * len(outputs.specs)
-        return outputs.tree.build([_or_zeros(part, spec) for part, spec in zip(parts, outputs.specs, strict=True)])
+        return outputs.tree.unflatten([_or_zeros(part, spec) for part, spec in zip(parts, outputs.specs, strict=True)])
 
     def _gather(self, out: Any, i: int) -> list[Any]:
         """Take in what the adjoint of step i returned, and give back the cotangent of its carry."""
@@ -81,13 +83,13 @@ class AdjointVerbs(NumpyVerbs):
                 f"vjp must return (carry_bar, x_bar) or (carry_bar, x_bar, {{name: gradient}}), and for step {i} it "
                 f"returned a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple) else "")
             )
-        body, inputs = self.body, self.body.inputs
-        wanted = [spec.differentiable for spec in body.specs]
-        specs = [(spec.shape, spec.dtype) for spec in body.specs]
-        cotangent = _gradients(out[0], body.tree, wanted, specs, f"carry_bar of step {i}")
-        if any(self.wanted.xs):
+        runner, inputs = self.runner, self.runner.inputs
+        wanted = [spec.differentiable for spec in runner.specs]
+        specs = [(spec.shape, spec.dtype) for spec in runner.specs]
+        cotangent = _gradients(out[0], runner.tree, wanted, specs, f"carry_bar of step {i}")
+        if any(self.needs_grad.xs):
             specs = [(leaf.shape[1:], leaf.dtype) for leaf in inputs.leaves]
-            parts = _gradients(out[1], inputs.tree, self.wanted.xs, specs, f"x_bar of step {i}")
+            parts = _gradients(out[1], inputs.tree, self.needs_grad.xs, specs, f"x_bar of step {i}")
             for gradient, part in zip(self.xs_grads, parts, strict=True):
                 if gradient is not None:
                     gradient[i] = part
@@ -116,11 +118,11 @@ class AdjointVerbs(NumpyVerbs):
                 value = _item(named[name], place.keys, where)
                 marks = [False] * place.tree.size
                 specs: list[Any] = [None] * place.tree.size
-                for at, number in place.boxes:
+                for at, number in place.values:
                     leaf = np.asarray(self.captured[number])
                     marks[at], specs[at] = True, (leaf.shape, leaf.dtype)
                 parts = _gradients(value, place.tree, marks, specs, where)
-                for at, number in place.boxes:
+                for at, number in place.values:
                     total = self.captured_sums[number]
                     self.captured_sums[number] = (parts[at] if total is None else total[0] + parts[at], False)
 
@@ -139,14 +141,14 @@ def _or_zeros(part: Any, spec: Any) -> Any:
     return np.zeros(spec.shape, spec.dtype) if part is None else part
 
 
-def _gradients(value: Any, tree: Tree, wanted: Sequence[bool], specs: Sequence[Any], where: str) -> list[Any]:
+def _gradients(value: Any, tree: TreeDef, wanted: Sequence[bool], specs: Sequence[Any], where: str) -> list[Any]:
     """The leaves of a gradient that a user's adjoint returned, as arrays of their own; None for what is not wanted."""
     name = where.partition(" of step")[0]
     try:
-        parts = tree.apart(value, name, gaps=True)
-    except Mismatch as mismatch:
+        parts = tree.flatten_like(value, name, allow_none=True)
+    except StructureMismatch as mismatch:
         raise StepError(f"vjp returned another structure: {mismatch} ({where})") from None
-    names = tree.names(name)
+    names = tree.paths(name)
     return [
         _checked(part, spec[0], spec[1], leaf_name, where) if want else None
         for part, want, spec, leaf_name in zip(parts, wanted, specs, names, strict=True)

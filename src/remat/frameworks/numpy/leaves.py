@@ -1,7 +1,7 @@
-"""Leaves of NumPy: arrays and numbers, plain or in autograd's boxes; their looks, copies, sizes and summaries.
+"""Leaves of NumPy: arrays and numbers, plain or in autograd's boxes; their specs, copies, sizes and fingerprints.
 
-In: values as a step takes and returns them. Out: `Spec`s to hold later values against, private copies, and one number
-for each leaf by which a recomputed value is known again.
+In: values as a step takes and returns them. Out: an `ArraySpec` for each leaf to check later values against, private
+copies, and one fingerprint a leaf, by which a recomputed value is compared with the first.
 """
 
 import sys
@@ -14,25 +14,25 @@ from autograd.builtins import DictBox, SequenceBox
 from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
-from remat.execute.fingerprint import change, summary
+from remat.execute.fingerprint import fingerprint, relative_difference
 
 __all__ = [
-    "Spec",
-    "copied",
-    "differ",
+    "ArraySpec",
+    "astype",
+    "copy",
     "empty",
+    "ensure_writable",
+    "fast_match",
+    "fingerprint",
+    "frozen_copy",
     "is_boxed",
-    "is_like",
-    "leaf_matcher",
-    "looks",
+    "matches_spec",
+    "mismatch",
     "nbytes",
-    "own",
-    "protected",
-    "recast",
-    "refuse",
-    "summary",
+    "readonly_view",
+    "reject_tracer",
+    "spec_of",
     "unpack",
-    "writable",
 ]
 
 _RANKS = "biufc"
@@ -57,7 +57,7 @@ def is_boxed(leaf: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Spec:
+class ArraySpec:
     """What a leaf looks like: shape and dtype; a Python number is `weak`, its dtype may give way to another."""
 
     shape: tuple[int, ...]
@@ -65,7 +65,7 @@ class Spec:
     weak: bool = False
 
     @classmethod
-    def of(cls, leaf: Any, name: str) -> "Spec":
+    def of(cls, leaf: Any, name: str) -> "ArraySpec":
         """The looks of a leaf; what is no array and no number raises a StepError that names it."""
         value = getval(leaf)
         kind = type(value)
@@ -93,7 +93,7 @@ class Spec:
         """The relative spacing of its numbers."""
         return float(np.finfo(self.dtype).eps) if self.differentiable else 2.0**-52
 
-    def gives_way(self, other: "Spec") -> bool:
+    def promotes_to(self, other: "ArraySpec") -> bool:
         """Whether a value like `other` may follow one like this: the same, but for the dtype of a Python number."""
         if self.shape != other.shape or self.dtype == other.dtype:
             return self.shape == other.shape
@@ -102,11 +102,11 @@ class Spec:
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 
-    def kept_up(self, other: "Spec") -> "Spec":
+    def promoted(self, other: "ArraySpec") -> "ArraySpec":
         """What to hold later values against, when one like `other` has followed: a Python number may have widened."""
         return other if self.weak and self != other and self.rank <= other.rank else self
 
-    def advice(self, other: "Spec", name: str) -> str:
+    def advice(self, other: "ArraySpec", name: str) -> str:
         """What to do if one like `other` follows and must not."""
         if self.shape != other.shape:
             return ""
@@ -120,28 +120,28 @@ class Spec:
         return _RANKS.index(self.dtype.kind)
 
 
-def looks(leaf: Any, name: str) -> Spec:
+def spec_of(leaf: Any, name: str) -> ArraySpec:
     """The looks of a leaf; what is no array and no number raises a StepError that names it."""
-    return Spec.of(leaf, name)
+    return ArraySpec.of(leaf, name)
 
 
-def is_like(leaf: Any, spec: Spec) -> bool:
+def matches_spec(leaf: Any, spec: ArraySpec) -> bool:
     """Whether a leaf, boxed or not, is an array that looks exactly like that."""
     plain = getval(leaf)
     return type(plain) is np.ndarray and plain.shape == spec.shape and plain.dtype == spec.dtype
 
 
-def empty(count: int, spec: Spec, like: Any) -> Any:
+def empty(count: int, spec: ArraySpec, like: Any) -> Any:
     """Room for so many leaves."""
     return np.empty((count, *spec.shape), spec.dtype)
 
 
-def recast(held: Any, spec: Spec) -> Any:
+def astype(held: Any, spec: ArraySpec) -> Any:
     """An array of leaves, in the dtype of others."""
     return held.astype(spec.dtype)
 
 
-def refuse(leaf: Any, name: str) -> None:
+def reject_tracer(leaf: Any, name: str) -> None:
     """Raise a StepError if a leaf is traced although all that goes into the step is plain."""
     if is_boxed(leaf):
         raise StepError(
@@ -152,7 +152,7 @@ def refuse(leaf: Any, name: str) -> None:
         )
 
 
-def leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
+def fast_match(spec: ArraySpec) -> Callable[[Any], bool]:
     """A fast test for plain leaves like that."""
     shape, dtype, array = spec.shape, spec.dtype, np.ndarray
     if shape:
@@ -164,20 +164,20 @@ def leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
     )
 
 
-def own(leaf: Any) -> Any:
+def copy(leaf: Any) -> Any:
     """A private copy that may be written into; numbers are as they are."""
     return np.array(leaf, order="K") if isinstance(leaf, np.ndarray) else leaf
 
 
-def copied(leaf: Any) -> Any:
+def frozen_copy(leaf: Any) -> Any:
     """A private copy that nobody can write into; numbers are that already."""
-    leaf = own(leaf)
+    leaf = copy(leaf)
     if isinstance(leaf, np.ndarray):
         leaf.flags.writeable = False
     return leaf
 
 
-def protected(leaf: Any) -> Any:
+def readonly_view(leaf: Any) -> Any:
     """The same numbers, seen through a view that nobody can write into."""
     if isinstance(leaf, np.ndarray):
         leaf = leaf.view()
@@ -185,7 +185,7 @@ def protected(leaf: Any) -> Any:
     return leaf
 
 
-def writable(leaf: Any) -> Any:
+def ensure_writable(leaf: Any) -> Any:
     """The leaf, or a copy of it if it cannot be written into: for what is given to the caller."""
     return leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf
 
@@ -200,10 +200,10 @@ def header(array: Any) -> int:
     return sys.getsizeof(array) - (array.nbytes if array.flags.owndata else 0)
 
 
-def differ(leaf: Any, noted: float, tolerance: float) -> float:
+def mismatch(leaf: Any, noted: float, tolerance: float) -> float:
     """How far a leaf is from the one that was summed up, relative to its size; 0 where rounding explains it."""
-    found = summary(leaf)
-    return 0.0 if found == noted else change(found, noted, summary(np.abs(leaf)), tolerance)
+    found = fingerprint(leaf)
+    return 0.0 if found == noted else relative_difference(found, noted, fingerprint(np.abs(leaf)), tolerance)
 
 
 def _type_name(kind: type) -> str:

@@ -18,7 +18,7 @@ class NumpyMeter:
     """Bytes that Python and NumPy have allocated, by tracemalloc."""
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         """Count in the block; who counts already goes on afterwards."""
         gc.collect()
         running = tracemalloc.is_tracing()
@@ -35,9 +35,9 @@ class NumpyMeter:
         return tracemalloc.get_traced_memory()[0]
 
     def peak(self) -> int:
-        """The most bytes that were allocated since `forget`."""
+        """The most bytes that were allocated since `reset_peak`."""
         return tracemalloc.get_traced_memory()[1]
 
-    def forget(self) -> None:
+    def reset_peak(self) -> None:
         """Begin anew with the peak."""
         tracemalloc.reset_peak()

@@ -13,124 +13,135 @@ import numpy as np
 from autograd.core import defjvp_argnums, defvjp_argnums, vspace
 from autograd.tracer import getval, primitive
 
-from remat.closures.capture import Place
+from remat.closures.capture import CapturedReference
 from remat.errors import StepError
-from remat.execute import Run
-from remat.execute.rng_state import Source, set_back
-from remat.frameworks.numpy import leaves as kit
-from remat.frameworks.numpy.autograd_backend import AutogradVerbs
-from remat.frameworks.numpy.backend import NumpyVerbs, Wanted
-from remat.frameworks.numpy.custom_vjp_backend import AdjointVerbs
-from remat.frameworks.numpy.leaves import Spec, is_boxed, protected, writable
+from remat.execute import Interpreter
+from remat.execute.rng_state import ReplayableState, preserved_state
+from remat.frameworks.numpy import leaves as leaf_ops
+from remat.frameworks.numpy.autograd_backend import AutogradBackend
+from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
+from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
+from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, is_boxed, readonly_view
 from remat.frameworks.numpy.meter import NumpyMeter
-from remat.loops.loop_call import Call, measured_before
-from remat.loops.step_runner import Body, Inputs, Outputs
-from remat.measuring import Measured, Subject, measure_step
-from remat.pytree import Tree
+from remat.loops.loop_call import LoopCall, cached_cost
+from remat.loops.step_runner import Inputs, Outputs, StepRunner
+from remat.measuring import MeasurementSetup, StepCost, measure_step
+from remat.pytree import TreeDef
 
-__all__ = ["NumpyCall", "Step", "holds", "run"]
+__all__ = ["ConvertedStep", "NumpyCall", "as_truth_value", "run"]
 
 
-class Step(Protocol):
+class ConvertedStep(Protocol):
     """A step as a function of what it captured."""
 
     @property
-    def looks(self) -> list[Any]:
+    def cache_key(self) -> list[Any]:
         """What its cost depends on, beside its arguments: code, shapes, whole numbers."""
         ...
 
     @property
-    def places(self) -> list[Place]:
+    def references(self) -> list[CapturedReference]:
         """Where captured values were found, by name."""
         ...
 
     @property
-    def sources(self) -> list[Source]:
+    def replayable_states(self) -> list[ReplayableState]:
         """Private random generators that it draws from."""
         ...
 
-    def bind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
+    def rebind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
         """The step with these values for what it captured, as long as the context lasts."""
         ...
 
 
 @dataclass
-class NumpyCall(Call[NumpyVerbs]):
+class NumpyCall(LoopCall[NumpyBackend]):
     """One call of a loop on NumPy's leaves."""
 
     vjp: Callable[..., Any] | None = None
-    results: "Results | None" = None
+    results: "LoopResult | None" = None
 
-    def start(self, leaves: Sequence[Any], steps: int) -> tuple[NumpyVerbs, Any]:
+    def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[NumpyBackend, Any]:
         """Verbs for so many steps on plain leaves, and the first carry."""
-        init, xs, captured = self.parts(leaves)
-        specs = [Spec.of(leaf, name) for leaf, name in zip(init, self.carry.names("carry"), strict=True)]
-        inputs = Inputs([protected(leaf[:steps]) for leaf in xs], self.xs)
-        body = Body(kit, self.carry, specs, inputs, Outputs(kit, steps, self.rows))
-        wanted = Wanted(*self.parts(self.wanted)[1:])
-        verbs: NumpyVerbs
+        init, xs, captured = self.split(leaves)
+        specs = [ArraySpec.of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
+        inputs = Inputs([readonly_view(leaf[:steps]) for leaf in xs], self.xs)
+        runner = StepRunner(leaf_ops, self.carry, specs, inputs, Outputs(leaf_ops, steps, self.rows))
+        wanted = GradientMask(*self.split(self.needs_grad)[1:])
+        backend: NumpyBackend
         if self.vjp is None:
-            verbs = AutogradVerbs(self.step, body, captured, wanted)
+            backend = AutogradBackend(self.step, runner, captured, wanted)
         else:
-            verbs = AdjointVerbs(self.step, body, captured, wanted, vjp=self.vjp)
-        return verbs, self.carry.build([protected(leaf) for leaf in init])
+            backend = CustomVjpBackend(self.step, runner, captured, wanted, vjp=self.vjp)
+        return backend, self.carry.unflatten([readonly_view(leaf) for leaf in init])
 
-    def holds(self, verbs: NumpyVerbs, carry: Any) -> bool:
+    def evaluate_cond(self, backend: NumpyBackend, carry: Any) -> bool:
         """Whether the condition holds for a carry."""
         assert self.cond is not None
-        with self.step.bind(verbs.captured):
-            return holds(self.cond(carry))
+        with self.step.rebind(backend.captured):
+            return as_truth_value(self.cond(carry))
 
     def reverse(self, leaves: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
         """The gradients of the wanted leaves. A second reverse sweep runs forward again first."""
-        with self.turned(leaves) as (verbs, run):
-            return self._reverse(verbs, run, leaves, cotangents, wanted)
+        with self.at_turn(leaves) as (backend, run):
+            return self._reverse(backend, run, leaves, cotangents, wanted)
 
     def _reverse(
-        self, verbs: NumpyVerbs, run: Run, leaves: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]
+        self,
+        backend: NumpyBackend,
+        run: Interpreter,
+        leaves: Sequence[Any],
+        cotangents: Sequence[Any],
+        wanted: Sequence[int],
     ) -> list[Any]:
         assert self.results is not None
-        carry, outputs = self.results.spread(cotangents)
-        xs = self.parts(leaves)[1]
-        verbs.cotangents = outputs if any(part is not None for part in outputs) else ()
-        verbs.xs_grads = [_zeros(leaf) if want else None for leaf, want in zip(xs, verbs.wanted.xs, strict=True)]
-        found = run.reverse(carry) + verbs.xs_grads + [total and total[0] for total in verbs.captured_sums]
+        carry, outputs = self.results.expand_cotangents(cotangents)
+        xs = self.split(leaves)[1]
+        backend.cotangents = outputs if any(part is not None for part in outputs) else ()
+        backend.xs_grads = [
+            _zeros(leaf) if want else None for leaf, want in zip(xs, backend.needs_grad.xs, strict=True)
+        ]
+        found = run.reverse(carry) + backend.xs_grads + [total and total[0] for total in backend.captured_sums]
         return [_zeros(leaves[i]) if found[i] is None else found[i] for i in wanted]
 
-    def measured(self, leaves: Sequence[Any]) -> Measured:
+    def measured(self, leaves: Sequence[Any]) -> StepCost:
         """What a step costs: from a few runs of the first ones, or from an earlier loop whose first step is as large.
 
         Global random numbers are not used up.
         """
-        with set_back(self.step.sources):
-            looks = tuple(Spec.of(leaf, "leaf") for leaf in leaves)
-            key = ("numpy", *self.step.looks, self.carry, self.xs, looks, tuple(self.wanted), self.vjp is None)
-            verbs, state = self.start(leaves, 1)
-            first = verbs.size(verbs.record(state, 0, 1)[1])
-            assert self.asked.memory is not None
-            room = self.asked.memory.device.capacity or 0
-            return measured_before(key, first, room, lambda: self._measure(leaves))
+        with preserved_state(self.step.replayable_states):
+            looks = tuple(ArraySpec.of(leaf, "leaf") for leaf in leaves)
+            key = ("numpy", *self.step.cache_key, self.carry, self.xs, looks, tuple(self.needs_grad), self.vjp is None)
+            backend, state = self.new_backend(leaves, 1)
+            first = backend.size(backend.record(state, 0, 1)[1])
+            assert self.request.memory is not None
+            room = self.request.memory.device.capacity or 0
+            return cached_cost(key, first, room, lambda: self._measure(leaves))
 
-    def _measure(self, leaves: Sequence[Any]) -> Measured:
+    def _measure(self, leaves: Sequence[Any]) -> StepCost:
         """Run the first steps a few times; only the first one if the length is not known, since more may not follow."""
         steps = min(self.steps or 1, 8)
-        verbs, state = self.start(leaves, steps)
-        xs = self.parts(leaves)[1]
-        verbs.xs_grads = [_zeros(leaf[:steps]) if w else None for leaf, w in zip(xs, verbs.wanted.xs, strict=True)]
+        backend, state = self.new_backend(leaves, steps)
+        xs = self.split(leaves)[1]
+        backend.xs_grads = [
+            _zeros(leaf[:steps]) if w else None for leaf, w in zip(xs, backend.needs_grad.xs, strict=True)
+        ]
 
         def ones(state: Any) -> list[Any]:
-            body, outputs = verbs.body, verbs.body.outputs
-            if outputs.leaves and not verbs.cotangents:
+            runner, outputs = backend.runner, backend.runner.outputs
+            if outputs.leaves and not backend.cotangents:
                 pairs = zip(outputs.leaves, outputs.specs, strict=True)
-                verbs.cotangents = [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in pairs]
-            kinds = zip(body.tree.apart(state, "carry"), body.specs, strict=True)
+                backend.cotangents = [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in pairs]
+            kinds = zip(runner.tree.flatten_like(state, "carry"), runner.specs, strict=True)
             return [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in kinds]
 
-        assert self.asked.memory is not None
-        return measure_step(Subject(verbs, NumpyMeter(), state, ones), steps, self.asked.memory.device.capacity or 0)
+        assert self.request.memory is not None
+        return measure_step(
+            MeasurementSetup(backend, NumpyMeter(), state, ones), steps, self.request.memory.device.capacity or 0
+        )
 
 
-def holds(answer: Any) -> bool:
+def as_truth_value(answer: Any) -> bool:
     """Whether a condition's answer is yes; what is no answer raises a StepError."""
     answer = getval(answer)
     if answer is None or np.size(answer) != 1:
@@ -140,21 +151,21 @@ def holds(answer: Any) -> bool:
 
 
 @dataclass
-class Results:
+class LoopResult:
     """What a loop gives: leaves of the last carry and of the outputs; those without gradient go beside autograd."""
 
     leaves: list[Any]
-    specs: list[Spec]
+    specs: list[ArraySpec]
     carry_size: int
-    outputs: Tree
+    outputs: TreeDef
 
     @classmethod
-    def of(cls, body: Body, carry: Any) -> "Results":
+    def of(cls, runner: StepRunner, carry: Any) -> "LoopResult":
         """The results of a body that has run."""
-        leaves = [writable(leaf) for leaf in body.tree.apart(carry, "carry")]
-        specs = [*body.specs, *body.outputs.specs]
-        tree = body.outputs.tree if body.outputs.tree is not None else Tree(type(None))
-        return cls([*leaves, *body.outputs.leaves], specs, len(leaves), tree)
+        leaves = [ensure_writable(leaf) for leaf in runner.tree.flatten_like(carry, "carry")]
+        specs = [*runner.specs, *runner.outputs.specs]
+        tree = runner.outputs.tree if runner.outputs.tree is not None else TreeDef(type(None))
+        return cls([*leaves, *runner.outputs.leaves], specs, len(leaves), tree)
 
     @property
     def flows(self) -> list[bool]:
@@ -165,23 +176,23 @@ class Results:
         """The leaves that gradients flow through."""
         return tuple(leaf for leaf, flows in zip(self.leaves, self.flows, strict=True) if flows)
 
-    def replaced(self, flowing: Any) -> list[Any]:
+    def with_arrays(self, flowing: Any) -> list[Any]:
         """All leaves, those that gradients flow through replaced."""
         rest = iter([flowing[i] for i in range(len(flowing))])
         return [next(rest) if flows else leaf for leaf, flows in zip(self.leaves, self.flows, strict=True)]
 
-    def spread(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def expand_cotangents(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Cotangents for all leaves, of the carry and of the outputs; None where there is none, or only zeros."""
         rest = iter([cotangents[i] for i in range(len(cotangents))])
-        spread = [next(rest) if flows else None for flows in self.flows]
-        spread = [part if part is not None and np.any(part) else None for part in spread]
-        return spread[: self.carry_size], spread[self.carry_size :]
+        expanded = [next(rest) if flows else None for flows in self.flows]
+        expanded = [part if part is not None and np.any(part) else None for part in expanded]
+        return expanded[: self.carry_size], expanded[self.carry_size :]
 
 
 @primitive  # type: ignore[untyped-decorator]
 def _loop(call: NumpyCall, *leaves: Any) -> tuple[Any, ...]:
-    verbs, run = call.first_sweep(leaves)
-    call.results = Results.of(verbs.body, run.take())
+    backend, run = call.first_sweep(leaves)
+    call.results = LoopResult.of(backend.runner, run.take())
     return call.results.flowing()
 
 
@@ -214,13 +225,13 @@ defjvp_argnums(_loop, _jvp)
 
 def run(call: NumpyCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
     """The carry and the outputs of a loop of which some leaf is traced."""
-    call.wanted = [is_boxed(leaf) for leaf in leaves]
+    call.needs_grad = [is_boxed(leaf) for leaf in leaves]
     flowing = _loop(call, *leaves)
     results = call.results
     assert results is not None
-    found = results.replaced(flowing)
+    found = results.with_arrays(flowing)
     results.leaves = [None] * len(results.leaves)  # the caller has them; here they would only live longer
-    return call.carry.build(found[: results.carry_size]), results.outputs.build(found[results.carry_size :])
+    return call.carry.unflatten(found[: results.carry_size]), results.outputs.unflatten(found[results.carry_size :])
 
 
 def _zeros(leaf: Any) -> Any:

@@ -3,15 +3,15 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from remat.closures.capture import Captured
-from remat.frameworks.numpy import leaves as kit
-from remat.frameworks.numpy.backend import is_about_writing, refuse_writing
-from remat.frameworks.numpy.leaves import Spec, is_boxed, own, protected, writable
-from remat.frameworks.numpy.primitive import NumpyCall, Step, holds, run
-from remat.frameworks.numpy.tape import LiveTraces
-from remat.loops.request import Asked
-from remat.loops.step_runner import Body, Inputs, Outputs, count_steps, take_leaves
-from remat.pytree import Tree, take_apart
+from remat.closures.capture import ConvertedClosure
+from remat.frameworks.numpy import leaves as leaf_ops
+from remat.frameworks.numpy.backend import is_readonly_error, step_mutation_error
+from remat.frameworks.numpy.leaves import ArraySpec, copy, ensure_writable, is_boxed, readonly_view
+from remat.frameworks.numpy.primitive import ConvertedStep, NumpyCall, as_truth_value, run
+from remat.frameworks.numpy.tape import ActiveTraces
+from remat.loops.request import LoopRequest
+from remat.loops.step_runner import Inputs, Outputs, StepRunner, flatten_leaves, infer_length
+from remat.pytree import TreeDef, flatten
 from remat.units import to_count
 
 __all__ = ["scan", "scan_flat", "while_loop"]
@@ -22,81 +22,89 @@ def scan(
     init: Any,
     xs: Any,
     length: int | None,
-    asked: Asked,
+    request: LoopRequest,
     vjp: Callable[..., Any] | None = None,
     rows: dict[int, int] | None = None,
     driven: bool = True,
 ) -> tuple[Any, Any]:
     """The last carry and the outputs of all steps, or of those that `rows` gives a row; it is driven anyway."""
-    init_leaves, carry = take_leaves(kit, init, "init")
-    xs_leaves, inputs = take_leaves(kit, xs, "xs")
-    steps = count_steps(kit, xs_leaves, inputs, length)
-    captured = Captured(LiveTraces(), step, vjp)
-    return _scan(captured, (init_leaves, xs_leaves, captured.release()), carry, inputs, steps, asked, vjp, rows)
+    init_leaves, carry = flatten_leaves(leaf_ops, init, "init")
+    xs_leaves, inputs = flatten_leaves(leaf_ops, xs, "xs")
+    steps = infer_length(leaf_ops, xs_leaves, inputs, length)
+    captured = ConvertedClosure(ActiveTraces(), step, vjp)
+    return _scan(captured, (init_leaves, xs_leaves, captured.take_values()), carry, inputs, steps, request, vjp, rows)
 
 
 def scan_flat(
-    step: Step, init: Any, xs: Any, captured: list[Any], steps: int, asked: Asked, rows: dict[int, int] | None = None
+    step: ConvertedStep,
+    init: Any,
+    xs: Any,
+    captured: list[Any],
+    steps: int,
+    request: LoopRequest,
+    rows: dict[int, int] | None = None,
 ) -> tuple[Any, Any]:
     """A scan of a step that takes what it captures as an argument."""
-    init_leaves, carry = take_apart(init)
-    xs_leaves, inputs = take_apart(xs)
-    return _scan(step, (init_leaves, xs_leaves, captured), carry, inputs, steps, asked, None, rows)
+    init_leaves, carry = flatten(init)
+    xs_leaves, inputs = flatten(xs)
+    return _scan(step, (init_leaves, xs_leaves, captured), carry, inputs, steps, request, None, rows)
 
 
 def _scan(
-    step: Step,
+    step: ConvertedStep,
     parts: tuple[list[Any], list[Any], list[Any]],
-    carry: Tree,
-    inputs: Tree,
+    carry: TreeDef,
+    inputs: TreeDef,
     steps: int,
-    asked: Asked,
+    request: LoopRequest,
     vjp: Callable[..., Any] | None,
     rows: dict[int, int] | None,
 ) -> tuple[Any, Any]:
     leaves = [leaf for part in parts for leaf in part]
     if any(map(is_boxed, leaves)):
         sizes = (len(parts[0]), len(parts[1]), len(parts[2]))
-        return run(NumpyCall(step, carry, inputs, sizes, asked, rows, steps, vjp=vjp), leaves)
-    asked.check_slots(steps)
-    asked.note(steps)
-    body = _body(carry, parts[0], Inputs([protected(leaf) for leaf in parts[1]], inputs), Outputs(kit, steps, rows))
-    with step.bind(parts[2]) as plain:
+        return run(NumpyCall(step, carry, inputs, sizes, request, rows, steps, vjp=vjp), leaves)
+    request.validate(steps)
+    request.record(steps)
+    runner = _new_runner(
+        carry, parts[0], Inputs([readonly_view(leaf) for leaf in parts[1]], inputs), Outputs(leaf_ops, steps, rows)
+    )
+    with step.rebind(parts[2]) as plain:
         try:
-            after = body.run(plain, carry.build([own(leaf) for leaf in parts[0]]), 0, steps)
+            after = runner.run(plain, carry.unflatten([copy(leaf) for leaf in parts[0]]), 0, steps)
         except ValueError as error:
-            if is_about_writing(error):
-                raise refuse_writing(error, body.at) from error
+            if is_readonly_error(error):
+                raise step_mutation_error(error, runner.current_step) from error
             raise
-    outputs = body.outputs
-    return carry.mapped(writable, after), None if outputs.tree is None else outputs.tree.build(outputs.leaves)
+    outputs = runner.outputs
+    return carry.map(ensure_writable, after), None if outputs.tree is None else outputs.tree.unflatten(outputs.leaves)
 
 
 def while_loop(
-    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, asked: Asked
+    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, request: LoopRequest
 ) -> Any:
     """The first carry for which `cond` does not hold, or the one after `max_steps`."""
     most = None if max_steps is None else to_count(max_steps, "max_steps")
-    leaves, carry = take_leaves(kit, init, "init")
+    leaves, carry = flatten_leaves(leaf_ops, init, "init")
 
     def step(carry: Any, x: None) -> tuple[Any, None]:
         return body(carry), None
 
-    captured = Captured(LiveTraces(), step, cond)
-    boxes = captured.release()
-    nothing = Tree(type(None))
+    captured = ConvertedClosure(ActiveTraces(), step, cond)
+    boxes = captured.take_values()
+    nothing = TreeDef(type(None))
     if most != 0 and any(map(is_boxed, [*leaves, *boxes])):
         sizes = (len(leaves), 0, len(boxes))
-        return run(NumpyCall(captured, carry, nothing, sizes, asked, cond=cond, most=most), [*leaves, *boxes])[0]
-    plain = _body(carry, leaves, Inputs((), nothing), Outputs(kit, 0))
-    value, done = carry.build([leaf if is_boxed(leaf) else own(leaf) for leaf in leaves]), 0
-    while done != most and holds(cond(value)):
-        value = plain.run(step, value, done, done + 1)
+        return run(NumpyCall(captured, carry, nothing, sizes, request, cond=cond, max_steps=most), [*leaves, *boxes])[0]
+    runner = _new_runner(carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
+    value, done = carry.unflatten([leaf if is_boxed(leaf) else copy(leaf) for leaf in leaves]), 0
+    while done != most and as_truth_value(cond(value)):
+        value = runner.run(step, value, done, done + 1)
         done += 1
-    asked.note(done)
+    request.record(done)
     return value
 
 
-def _body(carry: Tree, leaves: Sequence[Any], inputs: Inputs, outputs: Outputs) -> Body:
-    specs = [Spec.of(leaf, name) for leaf, name in zip(leaves, carry.names("init"), strict=True)]
-    return Body(kit, carry, specs, inputs, outputs)
+def _new_runner(carry: TreeDef, leaves: Sequence[Any], inputs: Inputs, outputs: Outputs) -> StepRunner:
+    specs = [ArraySpec.of(leaf, name) for leaf, name in zip(leaves, carry.paths("init"), strict=True)]
+    return StepRunner(leaf_ops, carry, specs, inputs, outputs)

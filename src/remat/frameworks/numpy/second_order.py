@@ -16,40 +16,40 @@ from autograd.builtins import tuple as boxed_tuple
 from autograd.core import vspace
 from autograd.tracer import getval
 
-from remat.closures.capture import Place
+from remat.closures.capture import CapturedReference
 from remat.errors import StepError
-from remat.execute.rng_state import Source
-from remat.frameworks.numpy import leaves as kit
-from remat.frameworks.numpy.leaves import Spec, unpack
+from remat.execute.rng_state import ReplayableState
+from remat.frameworks.numpy import leaves as leaf_ops
+from remat.frameworks.numpy.leaves import ArraySpec, unpack
 from remat.frameworks.numpy.primitive import NumpyCall
-from remat.frameworks.numpy.tape import new_trace, pull_back, rooted, split
-from remat.loops.request import Asked
-from remat.loops.step_runner import pair
-from remat.pytree import take_apart
+from remat.frameworks.numpy.tape import box_leaves, fresh_trace, pull_back, unbox
+from remat.loops.request import LoopRequest
+from remat.loops.step_runner import unpack_output
+from remat.pytree import flatten
 
 __all__ = ["adjoint", "tangent"]
 
 
 @dataclass(frozen=True)
-class _OpenStep:
+class _FlatStep:
     """A step that takes what other steps capture as its first argument."""
 
     function: Callable[[list[Any], Any, Any], Any]
 
     @property
-    def looks(self) -> list[Any]:
+    def cache_key(self) -> list[Any]:
         return []
 
     @property
-    def places(self) -> list[Place]:
+    def references(self) -> list[CapturedReference]:
         return []
 
     @property
-    def sources(self) -> list[Source]:
+    def replayable_states(self) -> list[ReplayableState]:
         return []
 
     @contextmanager
-    def bind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
+    def rebind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
         yield lambda carry, x: self.function(values, carry, x)
 
 
@@ -57,8 +57,8 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], w
     """The gradients of the wanted leaves as a differentiable function of leaves and cotangents."""
     from remat.frameworks.numpy.scan import scan_flat
 
-    forward, n, asked = _forward(call), call.steps, _same_plan(call)
-    init, xs, captured = call.parts(leaves)
+    forward, n, request = _forward(call), call.steps, _same_plan(call)
+    init, xs, captured = call.split(leaves)
     assert call.results is not None
     assert n is not None
     init = [_widened(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
@@ -71,19 +71,19 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], w
         found: list[Any] = [next(by_leaf) if flow else None for flow in flows] + [None] * (len(xs) + len(captured))
         return [vspace(leaves[i]).zeros() if found[i] is None else found[i] for i in wanted]
     marks = [i in wanted for i in range(len(leaves))]
-    _, mark_xs, mark_captured = call.parts(marks)
+    _, mark_xs, mark_captured = call.split(marks)
 
     def states(captured: list[Any], carry: list[Any], x: list[Any]) -> Any:
         return forward(captured, carry, x)[0], carry
 
     def backward(captured: list[Any], sums: Any, inputs: Any) -> Any:
         (bars, totals), (carry, x, ybars) = sums, inputs
-        with new_trace() as trace:
-            carry_in, carry_roots = rooted(carry, flows, trace)
-            x_in, x_roots = rooted(x, mark_xs, trace)
-            captured_in, captured_roots = rooted(captured, mark_captured, trace)
+        with fresh_trace() as trace:
+            carry_in, carry_roots = box_leaves(carry, flows, trace)
+            x_in, x_roots = box_leaves(x, mark_xs, trace)
+            captured_in, captured_roots = box_leaves(captured, mark_captured, trace)
             carry_out, y = forward(captured_in, carry_in, x_in)
-            nodes = [split(leaf, trace)[1] for leaf in [*_where(carry_out, flows), *_where(y, flows_out)]]
+            nodes = [unbox(leaf, trace)[1] for leaf in [*_where(carry_out, flows), *_where(y, flows_out)]]
         ends = [(node, part) for node, part in zip(nodes, [*bars, *ybars], strict=True) if node is not None]
         found = pull_back([ends], {})
 
@@ -97,10 +97,10 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], w
         added = [a + b for a, b in zip(totals, gradients(captured_roots, captured, mark_captured), strict=True)]
         return (gradients(carry_roots, carry, flows), added), gradients(x_roots, x, mark_xs)
 
-    _, trajectory = scan_flat(_OpenStep(states), init, xs, captured, n, asked)
+    _, trajectory = scan_flat(_FlatStep(states), init, xs, captured, n, request)
     totals = [vspace(leaf).zeros() for leaf in _where(captured, mark_captured)]
     backwards = [[leaf[::-1] for leaf in part] for part in (trajectory, xs, ybars)]
-    (bars, totals), xbars = scan_flat(_OpenStep(backward), (bars, totals), tuple(backwards), captured, n, asked)
+    (bars, totals), xbars = scan_flat(_FlatStep(backward), (bars, totals), tuple(backwards), captured, n, request)
     by_kind = ((bars, flows), ([part[::-1] for part in xbars], mark_xs), (totals, mark_captured))
     found = []
     for parts, mask in by_kind:
@@ -113,14 +113,14 @@ def tangent(call: NumpyCall, leaves: Sequence[Any], given: dict[int, Any]) -> An
     """The tangents of the results, from those of some leaves, in one loop forward."""
     from remat.frameworks.numpy.scan import scan_flat
 
-    forward, n, asked = _forward(call), call.steps, _same_plan(call)
+    forward, n, request = _forward(call), call.steps, _same_plan(call)
     call.pending = None  # no reverse sweep will come
-    init, xs, captured = call.parts(leaves)
+    init, xs, captured = call.split(leaves)
     assert call.results is not None
     assert n is not None
     init = [_widened(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
     flows, flows_out = call.results.flows[: len(init)], call.results.flows[len(init) :]
-    dots, xs_dots, captured_dots = call.parts([given.get(i) for i in range(len(leaves))])
+    dots, xs_dots, captured_dots = call.split([given.get(i) for i in range(len(leaves))])
     mark_xs, mark_captured = [dot is not None for dot in xs_dots], [dot is not None for dot in captured_dots]
     dots = [
         vspace(leaf).zeros() if dot is None else _like(dot, leaf)
@@ -131,12 +131,12 @@ def tangent(call: NumpyCall, leaves: Sequence[Any], given: dict[int, Any]) -> An
     def step(known: list[Any], pairs: Any, inputs: Any) -> Any:
         (carry, dots), (x, x_dots) = pairs, inputs
         captured, captured_dots = known[: len(mark_captured)], known[len(mark_captured) :]
-        with new_trace() as trace:
-            carry_in, _ = rooted(carry, flows, trace, dots)
-            x_in, _ = rooted(x, mark_xs, trace, x_dots)
-            captured_in, _ = rooted(captured, mark_captured, trace, captured_dots)
+        with fresh_trace() as trace:
+            carry_in, _ = box_leaves(carry, flows, trace, dots)
+            x_in, _ = box_leaves(x, mark_xs, trace, x_dots)
+            captured_in, _ = box_leaves(captured, mark_captured, trace, captured_dots)
             carry_out, y = forward(captured_in, carry_in, x_in)
-            values, nodes = zip(*[split(leaf, trace) for leaf in [*carry_out, *y]], strict=True)
+            values, nodes = zip(*[unbox(leaf, trace) for leaf in [*carry_out, *y]], strict=True)
 
         def tangents(low: int, mask: list[bool]) -> list[Any]:
             return [
@@ -152,7 +152,7 @@ def tangent(call: NumpyCall, leaves: Sequence[Any], given: dict[int, Any]) -> An
     inputs = (xs, _where(xs_dots, mark_xs))
     if n == 0:
         return boxed_tuple(dots)
-    (_, dots), y_dots = scan_flat(_OpenStep(step), (init, dots), inputs, known, n, asked, call.rows)
+    (_, dots), y_dots = scan_flat(_FlatStep(step), (init, dots), inputs, known, n, request, call.rows)
     return boxed_tuple([*dots, *(y_dots or ())])
 
 
@@ -163,7 +163,7 @@ def _forward(call: NumpyCall) -> Callable[[list[Any], list[Any], list[Any]], tup
             "second derivatives and forward mode need the step itself: a vjp= of one's own is not differentiated. "
             "Leave vjp= out, if autograd can differentiate the step"
         )
-    if call.drawn_from is not None:
+    if call.initial_rng is not None:
         raise StepError(
             "second derivatives and forward mode of a step that draws from the global random generators are not "
             "replayed: draw before the loop and pass the numbers in xs"
@@ -172,20 +172,20 @@ def _forward(call: NumpyCall) -> Callable[[list[Any], list[Any], list[Any]], tup
     assert results is not None
 
     def forward(captured: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        with call.step.bind(captured) as step:
-            after, y = pair(kit, step(call.carry.build(carry), call.xs.build(x)), 0)
-        outputs = take_apart(y, unpack)[0] if len(results.flows) > results.carry_size else []
-        return call.carry.apart(after, "carry", unpack), outputs
+        with call.step.rebind(captured) as step:
+            after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
+        outputs = flatten(y, unpack)[0] if len(results.flows) > results.carry_size else []
+        return call.carry.flatten_like(after, "carry", unpack), outputs
 
     return forward
 
 
-def _same_plan(call: NumpyCall) -> Asked:
+def _same_plan(call: NumpyCall) -> LoopRequest:
     """What to ask of the loops here: the schedule of the first one."""
-    return replace(call.asked, memory=None, plan=call.plan)
+    return replace(call.request, memory=None, plan=call.plan)
 
 
-def _widened(leaf: Any, spec: Spec) -> Any:
+def _widened(leaf: Any, spec: ArraySpec) -> Any:
     """A Python number as what it becomes in the loop."""
     return spec.dtype.type(leaf) if type(leaf) in (bool, int, float, complex) else leaf
 

@@ -9,30 +9,30 @@ import numpy as np
 from autograd.tracer import getval
 
 from remat.errors import StepError
-from remat.frameworks.numpy.leaves import Spec, differ, is_boxed, summary, unpack, writable
-from remat.frameworks.numpy.tape import boxable, split
-from remat.pytree import Mismatch, take_apart
-from remat.segments import refuse_change
+from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, mismatch, unpack
+from remat.frameworks.numpy.tape import is_boxable, unbox
+from remat.pytree import StructureMismatch, flatten
+from remat.segments import raise_nondeterministic
 
-__all__ = ["Given", "nbytes_of"]
+__all__ = ["SegmentOutputs", "nbytes_of"]
 
 
-class Given:
+class SegmentOutputs:
     """The results of a first run, and how they are known again when they are computed once more."""
 
     def __init__(self, out: Any, name: str, trace: float = -1.0, *, check: bool) -> None:
         self.name = name
-        found, self.tree = take_apart(out, unpack)
-        self._names = list(self.tree.names("its result"))
-        pairs = [split(leaf, trace) for leaf in found]
+        found, self.tree = flatten(out, unpack)
+        self._names = list(self.tree.paths("its result"))
+        pairs = [unbox(leaf, trace) for leaf in found]
         for (value, _), leaf_name in zip(pairs, self._names, strict=True):
             _refuse(value, leaf_name, name)
-        self.leaves = [writable(value) for value, _ in pairs]
-        self._flows = [boxable(leaf) for leaf in self.leaves]
+        self.leaves = [ensure_writable(value) for value, _ in pairs]
+        self._flows = [is_boxable(leaf) for leaf in self.leaves]
         self.nodes = [node for (_, node), flows in zip(pairs, self._flows, strict=True) if flows]
         self._specs = [_spec(leaf) for leaf in self.leaves]
         self._noted = [
-            summary(leaf) if check and spec is not None else None
+            fingerprint(leaf) if check and spec is not None else None
             for leaf, spec in zip(self.leaves, self._specs, strict=True)
         ]
 
@@ -43,7 +43,7 @@ class Given:
     def with_flowing(self, flowing: Any) -> Any:
         """The results with these leaves where gradients flow; the first ones are let go."""
         rest = iter([flowing[i] for i in range(len(flowing))])
-        out = self.tree.build([next(rest) if f else leaf for leaf, f in zip(self.leaves, self._flows, strict=True)])
+        out = self.tree.unflatten([next(rest) if f else leaf for leaf, f in zip(self.leaves, self._flows, strict=True)])
         self.leaves = []
         return out
 
@@ -56,23 +56,23 @@ class Given:
     def compared(self, out: Any, trace: float) -> list[Any]:
         """The nodes of leaves that gradients flow through; a DeterminismError if the results are other ones."""
         try:
-            found = self.tree.apart(out, "its result", unpack)
-        except Mismatch as mismatch:
-            refuse_change(self.name, str(mismatch))
+            found = self.tree.flatten_like(out, "its result", unpack)
+        except StructureMismatch as error:
+            raise_nondeterministic(self.name, str(error))
         nodes = []
         for leaf, name, spec, noted, flows in zip(
             found, self._names, self._specs, self._noted, self._flows, strict=True
         ):
-            value, node = split(leaf, trace)
+            value, node = unbox(leaf, trace)
             if flows:
                 nodes.append(node)
             plain = _plain(value)
             now = _spec(plain)
             if now != spec:
-                refuse_change(self.name, f"{name} was {spec or 'no array'} and became {now or 'no array'}")
-            far = 0.0 if noted is None or spec is None else differ(plain, noted, spec.eps**0.75)
+                raise_nondeterministic(self.name, f"{name} was {spec or 'no array'} and became {now or 'no array'}")
+            far = 0.0 if noted is None or spec is None else mismatch(plain, noted, spec.eps**0.75)
             if far:
-                refuse_change(self.name, f"{name}, {spec}, was another one by {far:.1g} of its size")
+                raise_nondeterministic(self.name, f"{name}, {spec}, was another one by {far:.1g} of its size")
         return nodes
 
 
@@ -108,10 +108,10 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _spec(leaf: Any) -> Spec | None:
+def _spec(leaf: Any) -> ArraySpec | None:
     """The looks of an array or a number; None for anything else."""
     if isinstance(leaf, bool | int | float | complex) or (
         isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
     ):
-        return Spec(np.shape(leaf), np.asarray(leaf).dtype)
+        return ArraySpec(np.shape(leaf), np.asarray(leaf).dtype)
     return None

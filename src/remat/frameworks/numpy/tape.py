@@ -21,7 +21,7 @@ from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import header, unpack
 
-__all__ = ["LiveTraces", "Tape", "boxable", "new_trace", "pull_back", "rooted", "split", "tape_size"]
+__all__ = ["ActiveTraces", "Tape", "box_leaves", "fresh_trace", "is_boxable", "pull_back", "tape_size", "unbox"]
 
 Ends = Sequence[tuple[Any, Any]]  # nodes with their cotangents
 Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in place; None is zero
@@ -45,7 +45,7 @@ _open: set[float] = set()
 
 
 @contextmanager
-def new_trace() -> Iterator[float]:
+def fresh_trace() -> Iterator[float]:
     """A trace on top of all others; autograd's own is not closed when something raises.
 
     Autograd gives the number of a trace that has ended to the next one, so that a box which a step has hidden somewhere
@@ -61,14 +61,14 @@ def new_trace() -> Iterator[float]:
         trace_stack.top -= 1
 
 
-class LiveTraces:
+class ActiveTraces:
     """The traces that are open now: ours, and autograd's, which are found where they are on the stack of calls.
 
     The number of a trace of autograd proves nothing: the next one gets the same. Its root does.
     """
 
-    opaque: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
-    plain: ClassVar[frozenset[type]] = frozenset({np.ndarray, np.float64, np.float32})
+    opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
+    atomic_types: ClassVar[frozenset[type]] = frozenset({np.ndarray, np.float64, np.float32})
     unpack = staticmethod(unpack)
 
     def __init__(self) -> None:
@@ -82,10 +82,10 @@ class LiveTraces:
     def __bool__(self) -> bool:
         return bool(self._roots or _open)
 
-    def meet(self, value: Any, name: str) -> None:
+    def visit(self, value: Any, name: str) -> None:
         """Nothing else is looked for."""
 
-    def has(self, leaf: Any) -> bool:
+    def accepts(self, leaf: Any) -> bool:
         """Whether a leaf is a box of an open trace: one that a step or a former call left somewhere is not."""
         if not isbox(leaf):
             return False
@@ -99,7 +99,7 @@ class LiveTraces:
         return isinstance(node, JVPNode) or node is self._roots[number]
 
 
-def boxable(leaf: Any) -> bool:
+def is_boxable(leaf: Any) -> bool:
     """Whether autograd can trace a leaf: real and complex floats, and what is traced already."""
     if type(leaf) is np.ndarray:
         return leaf.dtype.kind in "fc"
@@ -112,7 +112,7 @@ def root(leaf: Any, number: float, tangent: Any = None) -> tuple[Any, Any]:
     return new_box(leaf, number, node), node
 
 
-def rooted(
+def box_leaves(
     leaves: Sequence[Any], wanted: Sequence[bool], number: float, tangents: Sequence[Any] | None = None
 ) -> tuple[list[Any], list[Any]]:
     """Leaves as roots of a trace where wanted and possible, and their nodes; `tangents` are of the wanted, in order."""
@@ -120,13 +120,13 @@ def rooted(
     boxes, nodes = [], []
     for leaf, want in zip(leaves, wanted, strict=True):
         tangent = next(rest) if want and tangents is not None else None
-        box, node = root(leaf, number, tangent) if want and boxable(leaf) else (leaf, None)
+        box, node = root(leaf, number, tangent) if want and is_boxable(leaf) else (leaf, None)
         boxes.append(box)
         nodes.append(node)
     return boxes, nodes
 
 
-def split(leaf: Any, number: float) -> tuple[Any, Any]:
+def unbox(leaf: Any, number: float) -> tuple[Any, Any]:
     """The value of a leaf and its node in the trace, or None if it does not depend on the roots."""
     if isbox(leaf) and leaf._trace == number:
         return leaf._value, leaf._node

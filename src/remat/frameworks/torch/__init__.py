@@ -10,7 +10,7 @@ and `standing.py` are what it starts from again, `dropped.py` is the wrapper of 
 """
 
 from remat.frameworks.torch.checkpoint import checkpoint
-from remat.frameworks.torch.checkpointed_module import dropped
+from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.leaves import unpack
 from remat.frameworks.torch.meter import free_on as free_bytes
 from remat.frameworks.torch.scan import scan, while_loop
@@ -18,4 +18,14 @@ from remat.frameworks.torch.sequences import stacked, with_first
 
 NAME = "torch"
 
-__all__ = ["NAME", "checkpoint", "dropped", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]
+__all__ = [
+    "NAME",
+    "checkpoint",
+    "checkpoint_module",
+    "free_bytes",
+    "scan",
+    "stacked",
+    "unpack",
+    "while_loop",
+    "with_first",
+]

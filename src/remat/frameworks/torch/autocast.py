@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["Modes"]
+__all__ = ["AutocastState"]
 
 _DEVICES = ("cpu", "cuda")
 
 
-class Modes:
+class AutocastState:
     """Autocast as it was when this was made."""
 
     def __init__(self) -> None:
@@ -21,15 +21,15 @@ class Modes:
     def __repr__(self) -> str:
         return f"Modes({self._then})"
 
-    def on(self, *, grad: bool) -> AbstractContextManager[Any]:
+    def active(self, *, grad: bool) -> AbstractContextManager[Any]:
         """A block in which autocast is as it was then, and graphs are recorded or not."""
         now = _autocast()
         if self._then == now and not self._any:
             return torch.set_grad_enabled(grad)
-        return self._on(self._then != now, grad)
+        return self._active(self._then != now, grad)
 
     @contextmanager
-    def _on(self, changed: bool, grad: bool) -> Iterator[None]:
+    def _active(self, changed: bool, grad: bool) -> Iterator[None]:
         """A block in which autocast is as it was then, and graphs are recorded or not.
 
         Autocast remembers weights that it has cast, and with them whether they were cast with gradients on. So what was

@@ -8,20 +8,20 @@ import torch.utils.checkpoint as theirs
 from torch import nn
 
 from remat.frameworks.torch.checkpoint import checkpoint
-from remat.profiling.profiler import watched
-from remat.segments import Terms
+from remat.profiling.profiler import recorded_call
+from remat.segments import CheckpointOptions
 
-__all__ = ["Dropped", "dropped"]
+__all__ = ["CheckpointedModule", "checkpoint_module"]
 
 _CHILD = "_remat_dropped"
 
 
-class Dropped(nn.Module):
+class CheckpointedModule(nn.Module):
     """The module, each call of which is a segment; its parameters, buffers, saved state and attributes."""
 
-    def __init__(self, module: nn.Module, terms: Terms) -> None:
+    def __init__(self, module: nn.Module, options: CheckpointOptions) -> None:
         super().__init__()
-        self.__dict__["_terms"], self.__dict__["_prefix"] = terms, ""
+        self.__dict__["_terms"], self.__dict__["_prefix"] = options, ""
         self._modules[_CHILD] = module
         self.training = module.training
         self.register_load_state_dict_post_hook(_name_plainly)  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ class Dropped(nn.Module):
         assert module is not None
         if torch.compiler.is_compiling():  # the compiler knows PyTorch's own segments, and sees into them
             return theirs.checkpoint(module, *args, use_reentrant=False, **kwargs)
-        with watched("drop", module.forward) as call:
+        with recorded_call("drop", module.forward) as call:
             return checkpoint(module, args, kwargs, self._terms, call)
 
     def __getattr__(self, name: str) -> Any:
@@ -107,9 +107,9 @@ class Dropped(nn.Module):
             state_dict[f"{prefix}{_CHILD}.{key[len(prefix) :]}"] = state_dict.pop(key)
 
 
-def dropped(module: nn.Module, terms: Terms) -> Dropped:
+def checkpoint_module(module: nn.Module, options: CheckpointOptions) -> CheckpointedModule:
     """The module, recomputed in the backward."""
-    return Dropped(module, terms)
+    return CheckpointedModule(module, options)
 
 
 def _name_plainly(module: Any, keys: Any) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor
 
-from remat.closures.references import Cell, written
+from remat.closures.references import CellRef, assigned_names
 
-__all__ = ["Lifted"]
+__all__ = ["DetachedCells"]
 
 
-class Lifted:
-    """A function whose tensors were lifted out of its closure; `filled` puts others there, in a copy of it."""
+class DetachedCells:
+    """A function whose tensors were lifted out of its closure; `with_values` puts others there, in a copy of it."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn, self._places = fn, list[int]()
@@ -25,7 +25,7 @@ class Lifted:
             return
         cells, assigned = list(fn.__closure__), _assigned(fn)
         for place, cell in enumerate(fn.__closure__):
-            content = Cell(cell).get()
+            content = CellRef(cell).get()
             if isinstance(content, Tensor) and id(cell) not in assigned and not _is_parameter(content):
                 self._places.append(place)
                 self.tensors.append(content)
@@ -33,7 +33,7 @@ class Lifted:
         if self._places:
             self.fn = _with_cells(fn, cells)
 
-    def filled(self, tensors: Sequence[Tensor]) -> Callable[..., Any]:
+    def with_values(self, tensors: Sequence[Tensor]) -> Callable[..., Any]:
         """The function with these tensors in its closure."""
         if not self._places:
             return self.fn
@@ -62,11 +62,11 @@ def _assigned(fn: FunctionType) -> set[int]:
     seen, waiting = {id(fn)}, [fn]
     while waiting:
         function = waiting.pop()
-        names = written(function.__code__)
+        names = assigned_names(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name in names:
                 found.add(id(cell))
-            content = Cell(cell).get()
+            content = CellRef(cell).get()
             if isinstance(content, FunctionType) and id(content) not in seen:
                 seen.add(id(content))
                 waiting.append(content)

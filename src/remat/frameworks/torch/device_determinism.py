@@ -7,61 +7,63 @@ from typing import Any
 
 import torch
 
-from remat.execute.determinism import Guard
+from remat.execute.determinism import DeterminismCheck
 
-__all__ = ["LateGuard"]
+__all__ = ["DeviceDeterminismCheck"]
 
 MOST = 128  # states that are summed up
 
 
-class LateGuard(Guard):
+class DeviceDeterminismCheck(DeterminismCheck):
     """Compares at the end of the reverse sweep."""
 
     def __init__(self, units: int | None) -> None:
         super().__init__(units)
         self.stride = 1 if units is None else -(-units // MOST)
-        self._noted: dict[int, torch.Tensor] = {}
+        self._fingerprints: dict[int, torch.Tensor] = {}
         self._seen: set[int] = set()  # one comparison of a state is enough, and holds few numbers on the device
-        self._found: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
+        self._recomputed: list[tuple[int, int, torch.Tensor, torch.Tensor]] = []
 
-    def note(self, position: int, verbs: Any, state: Any) -> None:
+    def record(self, position: int, backend: Any, state: Any) -> None:
         """Hold the summary of a state that the first sweep reached, if one is due there."""
         if position % self.stride == 0:
-            self._noted[position] = _together(verbs.late_summary(state))
-            if self.units is None and len(self._noted) > 2 * MOST:
+            self._fingerprints[position] = _together(backend.device_fingerprint(state))
+            if self.units is None and len(self._fingerprints) > 2 * MOST:
                 self.stride *= 2
-                self._noted = {at: held for at, held in self._noted.items() if at % self.stride == 0}
+                self._fingerprints = {at: held for at, held in self._fingerprints.items() if at % self.stride == 0}
 
-    def note_kept(self, position: int, verbs: Any, state: Any) -> None:
+    def record_kept(self, position: int, backend: Any, state: Any) -> None:
         """Hold the summary of a state that the first sweep keeps."""
-        self._noted[position] = _together(verbs.late_summary(state))
+        self._fingerprints[position] = _together(backend.device_fingerprint(state))
 
-    def suspects(self, position: int, verbs: Any, state: Any) -> bool:
+    def may_differ(self, position: int, backend: Any, state: Any) -> bool:
         """Whether a state is another one than that of the first sweep; the program waits for the device to know."""
-        if position not in self._noted:
+        if position not in self._fingerprints:
             return False
-        return verbs.differ(state, self._noted[position].tolist(), recorded=0) is not None
+        return backend.mismatch(state, self._fingerprints[position].tolist(), recorded=0) is not None
 
-    def noted(self, position: int) -> Any:
+    def fingerprint_at(self, position: int) -> Any:
         """The summary of the state at that position, or None."""
-        return self._noted.get(position)
+        return self._fingerprints.get(position)
 
-    def compare(self, position: int, verbs: Any, state: Any, *, recorded: int) -> None:
+    def compare(self, position: int, backend: Any, state: Any, *, recorded: int) -> None:
         """Hold the summary of a state that was computed again."""
-        if position in self._noted and (position not in self._seen or not recorded):
+        if position in self._fingerprints and (position not in self._seen or not recorded):
             self._seen.add(position)
-            found, sizes = verbs.late_summary(state), verbs.late_summary(state, of_sizes=True)
-            self._found.append((position, recorded, _together(found), _together(sizes)))
+            found, sizes = backend.device_fingerprint(state), backend.device_fingerprint(state, of_sizes=True)
+            self._recomputed.append((position, recorded, _together(found), _together(sizes)))
 
-    def settle(self, verbs: Any) -> None:
+    def finish(self, backend: Any) -> None:
         """Raise a DeterminismError if a state is not what the first sweep saw at that position."""
-        if not self._found:
+        if not self._recomputed:
             return
-        rows = torch.stack([torch.stack([found, self._noted[at], sizes]) for at, _, found, sizes in self._found])
-        for (position, recorded, _, _), (found, noted, sizes) in zip(self._found, rows.tolist(), strict=True):
-            change = verbs.name_change(found, noted, sizes, recorded)
-            if change is not None:
-                self.refuse(change, position)
+        rows = torch.stack(
+            [torch.stack([found, self._fingerprints[at], sizes]) for at, _, found, sizes in self._recomputed]
+        )
+        for (position, recorded, _, _), (found, expected, sizes) in zip(self._recomputed, rows.tolist(), strict=True):
+            mismatch = backend.describe_mismatch(found, expected, sizes, recorded)
+            if mismatch is not None:
+                self.raise_mismatch(mismatch, position)
 
 
 def _together(numbers: list[torch.Tensor]) -> torch.Tensor:

@@ -1,7 +1,8 @@
-"""Leaves of PyTorch: tensors and numbers; their looks, copies, sizes and summaries.
+"""Leaves of PyTorch: tensors and numbers; their specs, copies, sizes and fingerprints.
 
-In: values as a step takes and returns them. Out: `Spec`s to hold later values against, private copies, and one number
-for each leaf by which a recomputed value is known again. The module as a whole is what `body.py` asks of a framework.
+In: values as a step takes and returns them. Out: a `TensorSpec` for each leaf to check later values against, private
+copies, and one fingerprint a leaf, by which a recomputed value is compared with the first. The module as a whole is
+the `LeafOps` of PyTorch.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,24 +13,24 @@ import torch
 from torch import Tensor
 
 from remat.errors import StepError
-from remat.execute.fingerprint import summary, weights
-from remat.execute.rng_state import private_source
+from remat.execute.fingerprint import fingerprint, weights
+from remat.execute.rng_state import private_rng_state
 
 __all__ = [
-    "Spec",
-    "copied",
+    "TensorSpec",
+    "astype",
+    "copy_tensor",
+    "detached",
+    "device_fingerprint",
     "empty",
+    "fast_match",
     "flows",
-    "is_like",
-    "late_summary",
-    "leaf_matcher",
-    "looks",
+    "matches_spec",
     "nbytes",
-    "outside",
-    "quick_summary",
-    "recast",
-    "refuse",
-    "rooted",
+    "quick_fingerprint",
+    "reject_tracer",
+    "require_grad_roots",
+    "spec_of",
     "unpack",
 ]
 
@@ -42,7 +43,7 @@ def unpack(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Spec:
+class TensorSpec:
     """What a leaf looks like: shape, dtype and device; a Python number is `weak`, a random generator is `opaque`."""
 
     shape: tuple[int, ...]
@@ -61,7 +62,7 @@ class Spec:
         """The relative spacing of its numbers."""
         return torch.finfo(self.dtype).eps if self.differentiable else 2.0**-52
 
-    def gives_way(self, other: "Spec") -> bool:
+    def promotes_to(self, other: "TensorSpec") -> bool:
         """Whether a leaf that looks like `other` may follow this one: a number may become a tensor without axes."""
         if self == other:
             return True
@@ -69,11 +70,11 @@ class Spec:
             return False
         return not other.weak or _NUMBERS.index(self.dtype) <= _NUMBERS.index(other.dtype)
 
-    def kept_up(self, other: "Spec") -> "Spec":
+    def promoted(self, other: "TensorSpec") -> "TensorSpec":
         """What to hold later values against, when one like `other` has followed."""
-        return other if self.weak and self.gives_way(other) else self
+        return other if self.weak and self.promotes_to(other) else self
 
-    def advice(self, other: "Spec", name: str) -> str:
+    def advice(self, other: "TensorSpec", name: str) -> str:
         """What to do if one like `other` follows and must not."""
         if self.weak:
             return "; start with a tensor of that shape"
@@ -88,16 +89,16 @@ class Spec:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}{where}"
 
 
-def looks(leaf: Any, name: str) -> Spec:
+def spec_of(leaf: Any, name: str) -> TensorSpec:
     """The looks of a leaf; what is no tensor, no number and no generator raises a StepError that names it."""
     if isinstance(leaf, Tensor):
         if leaf.layout is not torch.strided:
             raise StepError(f"{name} is a tensor of layout {leaf.layout}: give a dense one, as {name}.to_dense() is")
-        return Spec(tuple(leaf.shape), leaf.dtype, leaf.device)
+        return TensorSpec(tuple(leaf.shape), leaf.dtype, leaf.device)
     if type(leaf) in _NUMBERS:
-        return Spec((), type(leaf), weak=True)
-    if isinstance(leaf, torch.Generator) or private_source(leaf) is not None:
-        return Spec((), type(leaf), opaque=True)
+        return TensorSpec((), type(leaf), weak=True)
+    if isinstance(leaf, torch.Generator) or private_rng_state(leaf) is not None:
+        return TensorSpec((), type(leaf), opaque=True)
     kind = type(leaf)
     raise StepError(
         f"{name} is a {kind.__module__}.{kind.__qualname__}: a leaf must be a tensor or a number"
@@ -106,7 +107,7 @@ def looks(leaf: Any, name: str) -> Spec:
     )
 
 
-def is_like(leaf: Any, spec: Spec) -> bool:
+def matches_spec(leaf: Any, spec: TensorSpec) -> bool:
     """Whether a leaf is a tensor that looks exactly like that."""
     return (
         isinstance(leaf, Tensor)
@@ -117,7 +118,7 @@ def is_like(leaf: Any, spec: Spec) -> bool:
     )
 
 
-def leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
+def fast_match(spec: TensorSpec) -> Callable[[Any], bool]:
     """A fast test for leaves like that."""
     shape, dtype, device = spec.shape, spec.dtype, spec.device
     if spec.opaque:
@@ -133,14 +134,14 @@ def leaf_matcher(spec: Spec) -> Callable[[Any], bool]:
 _DTYPES = {bool: torch.bool, int: torch.int64}
 
 
-def _dtype(spec: Spec) -> torch.dtype:
+def _dtype(spec: TensorSpec) -> torch.dtype:
     if isinstance(spec.dtype, torch.dtype):
         return spec.dtype
     default = torch.get_default_dtype()
     return _DTYPES.get(spec.dtype, default.to_complex() if spec.dtype is complex else default)
 
 
-def empty(count: int, spec: Spec, like: Any) -> Any:
+def empty(count: int, spec: TensorSpec, like: Any) -> Any:
     """Room for so many leaves."""
     if spec.opaque:
         raise StepError("an output of a step must be a tensor or a number, and one is a random generator")
@@ -149,12 +150,12 @@ def empty(count: int, spec: Spec, like: Any) -> Any:
     return torch.empty((count,), dtype=_dtype(spec))
 
 
-def recast(held: Any, spec: Spec) -> Any:
+def astype(held: Any, spec: TensorSpec) -> Any:
     """A tensor of leaves, in the dtype and on the device of others."""
     return held.to(dtype=_dtype(spec), device=spec.device or held.device)
 
 
-def refuse(leaf: Any, name: str) -> None:
+def reject_tracer(leaf: Any, name: str) -> None:
     """Raise a StepError if a leaf belongs to a transform of torch.func that is not the one which runs."""
     if isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf):
         level = torch._C._functorch.maybe_get_level(leaf)
@@ -171,12 +172,12 @@ def flows(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
-def outside(leaf: Any) -> Any:
+def detached(leaf: Any) -> Any:
     """The leaf, outside of any graph."""
     return leaf.detach() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
 
 
-def rooted(leaves: Sequence[Any], flowing: Sequence[bool]) -> list[Any]:
+def require_grad_roots(leaves: Sequence[Any], flowing: Sequence[bool]) -> list[Any]:
     """Leaves as the beginnings of a graph where gradients flow."""
     return [
         leaf.detach().requires_grad_() if flow and flows(leaf) else leaf
@@ -184,7 +185,7 @@ def rooted(leaves: Sequence[Any], flowing: Sequence[bool]) -> list[Any]:
     ]
 
 
-def copied(leaf: Any) -> Any:
+def copy_tensor(leaf: Any) -> Any:
     """A private copy of a tensor, outside of any graph; numbers are as they are."""
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
@@ -197,16 +198,16 @@ def nbytes(leaf: Any) -> int:
 _weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
 
-def quick_summary(leaf: Any) -> float:
+def quick_fingerprint(leaf: Any) -> float:
     """One number that another value of the leaf is most unlikely to have."""
     if not isinstance(leaf, Tensor):
-        return summary(leaf) if type(leaf) in _NUMBERS else 0.0
+        return fingerprint(leaf) if type(leaf) in _NUMBERS else 0.0
     if leaf.device.type == "cpu" and leaf.dtype is not torch.bfloat16:
-        return summary(leaf.detach().resolve_conj().resolve_neg().numpy())
-    return float(late_summary(leaf))
+        return fingerprint(leaf.detach().resolve_conj().resolve_neg().numpy())
+    return float(device_fingerprint(leaf))
 
 
-def late_summary(leaf: Any, *, of_sizes: bool = False) -> Tensor:
+def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
     """The same as a tensor on the leaf's device, for which nobody has to wait; or that of the sizes of its numbers."""
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf if type(leaf) in _NUMBERS else 0.0, dtype=torch.complex128)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from remat.pytree import take_apart
+from remat.pytree import flatten
 
 __all__ = ["CudaMeter", "StorageMeter", "cuda_of", "free_bytes", "free_on", "meter_for"]
 
@@ -28,7 +28,7 @@ def meter_for(devices: Sequence[torch.device]) -> Any:
 
 def free_on(*values: Any) -> int | None:
     """Bytes that are free on the CUDA device that values are on, or None if they are on none."""
-    return free_bytes([leaf.device for leaf in take_apart(values)[0] if isinstance(leaf, Tensor)])
+    return free_bytes([leaf.device for leaf in flatten(values)[0] if isinstance(leaf, Tensor)])
 
 
 def free_bytes(devices: Sequence[torch.device]) -> int | None:
@@ -51,9 +51,9 @@ class CudaMeter:
         self.device = device
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         """The allocator counts always; its peak begins anew."""
-        self.forget()
+        self.reset_peak()
         yield
 
     def now(self) -> int:
@@ -61,10 +61,10 @@ class CudaMeter:
         return int(torch.cuda.memory_allocated(self.device))
 
     def peak(self) -> int:
-        """The most bytes that were allocated since `forget`."""
+        """The most bytes that were allocated since `reset_peak`."""
         return int(torch.cuda.max_memory_allocated(self.device))
 
-    def forget(self) -> None:
+    def reset_peak(self) -> None:
         """Begin anew with the peak."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -79,7 +79,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._now = self._peak = 0
 
     @contextmanager
-    def on(self) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         """Count in the block."""
         with self._inside, self:
             yield
@@ -89,10 +89,10 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._now
 
     def peak(self) -> int:
-        """The most bytes that were allocated since `forget`."""
+        """The most bytes that were allocated since `reset_peak`."""
         return self._peak
 
-    def forget(self) -> None:
+    def reset_peak(self) -> None:
         """Begin anew with the peak."""
         self._peak = self._now
 

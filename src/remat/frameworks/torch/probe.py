@@ -11,27 +11,27 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.nn import Module
 
-from remat.frameworks.torch.function import TorchCall
-from remat.frameworks.torch.graph import below, edge_of, watch_sharded
-from remat.frameworks.torch.tape import Opened, refuse_unknown
+from remat.frameworks.torch.function import TorchLoopCall
+from remat.frameworks.torch.graph import external_edges, fsdp_modules_called, gradient_edge
+from remat.frameworks.torch.tape import FirstStep, unknown_input_error
 
-__all__ = ["open_call"]
+__all__ = ["probe_first_step"]
 
 
-def open_call(call: TorchCall, leaves: Sequence[Any], modules: Sequence[Module]) -> list[Tensor] | None:
+def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequence[Module]) -> list[Tensor] | None:
     """The tensors that the step captures, after its first run; None if there is nothing to differentiate."""
-    step, flows = call.step, call.step.flows
-    found: list[Tensor] = step.captured.release()
-    step.numbers, step.closed = list(range(len(found))), [tensor.is_leaf for tensor in found]
+    step, flows = call.step, call.step.activity
+    found: list[Tensor] = step.captured.take_values()
+    step.capture_ids, step.is_leaf = list(range(len(found))), [tensor.is_leaf for tensor in found]
     call.sizes = (*call.sizes[:2], len(found))
-    verbs, state = call.start([*leaves, *found], 1)
-    with watch_sharded(modules) as step.sharded:
-        opened = verbs.open(state)
+    backend, state = call.new_backend([*leaves, *found], 1)
+    with fsdp_modules_called(modules) as step.fsdp_modules:
+        first_step = backend.open(state)
     del state
-    outs, ys = _leaves(verbs.body, opened)
-    depends = [_depends_on(leaf, opened.number) for leaf in (*outs, *ys)]
-    roots = [None if root is None else edge_of(root) for root in opened.tape.carry_in]
-    inputs = {edge_of(root) for row in opened.tape.xs for root in row if root is not None}
+    outs, ys = _leaves(backend.runner, first_step)
+    depends = [_external_inputs(leaf, first_step.number) for leaf in (*outs, *ys)]
+    roots = [None if root is None else gradient_edge(root) for root in first_step.tape.carry_in]
+    inputs = {gradient_edge(root) for row in first_step.tape.xs for root in row if root is not None}
     captured = {edge: is_leaf for found in depends for edge, is_leaf in found.items()}
     for edge in (*roots, *inputs):
         if edge is not None:
@@ -45,64 +45,66 @@ def open_call(call: TorchCall, leaves: Sequence[Any], modules: Sequence[Module])
         if after == flow:
             break
         flow = after
-    call.opened, call.specs = opened, verbs.body.specs
+    call.first_step, call.specs = first_step, backend.runner.specs
     flows.ys = [bool(live & set(found)) for found in depends[len(outs) :]]
     flows.carry = flow
     if not any(flow) and not any(flows.ys):
         return None
     for k, out in enumerate(outs):
-        same = [j for j, y in enumerate(ys) if y is out and j not in flows.twins.values()]
+        same = [j for j, y in enumerate(ys) if y is out and j not in flows.aliases.values()]
         if same and flow[k]:
-            flows.twins[k] = same[0]
-    _settle(opened, verbs.body, flows)
-    places = {edge_of(tensor): k for k, tensor in enumerate(verbs.captured)}
+            flows.aliases[k] = same[0]
+    _drop_inactive(first_step, backend.runner, flows)
+    places = {gradient_edge(tensor): k for k, tensor in enumerate(backend.captured)}
     for edge, is_leaf in captured.items():
         if edge in places:
             continue
         if not is_leaf:
-            raise refuse_unknown(edge.node, is_leaf, "the first step")
+            raise unknown_input_error(edge.node, is_leaf, "the first step")
         places[edge] = len(found)
         found.append(edge.node.variable)  # type: ignore[attr-defined]
-        step.numbers.append(-1)
-        step.closed.append(True)
-    used = [k for edge, k in places.items() if step.closed[k] or edge in captured]
-    if step.sharded:  # these add to their gradients themselves, and so do all other parameters then
-        used = [k for k in used if not step.closed[k]]
-    step.many = len(used) < len(found)
-    opened.tape.captured = [verbs.captured[k] if k < len(verbs.captured) else found[k] for k in used]
-    step.numbers, step.closed = [step.numbers[k] for k in used], [step.closed[k] for k in used]
-    step.captured.keep(set(step.numbers), found)
+        step.capture_ids.append(-1)
+        step.is_leaf.append(True)
+    used = [k for edge, k in places.items() if step.is_leaf[k] or edge in captured]
+    if step.fsdp_modules:  # these add to their gradients themselves, and so do all other parameters then
+        used = [k for k in used if not step.is_leaf[k]]
+    step.may_capture_more = len(used) < len(found)
+    first_step.tape.captured = [backend.captured[k] if k < len(backend.captured) else found[k] for k in used]
+    step.capture_ids, step.is_leaf = [step.capture_ids[k] for k in used], [step.is_leaf[k] for k in used]
+    step.captured.restrict_to(set(step.capture_ids), found)
     call.sizes = (*call.sizes[:2], len(used))
     return [found[k] for k in used]
 
 
-def _leaves(body: Any, opened: Opened) -> tuple[list[Any], list[Any]]:
-    outputs = body.outputs
-    return body.tree.apart(opened.carry, "carry"), [] if outputs.tree is None else outputs.tree.apart(opened.y, "y")
+def _leaves(runner: Any, first_step: FirstStep) -> tuple[list[Any], list[Any]]:
+    outputs = runner.outputs
+    return runner.tree.flatten_like(
+        first_step.carry, "carry"
+    ), [] if outputs.tree is None else outputs.tree.flatten_like(first_step.y, "y")
 
 
-def _depends_on(leaf: Any, number: int) -> dict[GradientEdge, bool]:
+def _external_inputs(leaf: Any, number: int) -> dict[GradientEdge, bool]:
     """What is outside of the step and the gradient of a leaf flows to; True for leaves of the graph."""
     if not isinstance(leaf, Tensor) or not leaf.requires_grad:
         return {}
-    edge = edge_of(leaf)
+    edge = gradient_edge(leaf)
     if leaf.grad_fn is None or edge.node._sequence_nr() < number:
         return {edge: leaf.grad_fn is None}
-    return {GradientEdge(*found): is_leaf for found, is_leaf in below([edge.node], number).items()}
+    return {GradientEdge(*found): is_leaf for found, is_leaf in external_edges([edge.node], number).items()}
 
 
-def _settle(opened: Opened, body: Any, flows: Any) -> None:
+def _drop_inactive(first_step: FirstStep, runner: Any, flows: Any) -> None:
     """Gradients that were let into the first step and flow nowhere are taken out again."""
 
-    def outside(leaves: list[Any], flow: list[bool]) -> list[Any]:
+    def detached(leaves: list[Any], flow: list[bool]) -> list[Any]:
         return [
             leaf if goes or not isinstance(leaf, Tensor) else leaf.detach()
             for leaf, goes in zip(leaves, flow, strict=True)
         ]
 
-    outs, ys = _leaves(body, opened)
-    tape = opened.tape
+    outs, ys = _leaves(runner, first_step)
+    tape = first_step.tape
     tape.carry_in = [root if goes else None for root, goes in zip(tape.carry_in, flows.carry, strict=True)]
-    opened.carry = body.tree.build(outside(outs, flows.carry))
-    if body.outputs.tree is not None:
-        opened.y = body.outputs.tree.build(outside(ys, flows.ys))
+    first_step.carry = runner.tree.unflatten(detached(outs, flows.carry))
+    if runner.outputs.tree is not None:
+        first_step.y = runner.outputs.tree.unflatten(detached(ys, flows.ys))

@@ -11,37 +11,37 @@ from torch.nn.parameter import is_lazy
 
 SMALL = 1 << 20  # bytes of buffers that are copied though nobody trains the module
 
-__all__ = ["Buffers", "TorchGenerator", "torch_generators"]
+__all__ = ["BufferState", "GeneratorState", "global_generators"]
 
 
-class TorchGenerator:
+class GeneratorState:
     """A random generator of PyTorch, on any device."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
-    def glance(self) -> Any:
+    def version(self) -> Any:
         """All of its state, as bytes."""
         return self.generator.get_state().numpy().tobytes()
 
-    def read(self) -> Any:
+    def get(self) -> Any:
         """Its state."""
         return self.generator.get_state()
 
-    def write(self, mark: Any) -> None:
+    def set(self, mark: Any) -> None:
         """Set it back."""
         self.generator.set_state(mark)
 
 
-def torch_generators() -> list[TorchGenerator]:
+def global_generators() -> list[GeneratorState]:
     """The global generators: that of the CPU, and those of the CUDA devices that are in use."""
     found = [torch.default_generator]
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         found += torch.cuda.default_generators
-    return [TorchGenerator(generator) for generator in found]
+    return [GeneratorState(generator) for generator in found]
 
 
-class Buffers:
+class BufferState:
     """The buffers of one module."""
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -56,15 +56,15 @@ class Buffers:
         held = self.module._buffers.items()
         return [(name, buffer) for name, buffer in held if buffer is not None and not is_lazy(buffer)]
 
-    def glance(self) -> Any:
+    def version(self) -> Any:
         """Which tensors they are, and how often each was written into; batch norm counts what it gathers."""
         return [(name, id(buffer), buffer._version) for name, buffer in self._held()]
 
-    def read(self) -> Any:
+    def get(self) -> Any:
         """Copies of them."""
         return [(name, buffer, buffer.detach().clone()) for name, buffer in self._held()]
 
-    def write(self, mark: Any) -> None:
+    def set(self, mark: Any) -> None:
         """Put the numbers back, unseen by graphs that hold these buffers."""
         for name, buffer, numbers in mark:
             self.module._buffers[name] = buffer

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from remat.execute.fingerprint import change
-from remat.frameworks.torch.leaves import late_summary
-from remat.segments import refuse_change, refuse_writing
+from remat.execute.fingerprint import relative_difference
+from remat.frameworks.torch.leaves import device_fingerprint
+from remat.segments import mutation_error, raise_nondeterministic
 
 if TYPE_CHECKING:
-    from remat.frameworks.torch.checkpoint import Segment
+    from remat.frameworks.torch.checkpoint import CheckpointFrame
 
-__all__ = ["Holder", "Looks", "Saver", "Weight", "address", "shown"]
+__all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "describe", "storage_id"]
 
 with torch.inference_mode(False):
     _ROOT = torch.empty(0, requires_grad=True, device="cpu")  # so that a saver is part of a graph
 
 
-class Saver(torch.autograd.Function):
+class SaveInputs(torch.autograd.Function):
     """A node that saves tensors as any other one does: through the hooks that are on, with a look at their versions."""
 
     @staticmethod
@@ -42,13 +42,13 @@ class Saver(torch.autograd.Function):
         return torch.zeros(0, device="cpu")
 
     @staticmethod
-    def keep(tensors: Sequence[Tensor]) -> Tensor | None:
+    def save(tensors: Sequence[Tensor]) -> Tensor | None:
         """Save tensors."""
-        saved: Tensor | None = Saver.apply(_ROOT, *tensors) if tensors else None  # type: ignore[no-untyped-call]
+        saved: Tensor | None = SaveInputs.apply(_ROOT, *tensors) if tensors else None  # type: ignore[no-untyped-call]
         return saved
 
     @staticmethod
-    def kept(saver: Tensor | None) -> tuple[Tensor, ...]:
+    def load(saver: Tensor | None) -> tuple[Tensor, ...]:
         """The tensors that were saved."""
         if saver is None:
             return ()
@@ -61,78 +61,82 @@ class Holder:
 
     __slots__ = ("__weakref__", "index", "saved", "segment", "values")
 
-    def __init__(self, segment: "Segment", index: int) -> None:
+    def __init__(self, segment: "CheckpointFrame", index: int) -> None:
         self.segment, self.index = segment, index
         self.values: dict[int, Tensor] = {}
         self.saved: Tensor | None = None  # the tensor while the segment is undecided, then its saver if it is kept
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Save the tensor as plain autograd does."""
         assert self.saved is not None
-        self.saved = Saver.keep([self.saved])
+        self.saved = SaveInputs.save([self.saved])
 
     def value(self) -> Tensor:
         """The tensor that is held or saved."""
         assert self.saved is not None
-        return self.saved if self.saved.grad_fn is None else Saver.kept(self.saved)[0]
+        return self.saved if self.saved.grad_fn is None else SaveInputs.load(self.saved)[0]
 
 
-class Looks:
+class SavedTensorMeta:
     """What a saved tensor looked like: shape, dtype, device; versions; with `checked` its values too.
 
     `version` is that of a parameter, or of data that is not among the `changing`. `written` is whether the tensor was
     written into while the segment was first run, after it was saved.
     """
 
-    __slots__ = ("_counter", "_saved", "device", "dtype", "noted", "shape", "version", "written")
+    __slots__ = ("_counter", "_saved", "device", "dtype", "fingerprint", "shape", "version", "written")
 
     def __init__(self, tensor: Tensor, *, checked: bool, changing: Container[int] = ()) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.version = _version(tensor, changing)
-        self.noted = late_summary(tensor) if checked and _comparable(tensor) else None
+        self.fingerprint = device_fingerprint(tensor) if checked and _comparable(tensor) else None
         self.written = False
         self._counter, self._saved = _counter(tensor), tensor._version
 
-    def look_again(self) -> bool:
+    def was_written(self) -> bool:
         """Whether the tensor was written into since it was saved."""
         if self._counter is not None:
             self.written = self.written or self._counter._version != self._saved
         return self.written
 
-    def settle(self) -> None:
+    def finish_forward(self) -> None:
         """The segment was first run: what is written into from now on is no matter, since it is computed again."""
-        self.look_again()
+        self.was_written()
         self._counter = None
 
     def compare(self, tensor: Tensor, name: str, index: int, count: int) -> None:
         """Raise an error if a tensor that was saved again looks different."""
         if tensor.shape != self.shape or tensor.dtype != self.dtype or tensor.device != self.device:
-            refuse_change(
+            raise_nondeterministic(
                 name,
                 f"tensor {index} of the {count} that it saves for its backward was "
-                f"{shown(self)} and became {shown(tensor)}",
+                f"{describe(self)} and became {describe(tensor)}",
             )
         version = None if self.version is None else _version(tensor)
         if version != self.version and version is not None:
-            what = f"a parameter or captured tensor that it uses ({shown(self)}, version {self.version}, now {version})"
-            raise refuse_writing(name, what, "since it was first run", "Call backward before it changes")
+            what = (
+                f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {version})"
+            )
+            raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
     @staticmethod
-    def compare_values(looks: Sequence["Looks"], found: Sequence[tuple[int, Tensor, Tensor]], name: str) -> None:
+    def compare_fingerprints(
+        looks: Sequence["SavedTensorMeta"], found: Sequence[tuple[int, Tensor, Tensor]], name: str
+    ) -> None:
         """Raise a DeterminismError if one of these tensors, with their summaries, has other values than it had."""
         for device in {number.device for _, _, number in found}:  # one wait for each
             here = [each for each in found if each[2].device == device]
-            pairs = [(now, looks[index].noted) for index, _, now in here]
+            pairs = [(now, looks[index].fingerprint) for index, _, now in here]
             rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
             for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
                 if now == then:
                     continue
                 eps = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 2.0**-52
-                far = change(now, then, float(late_summary(tensor, of_sizes=True)), eps**0.75)
+                far = relative_difference(now, then, float(device_fingerprint(tensor, of_sizes=True)), eps**0.75)
                 if far:
-                    refuse_change(
+                    raise_nondeterministic(
                         name,
-                        f"tensor {index} of the {len(looks)} that it saves for its backward, {shown(tensor)}, "
+                        f"tensor {index} of the {len(looks)} that it saves for its backward, {describe(tensor)}, "
                         f"was another one by {far:.1g} of its size",
                     )
 
@@ -144,7 +148,7 @@ def _version(tensor: Tensor, changing: Container[int] = ()) -> int | None:
         return None
     if origin.requires_grad:
         return origin._version
-    if not _comparable(tensor) or address(tensor) in changing:
+    if not _comparable(tensor) or storage_id(tensor) in changing:
         return None
     return origin._version
 
@@ -155,7 +159,7 @@ def is_parameter(tensor: Tensor) -> bool:
     return origin.is_leaf and origin.requires_grad
 
 
-def address(tensor: Tensor) -> int:
+def storage_id(tensor: Tensor) -> int:
     """Which storage a tensor is in, or 0 where that is not known."""
     return int(tensor.untyped_storage()._cdata) if _comparable(tensor) else 0
 
@@ -179,13 +183,13 @@ def _comparable(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
 
 
-def shown(tensor: Any) -> str:
+def describe(tensor: Any) -> str:
     """Dtype, shape and device of a tensor."""
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{where}"
 
 
-class Weight:
+class SavedBytes:
     """Bytes that plain autograd would keep for a segment: each storage once, without inputs, outputs and parameters."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:

@@ -6,19 +6,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.closures.capture import Captured
+from remat.closures.capture import ConvertedClosure
 from remat.errors import InfeasibleError, StepError
-from remat.execute.rng_state import Replay, private_source
-from remat.frameworks.torch import leaves as kit
-from remat.frameworks.torch.autocast import Modes
-from remat.frameworks.torch.function import Flows, TorchCall, TorchStep, holds, run
-from remat.frameworks.torch.graph import Tensors
-from remat.frameworks.torch.leaves import looks, nbytes
-from remat.frameworks.torch.probe import open_call
-from remat.frameworks.torch.replayable_state import TorchGenerator, torch_generators
-from remat.loops.request import Asked
-from remat.loops.step_runner import Body, Inputs, Outputs, count_steps, take_leaves
-from remat.pytree import Tree
+from remat.execute.rng_state import StateReplay, private_rng_state
+from remat.frameworks.torch import leaves as leaf_ops
+from remat.frameworks.torch.autocast import AutocastState
+from remat.frameworks.torch.function import Activity, TorchLoopCall, TracedStep, as_truth_value, run
+from remat.frameworks.torch.graph import DifferentiableTensors
+from remat.frameworks.torch.leaves import nbytes, spec_of
+from remat.frameworks.torch.probe import probe_first_step
+from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
+from remat.loops.request import LoopRequest
+from remat.loops.step_runner import Inputs, Outputs, StepRunner, flatten_leaves, infer_length
+from remat.pytree import TreeDef
 from remat.units import to_count
 
 __all__ = ["scan", "while_loop"]
@@ -29,7 +29,7 @@ def scan(
     init: Any,
     xs: Any,
     length: int | None,
-    asked: Asked,
+    request: LoopRequest,
     vjp: Callable[..., Any] | None = None,
     rows: dict[int, int] | None = None,
     driven: bool = True,
@@ -37,48 +37,48 @@ def scan(
     """The last carry and the outputs of all steps, or of those that `rows` gives a row; it is driven anyway."""
     if vjp is not None:
         raise StepError("vjp= is for NumPy; on PyTorch write a torch.autograd.Function and call it in the step")
-    init_leaves, carry = take_leaves(kit, init, "init")
-    xs_leaves, inputs = take_leaves(kit, xs, "xs")
-    steps = count_steps(kit, xs_leaves, inputs, length)
-    asked.check_slots(steps)
-    asked.note(steps)
+    init_leaves, carry = flatten_leaves(leaf_ops, init, "init")
+    xs_leaves, inputs = flatten_leaves(leaf_ops, xs, "xs")
+    steps = infer_length(leaf_ops, xs_leaves, inputs, length)
+    request.validate(steps)
+    request.record(steps)
     sizes = (len(init_leaves), len(xs_leaves), 0)
-    call = _call(step, None, init_leaves, xs_leaves, carry, inputs, sizes, asked, rows, steps)
+    call = _call(step, None, init_leaves, xs_leaves, carry, inputs, sizes, request, rows, steps)
     found = _differentiated(call, init_leaves, xs_leaves)
     if found is not None:
         return found
-    body = _body(call, carry, init_leaves, Inputs(xs_leaves, inputs), Outputs(kit, steps, rows))
-    value, done = _begun(call, body, carry.build(init_leaves))
-    value = body.run(step, value, done, steps)
-    outputs = body.outputs
-    return value, None if outputs.tree is None else outputs.tree.build(outputs.leaves)
+    runner = _new_runner(call, carry, init_leaves, Inputs(xs_leaves, inputs), Outputs(leaf_ops, steps, rows))
+    value, done = _begun(call, runner, carry.unflatten(init_leaves))
+    value = runner.run(step, value, done, steps)
+    outputs = runner.outputs
+    return value, None if outputs.tree is None else outputs.tree.unflatten(outputs.leaves)
 
 
 def while_loop(
-    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, asked: Asked
+    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, request: LoopRequest
 ) -> Any:
     """The first carry for which `cond` does not hold, or the one after `max_steps`."""
     most = None if max_steps is None else to_count(max_steps, "max_steps")
-    leaves, carry = take_leaves(kit, init, "init")
-    nothing = Tree(type(None))
+    leaves, carry = flatten_leaves(leaf_ops, init, "init")
+    nothing = TreeDef(type(None))
 
     def step(carry: Any, x: None) -> tuple[Any, None]:
         return body(carry), None
 
-    call = _call(step, cond, leaves, [], carry, nothing, (len(leaves), 0, 0), asked, None, None)
-    call.cond, call.most = cond, most
-    goes_on = most != 0 and holds(cond(init))
+    call = _call(step, cond, leaves, [], carry, nothing, (len(leaves), 0, 0), request, None, None)
+    call.cond, call.max_steps = cond, most
+    goes_on = most != 0 and as_truth_value(cond(init))
     if goes_on:
-        call.began = True
+        call.cond_holds = True
         found = _differentiated(call, leaves, [])
         if found is not None:
             return found[0]
-    plain = _body(call, carry, leaves, Inputs((), nothing), Outputs(kit, 0))
-    value, done = _begun(call, plain, carry.build(leaves))
-    while done != most and (goes_on if done == 0 else holds(cond(value))):
-        value = plain.run(step, value, done, done + 1)
+    runner = _new_runner(call, carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
+    value, done = _begun(call, runner, carry.unflatten(leaves))
+    while done != most and (goes_on if done == 0 else as_truth_value(cond(value))):
+        value = runner.run(step, value, done, done + 1)
         done += 1
-    asked.note(done)
+    request.record(done)
     return value
 
 
@@ -87,41 +87,43 @@ def _call(
     cond: Callable[..., Any] | None,
     init: list[Any],
     xs: list[Any],
-    carry: Tree,
-    inputs: Tree,
+    carry: TreeDef,
+    inputs: TreeDef,
     sizes: tuple[int, int, int],
-    asked: Asked,
+    request: LoopRequest,
     rows: dict[int, int] | None,
     steps: int | None,
-) -> TorchCall:
-    flows = Flows([kit.flows(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs])
-    tensors = Tensors()
+) -> TorchLoopCall:
+    flows = Activity([leaf_ops.flows(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs])
+    tensors = DifferentiableTensors()
     graphs = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     graphs = graphs and torch.autograd.forward_ad._current_level < 0  # forward mode goes along with a plain loop
-    captured = Captured(tensors, step, cond) if graphs else None
-    private = [TorchGenerator(leaf) if isinstance(leaf, torch.Generator) else private_source(leaf) for leaf in init]
-    found = [] if captured is None else [*captured.sources, *tensors.sources]
-    sources = [*torch_generators(), *(source for source in private if source is not None), *found]
-    bound = torch._C._functorch.maybe_current_level() is not None
-    made = TorchStep(captured, Modes(), sources, flows, bound=bound)  # type: ignore[arg-type]
+    captured = ConvertedClosure(tensors, step, cond) if graphs else None
+    private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
+    found = [] if captured is None else [*captured.replayable_states, *tensors.replayable_states]
+    replayable_states = [*global_generators(), *(source for source in private if source is not None), *found]
+    under_functorch = torch._C._functorch.maybe_current_level() is not None
+    made = TracedStep(captured, AutocastState(), replayable_states, flows, under_functorch=under_functorch)  # type: ignore[arg-type]
     made.modules, made.compiled = tensors.modules, tensors.compiled
-    return TorchCall(made, carry, inputs, sizes, asked, rows, steps)
+    return TorchLoopCall(made, carry, inputs, sizes, request, rows, steps)
 
 
-def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[Any, Any] | None:
+def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tuple[Any, Any] | None:
     """The results of a loop that gradients flow through, or None: then it is a plain loop."""
     if call.step.captured is None:
         return None
     known: list[Tensor] | None
-    if call.step.bound:  # torch.func runs the loop at another level: all that can flow does, and is put in place there
-        known = call.step.captured.release()
-        call.step.numbers, call.step.closed = list(range(len(known))), [False] * len(known)
-        call.step.flows.xs = [kit.flows(leaf) for leaf in xs]
-        call.specs = [looks(leaf, name) for leaf, name in zip(init, call.carry.names("carry"), strict=True)]
+    if (
+        call.step.under_functorch
+    ):  # torch.func runs the loop at another level: all that can flow does, and is put in place there
+        known = call.step.captured.take_values()
+        call.step.capture_ids, call.step.is_leaf = list(range(len(known))), [False] * len(known)
+        call.step.activity.xs = [leaf_ops.flows(leaf) for leaf in xs]
+        call.specs = [spec_of(leaf, name) for leaf, name in zip(init, call.carry.paths("carry"), strict=True)]
     else:
-        call.replay = Replay(call.step.sources)
+        call.replay = StateReplay(call.step.replayable_states)
         try:
-            known = open_call(call, [*init, *xs], call.step.modules)
+            known = probe_first_step(call, [*init, *xs], call.step.modules)
         except torch.cuda.OutOfMemoryError as error:
             raise InfeasibleError(
                 f"CUDA ran out of memory in the first step: {error}. Free memory, or make the step smaller; a budget "
@@ -132,27 +134,32 @@ def _differentiated(call: TorchCall, init: list[Any], xs: list[Any]) -> tuple[An
     if known is None:
         call.replay = None
         return None
-    if call.step.sharded:  # something must tell autograd that there is a gradient, where parameters do not
+    if call.step.fsdp_modules:  # something must tell autograd that there is a gradient, where parameters do not
         known = [*known, torch.zeros((), requires_grad=True)]
-        call.step.numbers.append(-1)
-        call.step.closed.append(True)
+        call.step.capture_ids.append(-1)
+        call.step.is_leaf.append(True)
     call.sizes = (len(init), len(xs), len(known))
     return run(call, [*init, *xs, *known])
 
 
-def _begun(call: TorchCall, body: Body, carry: Any) -> tuple[Any, int]:
+def _begun(call: TorchLoopCall, runner: StepRunner, carry: Any) -> tuple[Any, int]:
     """Where a plain loop begins: after the first step, if that has been run to see whether gradients flow."""
-    opened, call.opened = call.opened, None
-    if opened is None:
+    first_step, call.first_step = call.first_step, None
+    if first_step is None:
         return carry, 0
-    outside = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in body.tree.apart(opened.carry, "carry")]
-    if body.outputs.row(0) is not None:
+    detached = [
+        leaf.detach() if isinstance(leaf, Tensor) else leaf
+        for leaf in runner.tree.flatten_like(first_step.carry, "carry")
+    ]
+    if runner.outputs.row_of(0) is not None:
         with torch.no_grad():
-            body.outputs.put(0, opened.y)
-    body.done = 1
-    return body.tree.build(outside), 1
+            runner.outputs.write(0, first_step.y)
+    runner.outputs_written = 1
+    return runner.tree.unflatten(detached), 1
 
 
-def _body(call: TorchCall, carry: Tree, leaves: Sequence[Any], inputs: Inputs, outputs: Outputs) -> Body:
-    specs = [looks(leaf, name) for leaf, name in zip(leaves, carry.names("init"), strict=True)]
-    return Body(kit, carry, call.specs or specs, inputs, outputs)
+def _new_runner(
+    call: TorchLoopCall, carry: TreeDef, leaves: Sequence[Any], inputs: Inputs, outputs: Outputs
+) -> StepRunner:
+    specs = [spec_of(leaf, name) for leaf, name in zip(leaves, carry.paths("init"), strict=True)]
+    return StepRunner(leaf_ops, carry, call.specs or specs, inputs, outputs)

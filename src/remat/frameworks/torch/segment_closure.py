@@ -16,31 +16,33 @@ import torch
 from torch import Tensor, nn
 from torch.nn import parameter as parameters
 
-from remat.closures.capture import Captured, Search
-from remat.closures.references import Item, Slot, is_library
-from remat.execute.rng_state import Source
-from remat.frameworks.torch.graph import Tensors
-from remat.frameworks.torch.replayable_state import Buffers, TorchGenerator
-from remat.frameworks.torch.saved_tensors import address
+from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
+from remat.closures.references import ItemRef, Reference, is_library
+from remat.execute.rng_state import ReplayableState
+from remat.frameworks.torch.graph import DifferentiableTensors
+from remat.frameworks.torch.replayable_state import BufferState, GeneratorState
+from remat.frameworks.torch.saved_tensors import storage_id
 
-__all__ = ["Drawn"]
+__all__ = ["SegmentClosure"]
 
 _OWN = frozenset(nn.Module().__dict__)  # what every module has
-_DULL: frozenset[type] = frozenset({int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device})
+ATOMIC_TYPES: frozenset[type] = frozenset(
+    {int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device}
+)
 _PLAIN = (Tensor, nn.Parameter)  # others, such as shards, are exchanged by those who made them
 
 
-class _Things(Search):
+class SegmentFilter(BaseCaptureFilter):
     """What is looked for in closures: tensors; modules and generators are noted on the way."""
 
-    opaque: ClassVar[tuple[type, ...]] = (*Tensors.opaque, nn.Module)
-    plain: ClassVar[frozenset[type]] = _DULL
+    opaque_types: ClassVar[tuple[type, ...]] = (*DifferentiableTensors.opaque_types, nn.Module)
+    atomic_types: ClassVar[frozenset[type]] = ATOMIC_TYPES
 
     def __init__(self) -> None:
         self.modules: list[nn.Module] = []
         self.generators: list[torch.Generator] = []
 
-    def has(self, leaf: Any) -> bool:
+    def accepts(self, leaf: Any) -> bool:
         """Whether it is a tensor; modules and generators are noted."""
         if isinstance(leaf, nn.Module):
             self.modules.append(leaf)
@@ -48,38 +50,38 @@ class _Things(Search):
             self.generators.append(leaf)
         return isinstance(leaf, Tensor) and not _is_lazy(leaf)
 
-    def meet(self, value: Any, name: str) -> None:
+    def visit(self, value: Any, name: str) -> None:
         """Methods and partials of modules lead to them."""
         if isinstance(value, MethodType):
-            self.has(value.__self__)
+            self.accepts(value.__self__)
         elif isinstance(value, partial):
-            self.has(value.func)
+            self.accepts(value.func)
 
 
-class Drawn:
-    """The sources of a segment, the tensors that it finds, and `bind`, which puts tensors where these were."""
+class SegmentClosure:
+    """The sources of a segment, the tensors that it finds, and `rebind`, which puts tensors where these were."""
 
     def __init__(self, fn: Callable[..., Any], arguments: Iterable[Any], tensors: Sequence[Tensor]) -> None:
-        things, self._captured = _Things(), list[tuple[Captured, list[int]]]()
+        things, self._captured = SegmentFilter(), list[tuple[ConvertedClosure, list[int]]]()
         self.tensors: list[Tensor] = []  # for the caller, who takes them away
         self._numbers: dict[int, int] = {}
-        odd = [leaf for leaf in arguments if type(leaf) not in _DULL]
+        odd = [leaf for leaf in arguments if type(leaf) not in ATOMIC_TYPES]
         for leaf in odd:
-            things.has(leaf)
-        waiting = [leaf for leaf in odd if not isinstance(leaf, _Things.opaque)]
+            things.accepts(leaf)
+        waiting = [leaf for leaf in odd if not isinstance(leaf, SegmentFilter.opaque_types)]
         if isinstance(fn, nn.Module):
             things.modules.append(fn)
         else:
             waiting.insert(0, fn)
         modules: dict[int, nn.Module] = {}
-        private: list[Source] = []
+        private: list[ReplayableState] = []
         while waiting or things.modules:
             if waiting:
-                found = Captured(things, waiting[0], *waiting[1:])
-                private += found.sources
-                self._captured.append((found, [self._number(box) for box in found.release()]))
+                found = ConvertedClosure(things, waiting[0], *waiting[1:])
+                private += found.replayable_states
+                self._captured.append((found, [self._number(box) for box in found.take_values()]))
             for each in waiting:
-                if isinstance(each, _Attributes):
+                if isinstance(each, _ModuleAttributes):
                     dict.clear(each.__dict__)  # what it was made with, which is let go
             roots, things.modules = things.modules, []
             waiting = list(_new_things(roots, modules))
@@ -97,17 +99,17 @@ class Drawn:
         )
         gathering = [m for m in modules.values() if m.training and any(b is not None for b in m._buffers.values())]
         self.buffers = {
-            address(buffer)
+            storage_id(buffer)
             for module in gathering
             for buffer in module._buffers.values()
             if buffer is not None and not _is_lazy(buffer)
         }
         unique = {id(each): each for each in things.generators}
-        self.sources: list[Source] = [
-            *map(TorchGenerator, _global_generators(tensors)),
-            *map(TorchGenerator, unique.values()),
+        self.replayable_states: list[ReplayableState] = [
+            *map(GeneratorState, _global_generators(tensors)),
+            *map(GeneratorState, unique.values()),
             *_unique(private),
-            *map(Buffers, gathering),
+            *map(BufferState, gathering),
         ]
 
     def _number(self, tensor: Tensor) -> int:
@@ -118,23 +120,23 @@ class Drawn:
         return number
 
     @contextmanager
-    def bind(self, values: Sequence[Tensor]) -> Iterator[None]:
+    def rebind(self, values: Sequence[Tensor]) -> Iterator[None]:
         """A block in which these are where the tensors were, and all else is where it was when the segment was called.
 
         After it everything is as it was before: what a function writes when it is run again is forgotten.
         """
-        before: list[tuple[Slot, Any]] = []
-        modes = [(module, module.training) for module, training in self._training if module.training != training]
-        places = [captured.places for captured, _ in self._captured]
+        before: list[tuple[Reference, Any]] = []
+        autocast = [(module, module.training) for module, training in self._training if module.training != training]
+        places = [captured.references for captured, _ in self._captured]
         for found in places:
-            before += [(place.slot, place.slot.get()) for place in found]
+            before += [(place.reference, place.reference.get()) for place in found]
         try:
-            for module, training in modes:
+            for module, training in autocast:
                 module.training = not training
             for held, name, number in self._registered:
                 now, then = held.get(name), values[number]
                 if now is not then and type(then) in _PLAIN and (now is None or type(now) in _PLAIN):
-                    before.append((Item(held, name), Item(held, name).get()))
+                    before.append((ItemRef(held, name), ItemRef(held, name).get()))
                     held[name] = then
             with _all_bound([(captured, [values[n] for n in numbers]) for captured, numbers in self._captured]):
                 yield
@@ -143,8 +145,8 @@ class Drawn:
                 if slot.get() is not value:
                     slot.put(value)
             for (captured, _), found in zip(self._captured, places, strict=True):
-                captured.places = found
-            for module, training in modes:
+                captured.references = found
+            for module, training in autocast:
                 module.training = training
 
 
@@ -166,7 +168,7 @@ class _SetOn(dict[str, Any]):
         return self.owner.pop(key, *default)
 
 
-class _Attributes:
+class _ModuleAttributes:
     """Stands for a module: an object with only those of its attributes that are looked at."""
 
     def __init__(self, owner: dict[str, Any], chosen: dict[str, Any]) -> None:
@@ -186,9 +188,9 @@ def _new_things(roots: list[nn.Module], known: dict[int, nn.Module]) -> Iterator
         known[id(module)] = module
         held = module.__dict__
         if len(held) > len(_OWN):
-            set_on = {k: v for k, v in held.items() if type(v) not in _DULL and k not in _OWN}
+            set_on = {k: v for k, v in held.items() if type(v) not in ATOMIC_TYPES and k not in _OWN}
             if set_on:
-                yield _Attributes(held, set_on)
+                yield _ModuleAttributes(held, set_on)
         if module._forward_hooks or module._forward_pre_hooks:
             yield SimpleNamespace(hooks=[*module._forward_hooks.values(), *module._forward_pre_hooks.values()])
         if not is_library(type(module).__module__):
@@ -204,16 +206,16 @@ def _global_generators(tensors: Sequence[Tensor]) -> list[torch.Generator]:
     return found
 
 
-def _unique(sources: list[Source]) -> list[Source]:
+def _unique(replayable_states: list[ReplayableState]) -> list[ReplayableState]:
     """Each generator once."""
-    return list({id(getattr(source, "generator", source)): source for source in sources}.values())
+    return list({id(getattr(source, "generator", source)): source for source in replayable_states}.values())
 
 
 @contextmanager
-def _all_bound(captured: Sequence[tuple[Captured, list[Tensor]]]) -> Iterator[None]:
+def _all_bound(captured: Sequence[tuple[ConvertedClosure, list[Tensor]]]) -> Iterator[None]:
     if not captured:
         yield
         return
     (first, values), *rest = captured
-    with first.bind(values), _all_bound(rest):
+    with first.rebind(values), _all_bound(rest):
         yield

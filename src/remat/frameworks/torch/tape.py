@@ -10,9 +10,19 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from remat.errors import StepError
-from remat.frameworks.torch.graph import at_rest, below, edge_of
+from remat.frameworks.torch.graph import external_edges, gradient_edge, hooks_suspended
 
-__all__ = ["Ends", "Opened", "Tape", "accumulate", "look_below", "pull", "refuse_unknown", "weighed", "with_sums"]
+__all__ = [
+    "FirstStep",
+    "OutputEdges",
+    "Tape",
+    "accumulate_grads",
+    "check_inputs_known",
+    "count_saved_bytes",
+    "pull",
+    "seed_accumulators",
+    "unknown_input_error",
+]
 
 
 @dataclass(slots=True)
@@ -35,7 +45,7 @@ class Tape:
 
 
 @dataclass
-class Opened:
+class FirstStep:
     """The first step, recorded before anything is planned: how it behaves, and its results, for when it is its turn."""
 
     tape: Tape
@@ -44,21 +54,21 @@ class Opened:
     number: int  # the least of its nodes' numbers
 
 
-class Ends:
+class OutputEdges:
     """Where gradients come into a graph, with the gradients."""
 
     def __init__(self) -> None:
         self.edges: list[Any] = []
-        self.bars: list[Any] = []
+        self.cotangents_of_outputs: list[Any] = []
 
     def add(self, edge: Any, bar: Any) -> None:
         """One more, if there is something to add."""
         if edge is not None and bar is not None:
             self.edges.append(edge)
-            self.bars.append(bar)
+            self.cotangents_of_outputs.append(bar)
 
 
-class _Sums(torch.autograd.Function):
+class _SeedGradients(torch.autograd.Function):
     """A node that gives sums of gradients to the tensors they belong to, and nobody holds them meanwhile.
 
     So the engine adds to them in place, and goes on where the range after this one ended.
@@ -77,56 +87,56 @@ class _Sums(torch.autograd.Function):
         return None, *found
 
 
-def with_sums(ends: Ends, captured: Sequence[Tensor], sums: list[Any]) -> None:
+def seed_accumulators(ends: OutputEdges, captured: Sequence[Tensor], sums: list[Any]) -> None:
     """Let the gradients of captured tensors begin with their sums, which are taken away from the list."""
     if all(total is None for total in sums):
         return
     if len({tensor.device for tensor in captured}) > 1:  # a node belongs to one device
         for tensor, total in zip(captured, sums, strict=True):
-            ends.add(edge_of(tensor), total)
+            ends.add(gradient_edge(tensor), total)
         return
     given = list(sums)
     sums[:] = [None] * len(sums)
     with torch.enable_grad():
-        end = _Sums.apply(given, *captured)  # type: ignore[no-untyped-call]
-    ends.add(edge_of(end), end.detach())
+        end = _SeedGradients.apply(given, *captured)  # type: ignore[no-untyped-call]
+    ends.add(gradient_edge(end), end.detach())
 
 
-def pull(ends: Ends, tape: Tape) -> list[Any]:
+def pull(ends: OutputEdges, tape: Tape) -> list[Any]:
     """The gradients of roots by one call of the engine, None for those without; hooks of captured tensors rest."""
     roots = tape.roots
     wanted = [root for root in roots if root is not None]
     if not ends.edges or not wanted:
         return [None] * len(roots)
-    with at_rest(tape.captured):
-        found = iter(torch.autograd.grad(ends.edges, wanted, ends.bars, allow_unused=True))
+    with hooks_suspended(tape.captured):
+        found = iter(torch.autograd.grad(ends.edges, wanted, ends.cotangents_of_outputs, allow_unused=True))
     return [None if root is None else next(found) for root in roots]
 
 
-def accumulate(ends: Ends, tape: Tape, sharded: Sequence[Any]) -> list[Any]:
+def accumulate_grads(ends: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]) -> list[Any]:
     """The gradients of roots by one call of the engine that also adds to the gradients of all parameters it meets.
 
     Modules that FSDP has sharded gather theirs in this way only. Captured tensors add up too, in place.
     """
     if ends.edges:
-        torch.autograd.backward(ends.edges, ends.bars)
-    for module in sharded:
+        torch.autograd.backward(ends.edges, ends.cotangents_of_outputs)
+    for module in fsdp_modules:
         # Below another sharded module it would take the next range for a part of this one, and not gather again.
         state = module._get_fsdp_state()
         state._training_state = type(state._training_state).IDLE
     return [None if root is None else root.grad for root in tape.roots]
 
 
-def look_below(tape: Tape, number: int) -> None:
+def check_inputs_known(tape: Tape, number: int) -> None:
     """Raise a StepError if the steps of a tape use a tensor that wants a gradient and that is not known."""
     ends = [end.node for end in (*tape.carry_out, *(end for row in tape.ys for end in row)) if end is not None]
-    known = {edge_of(root) for root in tape.roots if root is not None}
-    for (node, output), is_leaf in below(ends, number).items():
+    known = {gradient_edge(root) for root in tape.roots if root is not None}
+    for (node, output), is_leaf in external_edges(ends, number).items():
         if GradientEdge(node, output) not in known:
-            raise refuse_unknown(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
+            raise unknown_input_error(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
 
 
-def refuse_unknown(node: Any, is_leaf: bool, steps: str) -> StepError:
+def unknown_input_error(node: Any, is_leaf: bool, steps: str) -> StepError:
     """What to say of a captured tensor that was not found."""
     what = f"a parameter of shape {list(node.variable.shape)}" if is_leaf else f"a tensor that {node.name()} made"
     return StepError(
@@ -137,7 +147,7 @@ def refuse_unknown(node: Any, is_leaf: bool, steps: str) -> StepError:
 
 
 @contextmanager
-def weighed(given: Sequence[Any], there: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
+def count_saved_bytes(given: Sequence[Any], there: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
     """A block that records a tape from what is given; the bytes that it holds beside what is `there` anyway."""
     known = {tensor.untyped_storage()._cdata for tensor in there}
     tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]

@@ -13,50 +13,51 @@ import torch
 from torch import Tensor
 
 from remat.errors import StepError
-from remat.frameworks.torch import leaves as kit
-from remat.frameworks.torch.function import Flows, Loop, Reverse, TorchCall, TorchStep
-from remat.loops.step_runner import pair
-from remat.pytree import Tree, take_apart
+from remat.frameworks.torch import leaves as leaf_ops
+from remat.frameworks.torch.function import Activity, LoopBackward, LoopFunction, TorchLoopCall, TracedStep
+from remat.loops.step_runner import unpack_output
+from remat.pytree import TreeDef, flatten
 
-__all__ = ["mapped_loop", "mapped_reverse"]
+__all__ = ["vmap_backward", "vmap_forward"]
 
 
-def mapped_loop(info: Any, dims: Sequence[Any], call: TorchCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
+def vmap_forward(info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
     """The results of a loop for a whole batch, and where its axis is."""
     if call.cond is not None:
         raise StepError("a while_loop cannot be mapped: its examples may take different numbers of steps; use scan")
-    call.mapped = _mapped(call, info)
-    tensors = Loop.apply(call.mapped, *_moved(call, info, dims, leaves))  # type: ignore[no-untyped-call]
-    call.results = results = call.mapped.results
-    call.plan, call.steps, call.drawn_from = call.mapped.plan, call.mapped.steps, call.mapped.drawn_from
+    call.batched = _mapped(call, info)
+    tensors = LoopFunction.apply(call.batched, *_moved(call, info, dims, leaves))  # type: ignore[no-untyped-call]
+    call.results = results = call.batched.results
+    call.plan, call.steps, call.initial_rng = call.batched.plan, call.batched.steps, call.batched.initial_rng
     assert results is not None
     axes = [int(k >= results.carry_size) for k, number in enumerate(results.numbers) if number is None]
     return tensors, tuple(axes)
 
 
-def mapped_reverse(
-    info: Any, dims: Sequence[Any], call: TorchCall, leaves: Sequence[Any], bars: Sequence[Any]
+def vmap_backward(
+    info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any], cotangents_of_outputs: Sequence[Any]
 ) -> tuple[Any, Any]:
     """The gradients of a loop's leaves for a whole batch, and where its axis is."""
-    if call.mapped is None:  # only the cotangents are a batch
-        call.mapped = _mapped(call, info)
-        call.mapped.results, call.mapped.plan = call.results, call.plan
+    if call.batched is None:  # only the cotangents are a batch
+        call.batched = _mapped(call, info)
+        call.batched.results, call.batched.plan = call.results, call.plan
     assert call.results is not None
     axes = iter([int(k >= call.results.carry_size) for k, number in enumerate(call.results.numbers) if number is None])
     moved = [
-        _with_axis(bar, dim, next(axes), info.batch_size) for bar, dim in zip(bars, dims[len(leaves) :], strict=True)
+        _with_axis(bar, dim, next(axes), info.batch_size)
+        for bar, dim in zip(cotangents_of_outputs, dims[len(leaves) :], strict=True)
     ]
     given = _moved(call, info, dims[: len(leaves)], leaves)
-    found = Reverse.apply(call.mapped, len(given), *given, *moved)  # type: ignore[no-untyped-call]
+    found = LoopBackward.apply(call.batched, len(given), *given, *moved)  # type: ignore[no-untyped-call]
     places = [None if part is None else int(_is_input(call, k)) for k, part in enumerate(found)]
     return found, tuple(places)
 
 
-def _is_input(call: TorchCall, k: int) -> bool:
+def _is_input(call: TorchLoopCall, k: int) -> bool:
     return call.sizes[0] <= k < call.sizes[0] + call.sizes[1]
 
 
-def _moved(call: TorchCall, info: Any, dims: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+def _moved(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
     pairs = enumerate(zip(leaves, dims, strict=True))
     return [_with_axis(leaf, dim, int(_is_input(call, k)), info.batch_size) for k, (leaf, dim) in pairs]
 
@@ -71,31 +72,34 @@ def _with_axis(leaf: Any, dim: int | None, place: int, size: int) -> Any:
     return leaf.expand(*leaf.shape[:place], size, *leaf.shape[place + 1 :])
 
 
-def _mapped(call: TorchCall, info: Any) -> TorchCall:
-    flows = call.step.flows
-    step = _MappedStep(
-        call.step.captured, call.step.modes, call.step.sources, Flows(flows.carry, flows.xs, list(flows.ys))
+def _mapped(call: TorchLoopCall, info: Any) -> TorchLoopCall:
+    flows = call.step.activity
+    step = BatchedStep(
+        call.step.captured,
+        call.step.autocast,
+        call.step.replayable_states,
+        Activity(flows.carry, flows.xs, list(flows.ys)),
     )
-    step.bound, step.numbers, step.closed = True, call.step.numbers, call.step.closed
+    step.under_functorch, step.capture_ids, step.is_leaf = True, call.step.capture_ids, call.step.is_leaf
     step.inner, step.randomness, step.trees = call.step, info.randomness, (call.carry, call.xs)
-    return replace(call, step=step, pending=None, results=None, replay=None, opened=None, mapped=None)
+    return replace(call, step=step, pending=None, results=None, replay=None, first_step=None, batched=None)
 
 
 @dataclass
-class _MappedStep(TorchStep):
+class BatchedStep(TracedStep):
     """A step for all examples of a batch."""
 
     inner: Any = None
     randomness: str = "error"
-    trees: tuple[Tree, Tree] = (Tree(), Tree())
+    trees: tuple[TreeDef, TreeDef] = (TreeDef(), TreeDef())
 
     @contextmanager
-    def bind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
+    def rebind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
         """The step, with these values for what it captured, each with an axis for the batch."""
         yield lambda carry, x: self._run(values, carry, x)
 
     def _run(self, captured: list[Any], carry: Any, x: Any) -> Any:
-        leaves = [*captured, *self.trees[0].apart(carry, "carry"), *self.trees[1].apart(x, "x")]
+        leaves = [*captured, *self.trees[0].flatten_like(carry, "carry"), *self.trees[1].flatten_like(x, "x")]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         found: list[Any] = []  # numbers and structures, which cannot be mapped
 
@@ -103,12 +107,14 @@ class _MappedStep(TorchStep):
             rest = iter(given)
             filled = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             a, b = len(captured), len(captured) + self.trees[0].size
-            with self.inner.bind(filled[:a]) as step:
-                after, y = pair(kit, step(self.trees[0].build(filled[a:b]), self.trees[1].build(filled[b:])), 0)
-            outs, tree = take_apart((after, y))
+            with self.inner.rebind(filled[:a]) as step:
+                after, y = unpack_output(
+                    leaf_ops, step(self.trees[0].unflatten(filled[a:b]), self.trees[1].unflatten(filled[b:])), 0
+                )
+            outs, tree = flatten((after, y))
             found[:] = [tree, [None if isinstance(out, Tensor) else out for out in outs]]
             return [out for out in outs if isinstance(out, Tensor)]
 
         mapped = iter(torch.func.vmap(one, randomness=self.randomness)(*tensors))
         tree, numbers = found
-        return tree.build([next(mapped) if number is None else number for number in numbers])
+        return tree.unflatten([next(mapped) if number is None else number for number in numbers])

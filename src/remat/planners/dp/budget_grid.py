@@ -2,13 +2,13 @@
 
 from remat.planners.dp.states_or_tapes import Sizes
 
-__all__ = ["MOST_EXACT", "on_grid", "reachable"]
+__all__ = ["MOST_EXACT", "on_grid", "reachable_budgets"]
 
 MOST_EXACT = 20_000
 MOST_ON_GRID = 100_000
 
 
-def reachable(sizes: Sizes, top: int, limit: int = MOST_EXACT) -> list[int] | None:
+def reachable_budgets(sizes: Sizes, top: int, limit: int = MOST_EXACT) -> list[int] | None:
     """Every budget that is left after keeping and holding some of `top`, or None if there are more than `limit`.
 
     >>> reachable(Sizes(state=2, tape=5, restartable=False, early=0), 9)
@@ -33,7 +33,7 @@ def on_grid(sizes: Sizes, top: int, *, up: bool, fine: int = MOST_EXACT) -> tupl
     With `up`, sizes are rounded up and the budget down, so that what fits there fits here; else the other way round,
     so that a bound there holds here (None if that takes too many budgets).
     """
-    exact = reachable(sizes, top, fine)
+    exact = reachable_budgets(sizes, top, fine)
     if exact is not None:
         return sizes, top, exact
     # The smaller of state and tape should be a whole number of cells, and of as many as are affordable.
@@ -51,5 +51,5 @@ def on_grid(sizes: Sizes, top: int, *, up: bool, fine: int = MOST_EXACT) -> tupl
         return size // cell if up else -(-size // cell)
 
     rounded = Sizes(away(sizes.state), away(sizes.tape), sizes.restartable, towards(sizes.early))
-    budgets = reachable(rounded, towards(top), 2 * MOST_ON_GRID)
+    budgets = reachable_budgets(rounded, towards(top), 2 * MOST_ON_GRID)
     return None if budgets is None else (rounded, towards(top), budgets)

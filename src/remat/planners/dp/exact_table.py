@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from remat.planners.dp.states_or_tapes import Move, Sizes, Sub
-from remat.progress import tell
+from remat.planners.dp.states_or_tapes import Move, Sizes, Subproblem
+from remat.progress import report_progress
 
 __all__ = ["Table"]
 
@@ -29,7 +29,7 @@ class Table:
         before = after if sizes.early == 0 else _Half(self, budgets, steps, after)
         self._halves = (before, after)
 
-    def choose(self, sub: Sub) -> Move:
+    def choose(self, sub: Subproblem) -> Move:
         """A move of least forward steps."""
         return self._halves[sub.turned].choose(sub, self.place[sub.budget])
 
@@ -60,7 +60,7 @@ class _Half:
         scratch = np.empty(shape, np.int32)
         for t in range(1, steps + 1):
             if t % 50 == 0:
-                tell(t, steps)
+                report_progress(t, steps)
             if t == 1:
                 self.a[t] = self.b[t] = 1
             else:
@@ -88,7 +88,7 @@ class _Half:
             a = np.minimum(a, best(self.right_both[1 : t - 1], self.left_a[1 : t - 1]) + 1)
         self.a[t], self.b[t] = np.minimum(a, _INFINITE), np.minimum(b, _INFINITE)
 
-    def choose(self, sub: Sub, place: int) -> Move:
+    def choose(self, sub: Subproblem, place: int) -> Move:
         """The move of least forward steps for one subproblem, searched again in its column."""
         t = sub.steps
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from remat.progress import tell
+from remat.progress import report_progress
 
-__all__ = ["Hierarchy", "Store"]
+__all__ = ["HRevolveTable", "StoreCost"]
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreCost:
     """One level: its slots, and the time to write and to read one state."""
 
     slots: int
@@ -34,14 +34,14 @@ class Store:
     read: float
 
 
-class Hierarchy:
+class HRevolveTable:
     """O and P for every level, slot count and length; and the choices that reach them.
 
     Slots that change nothing are left out: if O_k(·, m) equals O_k(·, m-1) at every length, the recurrence repeats
     itself and more slots are of no use. So a level without limit costs no more than the slots it can use.
     """
 
-    def __init__(self, units: int, stores: list[Store], forward: float, reverse: float) -> None:
+    def __init__(self, units: int, stores: list[StoreCost], forward: float, reverse: float) -> None:
         self.units = max(units, 1)
         below = np.full(self.units, np.inf)  # O_{-1}, then O_k with all slots of level k
         below[0] = reverse
@@ -91,7 +91,7 @@ class Hierarchy:
 _WIDTH = 32  # columns at a time: few enough for the cache
 
 
-def _block(store: Store, below: Floats, last: Floats, width: int, forward: float) -> tuple[Floats, ...]:
+def _block(store: StoreCost, below: Floats, last: Floats, width: int, forward: float) -> tuple[Floats, ...]:
     """O, P, the part reversed first (O with one slot less) and the part left for later, for `width` slot counts."""
     units = len(below)
     o, p, right = (np.empty((units, width)) for _ in range(3))
@@ -102,7 +102,7 @@ def _block(store: Store, below: Floats, last: Floats, width: int, forward: float
     left[1] = forward + store.read + below[0]
     for length in range(1, units):
         if length % 100 == 0:
-            tell(length, units)
+            report_progress(length, units)
         np.add(right[:length][::-1], left[1 : length + 1], out=scratch[:length])
         np.minimum(scratch[:length].min(axis=0), below[length], out=p[length])
         np.minimum(p[length] + store.write, below[length], out=o[length])

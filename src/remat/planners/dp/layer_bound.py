@@ -14,15 +14,15 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from math import inf
 
-from remat.planners.dp.states_or_tapes import Move, Sizes, Sub
-from remat.progress import tell
+from remat.planners.dp.states_or_tapes import Move, Sizes, Subproblem
+from remat.progress import report_progress
 
-__all__ = ["Layers"]
+__all__ = ["LayerBound"]
 
 INFINITE = 2**62
 
 
-class Layers:
+class LayerBound:
     """Layer sizes for every reachable budget, as many layers as the whole problem (`steps` in `top`) needs."""
 
     def __init__(self, sizes: Sizes, top: int, budgets: list[int], steps: int) -> None:
@@ -38,7 +38,7 @@ class Layers:
         self._edges: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         # A part of a schedule that runs no step more than r times does not either: more layers are of no use.
         self.most: float = inf
-        self.whole = Sub(False, False, steps, top)
+        self.whole = Subproblem(False, False, steps, top)
         self.most = len(self.edges(self.whole)[0])
 
     @property
@@ -46,7 +46,7 @@ class Layers:
         """Whether the whole problem fits its budget at all."""
         return self.bound(self.whole) < INFINITE
 
-    def bound(self, sub: Sub) -> int:
+    def bound(self, sub: Subproblem) -> int:
         """No schedule for the subproblem runs fewer steps than this; INFINITE if the budget is too small."""
         if sub.budget < self.sizes.floor(sub.turned) or sub.budget not in self.place:
             return INFINITE
@@ -58,7 +58,7 @@ class Layers:
             return INFINITE
         return sums[r - 1] + r * (sub.steps - edges[r - 1])
 
-    def edges(self, sub: Sub) -> tuple[list[int], list[int]]:
+    def edges(self, sub: Subproblem) -> tuple[list[int], list[int]]:
         """Layer edges N(0), N(1), … up to the subproblem's steps, and the bound at each."""
         place = self.place.get(sub.budget)
         if place is None:
@@ -76,15 +76,15 @@ class Layers:
             edges.append(edge)
         return edges, sums
 
-    def choose(self, sub: Sub) -> Move:
+    def choose(self, sub: Subproblem) -> Move:
         """The move whose parts have the least bounds in sum; of several, the one that goes furthest (seen best)."""
         return min(self._moves(sub), key=lambda move: (self._promise(sub, move), -move.y, move.kind))
 
-    def _promise(self, sub: Sub, move: Move) -> int:
+    def _promise(self, sub: Subproblem, move: Move) -> int:
         right, left = self.sizes.parts(sub, move)
         return move.y + self.bound(right) + (self.bound(left) if left else 0)
 
-    def _moves(self, sub: Sub) -> Iterator[Move]:
+    def _moves(self, sub: Subproblem) -> Iterator[Move]:
         if not sub.kept:
             yield Move("hold", 1)
             yield Move("keep", 0)
@@ -100,12 +100,12 @@ class Layers:
             points.update(sub.steps - edge for edge in self.edges(right)[0])
             yield from (Move(kind, y) for y in points if first <= y < sub.steps)
 
-    def _grows(self, sub: Sub) -> bool:
+    def _grows(self, sub: Subproblem) -> bool:
         """Whether more runs of a step reverse ever more steps: after the turn the start is kept, or can be."""
         return sub.budget >= (0 if sub.kept else self.sizes.state)
 
     def _next_row(self) -> None:
-        tell(len(self.rows), None)
+        report_progress(len(self.rows), None)
         sizes, last = self.sizes, self.rows[-1]
         rest = 2 * sizes.restartable
         row: list[list[int]] = [[-INFINITE] * len(self.budgets) for _ in range(4)]

@@ -16,10 +16,10 @@ Where tapes hold their step's output (restartable), the rest after a held tape i
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Chooser", "Move", "Sizes", "Sub"]
+__all__ = ["Move", "MovePolicy", "Sizes", "Subproblem"]
 
 
-class Sub(NamedTuple):
+class Subproblem(NamedTuple):
     """A subproblem of reversing steps with states or tapes."""
 
     kept: bool
@@ -48,29 +48,29 @@ class Sizes:
         """The least budget in which a single step can be reversed."""
         return 0 if turned else -self.early
 
-    def all_fit(self, sub: Sub) -> bool:
+    def all_fit(self, sub: Subproblem) -> bool:
         """Whether every tape of the subproblem can be held; then no step is run twice."""
         return sub.budget - (sub.steps - 1) * self.tape >= self.floor(sub.turned)
 
-    def parts(self, sub: Sub, move: Move) -> tuple[Sub, Sub | None]:
+    def parts(self, sub: Subproblem, move: Move) -> tuple[Subproblem, Subproblem | None]:
         """The part that is reversed first (to the right), and the part that is left for later, if any."""
         kept, turned, steps, budget = sub
         after_tape = self.restartable
         charge = 0 if kept else self.state
         if move.kind == "hold":
-            return Sub(after_tape, turned, steps - 1, budget - self.tape), None
+            return Subproblem(after_tape, turned, steps - 1, budget - self.tape), None
         if move.kind == "keep":
-            return Sub(True, turned, steps, budget - self.state), None
+            return Subproblem(True, turned, steps, budget - self.state), None
         if move.kind == "split":
-            return Sub(False, turned, steps - move.y, budget - charge), Sub(kept, True, move.y, budget)
-        right = Sub(after_tape, turned, steps - move.y, budget - charge - self.tape)
-        return right, Sub(kept, True, move.y - 1, budget) if move.y > 1 else None
+            return Subproblem(False, turned, steps - move.y, budget - charge), Subproblem(kept, True, move.y, budget)
+        right = Subproblem(after_tape, turned, steps - move.y, budget - charge - self.tape)
+        return right, Subproblem(kept, True, move.y - 1, budget) if move.y > 1 else None
 
 
-class Chooser(Protocol):
+class MovePolicy(Protocol):
     """Whoever decides the moves: the exact table, or the bound-guided search."""
 
     sizes: Sizes
 
-    def choose(self, sub: Sub) -> Move:
+    def choose(self, sub: Subproblem) -> Move:
         """The move for a subproblem in which not all tapes fit."""

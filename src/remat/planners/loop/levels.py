@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from remat.planners.bounds import level_seconds
 from remat.planners.loop.binomial import reverse
 from remat.planners.loop.pooled import best_pool
-from remat.planners.op_tree import Line, NestedOps, Part, as_line
+from remat.planners.op_tree import OpTree, RelativeOp, Subtree, relative
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner, infeasible, wants_known_loop
 from remat.problem import Level, Loop, Memory, Problem
@@ -54,7 +54,7 @@ class Levels(Planner):
             slots[ranked.index(memory.device)] -= inside
             slots = [min(count, -(-n // group)) for count in slots]
             tree = _Tree(problem, memory, ranked, slots, group, inside)
-            nested = NestedOps(tree.root(), tree.expand)
+            nested = OpTree(tree.root(), tree.expand)
             found.append((nested.predict(problem, memory), nested))
         prediction, ops = min(found, key=lambda pair: pair[0].seconds)
         ordered = all(a.read <= b.read and a.write <= b.write for a, b in pairwise(ranked))
@@ -84,51 +84,51 @@ class _Tree:
     def __init__(
         self, loop: Loop, memory: Memory, ranked: list[Level], slots: list[int], group: int, inside: int
     ) -> None:
-        from remat.planners.dp.hrevolve import Hierarchy, Store  # here, since NumPy makes importing remat slow
+        from remat.planners.dp.hrevolve import HRevolveTable, StoreCost  # here, since NumPy makes importing remat slow
 
         self.loop, self.device, self.group, self.inside = loop, memory.device.name, group, inside
         self.names = [level.name for level in ranked]
         self.groups = max(-(-loop.units // group), 1)
         self.first = loop.units - (self.groups - 1) * group
         stores = [
-            Store(count, level.write * loop.state, level.read * loop.state)
+            StoreCost(count, level.write * loop.state, level.read * loop.state)
             for count, level in zip(slots, ranked, strict=True)
         ]
         again = advances(group, inside) * loop.forward if group > 1 else 0.0
         one = group * (loop.record + loop.backward + loop.per_range) + again
-        self.best = Hierarchy(self.groups, stores, group * loop.forward, one)
+        self.best = HRevolveTable(self.groups, stores, group * loop.forward, one)
 
     def root(self) -> _Node:
         last = len(self.names) - 1
         column = self.best.column(last, self.best.slots[last])
         return _Node(False, column, self.groups - 1, False, self.first < self.group)
 
-    def expand(self, node: _Node) -> Iterator[Line | Part]:
+    def expand(self, node: _Node) -> Iterator[RelativeOp | Subtree]:
         stored, column, length, turned, short = node
         if length == 0:
             if stored:
                 yield Drop, 0, self._name(column)
             steps = self.first if short else self.group
             if self.loop.units:
-                yield from map(as_line, reverse(0, steps, self.inside, 1, self.device, turn=not turned))
+                yield from map(relative, reverse(0, steps, self.inside, 1, self.device, turn=not turned))
             else:
-                yield as_line(Turn())
+                yield relative(Turn())
             return
         level, slots = self.best.place(column)
         name, below = self.names[level], self.best.column(level, 0)
         if self.best.time(False, below, length) <= self.best.time(stored, column, length):
             if stored:
                 yield Drop, 0, name
-            yield Part(0, _Node(False, below, length, turned, short))
+            yield Subtree(0, _Node(False, below, length, turned, short))
             return
         if not stored:
             yield Keep, 0, name
         j = self.best.split(column, length)
         steps = j * self.group - (self.group - self.first if short else 0)
         yield Advance, 0, steps
-        yield Part(steps, _Node(False, self.best.column(level, slots - 1), length - j, turned, False))
+        yield Subtree(steps, _Node(False, self.best.column(level, slots - 1), length - j, turned, False))
         yield Fetch, 0, name
-        yield Part(0, _Node(True, column, j - 1, True, short))
+        yield Subtree(0, _Node(True, column, j - 1, True, short))
 
     def _name(self, column: int) -> str:
         return self.names[self.best.place(column)[0]]

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from remat.errors import InfeasibleError
 from remat.planners.bounds import MANY_LAYERS, states_or_tapes
-from remat.planners.dp.budget_grid import MOST_EXACT, on_grid, reachable
-from remat.planners.dp.layer_bound import Layers
+from remat.planners.dp.budget_grid import MOST_EXACT, on_grid, reachable_budgets
+from remat.planners.dp.layer_bound import LayerBound
 from remat.planners.dp.states_or_tapes import Sizes
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
@@ -20,7 +20,7 @@ from remat.planners.loop.keep_all import KeepAll, least_for_all
 from remat.planners.loop.mixed_ops import mixed_ops
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import LoopPlanner, infeasible
-from remat.planners.working_set import Budget
+from remat.planners.working_set import HeldBudget
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Schedule
 
@@ -50,9 +50,9 @@ class Mixed(LoopPlanner):
             return KeepAll().plan(problem, memory).named(self.name)
         except InfeasibleError:
             _check_memory(problem, level)
-        budget = Budget.of(problem, level)
+        budget = HeldBudget.of(problem, level)
         sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
-        budgets = reachable(sizes, budget.held, self.fine)
+        budgets = reachable_budgets(sizes, budget.held, self.fine)
         if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
             from remat.planners.dp.exact_table import Table  # here, since NumPy makes importing remat slow
 
@@ -75,7 +75,7 @@ def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int, fine: int) -> Pl
             found.append((plan.predicted, plan.schedule))
     grid = on_grid(sizes, top, up=True, fine=fine) if bound <= MANY_LAYERS * loop.units else None
     if grid is not None:
-        layers = Layers(*grid, loop.units)
+        layers = LayerBound(*grid, loop.units)
         if layers.feasible:
             ops = mixed_ops(layers, loop.units, grid[1], level.name)
             found.append((ops.predict(loop, memory), Schedule(ops)))

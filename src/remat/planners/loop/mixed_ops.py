@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from remat.ops import TAPE
-from remat.planners.dp.states_or_tapes import Chooser, Move, Sub
-from remat.planners.op_tree import Line, NestedOps, Part
+from remat.planners.dp.states_or_tapes import Move, MovePolicy, Subproblem
+from remat.planners.op_tree import OpTree, RelativeOp, Subtree
 from remat.schedule import Advance, Drop, Fetch, Keep, Pullback, Record, Turn
 
 __all__ = ["mixed_ops"]
@@ -14,16 +14,16 @@ __all__ = ["mixed_ops"]
 class Node(NamedTuple):
     """A subproblem, and the level its start is fetched from if it is kept."""
 
-    sub: Sub
+    sub: Subproblem
     source: str
 
 
-def mixed_ops(chooser: Chooser, steps: int, budget: int, level: str) -> NestedOps:
+def mixed_ops(chooser: MovePolicy, steps: int, budget: int, level: str) -> OpTree:
     """The ops that reverse `steps` in `budget` by the chooser's moves, states kept in `level`."""
-    return NestedOps(Node(Sub(False, False, steps, budget), level), lambda node: _expand(node, chooser, level))
+    return OpTree(Node(Subproblem(False, False, steps, budget), level), lambda node: _expand(node, chooser, level))
 
 
-def _expand(node: Node, chooser: Chooser, level: str) -> Iterator[Line | Part]:
+def _expand(node: Node, chooser: MovePolicy, level: str) -> Iterator[RelativeOp | Subtree]:
     (kept, turned, steps, _), source = node
     if steps == 1 or chooser.sizes.all_fit(node.sub):
         yield Record, 0, steps
@@ -36,14 +36,14 @@ def _expand(node: Node, chooser: Chooser, level: str) -> Iterator[Line | Part]:
     if move.kind == "hold":
         held, right = _join_tapes(chooser, right)
         yield Record, 0, held
-        yield Part(held, Node(right, TAPE if right.kept else level))
+        yield Subtree(held, Node(right, TAPE if right.kept else level))
         yield Pullback, held, 0
         return
     if not kept:
         yield Keep, 0, level
         source = level
     if move.kind == "keep":
-        yield Part(0, Node(right, level))
+        yield Subtree(0, Node(right, level))
         yield Drop, 0, level
         return
     advanced = move.y - 1 if move.kind == "tape" else move.y
@@ -51,7 +51,7 @@ def _expand(node: Node, chooser: Chooser, level: str) -> Iterator[Line | Part]:
         yield Advance, 0, advanced
     if move.kind == "tape":
         yield Record, advanced, move.y
-    yield Part(move.y, Node(right, TAPE if right.kept else level))
+    yield Subtree(move.y, Node(right, TAPE if right.kept else level))
     if move.kind == "tape":
         yield Pullback, move.y, advanced
     if left is not None:
@@ -59,10 +59,10 @@ def _expand(node: Node, chooser: Chooser, level: str) -> Iterator[Line | Part]:
     if not kept:
         yield Drop, 0, level
     if left is not None:
-        yield Part(0, Node(left, source))
+        yield Subtree(0, Node(left, source))
 
 
-def _join_tapes(chooser: Chooser, right: Sub) -> tuple[int, Sub]:
+def _join_tapes(chooser: MovePolicy, right: Subproblem) -> tuple[int, Subproblem]:
     """How many steps are held one after another, so that they are recorded as one range, and what comes after."""
     held = 1
     while not right.kept and right.steps > 1 and not chooser.sizes.all_fit(right):
