@@ -3,6 +3,7 @@
 That room enters itself here as the one viewer when it is loaded, so that plans and traces know nothing of it.
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,6 +34,13 @@ def register_renderer(viewer: Renderer) -> None:
     _viewer[:] = [viewer]
 
 
+def _renderer() -> Renderer:
+    """The registered renderer. Its package is a higher layer, so it is loaded by name when it is first needed."""
+    if not _viewer:
+        import_module("remat.reporting")  # registers itself
+    return _viewer[0]
+
+
 class Displayable:
     """A value with a report: `report(path)` writes it, notebooks show it by themselves."""
 
@@ -45,10 +53,10 @@ class Displayable:
         .svg and .png a picture, .chrome.json a file for Perfetto and chrome://tracing. `form` says it in another way:
         "html", "txt", "json", "svg", "png" or "chrome". `anonymous` leaves out names and paths.
         """
-        return _viewer[0].report(self, path, form=form, title=title, anonymous=anonymous)
+        return _renderer().report(self, path, form=form, title=title, anonymous=anonymous)
 
     def _repr_html_(self) -> str | None:
-        return _viewer[0].html(self)
+        return _renderer().html(self)
 
     def _repr_svg_(self) -> str | None:
-        return _viewer[0].svg(self)
+        return _renderer().svg(self)
