@@ -13,7 +13,7 @@ import remat
 STEPS, SHORT, HIDDEN, BATCH, MEMORY = 10_000, 300, 16, 8, "2 MiB"
 
 
-class CellRef(torch.nn.Module):
+class Cell(torch.nn.Module):
     """One step: (carry, input) -> (carry, output)."""
 
     def __init__(self):
@@ -43,7 +43,7 @@ def loss(loop, cell, xs, targets, **budget):
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    cell = CellRef()
+    cell = Cell()
     xs = torch.rand(STEPS, BATCH, 1)
     targets = torch.cumsum(xs[..., 0], 0) / torch.arange(1, STEPS + 1)[:, None]  # the mean of what came so far
 

@@ -1,4 +1,4 @@
-"""The interpreter alone, with verbs of Python numbers: no framework is needed to run a schedule."""
+"""The interpreter alone, with backend of Python numbers: no framework is needed to run a schedule."""
 
 import math
 import weakref
@@ -70,16 +70,16 @@ class Numbers:
     def meter(self):
         return None
 
-    def summary(self, state):
+    def fingerprint(self, state):
         return [state.value]
 
-    def differ(self, state, summary, *, recorded):
+    def mismatch(self, state, summary, *, recorded):
         return None if state.value == summary[0] else "state was another one"
 
 
-def run_through(schedule, units, guard=None):
+def run_through(schedule, units, determinism=None):
     backend = Numbers()
-    run = Interpreter(backend, Number(1.0), units, guard=guard)
+    run = Interpreter(backend, Number(1.0), units, determinism=determinism)
     assert run.play(schedule)
     result = run.state.value
     return result, run.reverse(1.0), backend
@@ -135,19 +135,19 @@ def test_what_is_dropped_is_free(slots):
 
 def test_the_trace_is_that_of_the_simulation():
     plan = remat.plan(remat.Loop(20, state=8, tape=8), slots=3)
-    trace_step = recorded(plan.schedule, 20).trace_step
+    trace = recorded(plan.schedule, 20).trace
     simulated = plan.simulate()
-    assert [(e.op, e.live) for e in trace_step] == [(e.op, e.live) for e in simulated]
-    assert trace_step.peak == simulated.peak
-    assert trace_step.at_peak == simulated.at_peak
-    assert (trace_step.keeps, trace_step.totals.written, trace_step.totals.read) == (
+    assert [(e.op, e.live) for e in trace] == [(e.op, e.live) for e in simulated]
+    assert trace.peak == simulated.peak
+    assert trace.at_peak == simulated.at_peak
+    assert (trace.keeps, trace.totals.written, trace.totals.read) == (
         simulated.keeps,
         simulated.totals.written,
         simulated.totals.read,
     )
-    assert trace_step.complete
-    assert trace_step.measured
-    assert trace_step.recomputed == plan.recomputed
+    assert trace.complete
+    assert trace.measured
+    assert trace.recomputed == plan.recomputed
 
 
 def test_a_run_that_is_interrupted_leaves_a_trace_of_what_was_done():
@@ -161,14 +161,14 @@ def test_a_run_that_is_interrupted_leaves_a_trace_of_what_was_done():
     call = CallRecord("test", SourceLocation("", 0, ""))
     with pytest.raises(KeyboardInterrupt):
         recorded(plan.schedule, 10, Interrupted(), call)
-    trace_step = call.trace_step
-    assert not trace_step.complete
+    trace = call.trace
+    assert not trace.complete
     assert call.status == "stopped by KeyboardInterrupt"
-    ops = [event.op for event in trace_step]
+    ops = [event.op for event in trace]
     assert tuple(ops) == plan.schedule.ops()[: len(ops)]
     assert 0 < len(ops) < len(plan.schedule.ops())
-    assert trace_step.recomputed == trace_step.forward_steps - 10
-    assert "early" in str(trace_step)
+    assert trace.recomputed == trace.forward_steps - 10
+    assert "early" in str(trace)
 
 
 def test_a_loop_of_a_million_steps_needs_no_recursion():
@@ -189,11 +189,11 @@ def test_a_loop_of_a_million_steps_needs_no_recursion():
 
 
 def test_the_guard_thins_out_what_it_notes_of_a_loop_of_unknown_length():
-    guard, backend = DeterminismCheck(None), Numbers()
+    determinism, backend = DeterminismCheck(None), Numbers()
     for position in range(1, 100_001):
-        guard.note(position, backend, Number(float(position)))
-    assert len(guard._numbers) <= 2 * 1024
-    assert guard.stride == 64
-    guard.compare(64 * 1234, backend, Number(64.0 * 1234), recorded=0)
+        determinism.record(position, backend, Number(float(position)))
+    assert len(determinism._numbers) <= 2 * 1024
+    assert determinism.stride == 64
+    determinism.compare(64 * 1234, backend, Number(64.0 * 1234), recorded=0)
     with pytest.raises(remat.DeterminismError):
-        guard.compare(64 * 1234, backend, Number(5.0), recorded=0)
+        determinism.compare(64 * 1234, backend, Number(5.0), recorded=0)

@@ -22,7 +22,7 @@ def stacked(
     leaves, trees = zip(*[flatten(value, unpack) for value in inputs], strict=True)
     if any(tree != trees[0] for tree in trees):
         raise ProblemError("the inputs of all steps must have the same structure")
-    return trees[0].build([stack(rows) for rows in zip(*leaves, strict=True)])
+    return trees[0].unflatten([stack(rows) for rows in zip(*leaves, strict=True)])
 
 
 def with_first(
