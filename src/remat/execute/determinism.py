@@ -5,14 +5,15 @@ of these states again is compared with it.
 """
 
 from array import array
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 from remat.errors import DeterminismError, ProblemError
 from remat.execute.backend_protocol import Backend
 
-__all__ = ["CHECKS", "DeterminismCheck", "parse_check"]
+__all__ = ["CHECKS", "Check", "DeterminismCheck", "parse_check"]
 
-CHECKS = ("first", "always", "never")
+Check = Literal["first", "always", "never"]
+CHECKS = get_args(Check)
 MOST_NUMBERS = 1024  # of all summaries of a loop: 8 KiB
 
 
