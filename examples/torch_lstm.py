@@ -50,8 +50,8 @@ def main():
     short = xs[:SHORT], targets[:SHORT]
     before = loss(plain, cell, *short)
     expected = torch.autograd.grad(before, cell.parameters())
-    found = torch.autograd.grad(loss(remat.scan, cell, *short, slots=20), cell.parameters())
-    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+    gradients = torch.autograd.grad(loss(remat.scan, cell, *short, slots=20), cell.parameters())
+    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(gradients, expected, strict=True))
     print(f"gradients of {SHORT} steps, plain and with 20 kept states, agree to {worst:.1e}")
     assert worst < 1e-5
 
