@@ -10,9 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from remat.errors import InfeasibleError, PlannerError, ProblemError
-from remat.execute import Interpreter
-from remat.execute.backend_protocol import Backend
-from remat.execute.determinism import DeterminismCheck, parse_check
+from remat.execute.determinism import parse_check
 from remat.measuring import StepCost
 from remat.planners import Auto, Plan, plan
 from remat.problem import Loop, Memory
@@ -76,16 +74,6 @@ class LoopRequest:
         if self.call is not None:
             self.call.steps = self.call.steps if steps is None else steps
             self.call.plan = self.call.plan if plan is None else plan
-
-    def new_run(
-        self, backend: Backend, state: Any, steps: int | None, determinism: DeterminismCheck | None, total: int | None
-    ) -> Interpreter:
-        """A run from that state, which the profile records."""
-        memory = self.memory if self.plan is None else self.plan.memory
-        recorder = None if self.call is None else self.call.recorder(backend, state, memory)
-        return Interpreter(
-            backend, state, steps, determinism=determinism, progress=self.progress, total=total, recorder=recorder
-        )
 
     def validate(self, steps: int | None) -> None:
         """Raise now what a plan would raise, where no step must be measured for it."""

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any, Protocol
 
 from remat.errors import FileError
-from remat.execute.backend_protocol import Backend
+from remat.execute.backend_protocol import ObservableBackend
 from remat.problem import Memory
 from remat.profiling.source_location import SourceLocation
 from remat.profiling.trace_recorder import ActiveMeters, TraceRecorder
@@ -66,9 +66,13 @@ class CallRecord:
         self.seconds = 0.0  # of the call itself: measuring, planning, the first sweep
         self.stopped = ""  # the name of the error that ended the call
 
-    def recorder(self, backend: Backend, state: Any, memory: Memory | None = None) -> TraceRecorder:
+    def recorder(
+        self, backend: ObservableBackend, state: Any, memory: Memory | None = None, *, restartable: bool = False
+    ) -> TraceRecorder:
         """The recorder of a new run."""
-        run = TraceRecorder(backend, state, memory=memory, traced=self.traced, meters=self.meters)
+        run = TraceRecorder(
+            backend, state, memory=memory, restartable=restartable, traced=self.traced, meters=self.meters
+        )
         self.runs.append(run)
         return run
 
