@@ -57,7 +57,7 @@ def test_every_form_of_every_subject(plan, run, form, tmp_path):
         "trace": plan.simulate(),
         "profile": run,
         "call": run.calls[0],
-        "measured": run.calls[0].trace_step,
+        "measured": run.calls[0].trace,
     }
     for name, subject in subjects.items():
         path = remat.report(subject, tmp_path / f"{name}.{form}")

@@ -7,7 +7,7 @@ JSON only lay them out.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat.reporting.memory_curve import MemoryCurve, memory_curve_of
+from remat.planners.memory_curve import MemoryCurve, memory_curve_of
 from remat.reporting.report_subject import ReportSubject
 from remat.reporting.timeline import Timeline
 from remat.reporting.tips import tips_for
@@ -130,7 +130,7 @@ def summarise(subject: ReportSubject, *, tradeoff: bool = True) -> Summary:
     timeline = Timeline.of(subject.trace)
     curve = None
     if tradeoff and subject.sized is not None:
-        curve = memory_curve_of(subject.sized, subject.asked, subject.plan_in)
+        curve = memory_curve_of(subject.sized, subject.asked, subject.step_cost)
     return Summary(subject, timeline, curve, tuple(tips_for(subject, curve)))
 
 

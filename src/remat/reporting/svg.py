@@ -8,7 +8,7 @@ import re
 from html import escape
 from math import log
 
-from remat.reporting.memory_curve import MemoryCurve
+from remat.planners.memory_curve import MemoryCurve
 from remat.reporting.summary import Summary
 from remat.reporting.timeline import PHASES
 from remat.schedule import Record

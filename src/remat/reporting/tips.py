@@ -1,7 +1,7 @@
 """Tips: what the numbers of a report mean for the one who chose the budget, in words."""
 
 from remat.planners import Plan, Point
-from remat.reporting.memory_curve import MemoryCurve
+from remat.planners.memory_curve import MemoryCurve
 from remat.reporting.report_subject import ReportSubject
 from remat.units import bytes_text, count_text
 
@@ -14,7 +14,7 @@ CHEAP = 0.05  # more forward steps that nobody minds
 def tips_for(subject: ReportSubject, tradeoff: MemoryCurve | None) -> list[str]:
     """What to know and what to do, the most useful first."""
     tips = [] if tradeoff is None else [*_more(tradeoff), *_better(tradeoff), *_less(tradeoff)]
-    if tips and subject.asked is not None and subject.plan_in is None:  # from a file: what is set aside is not known
+    if tips and subject.asked is not None and subject.step_cost is None:  # from a file: what is set aside is not known
         tips.append("These budgets are without what a run sets aside for its steps and for bookkeeping.")
     if subject.sized is not None and subject.plan is subject.sized:
         tips += _unused(subject.sized)

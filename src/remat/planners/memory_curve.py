@@ -11,14 +11,16 @@ from math import ceil, inf
 from typing import Any
 
 from remat.errors import InfeasibleError
+from remat.measuring import StepCost
 from remat.planners import Auto, Binomial, Mixed, Plan, Planner, Point
 from remat.planners.loop.keep_all import least_for_all
+from remat.planners.measured_budget import plan_within
 from remat.planners.sweeping import spread
 from remat.problem import Level, Memory
 from remat.progress import report_progress
 from remat.units import bytes_text, count_text
 
-__all__ = ["MemoryCurve", "PlanIn", "memory_curve_of"]
+__all__ = ["MemoryCurve", "memory_curve_of"]
 
 MOST_STEPS_IN_LEVELS = 1000  # planning in several levels takes long
 # Up to so many steps: additions for an exact plan, budgets that are told apart, points.
@@ -49,7 +51,7 @@ class MemoryCurve:
         return f"{count_text(budget)} slot{'s' * (budget != 1)}"
 
 
-def memory_curve_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None = None) -> MemoryCurve | None:
+def memory_curve_of(plan: Plan, asked: int | None = None, step_cost: StepCost | None = None) -> MemoryCurve | None:
     """The trade-off around a plan for a loop; None where there is nothing to choose.
 
     Of a run that `asked` for so many bytes, `plan_in` makes the plan that another budget would get, with all that is
@@ -57,7 +59,8 @@ def memory_curve_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None
     """
     if plan.problem.steps is None or plan.problem.units < 2:
         return None
-    if asked is not None and plan_in is not None:
+    if asked is not None and step_cost is not None:
+        plan_in = _within(step_cost, plan.problem.steps)
         return _around(plan, asked, plan_in, _asked_for(plan, asked, plan_in), 12)
     loop, device = plan.problem, plan.memory.device
     in_slots = device.slots is not None and plan.planner in (Binomial.name, Mixed.name)
@@ -75,6 +78,10 @@ def memory_curve_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None
     most = max(least_for_all(loop, Level("ram", 0)), 1)
     budget = min(plan.peak, most) if device.capacity is None else device.capacity
     return _around(plan, budget, make, (_least(make), most), points)
+
+
+def _within(step_cost: StepCost, steps: int) -> PlanIn:
+    return lambda budget: plan_within(step_cost, steps, Memory(budget))
 
 
 def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: int) -> MemoryCurve:
