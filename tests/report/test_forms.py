@@ -69,9 +69,9 @@ def test_every_form_of_every_subject(plan, run, form, tmp_path):
 def test_the_page_says_what_the_trace_says(plan, tmp_path):
     page = plan.report(tmp_path / "plan.html").read_text()
     read = Reader(page)
-    trace_step = plan.simulate()
-    assert f"{trace_step.recomputed:,} steps" in read.text
-    assert bytes_text(trace_step.peak) in read.text
+    trace = plan.simulate()
+    assert f"{trace.recomputed:,} steps" in read.text
+    assert bytes_text(trace.peak) in read.text
     assert "What would more memory buy?" in read.text
     assert "http://" not in page
     assert "https://" not in page
@@ -79,7 +79,7 @@ def test_the_page_says_what_the_trace_says(plan, tmp_path):
     assert not [value for name, value in read.attributes if name in ("src", "href") or name.startswith("on")]
     assert "default-src 'none'" in page
     data = json.loads(re.search(r'id="remat-data">(.*?)</script>', page, re.DOTALL)[1])
-    assert data["views"][0]["peak"]["size"] == trace_step.peak
+    assert data["views"][0]["peak"]["size"] == trace.peak
     assert data["views"][0]["budget"] == 64 * 2**20
 
 
@@ -87,9 +87,9 @@ def test_the_page_says_what_the_trace_says(plan, tmp_path):
 def test_names_from_user_code_are_only_text(plan, tmp_path, form):
     chain = remat.Chain([remat.Stage(name=EVIL), remat.Stage(name="b")])
     schedule = remat.Schedule.parse("record 0 2; turn; pullback 2 0")
-    trace_step = remat.simulate(schedule, chain)
-    assert EVIL in trace_step.at_peak[0][0]
-    page = remat.report(trace_step, tmp_path / f"evil.{form}", title=EVIL, labels=[EVIL]).read_text()
+    trace = remat.simulate(schedule, chain)
+    assert EVIL in trace.at_peak[0][0]
+    page = remat.report(trace, tmp_path / f"evil.{form}", title=EVIL, labels=[EVIL]).read_text()
     if form == "html":
         read = Reader(page)
         assert "img" not in read.tags
@@ -100,8 +100,8 @@ def test_names_from_user_code_are_only_text(plan, tmp_path, form):
         assert "img" not in {element.tag for element in ET.fromstring(page).iter()}
     elif "json" in form:
         json.loads(page)
-    assert "<img" not in trace_step._repr_html_()
-    assert ET.fromstring(trace_step._repr_svg_().partition("\n")[2]) is not None
+    assert "<img" not in trace._repr_html_()
+    assert ET.fromstring(trace._repr_svg_().partition("\n")[2]) is not None
 
 
 def test_text_is_80_columns_wide_and_answers_the_questions(plan, run):
@@ -253,9 +253,9 @@ def test_png_needs_its_extra(plan, tmp_path, monkeypatch):
 
 def test_a_hundred_thousand_events_fit_into_400_kb(tmp_path):
     plan = remat.plan(remat.Loop(16_700, state=4096, tape=30_000), slots=100)
-    trace_step = plan.simulate()
-    assert 90_000 < trace_step.totals.ops <= 100_000
-    page = trace_step.report(tmp_path / "long.html")
+    trace = plan.simulate()
+    assert 90_000 < trace.totals.ops <= 100_000
+    page = trace.report(tmp_path / "long.html")
     assert page.stat().st_size < 400_000
     assert "groups of" not in page.read_text()
 
@@ -274,17 +274,17 @@ def test_noisy_times_and_sizes_fit_too(tmp_path):
         live = Live("ram", {"ram": rng.randrange(10**9)}, rng.randrange(10**9), rng.randrange(10**6))
         columns.append(event.op, rng.lognormvariate(-7, 1), live, rng.randrange(3 * 10**9))
     totals = Totals.of(columns)
-    trace_step = Trace(16_700, "ram", totals, columns, lambda _: (), measured=True)
-    page = trace_step.report(tmp_path / "noisy.html")
+    trace = Trace(16_700, "ram", totals, columns, lambda _: (), measured=True)
+    page = trace.report(tmp_path / "noisy.html")
     assert page.stat().st_size < 400_000
     data = json.loads(re.search(r'id="remat-data">(.*?)</script>', page.read_text(), re.DOTALL)[1])
-    assert data["views"][0]["peak"]["size"] == trace_step.peak
+    assert data["views"][0]["peak"]["size"] == trace.peak
 
 
 def test_more_events_than_that_are_put_together_and_the_page_says_so(tmp_path):
-    trace_step = remat.plan(remat.Loop(20_000), slots=100).simulate()
-    assert trace_step.totals.ops > 100_000
-    page = trace_step.report(tmp_path / "longer.html")
+    trace = remat.plan(remat.Loop(20_000), slots=100).simulate()
+    assert trace.totals.ops > 100_000
+    page = trace.report(tmp_path / "longer.html")
     assert page.stat().st_size < 400_000
     assert "are drawn in groups of" in page.read_text()
 
@@ -310,11 +310,11 @@ def test_tips_of_a_run_hold_for_the_budget_one_asks_for():
 
     run = recomputed(2**20)
     summary = summarise(subjects_of(run)[0])
-    trace_step, curve = summary.subject.trace_step, summary.tradeoff
-    assert trace_step.recomputed > 0
+    trace, curve = summary.subject.trace, summary.tradeoff
+    assert trace.recomputed > 0
     assert curve.chosen.budget == summary.budget == 2**20
     for point in curve.points[1 :: max(1, len(curve.points) // 4)]:  # the least may not be enough when measured again
-        assert recomputed(point.budget).calls[0].trace_step.forward_steps == point.forward_steps
+        assert recomputed(point.budget).calls[0].trace.forward_steps == point.forward_steps
     assert curve.points[-1].forward_steps == 60
     assert "of the budget of 1 MiB" in text_report(run)
 
@@ -340,8 +340,8 @@ def test_text_obeys_no_terminal(plan, tmp_path):
     evil = "a\x1b[31mb\x07"
     data = plan.simulate().envelope() | {"device": evil, "always": {evil: 5}, "at_peak": [[evil, evil, 3]]}
     data["state"] = {evil: data["state"]["ram"]}
-    trace_step = remat.Trace.from_json(json.dumps(data))
-    text = remat.report(trace_step, tmp_path / "x.txt", title=evil, labels=[evil]).read_text()
+    trace = remat.Trace.from_json(json.dumps(data))
+    text = remat.report(trace, tmp_path / "x.txt", title=evil, labels=[evil]).read_text()
     assert "\x1b" not in text
     assert "\x07" not in text
 
@@ -396,7 +396,7 @@ def test_tips_of_a_run_in_slots_hold_for_slots():
     assert summary.tradeoff.unit == "slots"
     assert summary.tradeoff.chosen.budget == 6
     for point in summary.tradeoff.points[::6]:
-        assert ran(point.budget).calls[0].trace_step.forward_steps == point.forward_steps
+        assert ran(point.budget).calls[0].trace.forward_steps == point.forward_steps
     assert any("may hold tapes" in tip for tip in summary.tips)
     most = text_report(remat.plan(remat.Loop(100), slots=100))
     assert "nothing in slots" in most
