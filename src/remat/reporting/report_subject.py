@@ -31,7 +31,7 @@ class ReportSubject:
     predicted: Trace | None = None
     sized: Plan | None = None  # the plan, or where it was made in slots the same with the sizes that were measured
     step_cost: StepCost | None = None  # measured before the run was planned; None for what was loaded from a file
-    asked: int | None = None  # bytes that the caller asked for, where the plan has less
+    requested_bytes: int | None = None  # the caller's budget; the plan's own may be less
     source: str = ""  # where the step is written
     framework: str = ""
     warning: str = ""  # what a reader must know first
