@@ -12,9 +12,9 @@ from typing import Any
 
 from remat.errors import InfeasibleError
 from remat.planners import Auto, Binomial, Mixed, Plan, Planner, Point
-from remat.planners.loop.keep_all import least_for_all
+from remat.planners.loop.keep_all import keep_all_bytes
 from remat.planners.sweeping import spread
-from remat.problem import Level, Memory
+from remat.problem import Level, Loop, Memory
 from remat.progress import report_progress
 from remat.units import bytes_text, count_text
 
@@ -55,7 +55,7 @@ def memory_curve_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None
     Of a run that `asked` for so many bytes, `plan_in` makes the plan that another budget would get, with all that is
     set aside; budgets are then those that one asks for.
     """
-    if plan.problem.steps is None or plan.problem.units < 2:
+    if not isinstance(plan.problem, Loop) or plan.problem.steps is None or plan.problem.units < 2:
         return None
     if asked is not None and plan_in is not None:
         return _around(plan, asked, plan_in, _asked_for(plan, asked, plan_in), 12)
@@ -72,7 +72,7 @@ def memory_curve_of(plan: Plan, asked: int | None = None, plan_in: PlanIn | None
         found = _around(plan, device.slots, _with(planner, plan, in_slots=True), (1, loop.units), points)
         return replace(found, unit="slots")
     make = _with(planner, plan, in_slots=False)
-    most = max(least_for_all(loop, Level("ram", 0)), 1)
+    most = max(keep_all_bytes(loop), 1)
     budget = min(plan.peak, most) if device.capacity is None else device.capacity
     return _around(plan, budget, make, (_least(make), most), points)
 
@@ -101,7 +101,7 @@ def _around(plan: Plan, own: int, make: PlanIn, ends: tuple[int, int], points: i
 def _asked_for(plan: Plan, asked: int, make: PlanIn) -> tuple[int, int]:
     """The least budget that one can ask for, and one in which nothing is recomputed."""
     least = _least(make)
-    most = max(asked, least_for_all(plan.problem, Level("ram", 0)))
+    most = max(asked, keep_all_bytes(plan.problem))
     while make(most).recomputed:
         most += most // 8 + 1
     return least, most
@@ -115,7 +115,7 @@ def _least(make: PlanIn) -> int:
     return 1
 
 
-def _with(planner: Planner, plan: Plan, *, in_slots: bool) -> PlanIn:
+def _with(planner: Planner[Any], plan: Plan, *, in_slots: bool) -> PlanIn:
     """How to plan the same loop in another budget of the device."""
 
     def make(budget: int) -> Plan:
@@ -135,7 +135,7 @@ def _rough(size: int) -> str:
     return f"{ceil(round(value * 10**digits, 6)) / 10**digits:g} {unit}"
 
 
-def _planner(plan: Plan, in_slots: bool, several: bool) -> tuple[Planner, int]:
+def _planner(plan: Plan, in_slots: bool, several: bool) -> tuple[Planner[Any], int]:
     """A planner that is quick enough, and how many points it is asked for."""
     if several:
         return Auto(most=0, fine=500), 6

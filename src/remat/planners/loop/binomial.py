@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.planner import OneLevelPlanner, infeasible
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
 from remat.schedule.revolve import advances, beta, repetition, split
 
@@ -27,15 +27,14 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Binomial(LoopPlanner):
+class Binomial(OneLevelPlanner):
     """The least advances that so many kept states allow, when every step is recorded just before it is pulled back."""
 
     name: ClassVar[str] = "binomial"
     summary: ClassVar[str] = "states only, optimal placement in closed form (Revolve); any n at once"
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan with as many states as fit."""
-        assert isinstance(problem, Loop)
         slots = fitting_states(problem, memory.device, 1)
         prediction = predict(problem, slots, 1)
         schedule = Schedule(RevolveOps(problem.units, slots, 1, memory.device.name))

@@ -19,16 +19,16 @@ from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll, least_for_all
 from remat.planners.loop.mixed_ops import mixed_ops
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
+from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.planners.working_set import HeldBudget
-from remat.problem import Level, Loop, Memory, Problem
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule
 
 __all__ = ["Mixed"]
 
 
 @dataclass(frozen=True)
-class Mixed(LoopPlanner):
+class Mixed(OneLevelPlanner):
     """A budget holds states, tapes or both, whatever gives the least forward steps.
 
     The exact table is used up to `most` additions (a billion is about a second), the bound-guided search beyond;
@@ -42,9 +42,8 @@ class Mixed(LoopPlanner):
     name: ClassVar[str] = "mixed"
     summary: ClassVar[str] = "states or tapes, whichever saves more; exact for small problems, near the bound for long"
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan with the least forward steps that the search finds."""
-        assert isinstance(problem, Loop)
         level = memory.device
         try:
             return KeepAll().plan(problem, memory).named(self.name)
