@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import InfeasibleError, ProblemError
-from remat.planners.loop.binomial import RevolveOps, fitting_states, predict, states_text
+from remat.planners.loop.binomial import fitting_states, predict, states_text
 from remat.planners.plan import Claim, Plan
 from remat.planners.planner import OneLevelPlanner
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule
+from remat.schedule.revolve import RevolveOps
 from remat.units import to_count
 
 __all__ = ["Chunks"]

@@ -13,11 +13,11 @@ from typing import ClassVar
 from remat.errors import PlannerError
 from remat.planners.bounds import states_only
 from remat.planners.dp.online_placement import Sweep, best_of_held, reversal_advances
-from remat.planners.loop.binomial import reverse
 from remat.planners.plan import Claim, Plan, Prediction
 from remat.planners.planner import Planner, infeasible
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
+from remat.schedule.revolve import reverse
 
 __all__ = ["Driver", "Online"]
 
