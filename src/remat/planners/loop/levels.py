@@ -12,6 +12,7 @@ from math import isqrt
 from typing import ClassVar, NamedTuple
 
 from remat.planners.bounds import level_seconds
+from remat.planners.dp.hrevolve import HRevolveTable, StoreCost
 from remat.planners.loop.pooled import best_pool
 from remat.planners.op_tree import OpTree, RelativeOp, Subtree, relative
 from remat.planners.plan import Claim, Plan, Prediction
@@ -83,8 +84,6 @@ class _Tree:
     def __init__(
         self, loop: Loop, memory: Memory, ranked: list[Level], slots: list[int], group: int, inside: int
     ) -> None:
-        from remat.planners.dp.hrevolve import HRevolveTable, StoreCost  # here, since NumPy makes importing remat slow
-
         self.loop, self.device, self.group, self.inside = loop, memory.device.name, group, inside
         self.names = [level.name for level in ranked]
         self.groups = max(-(-loop.units // group), 1)

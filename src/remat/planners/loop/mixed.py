@@ -12,6 +12,7 @@ from typing import ClassVar
 from remat.errors import InfeasibleError
 from remat.planners.bounds import MANY_LAYERS, states_or_tapes
 from remat.planners.dp.budget_grid import MOST_EXACT, on_grid, reachable_budgets
+from remat.planners.dp.exact_table import ExactTable
 from remat.planners.dp.layer_bound import LayerBound
 from remat.planners.dp.states_or_tapes import Sizes
 from remat.planners.loop.binomial import Binomial
@@ -53,9 +54,7 @@ class Mixed(OneLevelPlanner):
         sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
         budgets = reachable_budgets(sizes, budget.held, self.fine)
         if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
-            from remat.planners.dp.exact_table import Table  # here, since NumPy makes importing remat slow
-
-            table = Table(sizes, problem.units, budgets)
+            table = ExactTable(sizes, problem.units, budgets)
             ops = mixed_ops(table, problem.units, budget.held, level.name)
             return Plan(
                 problem, memory, self.name, Claim(1.0, _class(problem)), ops.predict(problem, memory), Schedule(ops)
