@@ -78,11 +78,16 @@ class LoopRequest:
     def plan_for(self, steps: int | None, measure: Callable[[], StepCost]) -> Plan:
         """The plan for a loop of so many steps; `measure` is called if the budget is in bytes."""
         if self.plan is not None:
-            if self.plan.problem.steps is None:
-                raise ProblemError("the plan is for a loop of unknown length; make one for this length with remat.plan")
-            if self.plan.problem.steps != steps:
+            problem = self.plan.problem
+            if not isinstance(problem, Loop):
                 raise ProblemError(
-                    f"the plan is for {self.plan.problem.steps} steps and the loop has {steps}; "
+                    f"the plan is for a {problem.kind}; make one with remat.plan(remat.Loop(steps), ...)"
+                )
+            if problem.steps is None:
+                raise ProblemError("the plan is for a loop of unknown length; make one for this length with remat.plan")
+            if problem.steps != steps:
+                raise ProblemError(
+                    f"the plan is for {problem.steps} steps and the loop has {steps}; "
                     "make one with remat.plan(remat.Loop(steps), ...) for this length"
                 )
             return self.plan

@@ -14,10 +14,10 @@ from typing import Any
 from remat.errors import InfeasibleError
 from remat.measuring import StepCost
 from remat.planners import Auto, Binomial, Mixed, Plan, Planner, Point
-from remat.planners.loop.keep_all import least_for_all
+from remat.planners.loop.keep_all import keep_all_bytes
 from remat.planners.measured_budget import plan_within
 from remat.planners.sweeping import spread
-from remat.problem import Level, Memory
+from remat.problem import Level, Loop, Memory
 from remat.progress import report_progress
 from remat.units import bytes_text, count_text
 
@@ -59,14 +59,15 @@ _cache: dict[tuple[Any, ...], MemoryCurve] = {}
 
 def has_memory_curve(plan: Plan, requested_bytes: int | None = None, step_cost: StepCost | None = None) -> bool:
     """Whether there are other budgets to compare a plan with, and planning for them takes seconds at the most."""
-    if plan.problem.steps is None or plan.problem.units < 2:
+    loop = plan.problem
+    if not isinstance(loop, Loop) or loop.steps is None or loop.units < 2:
         return False
     if requested_bytes is not None and step_cost is not None:
         return True
     if _in_several_levels(plan) and plan.problem.units > MOST_STEPS_IN_LEVELS:
         return False
     # Without sizes of states and tapes, plans that may hold tapes cannot be compared by slots.
-    sizes_unknown = (plan.problem.state, plan.problem.tape) == (1, 1)
+    sizes_unknown = (loop.state, loop.tape) == (1, 1)
     return plan.memory.device.slots is None or _budget_is_slots(plan) or not sizes_unknown
 
 
@@ -109,7 +110,7 @@ def _cache_key(plan: Plan, requested_bytes: int | None, step_cost: StepCost | No
 def _computed(plan: Plan, requested_bytes: int | None, step_cost: StepCost | None) -> MemoryCurve:
     loop, device = plan.problem, plan.memory.device
     if requested_bytes is not None and step_cost is not None:
-        plan_in = _plan_in_request(step_cost, loop.steps)
+        plan_in = _plan_in_request(step_cost, loop.units)
         ends = _requestable_budgets(plan, requested_bytes, plan_in)
         return _curve_around(plan, requested_bytes, plan_in, ends, POINTS_OF_A_RUN)
     planner, points = _planner_and_points(plan)
@@ -118,7 +119,7 @@ def _computed(plan: Plan, requested_bytes: int | None, step_cost: StepCost | Non
         curve = _curve_around(plan, device.slots, _plan_in(planner, plan, "slots"), (1, loop.units), points)
         return replace(curve, unit="slots")
     plan_in = _plan_in(planner, plan, "capacity")
-    most = max(least_for_all(loop, Level("ram", 0)), 1)
+    most = max(keep_all_bytes(loop), 1)
     budget = min(plan.peak, most) if device.capacity is None else device.capacity
     return _curve_around(plan, budget, plan_in, (_least_budget(plan_in), most), points)
 
@@ -155,7 +156,7 @@ def _curve_around(plan: Plan, own: int, plan_in: PlanIn, ends: tuple[int, int], 
 def _requestable_budgets(plan: Plan, requested_bytes: int, plan_in: PlanIn) -> tuple[int, int]:
     """The least budget that a caller can request, and one in which nothing is recomputed."""
     least = _least_budget(plan_in)
-    most = max(requested_bytes, least_for_all(plan.problem, Level("ram", 0)))
+    most = max(requested_bytes, keep_all_bytes(plan.problem))
     while plan_in(most).recomputed:
         most += most // 8 + 1
     return least, most
@@ -169,7 +170,7 @@ def _least_budget(plan_in: PlanIn) -> int:
     return 1
 
 
-def _plan_in(planner: Planner, plan: Plan, unit: str) -> PlanIn:
+def _plan_in(planner: Planner[Any], plan: Plan, unit: str) -> PlanIn:
     """How to plan the same loop in another budget of the device; the other levels stay as they are."""
 
     def plan_in(budget: int) -> Plan:
@@ -181,7 +182,7 @@ def _plan_in(planner: Planner, plan: Plan, unit: str) -> PlanIn:
     return plan_in
 
 
-def _plan_in_request(step_cost: StepCost, steps: int | None) -> PlanIn:
+def _plan_in_request(step_cost: StepCost, steps: int) -> PlanIn:
     return lambda budget: plan_within(step_cost, steps, Memory(budget))
 
 
@@ -193,7 +194,7 @@ def _rounded_bytes_text(size: int) -> str:
     return f"{ceil(round(value * 10**digits, 6)) / 10**digits:g} {unit}"
 
 
-def _planner_and_points(plan: Plan) -> tuple[Planner, int]:
+def _planner_and_points(plan: Plan) -> tuple[Planner[Any], int]:
     """A planner that is fast enough for the length of the loop, and how many points it is asked for."""
     if _in_several_levels(plan):
         return Auto(most=0, fine=500), 6

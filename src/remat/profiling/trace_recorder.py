@@ -14,7 +14,8 @@ from remat.execute.interpreter import Interpreter
 from remat.memory_meter import Meter
 from remat.problem import Memory
 from remat.schedule import Advance, Op, Pullback, Record, Trace, Turn
-from remat.schedule.events import LiveItem, Totals
+from remat.schedule.events import Totals
+from remat.schedule.live import LiveItem
 from remat.schedule.machine import Machine
 from remat.schedule.trace_columns import Columns
 

@@ -10,7 +10,7 @@ from typing import Any
 from remat.errors import FileError, ReportError
 from remat.measuring import StepCost, loop_of
 from remat.planners import Plan, Prediction
-from remat.problem import Level, Memory
+from remat.problem import Level, Loop, Memory
 from remat.profiling import CallRecord, Profile
 from remat.profiling.call_record import SavedRun
 from remat.schedule import Schedule, Trace, simulate, verify
@@ -55,7 +55,7 @@ def subjects_of(value: Any, label: str = "") -> list[ReportSubject]:
 
 
 def _plan_label(plan: Plan) -> str:
-    return f"{plan.planner} plan, {count_text(plan.problem.units)} steps in {plan.memory}"
+    return f"{plan.planner} plan, {plan.problem.title} in {plan.memory}"
 
 
 def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
@@ -143,7 +143,7 @@ def _sized(plan: Plan, trace: Trace) -> Plan | None:
         return None
     if plan.memory.device.capacity is not None:
         return plan
-    loop = loop_of(trace, plan.problem.steps)
+    loop = loop_of(trace, plan.problem.steps) if isinstance(plan.problem, Loop) else None
     if loop is None:
         return None
     return replace(plan, problem=loop, prediction=Prediction.of(simulate(plan.schedule, loop, plan.memory)))

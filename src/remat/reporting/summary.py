@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remat.planners.memory_curve import MemoryCurve
+from remat.problem import Loop
 from remat.reporting.report_subject import ReportSubject
 from remat.reporting.timeline import Timeline
 from remat.reporting.tips import tips_for
@@ -70,7 +71,7 @@ class Summary:
         if not self.subject.trace.measured:
             notes.append("simulated: times are in the unit of the step's times, sizes are those of the problem")
             loop = self.subject.plan and self.subject.plan.problem
-            if loop and (loop.state, loop.tape) == (1, 1):
+            if isinstance(loop, Loop) and (loop.state, loop.tape) == (1, 1):
                 notes.append("no sizes were given, so a state and a step's tape count one byte each")
         return tuple(notes)
 

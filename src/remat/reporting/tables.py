@@ -163,13 +163,11 @@ def _plan(summary: Summary) -> Table | None:
     plan = summary.subject.plan
     if plan is None:
         return None
-    loop = (summary.subject.sized or plan).problem
     rows = [
         ("planner", plan.planner + (f": {plan.reason}" if plan.reason else "")),
         ("claim", str(plan.claim)),
         ("memory", str(plan.memory)),
-        ("step", f"state {bytes_text(loop.state)}, tape {bytes_text(loop.tape)}"),
-        ("step's times", f"forward {loop.forward:.4g}, record {loop.record:.4g}, backward {loop.backward:.4g}"),
+        *(summary.subject.sized or plan).problem.describe(times=True),
     ]
     return Table("The plan", ("", ""), tuple(rows), numbers=False)
 
