@@ -9,7 +9,7 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.loops import loop_call as loop_calls
+from remat.measuring import cost_cache as loop_calls
 
 
 def measured(step, init, steps=50, memory="50 MiB"):

@@ -11,8 +11,8 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.reporting import formats as forms
-from remat.reporting import text_report
+from remat.reporting import formats, text_report
+from remat.reporting.formats import curve_for
 from remat.reporting.report_subject import subjects_of
 from remat.reporting.summary import summarise
 from remat.reporting.svg import liveness_svg, standalone
@@ -32,6 +32,12 @@ def run():
     with remat.profile() as run:
         grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=40, slots=4)[0])(0.3)
     return run
+
+
+def summary_of(value):
+    """The summary of one subject, with its memory curve."""
+    (subject,) = subjects_of(value)
+    return summarise(subject, curve_for(subject, tradeoff=True))
 
 
 class Reader(HTMLParser):
@@ -116,7 +122,7 @@ def test_text_is_80_columns_wide_and_answers_the_questions(plan, run):
             "What would more memory",
         ):
             assert word in text
-    assert "tip: " in text_report(plan)
+    assert "tip: " in text_report(plan, tradeoff=True)
     assert "Predicted and measured" in text_report(run)
 
 
@@ -186,15 +192,15 @@ def test_anonymous_reports_have_no_names(run, tmp_path):
 
 
 def test_tips_say_what_more_memory_buys(plan):
-    summary = summarise(subjects_of(plan)[0])
+    summary = summary_of(plan)
     assert any("more would remove" in tip for tip in summary.tips)
-    chosen = summary.tradeoff.chosen
+    chosen = summary.curve.chosen
     assert (chosen.budget, chosen.forward_steps) == (64 * 2**20, plan.forward_steps)
-    steps = [point.forward_steps for point in summary.tradeoff.points]
+    steps = [point.forward_steps for point in summary.curve.points]
     assert steps[-1] == 100
     assert steps == sorted(steps, reverse=True) or max(b / a for a, b in pairwise(steps)) < 1.05
     more = re.search(r"^(.*) more would remove (\d+)%", summary.tips[0])
-    better = next(p for p in summary.tradeoff.points if summary.tradeoff.text(p.budget - chosen.budget) == more[1])
+    better = next(p for p in summary.curve.points if summary.curve.text(p.budget - chosen.budget) == more[1])
     share = (chosen.forward_steps - better.forward_steps) / plan.recomputed
     assert f"{share:.0%}" == f"{more[2]}%"
 
@@ -202,9 +208,9 @@ def test_tips_say_what_more_memory_buys(plan):
 @pytest.mark.parametrize("planner", ["binomial", "mixed", "chunks", "save-points", "keep-all"])
 def test_every_planner_has_a_tradeoff(planner):
     found = remat.plan(remat.Loop(60, state=10, tape=30), slots=200 if planner == "keep-all" else 5, planner=planner)
-    summary = summarise(subjects_of(found)[0])
-    assert summary.tradeoff.chosen.forward_steps == found.forward_steps
-    assert len(summary.tradeoff.points) > 3
+    summary = summary_of(found)
+    assert summary.curve.chosen.forward_steps == found.forward_steps
+    assert len(summary.curve.points) > 3
 
 
 def test_what_cannot_be_shown_says_so(plan, run, tmp_path):
@@ -309,10 +315,10 @@ def test_tips_of_a_run_hold_for_the_budget_one_asks_for():
         return run
 
     run = recomputed(2**20)
-    summary = summarise(subjects_of(run)[0])
-    trace, curve = summary.subject.trace, summary.tradeoff
+    summary = summary_of(run)
+    trace, curve = summary.subject.trace, summary.curve
     assert trace.recomputed > 0
-    assert curve.chosen.budget == summary.budget == 2**20
+    assert curve.chosen.budget == summary.requested_bytes == 2**20
     for point in curve.points[1 :: max(1, len(curve.points) // 4)]:  # the least may not be enough when measured again
         assert recomputed(point.budget).calls[0].trace.forward_steps == point.forward_steps
     assert curve.points[-1].forward_steps == 60
@@ -367,7 +373,7 @@ def test_what_is_wrong_with_the_path_shows_before_the_work(plan, tmp_path, monke
     def never(*args, **kwargs):
         raise AssertionError("the work was begun")
 
-    monkeypatch.setattr(forms, "_summaries", never)
+    monkeypatch.setattr(formats, "_summaries", never)
     for name in ("no/plan.html", "plan.doc"):
         with pytest.raises(remat.ReportError):
             plan.report(tmp_path / name)
@@ -392,10 +398,10 @@ def test_tips_of_a_run_in_slots_hold_for_slots():
             grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=60, slots=slots)[0])(0.3)
         return run
 
-    summary = summarise(subjects_of(ran(6))[0])
-    assert summary.tradeoff.unit == "slots"
-    assert summary.tradeoff.chosen.budget == 6
-    for point in summary.tradeoff.points[::6]:
+    summary = summary_of(ran(6))
+    assert summary.curve.unit == "slots"
+    assert summary.curve.chosen.budget == 6
+    for point in summary.curve.points[::6]:
         assert ran(point.budget).calls[0].trace.forward_steps == point.forward_steps
     assert any("may hold tapes" in tip for tip in summary.tips)
     most = text_report(remat.plan(remat.Loop(100), slots=100))

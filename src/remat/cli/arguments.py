@@ -100,7 +100,7 @@ def add_planner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk", metavar="K", help="steps in a range, for the chunks planner")
 
 
-def read_planner(arguments: argparse.Namespace) -> Planner:
+def read_planner(arguments: argparse.Namespace) -> Planner[Loop]:
     """The planner that the arguments name."""
     if arguments.chunk is None:
         return find_planner(arguments.planner)

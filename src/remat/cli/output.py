@@ -79,7 +79,15 @@ def write_report(
     with Bars() as bars:
         bars.say("writing the report")
         written = report(
-            *subjects, path, form=form, title=title, labels=labels, anonymous=anonymous, tables=tables, progress=bars
+            *subjects,
+            path,
+            form=form,
+            title=title,
+            labels=labels,
+            anonymous=anonymous,
+            tables=tables,
+            tradeoff=True,
+            progress=bars,
         )
     print(f"wrote {written}", file=sys.stderr)
     if show and not webbrowser.open(Path(written).resolve().as_uri()):

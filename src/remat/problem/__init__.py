@@ -8,5 +8,18 @@ from remat.problem.chain import Chain, Stage
 from remat.problem.loop import Loop
 from remat.problem.memory import Level, Memory
 from remat.problem.problem import Problem, Sizes
+from remat.problem.problem_kinds import PROBLEM_KINDS, is_problem, kind_names, load_problem
 
-__all__ = ["Chain", "Level", "Loop", "Memory", "Problem", "Sizes", "Stage"]
+__all__ = [
+    "PROBLEM_KINDS",
+    "Chain",
+    "Level",
+    "Loop",
+    "Memory",
+    "Problem",
+    "Sizes",
+    "Stage",
+    "is_problem",
+    "kind_names",
+    "load_problem",
+]

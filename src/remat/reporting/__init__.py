@@ -5,10 +5,10 @@ about, `timeline.py` and `summary.py` compute all that is shown, `cards.py`, `ta
 words; `html.py`, `text.py`, `pictures.py` and `chrome.py` only lay it out, and `forms.py` writes it.
 """
 
-from remat.reporting.formats import FORMS, report, text_report
+from remat.reporting.formats import FORMATS, report, text_report
 from remat.reporting.html import MARK
 from remat.reporting.notebook import register
 
-__all__ = ["FORMS", "MARK", "report", "text_report"]
+__all__ = ["FORMATS", "MARK", "report", "text_report"]
 
 register()

@@ -9,6 +9,7 @@ from typing import Any
 
 from remat.errors import ReportError
 from remat.planners import Plan
+from remat.planners.memory_curve import MemoryCurve, memory_curve_of, memory_curve_without_planning
 from remat.profiling import CallRecord, Profile
 from remat.progress import Progress, check_progress, reporting_to
 from remat.reporting.anonymize import anonymous as without_names
@@ -22,7 +23,7 @@ from remat.reporting.tables import Table, compare, profile_table
 from remat.schedule import Trace
 from remat.version import __version__
 
-__all__ = ["FORMS", "check_path", "format_for", "report", "text_report"]
+__all__ = ["FORMATS", "check_path", "curve_for", "format_for", "report", "text_report"]
 
 _SUFFIXES = {
     ".chrome.json": "chrome",
@@ -45,13 +46,18 @@ def report(
     labels: Sequence[str] | None = None,
     anonymous: bool = False,
     tables: Sequence[Table] = (),
+    tradeoff: bool | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Write a report on one or several plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
 
     Several are compared, with the same bytes to an inch. The form goes by the ending of the path, or by `form`: see
-    `FORMS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
+    `FORMATS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
     written over, at once: a reader never finds half a report.
+
+    `tradeoff=True` adds what other budgets would cost, which for a budget in bytes means planning again at some twenty
+    of them, once: the curve is cached. `False` leaves it out. By default it is added where nothing is planned for it:
+    slots of a binomial plan, which have a formula, and curves in the cache.
 
     >>> import remat, tempfile
     >>> even = remat.plan(remat.Loop(64), slots=8, planner="chunks")
@@ -71,17 +77,21 @@ def report(
     check_path(path, form)
     check_progress(progress)
     with reporting_to(progress):
-        summaries = _summaries(subjects, labels, anonymous, tradeoff=chosen in ("html", "txt", "json"))
+        summaries = _summaries(subjects, labels, anonymous, tradeoff if chosen in ("html", "txt", "json") else False)
         first = [*tables, *_overview(subjects, summaries, anonymous)]
-        _write_whole(Path(path), FORMS[chosen](summaries, title or _heading(subjects, summaries), first))
+        _write_whole(Path(path), FORMATS[chosen](summaries, title or _heading(subjects, summaries), first))
     return Path(path)
 
 
 def text_report(
-    *subjects: Subjects, title: str | None = None, labels: Sequence[str] | None = None, anonymous: bool = False
+    *subjects: Subjects,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    anonymous: bool = False,
+    tradeoff: bool | None = None,
 ) -> str:
-    """The report as text of 80 columns."""
-    summaries = _summaries(subjects, labels, anonymous, tradeoff=True)
+    """The report as text of 80 columns; `tradeoff` as in `report`."""
+    summaries = _summaries(subjects, labels, anonymous, tradeoff)
     return text_of(summaries, title or _heading(subjects, summaries), _overview(subjects, summaries, anonymous))
 
 
@@ -92,8 +102,8 @@ def format_for(path: str | Path, form: str | None = None) -> str:
         form = next((form for ending, form in _SUFFIXES.items() if name.endswith(ending)), None)
         if form is None:
             raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_SUFFIXES)}, or say the form")
-    if form not in FORMS:
-        raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMS)}")
+    if form not in FORMATS:
+        raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMATS)}")
     return form
 
 
@@ -106,14 +116,23 @@ def check_path(path: str | Path, form: str | None = None) -> None:
 
 
 def _summaries(
-    values: Sequence[Any], labels: Sequence[str] | None, anonymous: bool, *, tradeoff: bool
+    values: Sequence[Any], labels: Sequence[str] | None, anonymous: bool, tradeoff: bool | None
 ) -> list[Summary]:
     names = [""] * len(values) if labels is None else labels
     subjects = [subject for value, name in zip(values, names, strict=True) for subject in subjects_of(value, name)]
     subjects = _told_apart(subjects)
+    curves = [curve_for(subject, tradeoff) for subject in subjects]
     if anonymous:
         subjects = [without_names(subject, number) for number, subject in enumerate(subjects, 1)]
-    return [summarise(subject, tradeoff=tradeoff) for subject in subjects]
+    return [summarise(subject, curve) for subject, curve in zip(subjects, curves, strict=True)]
+
+
+def curve_for(subject: ReportSubject, tradeoff: bool | None) -> MemoryCurve | None:
+    """The memory curve of a subject as `report` describes it: the one place where a report asks for planning."""
+    if tradeoff is False or subject.sized is None:
+        return None
+    find = memory_curve_of if tradeoff else memory_curve_without_planning
+    return find(subject.sized, subject.requested_bytes, subject.step_cost)
 
 
 def _told_apart(subjects: list[ReportSubject]) -> list[ReportSubject]:
@@ -188,7 +207,7 @@ def _picture(summaries: list[Summary]) -> str:
     return below_each_other(pictures, [summary.label for summary in summaries])
 
 
-FORMS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
+FORMATS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
     "html": _html,
     "txt": _text,
     "json": _json,

@@ -5,7 +5,7 @@ from typing import Any
 
 from remat.errors import ReportError
 from remat.planners import Plan
-from remat.reporting.formats import report
+from remat.reporting.formats import curve_for, report
 from remat.reporting.html import fragment_of
 from remat.reporting.report_subject import subjects_of
 from remat.reporting.summary import Summary, summarise
@@ -25,8 +25,10 @@ def register() -> None:
 class _Viewer:
     """Shows whatever has a report."""
 
-    def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
-        return report(*subjects_and_path, form=form, title=title, anonymous=anonymous)
+    def report(
+        self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool, tradeoff: bool | None
+    ) -> Path:
+        return report(*subjects_and_path, form=form, title=title, anonymous=anonymous, tradeoff=tradeoff)
 
     def html(self, subject: Any) -> str | None:
         summaries = _small(subject)
@@ -47,4 +49,4 @@ def _small(subject: Any) -> list[Summary] | None:
         return None
     if any(each.trace.totals.ops > 10 * MOST_UNITS for each in subjects):
         return None
-    return [summarise(each, tradeoff=isinstance(subject, Plan) and subject.problem.units <= 2000) for each in subjects]
+    return [summarise(each, curve_for(each, None)) for each in subjects]

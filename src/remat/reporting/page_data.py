@@ -24,8 +24,8 @@ def top_of(summary: Summary) -> int:
     sizes = [1, trace.peak, trace.totals.allocated or 0]
     if summary.subject.predicted is not None:
         sizes.append(summary.subject.predicted.peak)
-    if summary.budget and summary.budget <= 2 * max(sizes):
-        sizes.append(summary.budget)
+    if summary.requested_bytes and summary.requested_bytes <= 2 * max(sizes):
+        sizes.append(summary.requested_bytes)
     return max(sizes)
 
 
@@ -61,8 +61,8 @@ def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
         "group": timeline.group,
         "span": timeline.span,
         "top": top_of(summary),
-        "budget": summary.budget,
-        "share": summary.share,
+        "budget": summary.requested_bytes,
+        "planBytes": summary.plan_bytes,
         "always": sum(trace.always.values()),
         "before": sum(size for name, size in trace.always.items() if name not in MADE),
         "peak": {

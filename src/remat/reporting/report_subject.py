@@ -5,15 +5,14 @@ measured trace, op for op.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from remat.errors import FileError, ReportError
-from remat.measuring import loop_of
+from remat.measuring import StepCost, loop_of
 from remat.planners import Plan, Prediction
-from remat.problem import Level, Memory
+from remat.problem import Level, Loop, Memory
 from remat.profiling import CallRecord, Profile
 from remat.profiling.call_record import SavedRun
-from remat.reporting.memory_curve import PlanIn
 from remat.schedule import Schedule, Trace, simulate, verify
 from remat.units import count_text
 
@@ -31,8 +30,8 @@ class ReportSubject:
     plan: Plan | None = None
     predicted: Trace | None = None
     sized: Plan | None = None  # the plan, or where it was made in slots the same with the sizes that were measured
-    plan_in: PlanIn | None = None  # the plan that a caller would get in so many bytes
-    asked: int | None = None  # bytes that the caller asked for, where the plan has less
+    step_cost: StepCost | None = None  # measured before the run was planned; None for what was loaded from a file
+    requested_bytes: int | None = None  # the caller's budget; the plan's own may be less
     source: str = ""  # where the step is written
     framework: str = ""
     warning: str = ""  # what a reader must know first
@@ -56,7 +55,7 @@ def subjects_of(value: Any, label: str = "") -> list[ReportSubject]:
 
 
 def _plan_label(plan: Plan) -> str:
-    return f"{plan.planner} plan, {count_text(plan.problem.units)} steps in {plan.memory}"
+    return f"{plan.planner} plan, {plan.problem.title} in {plan.memory}"
 
 
 def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
@@ -110,7 +109,7 @@ def _of_call(call: CallRecord, label: str) -> ReportSubject:
         plan,
         sized.simulate() if sized is not None and trace.complete else None,
         sized,
-        cast("PlanIn | None", call.plan_in),
+        call.step_cost,
         call.budget,
         "" if call.step is None else str(call.step),
         call.framework,
@@ -144,7 +143,7 @@ def _sized(plan: Plan, trace: Trace) -> Plan | None:
         return None
     if plan.memory.device.capacity is not None:
         return plan
-    loop = loop_of(trace, plan.problem.steps)
+    loop = loop_of(trace, plan.problem.steps) if isinstance(plan.problem, Loop) else None
     if loop is None:
         return None
     return replace(plan, problem=loop, prediction=Prediction.of(simulate(plan.schedule, loop, plan.memory)))

@@ -7,7 +7,8 @@ JSON only lay them out.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat.reporting.memory_curve import MemoryCurve, memory_curve_of
+from remat.planners.memory_curve import MemoryCurve
+from remat.problem import Loop
 from remat.reporting.report_subject import ReportSubject
 from remat.reporting.timeline import Timeline
 from remat.reporting.tips import tips_for
@@ -23,7 +24,7 @@ class Summary:
 
     subject: ReportSubject
     timeline: Timeline
-    tradeoff: MemoryCurve | None
+    curve: MemoryCurve | None  # what other budgets would cost, if that was computed
     tips: tuple[str, ...]
 
     @property
@@ -32,15 +33,15 @@ class Summary:
         return self.subject.label
 
     @property
-    def share(self) -> int | None:
+    def plan_bytes(self) -> int | None:
         """Bytes that may be live by the plan, if its budget is in bytes."""
         memory = self.subject.plan.memory if self.subject.plan else self.subject.trace.memory
         return None if memory is None else memory.device.capacity
 
     @property
-    def budget(self) -> int | None:
+    def requested_bytes(self) -> int | None:
         """Bytes that were asked for: of those, some may be set aside, and the plan has the rest."""
-        return self.share if self.subject.asked is None else self.subject.asked
+        return self.plan_bytes if self.subject.requested_bytes is None else self.subject.requested_bytes
 
     @property
     def extra(self) -> float:
@@ -70,7 +71,7 @@ class Summary:
         if not self.subject.trace.measured:
             notes.append("simulated: times are in the unit of the step's times, sizes are those of the problem")
             loop = self.subject.plan and self.subject.plan.problem
-            if loop and (loop.state, loop.tape) == (1, 1):
+            if isinstance(loop, Loop) and (loop.state, loop.tape) == (1, 1):
                 notes.append("no sizes were given, so a state and a step's tape count one byte each")
         return tuple(notes)
 
@@ -91,11 +92,11 @@ class Summary:
             "complete": trace.complete,
             "units": trace.problem_units,
             "device": trace.device,
-            "budget": self.budget,
+            "budget": self.requested_bytes,
             "peak": trace.peak,
             "peak_at": None
             if peak is None
-            else {"op": peak.op, "index": peak.index, "time": peak.time, "phase": peak.phase},
+            else {"op": format_op(peak.op), "index": peak.index, "time": peak.time, "phase": peak.phase},
             "allocated": trace.totals.allocated,
             "at_peak": [{"what": what, "level": level, "bytes": size} for what, level, size in trace.at_peak],
             "always": dict(trace.always),
@@ -106,7 +107,7 @@ class Summary:
             "runs": {str(times): units for times, units in self.timeline.histogram.items()},
             "written": dict(trace.totals.written),
             "read": dict(trace.totals.read),
-            "tradeoff": None if self.tradeoff is None else self.tradeoff.to_dict(),
+            "tradeoff": None if self.curve is None else self.curve.to_dict(),
             "tips": list(self.tips),
             "notes": list(self.notes),
             "events": trace.totals.ops,
@@ -125,13 +126,9 @@ class Summary:
         }
 
 
-def summarise(subject: ReportSubject, *, tradeoff: bool = True) -> Summary:
-    """The summary of a subject; without `tradeoff` no other budgets are planned."""
-    timeline = Timeline.of(subject.trace)
-    curve = None
-    if tradeoff and subject.sized is not None:
-        curve = memory_curve_of(subject.sized, subject.asked, subject.plan_in)
-    return Summary(subject, timeline, curve, tuple(tips_for(subject, curve)))
+def summarise(subject: ReportSubject, curve: MemoryCurve | None = None) -> Summary:
+    """The summary of a subject, with its memory curve if one was computed; nothing is planned here."""
+    return Summary(subject, Timeline.of(subject.trace), curve, tuple(tips_for(subject, curve)))
 
 
 def time_text(value: float, *, seconds: bool) -> str:

@@ -8,7 +8,7 @@ import re
 from html import escape
 from math import log
 
-from remat.reporting.memory_curve import MemoryCurve
+from remat.planners.memory_curve import MemoryCurve
 from remat.reporting.summary import Summary
 from remat.reporting.timeline import PHASES
 from remat.schedule import Record
@@ -36,7 +36,7 @@ def liveness_svg(summary: Summary, width: int = 720, height: int = 240, top: int
     timeline, trace = summary.timeline, summary.subject.trace
     left, right, upper, lower = 74, 12, 26, 34
     inner, tall = width - left - right, height - upper - lower
-    budget = summary.budget or 0
+    budget = summary.requested_bytes or 0
     most = top or max(trace.peak, budget if budget <= 2 * trace.peak else 0, 1)
     scale = tall / (1.08 * most)
     bins = min(bins, inner)

@@ -1,7 +1,7 @@
 """Tips: what the numbers of a report mean for the one who chose the budget, in words."""
 
 from remat.planners import Plan, Point
-from remat.reporting.memory_curve import MemoryCurve
+from remat.planners.memory_curve import MemoryCurve
 from remat.reporting.report_subject import ReportSubject
 from remat.units import bytes_text, count_text
 
@@ -11,14 +11,16 @@ WORTH = 0.25  # the share of the recomputation that is worth a word
 CHEAP = 0.05  # more forward steps that nobody minds
 
 
-def tips_for(subject: ReportSubject, tradeoff: MemoryCurve | None) -> list[str]:
+def tips_for(subject: ReportSubject, curve: MemoryCurve | None) -> list[str]:
     """What to know and what to do, the most useful first."""
-    tips = [] if tradeoff is None else [*_more(tradeoff), *_better(tradeoff), *_less(tradeoff)]
-    if tips and subject.asked is not None and subject.plan_in is None:  # from a file: what is set aside is not known
+    tips = [] if curve is None else [*_more(curve), *_better(curve), *_less(curve)]
+    if (
+        tips and subject.requested_bytes is not None and subject.step_cost is None
+    ):  # from a file: what is set aside is not known
         tips.append("These budgets are without what a run sets aside for its steps and for bookkeeping.")
     if subject.sized is not None and subject.plan is subject.sized:
         tips += _unused(subject.sized)
-    if tradeoff is not None and tradeoff.unit == "slots" and tradeoff.chosen.forward_steps > tradeoff.units:
+    if curve is not None and curve.unit == "slots" and curve.chosen.forward_steps > curve.units:
         tips.append("Slots count states only: a budget in bytes (memory=) may hold tapes as well, and recompute less.")
     return tips + _against_prediction(subject)
 
@@ -47,7 +49,7 @@ def _more(curve: MemoryCurve) -> list[str]:
 
 def _better(curve: MemoryCurve) -> list[str]:
     """What another planner would do in the same memory."""
-    same = curve.same
+    same = curve.best_in_same_memory
     if same is None or same.forward_steps >= curve.chosen.forward_steps:
         return []
     fewer = count_text(curve.chosen.forward_steps - same.forward_steps)
@@ -61,7 +63,7 @@ def _less(curve: MemoryCurve) -> list[str]:
         for point in curve.points
         if point.budget < own.budget and point.forward_steps <= own.forward_steps * (1 + CHEAP)
     ]
-    anew = "" if curve.same is None else ', planned by "auto"'
+    anew = "" if curve.best_in_same_memory is None else ', planned by "auto"'
     tips = []
     if smaller and smaller[0].budget < 0.9 * own.budget:
         cost = smaller[0].forward_steps / own.forward_steps - 1

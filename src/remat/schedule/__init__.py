@@ -5,7 +5,8 @@ In: a problem and a sequence of ops, from a planner or from a file. Out: a `Verd
 """
 
 from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
-from remat.schedule.events import Event, Live
+from remat.schedule.events import Event
+from remat.schedule.live import Live
 from remat.schedule.schedule import Schedule
 from remat.schedule.simulate import simulate
 from remat.schedule.trace import Trace

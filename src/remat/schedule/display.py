@@ -13,7 +13,9 @@ __all__ = ["Displayable", "Renderer", "register_renderer"]
 class Renderer(Protocol):
     """Whoever shows values."""
 
-    def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
+    def report(
+        self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool, tradeoff: bool | None
+    ) -> Path:
         """Write what there is to see to a file."""
         ...
 
@@ -45,15 +47,22 @@ class Displayable:
     """A value with a report: `report(path)` writes it, notebooks show it by themselves."""
 
     def report(
-        self, path: str | Path, *, form: str | None = None, title: str | None = None, anonymous: bool = False
+        self,
+        path: str | Path,
+        *,
+        form: str | None = None,
+        title: str | None = None,
+        anonymous: bool = False,
+        tradeoff: bool | None = None,
     ) -> Path:
         """Write a report to `path` and return the path; what is there is written over.
 
         The form goes by the ending: .html is one page that opens offline, .txt is text of 80 columns, .json the data,
         .svg and .png a picture, .chrome.json a file for Perfetto and chrome://tracing. `form` says it in another way:
         "html", "txt", "json", "svg", "png" or "chrome". `anonymous` leaves out names and paths.
+        `tradeoff=True` adds what other budgets would cost, which may mean planning for them; `False` leaves that out.
         """
-        return _renderer().report(self, path, form=form, title=title, anonymous=anonymous)
+        return _renderer().report(self, path, form=form, title=title, anonymous=anonymous, tradeoff=tradeoff)
 
     def _repr_html_(self) -> str | None:
         return _renderer().html(self)

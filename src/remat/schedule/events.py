@@ -3,39 +3,14 @@
 In: ops that a machine has carried out, one by one. Out: an `Event` for each, and their `Totals`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from remat.ops import Advance, Fetch, Keep, Op, Pullback, Record
+from remat.schedule.live import Live
+from remat.schedule.machine import Machine
 
-if TYPE_CHECKING:
-    from remat.schedule.machine import Machine
-
-__all__ = ["Event", "Live", "LiveItem", "TapeSizes", "Totals"]
-
-LiveItem = tuple[str, str, int]  # what, level, bytes
-
-
-@dataclass(frozen=True)
-class Live:
-    """Bytes live while an op runs: states by level (the working state on the device), tapes, cotangents."""
-
-    device: str
-    state: Mapping[str, int]
-    tape: int
-    cotangent: int
-
-    def size(self, level: str, kind: str) -> int:
-        """Bytes of one kind ("state", "tape" or "cotangent") in one level."""
-        if kind == "state":
-            return self.state.get(level, 0)
-        return (self.tape if kind == "tape" else self.cotangent) if level == self.device else 0
-
-    def total(self, level: str | None = None) -> int:
-        """Bytes of all kinds in `level` (default: the device)."""
-        level = self.device if level is None else level
-        return sum(self.size(level, kind) for kind in ("state", "tape", "cotangent"))
+__all__ = ["Event", "TapeSizes", "Totals"]
 
 
 @dataclass(frozen=True)
@@ -93,7 +68,7 @@ class Totals:
     peak_index: int = -1
     allocated: int | None = None
 
-    def count(self, machine: "Machine", index: int, op: Op) -> None:
+    def count(self, machine: Machine, index: int, op: Op) -> None:
         """Add an op that the machine has just carried out."""
         self._count(op)
         match op:

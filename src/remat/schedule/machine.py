@@ -10,7 +10,7 @@ from typing import Any
 
 from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.problem import Memory, Sizes
-from remat.schedule.events import Live
+from remat.schedule.live import Live, LiveItem
 
 __all__ = ["Machine"]
 
@@ -115,7 +115,7 @@ class Machine:
         self._resting_cotangent = self.problem.state_size(self.units)
         self._settle()
 
-    def holders(self) -> list[tuple[str, str, int]]:
+    def holders(self) -> list[LiveItem]:
         """Who is live: (what, level, bytes), the kept states first."""
         named = self._named
         who = [(f"state {s}{named(s)}", level, size) for level, kept in self.kept.items() for s, size in kept.items()]

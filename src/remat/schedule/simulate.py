@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from remat.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.problem import Level, Memory, Problem
 from remat.progress import report_progress
-from remat.schedule.events import Event, LiveItem, Totals
+from remat.schedule.events import Event, Totals
+from remat.schedule.live import LiveItem
 from remat.schedule.machine import Machine
 from remat.schedule.schedule import Schedule
 from remat.schedule.trace import Trace

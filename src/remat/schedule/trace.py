@@ -13,7 +13,8 @@ from remat.errors import FileError
 from remat.problem import Memory
 from remat.problem.serialization import Serializable
 from remat.schedule.display import Displayable
-from remat.schedule.events import Event, LiveItem, Totals
+from remat.schedule.events import Event, Totals
+from remat.schedule.live import LiveItem
 from remat.schedule.trace_columns import Columns
 from remat.units import bytes_text, count_text
 

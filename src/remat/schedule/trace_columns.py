@@ -10,16 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from remat.errors import FileError, ScheduleError
-from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
-from remat.schedule.events import Event, Live
+from remat.ops import OP_TABLE, OPS_BY_TYPE, Op
+from remat.schedule.events import Event
+from remat.schedule.live import Live
 from remat.schedule.notation import format_op, parse_lines
 
 __all__ = ["Columns"]
 
-_RANGES = (Advance, Record, Pullback)
-_MOVES = (Keep, Fetch, Drop)
-_KINDS: tuple[type, ...] = (*_RANGES, *_MOVES, Turn)
-_CODE = {kind: code for code, kind in enumerate(_KINDS)}
 _LARGEST = 2**62  # of any number of bytes in a file
 
 
@@ -37,7 +34,7 @@ class Columns:
 
     def append(self, op: Op, seconds: float, live: Live, allocated: int | None = None) -> None:
         """Add an event; where `allocated` is given for some only, it is 0 for the others."""
-        self._code.append(_CODE[type(op)])
+        self._code.append(OPS_BY_TYPE[type(op)].code)
         first, second = self._numbers(op)
         self._first.append(first)
         self._second.append(second)
@@ -110,21 +107,24 @@ class Columns:
         return columns
 
     def _numbers(self, op: Any) -> tuple[int, int]:
-        if isinstance(op, _RANGES):
+        spec = OPS_BY_TYPE[type(op)]
+        if spec.is_range:
             return op.start, op.stop
-        if isinstance(op, _MOVES):
+        if spec.has_level:
             if op.level not in self._levels:
                 self._levels.append(op.level)
             return op.state, self._levels.index(op.level)
         return 0, 0
 
     def _op(self, i: int) -> Op:
-        kind, first, second = _KINDS[self._code[i]], self._first[i], self._second[i]
-        if kind is Pullback:
-            return Pullback(second, first)
-        if kind is Turn:
-            return Turn()
-        op: Op = kind(first, self._levels[second] if kind in _MOVES else second)
+        spec, first, second = OP_TABLE[self._code[i]], self._first[i], self._second[i]
+        op: Op
+        if spec.is_range:
+            op = spec.op(start=first, stop=second)
+        elif spec.has_level:
+            op = spec.op(state=first, level=self._levels[second])
+        else:
+            op = spec.op()
         return op
 
 

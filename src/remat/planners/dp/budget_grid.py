@@ -11,7 +11,7 @@ MOST_ON_GRID = 100_000
 def reachable_budgets(sizes: Sizes, top: int, limit: int = MOST_EXACT) -> list[int] | None:
     """Every budget that is left after keeping and holding some of `top`, or None if there are more than `limit`.
 
-    >>> reachable(Sizes(state=2, tape=5, restartable=False, early=0), 9)
+    >>> reachable_budgets(Sizes(state=2, tape=5, restartable=False, early=0), 9)
     [0, 1, 2, 3, 4, 5, 7, 9]
     """
     least = sizes.floor(False)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import InfeasibleError, ProblemError
-from remat.planners.loop.binomial import RevolveOps, fitting_states, predict, states_text
+from remat.planners.loop.binomial import fitting_states, predict, states_text
 from remat.planners.plan import Claim, Plan
-from remat.planners.planner import LoopPlanner
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.planner import OneLevelPlanner
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule
+from remat.schedule.revolve import RevolveOps
 from remat.units import to_count
 
 __all__ = ["Chunks"]
@@ -22,7 +23,7 @@ _MOST_LENGTHS = 10_000  # lengths that are tried at the most
 
 
 @dataclass(frozen=True)
-class Chunks(LoopPlanner):
+class Chunks(OneLevelPlanner):
     """Ranges of `k` steps; without `k`, the length with the least predicted time in the memory.
 
     The time weighs advances against `Loop.per_range`. In slots, where a range's tape is outside the budget, the
@@ -38,9 +39,8 @@ class Chunks(LoopPlanner):
         if self.k is not None:
             object.__setattr__(self, "k", to_count(self.k, "k", least=1))
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan for ranges of k steps, k given or chosen."""
-        assert isinstance(problem, Loop)
         level = memory.device
         k = self.k or _best_length(problem, level)
         slots = fitting_states(problem, level, k)

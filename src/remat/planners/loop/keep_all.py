@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
+from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.problem import Level, Loop, Memory, Problem
-from remat.schedule import Op, Pullback, Record, Schedule, Turn
+from remat.schedule import Op, Pullback, Record, Schedule, Turn, simulate
 
-__all__ = ["KeepAll", "least_for_all"]
+__all__ = ["KeepAll", "keep_all_bytes", "least_for_all"]
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,14 @@ class _Ops:
 
 
 @dataclass(frozen=True)
-class KeepAll(LoopPlanner):
+class KeepAll(OneLevelPlanner):
     """Every tape is held until it is used: no recomputation, memory that grows with n."""
 
     name: ClassVar[str] = "keep-all"
     summary: ClassVar[str] = "record every step once, recompute nothing"
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan that records all; it fits where all tapes do."""
-        assert isinstance(problem, Loop)
         level, least = memory.device, least_for_all(problem, memory.device)
         have = level.slots if level.slots is not None else level.capacity
         if have is not None and have < least:
@@ -50,6 +49,15 @@ class KeepAll(LoopPlanner):
         seconds = n * (problem.record + problem.backward) + (bool(n) + bool(held)) * problem.per_range
         prediction = Prediction(0, n, peak, seconds)
         return Plan(problem, memory, self.name, Claim(1.0), prediction, Schedule(_Ops(n, held)))
+
+
+def keep_all_bytes(problem: Problem) -> int:
+    """Bytes of the device in which all tapes of a problem of any kind are held at once, so that nothing runs twice.
+
+    >>> keep_all_bytes(Loop(10, state=2, tape=5))
+    54
+    """
+    return simulate(_Ops(problem.units, 0), problem).peak
 
 
 def least_for_all(loop: Loop, level: Level) -> int:

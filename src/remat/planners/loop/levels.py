@@ -12,14 +12,14 @@ from math import isqrt
 from typing import ClassVar, NamedTuple
 
 from remat.planners.bounds import level_seconds
-from remat.planners.loop.binomial import reverse
+from remat.planners.dp.hrevolve import HRevolveTable, StoreCost
 from remat.planners.loop.pooled import best_pool
 from remat.planners.op_tree import OpTree, RelativeOp, Subtree, relative
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import Planner, infeasible, wants_known_loop
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.planner import UNKNOWN_LENGTH, Planner, infeasible
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Schedule, Turn
-from remat.schedule.revolve import advances
+from remat.schedule.revolve import advances, reverse
 
 __all__ = ["Levels"]
 
@@ -28,19 +28,19 @@ EXACT = 600_000_000  # additions for the exact recurrence at the most: a second 
 
 
 @dataclass(frozen=True)
-class Levels(Planner):
+class Levels(Planner[Loop]):
     """States go to whichever level makes the whole reversal fastest. Levels are tried in the order of their cost."""
 
     name: ClassVar[str] = "levels"
     summary: ClassVar[str] = "states in several levels with read and write costs (H-Revolve)"
+    problem_type: ClassVar[type[Loop]] = Loop
 
-    def accepts(self, problem: Problem, memory: Memory) -> str | None:
-        """None if the problem is a loop of known length."""
-        return wants_known_loop(problem)
+    def refuses(self, problem: Loop, memory: Memory) -> str | None:
+        """The reason, unless the length is known."""
+        return UNKNOWN_LENGTH if problem.steps is None else None
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan of least predicted time."""
-        assert isinstance(problem, Loop)
         n = problem.units
         ranked = sorted(memory.levels, key=lambda level: (level.read + level.write, level is not memory.device))
         slots = [min(_slots(problem, level, memory), max(n - 1, 0)) for level in ranked]
@@ -84,8 +84,6 @@ class _Tree:
     def __init__(
         self, loop: Loop, memory: Memory, ranked: list[Level], slots: list[int], group: int, inside: int
     ) -> None:
-        from remat.planners.dp.hrevolve import HRevolveTable, StoreCost  # here, since NumPy makes importing remat slow
-
         self.loop, self.device, self.group, self.inside = loop, memory.device.name, group, inside
         self.names = [level.name for level in ranked]
         self.groups = max(-(-loop.units // group), 1)

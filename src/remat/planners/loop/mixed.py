@@ -12,6 +12,7 @@ from typing import ClassVar
 from remat.errors import InfeasibleError
 from remat.planners.bounds import MANY_LAYERS, states_or_tapes
 from remat.planners.dp.budget_grid import MOST_EXACT, on_grid, reachable_budgets
+from remat.planners.dp.exact_table import ExactTable
 from remat.planners.dp.layer_bound import LayerBound
 from remat.planners.dp.states_or_tapes import Sizes
 from remat.planners.loop.binomial import Binomial
@@ -19,16 +20,16 @@ from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll, least_for_all
 from remat.planners.loop.mixed_ops import mixed_ops
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
+from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.planners.working_set import HeldBudget
-from remat.problem import Level, Loop, Memory, Problem
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule
 
 __all__ = ["Mixed"]
 
 
 @dataclass(frozen=True)
-class Mixed(LoopPlanner):
+class Mixed(OneLevelPlanner):
     """A budget holds states, tapes or both, whatever gives the least forward steps.
 
     The exact table is used up to `most` additions (a billion is about a second), the bound-guided search beyond;
@@ -42,9 +43,8 @@ class Mixed(LoopPlanner):
     name: ClassVar[str] = "mixed"
     summary: ClassVar[str] = "states or tapes, whichever saves more; exact for small problems, near the bound for long"
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan with the least forward steps that the search finds."""
-        assert isinstance(problem, Loop)
         level = memory.device
         try:
             return KeepAll().plan(problem, memory).named(self.name)
@@ -54,9 +54,7 @@ class Mixed(LoopPlanner):
         sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
         budgets = reachable_budgets(sizes, budget.held, self.fine)
         if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
-            from remat.planners.dp.exact_table import Table  # here, since NumPy makes importing remat slow
-
-            table = Table(sizes, problem.units, budgets)
+            table = ExactTable(sizes, problem.units, budgets)
             ops = mixed_ops(table, problem.units, budget.held, level.name)
             return Plan(
                 problem, memory, self.name, Claim(1.0, _class(problem)), ops.predict(problem, memory), Schedule(ops)

@@ -13,11 +13,11 @@ from typing import ClassVar
 from remat.errors import PlannerError
 from remat.planners.bounds import states_only
 from remat.planners.dp.online_placement import Sweep, best_of_held, reversal_advances
-from remat.planners.loop.binomial import reverse
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import Planner, infeasible, wants_loop
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.planner import Planner, infeasible
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
+from remat.schedule.revolve import reverse
 
 __all__ = ["Driver", "Online"]
 
@@ -26,25 +26,23 @@ MOST_KNOWN = 1_000_000  # steps of a known length that are driven through at the
 
 
 @dataclass(frozen=True)
-class Online(Planner):
+class Online(Planner[Loop]):
     """Keeps states as an unknown end may come at any time. A known length is planned as if it were not."""
 
     name: ClassVar[str] = "online"
     summary: ClassVar[str] = "length not known: states kept as the loop runs, then an optimal reversal of those held"
+    problem_type: ClassVar[type[Loop]] = Loop
 
-    def accepts(self, problem: Problem, memory: Memory) -> str | None:
-        """None if the problem is a loop and the memory is one level."""
-        if not isinstance(problem, Loop):
-            return wants_loop(problem)
+    def refuses(self, problem: Loop, memory: Memory) -> str | None:
+        """The reason, unless the memory is one level without costs, and a known length is short."""
         if len(memory.levels) > 1 or not memory.device.free:
             return "it plans one level without read and write costs"
         if problem.steps is not None and problem.steps > MOST_KNOWN:
             return f"it goes step by step, and {problem.steps} steps are known: the binomial planner takes them at once"
         return None
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """A plan to be driven; if the length is known after all, the plan that the driver ends with."""
-        assert isinstance(problem, Loop)
         slots = _slots(problem, memory.device)
         start = partial(Driver, problem, memory, slots)
         if problem.steps is None:

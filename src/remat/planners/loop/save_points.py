@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from remat.errors import ProblemError
 from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.planner import OneLevelPlanner, infeasible
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
 from remat.units import to_count
 
@@ -21,7 +21,7 @@ _MOST_COUNTS = 100_000  # numbers of save points that are tried at the most
 
 
 @dataclass(frozen=True)
-class SavePoints(LoopPlanner):
+class SavePoints(OneLevelPlanner):
     """States kept at `positions`; without them evenly spaced, as few as fit the memory, or as many as there are slots.
 
     >>> from remat import Loop, plan
@@ -41,9 +41,8 @@ class SavePoints(LoopPlanner):
                 raise ProblemError(f"save points go up, each one once, and these are {str(places)[:80]}")
             object.__setattr__(self, "positions", places)
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan with those save points; the memory must hold the states and the longest section's tape."""
-        assert isinstance(problem, Loop)
         n, level = problem.units, memory.device
         if self.positions and self.positions[-1] >= n:
             raise ProblemError(f"a save point lies inside the loop: {self.positions[-1]} is none of 1..{n - 1}")
