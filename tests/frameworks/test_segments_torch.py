@@ -543,7 +543,7 @@ def test_a_backward_inside_a_segment_works():
 
 
 def test_a_reentrant_backward_of_a_custom_function_works():
-    class Reentrant(torch.autograd.DifferentiableFunction):
+    class Reentrant(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)
@@ -566,7 +566,7 @@ def test_a_reentrant_backward_of_a_custom_function_works():
 def test_saved_tensors_may_be_asked_for_twice():
     runs = []
 
-    class Twice(torch.autograd.DifferentiableFunction):
+    class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)
@@ -1267,7 +1267,7 @@ def test_two_closures_of_one_code_are_two_functions():
 def test_saved_tensors_that_are_asked_for_often_are_computed_twice_at_most():
     runs = []
 
-    class Many(torch.autograd.DifferentiableFunction):
+    class Many(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *args):
             ctx.save_for_backward(*args)

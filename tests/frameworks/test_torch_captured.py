@@ -191,7 +191,7 @@ def test_steps_that_are_compiled():
 
 
 def test_custom_functions_in_the_step():
-    class Cube(torch.autograd.DifferentiableFunction):
+    class Cube(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)
