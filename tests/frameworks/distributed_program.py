@@ -79,7 +79,7 @@ def main(kind, budget):
     plans = [None, None]
     dist.all_gather_object(plans, [str(op) for op in run.calls[0].plan.schedule])
     assert plans[0] == plans[1]
-    assert run.calls[0].trace_step.forward_steps == run.calls[0].plan.forward_steps
+    assert run.calls[0].trace.forward_steps == run.calls[0].plan.forward_steps
     dist.barrier()
 
 
