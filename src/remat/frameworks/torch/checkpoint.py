@@ -24,9 +24,24 @@ from remat.execute.recomputation import StopRecomputation, is_recomputing, recom
 from remat.execute.segment_rng import SegmentReplay
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.detached_cells import DetachedCells
-from remat.frameworks.torch.leaf_state import InputVersion, LeafState, reachable_leaves, restored_leaf_state
+from remat.frameworks.torch.functorch import in_transform
+from remat.frameworks.torch.graph import (
+    backward_hooks,
+    call_after_backward,
+    current_backward,
+    reachable_leaves,
+    version,
+)
+from remat.frameworks.torch.leaf_state import InputVersion, LeafState, restored_leaf_state
 from remat.frameworks.torch.leaves import device_fingerprint, nbytes
-from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, SaveInputs, describe, storage_id
+from remat.frameworks.torch.saved_tensors import (
+    Holder,
+    SavedBytes,
+    SavedTensorMeta,
+    SaveInputs,
+    comparable_storage,
+    describe,
+)
 from remat.frameworks.torch.segment_closure import SegmentClosure
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
@@ -65,7 +80,7 @@ def checkpoint(
     """
     if call is not None:
         call.framework, call.steps = "torch", 0
-    if not torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:
+    if not torch.is_grad_enabled() or in_transform():
         if call is not None:
             call.steps = 1
         name, depth = display_name(fn), nesting_depth()
@@ -103,7 +118,7 @@ class CheckpointFrame:
         self.first_holder: int | None = None  # the holder that is asked last
         self.parent: CheckpointFrame | None = None  # the one around it, if it begins with this one
         self._note_parent(_current_frame.get())
-        self._hooks = [dict(each._backward_hooks) if each._backward_hooks else None for each in tensors]
+        self._hooks = [backward_hooks(each) for each in tensors]
         self._wanted = [each.requires_grad for each in tensors]
         self._input_versions = [
             InputVersion(each) for each in tensors if not each.requires_grad and not each.is_inference()
@@ -113,7 +128,7 @@ class CheckpointFrame:
         )  # has a version of its own
         self._autocast = AutocastState()
         self.metas: list[SavedTensorMeta] = []
-        self.changing = self._closure.buffers | {storage_id(each) for each in tensors if not each.requires_grad}
+        self.changing = self._closure.buffers | {comparable_storage(each) for each in tensors if not each.requires_grad}
         self.check = CheckOnce(
             fn, "never" if self._closure.lazy else options.check
         )  # what is made in the first run is used then
@@ -205,7 +220,7 @@ class CheckpointFrame:
 
     def unpack(self, holder: Holder) -> Tensor:
         """The tensor of a holder, for one use: it is computed again if it is not there."""
-        task = torch._C._current_graph_task_id()  # -1 outside of a backward
+        task = current_backward()
         if self.metas[holder.index].was_written():
             what = f"tensor {holder.index} of the {len(self.metas)} that it saves for its backward"
             raise mutation_error(self.name, what, "by it, after it was saved")
@@ -227,11 +242,11 @@ class CheckpointFrame:
         holders = {wanted.index: wanted}
         if task != -1:
             if task not in self._backward_tasks:
-                torch.autograd.Variable._execution_engine.queue_callback(partial(_release_values, ref(self), task))
+                call_after_backward(partial(_release_values, ref(self), task))
             self._backward_tasks[task] = task in self._backward_tasks
             holders = {holder.index: holder for holder in self._live_holders()}
         fn, args, kwargs, tensors, found = self._inputs()
-        data = [(each, each._version) for each, wanted, _ in tensors if not wanted and not each.is_inference()]
+        data = [(each, version(each)) for each, wanted, _ in tensors if not wanted and not each.is_inference()]
         changed = self._leaf_state.changed()
         run = Recomputation(self, task, holders, self._closure.buffers, stops=self.options.early_stop and not changed)
         self._count()
@@ -259,7 +274,7 @@ class CheckpointFrame:
         if changed:
             self._raise_if_used_and_changed(changed, out)
         run.finish(complete=self._complete)
-        if any(tensor._version != version for tensor, version in data):
+        if any(version(tensor) != before for tensor, before in data):
             raise mutation_error(self.name, "one of its inputs", "by it")
         if self.check.wanted and self._complete and run.count >= len(self.metas):
             self.check.mark_passed()
@@ -267,10 +282,10 @@ class CheckpointFrame:
 
     def _raise_if_used_and_changed(self, changed: list[tuple[Tensor, int]], out: Any) -> None:
         """Raise a StepError if results depend on tensors that were written into."""
-        used = reachable_leaves(out)
-        for tensor, version in changed:
+        used = reachable_leaves(leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
+        for tensor, before in changed:
             if id(tensor) in used:
-                what = f"a parameter that it uses ({describe(tensor)}, version {version}, now {tensor._version})"
+                what = f"a parameter that it uses ({describe(tensor)}, version {before}, now {version(tensor)})"
                 advice = "Call backward before it changes"
                 raise mutation_error(self.name, what, "since it was first run", advice)
 
@@ -330,7 +345,7 @@ class Recomputation:
         segment, index = self.segment, self.count
         self.count += 1
         value = tensor.detach() if tensor.requires_grad else tensor
-        if self._buffers and storage_id(tensor) in self._buffers:
+        if self._buffers and comparable_storage(tensor) in self._buffers:
             value = value.clone()  # the buffer is what it was before in the end
         if index >= len(segment.metas):
             return value

@@ -15,6 +15,7 @@ from torch import Tensor
 from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint, weights
 from remat.execute.rng_state import private_rng_state
+from remat.frameworks.torch.functorch import escaped_its_transform
 
 __all__ = [
     "TensorSpec",
@@ -157,14 +158,12 @@ def astype(held: Any, spec: TensorSpec) -> Any:
 
 def reject_tracer(leaf: Any, name: str) -> None:
     """Raise a StepError if a leaf belongs to a transform of torch.func that is not the one which runs."""
-    if isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-        level = torch._C._functorch.maybe_get_level(leaf)
-        if level == -2 or level > (torch._C._functorch.maybe_current_level() or 0):
-            raise StepError(
-                f"{name} is still traced by torch.func where it must not be: the step uses a traced tensor that remat "
-                "could not find. Pass it through init or xs, or close over it directly: closures, partials, "
-                "attributes, items of lists and dicts, and globals are searched"
-            )
+    if isinstance(leaf, Tensor) and escaped_its_transform(leaf):
+        raise StepError(
+            f"{name} is still traced by torch.func where it must not be: the step uses a traced tensor that remat "
+            "could not find. Pass it through init or xs, or close over it directly: closures, partials, "
+            "attributes, items of lists and dicts, and globals are searched"
+        )
 
 
 def flows(leaf: Any) -> bool:

@@ -6,16 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat.execute.fingerprint import relative_difference
+from remat.frameworks.torch.graph import version, view_base
 from remat.frameworks.torch.leaves import device_fingerprint
+from remat.frameworks.torch.storage import StorageBytes, is_dense, storage_id
 from remat.segments import mutation_error, raise_nondeterministic
 
 if TYPE_CHECKING:
     from remat.frameworks.torch.checkpoint import CheckpointFrame
 
-__all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "describe", "storage_id"]
+__all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "comparable_storage", "describe"]
 
 with torch.inference_mode(False):
     _ROOT = torch.empty(0, requires_grad=True, device="cpu")  # so that a saver is part of a graph
@@ -89,14 +90,14 @@ class SavedTensorMeta:
     def __init__(self, tensor: Tensor, *, checked: bool, changing: Container[int] = ()) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.version = _version(tensor, changing)
-        self.fingerprint = device_fingerprint(tensor) if checked and _comparable(tensor) else None
+        self.fingerprint = device_fingerprint(tensor) if checked and _is_plain(tensor) else None
         self.written = False
-        self._counter, self._saved = _counter(tensor), tensor._version
+        self._counter, self._saved = _counter(tensor), version(tensor)
 
     def was_written(self) -> bool:
         """Whether the tensor was written into since it was saved."""
         if self._counter is not None:
-            self.written = self.written or self._counter._version != self._saved
+            self.written = self.written or version(self._counter) != self._saved
         return self.written
 
     def finish_forward(self) -> None:
@@ -112,11 +113,9 @@ class SavedTensorMeta:
                 f"tensor {index} of the {count} that it saves for its backward was "
                 f"{describe(self)} and became {describe(tensor)}",
             )
-        version = None if self.version is None else _version(tensor)
-        if version != self.version and version is not None:
-            what = (
-                f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {version})"
-            )
+        now = None if self.version is None else _version(tensor)
+        if now != self.version and now is not None:
+            what = f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {now})"
             raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
     @staticmethod
@@ -143,30 +142,30 @@ class SavedTensorMeta:
 
 def _version(tensor: Tensor, changing: Container[int] = ()) -> int | None:
     """How often a parameter or data was written into, or what this is a view of; None for what a segment computes."""
-    origin = tensor if tensor._base is None else tensor._base
+    origin = view_base(tensor)
     if not origin.is_leaf or origin.is_inference():
         return None
     if origin.requires_grad:
-        return origin._version
-    if not _comparable(tensor) or storage_id(tensor) in changing:
+        return version(origin)
+    if not _is_plain(tensor) or storage_id(tensor) in changing:
         return None
-    return origin._version
+    return version(origin)
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Whether this is a leaf that wants a gradient, or a view of one."""
-    origin = tensor if tensor._base is None else tensor._base
+    """Whether this is a leaf that requires a gradient, or a view of one."""
+    origin = view_base(tensor)
     return origin.is_leaf and origin.requires_grad
 
 
-def storage_id(tensor: Tensor) -> int:
-    """Which storage a tensor is in, or 0 where that is not known."""
-    return int(tensor.untyped_storage()._cdata) if _comparable(tensor) else 0
+def comparable_storage(tensor: Tensor) -> int:
+    """The identity of the storage that a tensor is in, or 0 for a subclass, which may have another one inside."""
+    return storage_id(tensor) if _is_plain(tensor) else 0
 
 
 def _counter(tensor: Tensor) -> Tensor | None:
     """A tensor that counts how often another one is written into, and holds nothing of it."""
-    if not _comparable(tensor) or tensor.is_inference():
+    if not _is_plain(tensor) or tensor.is_inference():
         return None
     counter = tensor.detach()
     counter.data = _nothing(tensor.dtype, tensor.device)
@@ -179,7 +178,7 @@ def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(0, dtype=dtype, device=device)
 
 
-def _comparable(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
 
 
@@ -193,22 +192,14 @@ class SavedBytes:
     """Bytes that plain autograd would keep for a segment: each storage once, without inputs, outputs and parameters."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self._found: dict[int, tuple[StorageWeakRef, int]] = {}  # weak references keep an address from being used again
-        self._inputs = {held.cdata: held for tensor in inputs if (held := _storage(tensor)) is not None}
+        self._bytes = StorageBytes()
+        self._inputs = {storage_id(tensor) for tensor in inputs if is_dense(tensor)}  # alive while the segment runs
 
     def add(self, tensor: Tensor) -> None:
         """Count a tensor that is saved."""
-        held = None if is_parameter(tensor) else _storage(tensor)
-        if held is not None and held.cdata not in self._inputs:
-            self._found.setdefault(held.cdata, (held, tensor.untyped_storage().nbytes()))
+        if is_dense(tensor) and not is_parameter(tensor) and storage_id(tensor) not in self._inputs:
+            self._bytes.add(tensor)
 
     def without(self, outputs: Sequence[Any]) -> int:
-        """All bytes but those of outputs, which the caller holds."""
-        there = {held.cdata for out in outputs if isinstance(out, Tensor) and (held := _storage(out)) is not None}
-        return sum(size for number, (_, size) in self._found.items() if number not in there)
-
-
-def _storage(tensor: Tensor) -> StorageWeakRef | None:
-    if tensor.layout is not torch.strided:
-        return None
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        """All bytes but those of outputs, which the caller keeps alive."""
+        return self._bytes.total(without=(storage_id(out) for out in outputs if is_dense(out)))
