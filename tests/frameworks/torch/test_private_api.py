@@ -128,7 +128,9 @@ def test_levels_of_transforms():
 
 
 def test_what_is_compiled_says_so():
-    assert "_orig_mod" in torch.compile(Empty(), backend="eager")._modules, "compiled modules have no _orig_mod any more"
+    assert "_orig_mod" in torch.compile(Empty(), backend="eager")._modules, (
+        "compiled modules have no _orig_mod any more"
+    )
     compiled = torch.compile(lambda x: x, backend="eager")
     assert "_torchdynamo_orig_callable" in vars(compiled), "compiled functions have no _torchdynamo_orig_callable"
 
@@ -184,9 +186,8 @@ def private_names(path):
         elif isinstance(item, ast.Attribute):
             text = ast.unparse(item)
             mine = text.startswith("self.") and item.attr in own
-            if is_private(item.attr) and not mine and (text.startswith("torch.") or item.attr in theirs):
-                yield f"{path.name}:{item.lineno}: {text}"
-            elif item.attr in ("variable", "default_generator", "default_generators", "cdata"):
+            private = is_private(item.attr) and not mine and (text.startswith("torch.") or item.attr in theirs)
+            if private or item.attr in ("variable", "default_generator", "default_generators", "cdata"):
                 yield f"{path.name}:{item.lineno}: {text}"
 
 
