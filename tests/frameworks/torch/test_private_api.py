@@ -186,9 +186,8 @@ def private_names(path):
         elif isinstance(item, ast.Attribute):
             text = ast.unparse(item)
             mine = text.startswith("self.") and item.attr in own
-            if (
-                is_private(item.attr) and not mine and (text.startswith("torch.") or item.attr in theirs)
-            ) or item.attr in ("variable", "default_generator", "default_generators", "cdata"):
+            private = is_private(item.attr) and not mine and (text.startswith("torch.") or item.attr in theirs)
+            if private or item.attr in ("variable", "default_generator", "default_generators", "cdata"):
                 yield f"{path.name}:{item.lineno}: {text}"
 
 

@@ -11,10 +11,11 @@ from weakref import ref
 
 from torch import Tensor
 
-from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
+from remat.frameworks.torch.graph import backward_hooks, reachable_leaves, set_backward_hooks, version
+from remat.frameworks.torch.saved_tensors import describe
 from remat.segments import mutation_error
 
-__all__ = ["InputVersion", "LeafState", "restored_leaf_state"]
+__all__ = ["InputVersion", "LeafState", "raise_if_used", "restored_leaf_state"]
 
 
 class LeafState:
@@ -59,6 +60,15 @@ def restored_leaf_state(before: Sequence[tuple[Tensor, bool, dict[int, Any]]]) -
             set_backward_hooks(tensor, hooks)
         for tensor in toggled:
             tensor.requires_grad_(not tensor.requires_grad)
+
+
+def raise_if_used(changed: Sequence[tuple[Tensor, int]], outputs: Sequence[Tensor], name: str) -> None:
+    """Raise a StepError if outputs depend on a leaf that was written into since it had this version."""
+    used = reachable_leaves(outputs)
+    for tensor, before in changed:
+        if id(tensor) in used:
+            what = f"a parameter that it uses ({describe(tensor)}, version {before}, now {version(tensor)})"
+            raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
 
 class InputVersion:

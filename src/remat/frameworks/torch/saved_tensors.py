@@ -1,8 +1,8 @@
-"""What stands for tensors that a graph saves: holders, how the tensors looked, what they weigh, and savers."""
+"""Saved tensors of a segment: the node that saves its inputs, holders, metadata to compare with, and their bytes."""
 
 from collections.abc import Container, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,38 +13,41 @@ from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import StorageBytes, is_dense, storage_id
 from remat.segments import mutation_error, raise_nondeterministic
 
-if TYPE_CHECKING:
-    from remat.frameworks.torch.checkpoint import CheckpointFrame
-
 __all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "comparable_storage", "describe"]
 
 with torch.inference_mode(False):
-    _ROOT = torch.empty(0, requires_grad=True, device="cpu")  # so that a saver is part of a graph
+    _ROOT = torch.empty(
+        0, requires_grad=True, device="cpu"
+    )  # an input that requires a gradient, so that there is a node
 
 
 class SaveInputs(torch.autograd.Function):
-    """A node that saves tensors as any other one does: through the hooks that are on, with a look at their versions."""
+    """A node that saves tensors as any other one does: through the hooks that are active, and checking their versions.
+
+    Cf. `_NoopSaveInputs` in torch.utils.checkpoint.
+    """
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, *tensors: Tensor) -> Tensor:
-        """An empty tensor, whose node holds the others."""
-        ctx.held = {place: tensor for place, tensor in enumerate(tensors) if tensor.is_inference()}  # never saved
+        """An empty tensor, whose node saves the others."""
+        # Autograd refuses to save inference tensors, which nothing can change under a graph anyway.
+        ctx.inference_tensors = {place: tensor for place, tensor in enumerate(tensors) if tensor.is_inference()}
         ctx.save_for_backward(*(None if tensor.is_inference() else tensor for tensor in tensors))
         return torch.empty(0, device="cpu")
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        """Nobody asks for it."""
+        """Never called: the node only saves tensors."""
         raise AssertionError("a saver has no gradient")
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Nothing depends on it."""
+        """The tangent of an empty tensor."""
         return torch.zeros(0, device="cpu")
 
     @staticmethod
     def save(tensors: Sequence[Tensor]) -> Tensor | None:
-        """Save tensors."""
+        """The empty tensor that keeps these saved; None if there are none."""
         saved: Tensor | None = SaveInputs.apply(_ROOT, *tensors) if tensors else None  # type: ignore[no-untyped-call]
         return saved
 
@@ -54,18 +57,27 @@ class SaveInputs(torch.autograd.Function):
         if saver is None:
             return ()
         node: Any = saver.grad_fn
-        return tuple(node.held.get(place, tensor) for place, tensor in enumerate(node.saved_tensors))
+        return tuple(node.inference_tensors.get(place, tensor) for place, tensor in enumerate(node.saved_tensors))
+
+
+class HolderOwner(Protocol):
+    """The segment that a holder belongs to."""
+
+    def unpack(self, holder: "Holder") -> Tensor:
+        """The tensor of a holder."""
+        ...
 
 
 class Holder:
-    """Stands for one tensor that a graph saves; `values` are those that were computed again, by backward."""
+    """Stands for one tensor that a graph saves; `values` are recomputed tensors by the id of the backward."""
 
-    __slots__ = ("__weakref__", "index", "saved", "segment", "values")
+    __slots__ = ("__weakref__", "index", "owner", "saved", "values")
 
-    def __init__(self, segment: "CheckpointFrame", index: int) -> None:
-        self.segment, self.index = segment, index
+    def __init__(self, owner: HolderOwner, index: int) -> None:
+        self.owner, self.index = owner, index
         self.values: dict[int, Tensor] = {}
-        self.saved: Tensor | None = None  # the tensor while the segment is undecided, then its saver if it is kept
+        # With a threshold: the tensor while its segment runs, then the tensor of `SaveInputs.save` if it is kept.
+        self.saved: Tensor | None = None
 
     def save(self) -> None:
         """Save the tensor as plain autograd does."""
@@ -73,16 +85,17 @@ class Holder:
         self.saved = SaveInputs.save([self.saved])
 
     def value(self) -> Tensor:
-        """The tensor that is held or saved."""
+        """The tensor that was kept."""
         assert self.saved is not None
         return self.saved if self.saved.grad_fn is None else SaveInputs.load(self.saved)[0]
 
 
 class SavedTensorMeta:
-    """What a saved tensor looked like: shape, dtype, device; versions; with `checked` its values too.
+    """Shape, dtype, device and version of a saved tensor, and with `checked` a fingerprint of its values.
 
-    `version` is that of a parameter, or of data that is not among the `changing`. `written` is whether the tensor was
-    written into while the segment was first run, after it was saved.
+    `version` is that of a parameter or of data, if its storage is not among the `changing` ones, which the segment may
+    write into; None for what the segment computes. `written` says whether the tensor was written into during the first
+    run, after it was saved.
     """
 
     __slots__ = ("_counter", "_saved", "device", "dtype", "fingerprint", "shape", "version", "written")
@@ -101,12 +114,12 @@ class SavedTensorMeta:
         return self.written
 
     def finish_forward(self) -> None:
-        """The segment was first run: what is written into from now on is no matter, since it is computed again."""
+        """Stop watching after the first run: later writes do not matter, since the tensor is recomputed."""
         self.was_written()
         self._counter = None
 
     def compare(self, tensor: Tensor, name: str, index: int, count: int) -> None:
-        """Raise an error if a tensor that was saved again looks different."""
+        """Raise an error if a tensor that is saved again has another shape, dtype, device or version."""
         if tensor.shape != self.shape or tensor.dtype != self.dtype or tensor.device != self.device:
             raise_nondeterministic(
                 name,
@@ -120,12 +133,12 @@ class SavedTensorMeta:
 
     @staticmethod
     def compare_fingerprints(
-        looks: Sequence["SavedTensorMeta"], found: Sequence[tuple[int, Tensor, Tensor]], name: str
+        metas: Sequence["SavedTensorMeta"], recomputed: Sequence[tuple[int, Tensor, Tensor]], name: str
     ) -> None:
-        """Raise a DeterminismError if one of these tensors, with their summaries, has other values than it had."""
-        for device in {number.device for _, _, number in found}:  # one wait for each
-            here = [each for each in found if each[2].device == device]
-            pairs = [(now, looks[index].fingerprint) for index, _, now in here]
+        """Raise a DeterminismError if one of (index, tensor, fingerprint) has other values than at first."""
+        for device in {fingerprint.device for _, _, fingerprint in recomputed}:  # one synchronization for each
+            here = [entry for entry in recomputed if entry[2].device == device]
+            pairs = [(now, metas[index].fingerprint) for index, _, now in here]
             rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
             for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
                 if now == then:
@@ -135,13 +148,13 @@ class SavedTensorMeta:
                 if far:
                     raise_nondeterministic(
                         name,
-                        f"tensor {index} of the {len(looks)} that it saves for its backward, {describe(tensor)}, "
+                        f"tensor {index} of the {len(metas)} that it saves for its backward, {describe(tensor)}, "
                         f"was another one by {far:.1g} of its size",
                     )
 
 
 def _version(tensor: Tensor, changing: Container[int] = ()) -> int | None:
-    """How often a parameter or data was written into, or what this is a view of; None for what a segment computes."""
+    """The version of a parameter or of data, or of what this is a view of; None for what a segment computes."""
     origin = view_base(tensor)
     if not origin.is_leaf or origin.is_inference():
         return None
@@ -164,16 +177,16 @@ def comparable_storage(tensor: Tensor) -> int:
 
 
 def _counter(tensor: Tensor) -> Tensor | None:
-    """A tensor that counts how often another one is written into, and holds nothing of it."""
+    """A tensor that shares the version counter of another one, and none of its memory."""
     if not _is_plain(tensor) or tensor.is_inference():
         return None
-    counter = tensor.detach()
-    counter.data = _nothing(tensor.dtype, tensor.device)
+    counter = tensor.detach()  # shares the counter, and keeps it when its data is replaced
+    counter.data = _empty(tensor.dtype, tensor.device)
     return counter
 
 
 @lru_cache(maxsize=256)
-def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _empty(dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.empty(0, dtype=dtype, device=device)
 
