@@ -12,7 +12,8 @@ from typing import ClassVar, NamedTuple
 
 from remat.errors import InfeasibleError
 from remat.ops import TAPE
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
 from remat.planners.planner import Planner
 from remat.problem import Level, Loop, Memory
 from remat.progress import report_progress

@@ -7,7 +7,7 @@ them. Subproblems repeat so much that a million steps need hundreds of them. Out
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from remat.planners.plan import Prediction
+from remat.planners.claim import Prediction
 from remat.problem import Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 

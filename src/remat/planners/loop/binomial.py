@@ -6,7 +6,8 @@ Costs are closed forms too, so a plan for n = 10⁹ takes microseconds; its ops 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
 from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule

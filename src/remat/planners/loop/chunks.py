@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import InfeasibleError, ProblemError
+from remat.planners.claim import Claim
 from remat.planners.loop.binomial import fitting_states, predict, states_text
-from remat.planners.plan import Claim, Plan
+from remat.planners.plan import Plan
 from remat.planners.planner import OneLevelPlanner
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
 from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.problem import Level, Loop, Memory, Problem
 from remat.schedule import Op, Pullback, Record, Schedule, Turn, simulate

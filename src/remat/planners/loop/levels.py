@@ -12,10 +12,11 @@ from math import isqrt
 from typing import ClassVar, NamedTuple
 
 from remat.planners.bounds import level_seconds
+from remat.planners.claim import Claim, Prediction
 from remat.planners.dp.hrevolve import HRevolveTable, StoreCost
 from remat.planners.loop.pooled import best_pool
 from remat.planners.op_tree import OpTree, RelativeOp, Subtree, relative
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.plan import Plan
 from remat.planners.planner import UNKNOWN_LENGTH, Planner, infeasible
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Schedule, Turn

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from remat.errors import InfeasibleError
 from remat.planners.bounds import MANY_LAYERS, states_or_tapes
+from remat.planners.claim import Claim, Prediction
 from remat.planners.dp.budget_grid import MOST_EXACT, on_grid, reachable_budgets
 from remat.planners.dp.exact_table import ExactTable
 from remat.planners.dp.layer_bound import LayerBound
@@ -19,7 +20,7 @@ from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll, least_for_all
 from remat.planners.loop.mixed_ops import mixed_ops
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.plan import Plan
 from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.planners.working_set import HeldBudget
 from remat.problem import Level, Loop, Memory

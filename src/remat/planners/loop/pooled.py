@@ -8,8 +8,8 @@ without a table over n. The levels planner takes the better of this and its grou
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from remat.planners.claim import Prediction
 from remat.planners.loop.binomial import peak_states, stack_depths
-from remat.planners.plan import Prediction
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Drop, Fetch, Keep, Op
 from remat.schedule.revolve import RevolveOps, advances, repetition, split

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import ProblemError
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
 from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
