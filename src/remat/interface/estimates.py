@@ -9,7 +9,7 @@ from typing import Any
 
 from remat.errors import ProblemError
 from remat.planners import plan
-from remat.planners.loop.save_points import even_positions
+from remat.planners.loop.save_points import even_positions, save_points
 from remat.problem import Loop
 from remat.units import to_count
 
@@ -40,20 +40,6 @@ def compute_checkpoint_positions(seq_length: int, num_checkpoints: int) -> list[
     steps, count = checkpoint_count(seq_length, num_checkpoints)
     if count >= steps:
         return list(range(steps))
-    return even_positions(steps, count)
-
-
-def save_points(steps: int, count: int) -> list[int]:
-    """The `count` positions that cut `steps` into sections of equal length, or nearly so, the longer ones last.
-
-    >>> save_points(2048, 7)
-    [256, 512, 768, 1024, 1280, 1536, 1792]
-    """
-    steps, count = to_count(steps, "steps"), to_count(count, "count")
-    if count >= max(steps, 1):
-        raise ProblemError(
-            f"{steps} steps have {max(steps - 1, 0)} places between them, too few for {count} save points"
-        )
     return even_positions(steps, count)
 
 

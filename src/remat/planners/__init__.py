@@ -60,7 +60,7 @@ def plan(
 ) -> Plan:
     """The plan that reverses `problem` inside `memory` (bytes, text, a `Memory`) or `slots` (a count of states).
 
-    `progress.update(done, total)` is told how far a search is that takes long.
+    `progress.update(done, total)` is called while a long search goes on.
     A memory in which nothing fits raises an InfeasibleError that carries the smallest one that works.
 
     >>> from remat import Loop
