@@ -11,9 +11,8 @@ from remat.cli.arguments import refuse_to_overwrite
 from remat.cli.output import write_report
 from remat.cli.progress_bars import Bars
 from remat.errors import InfeasibleError, ProblemError, StepError
-from remat.interface import save_points
 from remat.measuring import loop_of
-from remat.planners import Auto, Plan, SavePoints, plan
+from remat.planners import Auto, Plan, SavePoints, plan, save_points
 from remat.problem import Level, Loop, Memory
 from remat.profiling import CallRecord, profile
 from remat.reporting.formats import check_path
