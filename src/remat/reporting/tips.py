@@ -17,9 +17,8 @@ NEGLIGIBLE = 0.05  # the fraction of forward steps by which less memory may cost
 def tips_for(subject: ReportSubject, curve: MemoryCurve | None) -> list[str]:
     """What to know and what to do, the most useful first."""
     tips = [] if curve is None else [*_more(curve), *_better(curve), *_less(curve)]
-    if (
-        tips and subject.requested_bytes is not None and subject.step_cost is None
-    ):  # from a file: the overhead of a step is not known
+    # A run that was loaded from a file has no measured step, so the curve leaves out a step's overhead.
+    if tips and subject.requested_bytes is not None and subject.step_cost is None:
         tips.append("These budgets are without what a run sets aside for its steps and for bookkeeping.")
     if subject.sized is not None and subject.plan is subject.sized:
         tips += _unused(subject.sized)

@@ -71,9 +71,8 @@ def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tup
         def budget(params: Any) -> Any:
             return model.budget_loss(params, memory, bars)
 
-        value_and_grad(budget)(
-            model.params
-        )  # measured and planned before anything is timed; a budget that is too small raises here
+        # Measured and planned before anything is timed; a budget that is too small raises here.
+        value_and_grad(budget)(model.params)
         plain_losses, plain_seconds = _train(model, model.plain_loss, iterations, bars, "plain autograd")
         losses, seconds = _train(model, budget, iterations, bars, f"remat in {memory}")
         bars.say("measuring memory", 2)
