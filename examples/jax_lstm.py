@@ -54,7 +54,9 @@ def main():
     before, expected = plain(params)
     for program in (few, inside):
         slopes = program(params)[1]
-        worst = max(float(jnp.max(abs(slopes[name] - expected[name])) / jnp.max(abs(expected[name]))) for name in slopes)
+        worst = max(
+            float(jnp.max(abs(slopes[name] - expected[name])) / jnp.max(abs(expected[name]))) for name in slopes
+        )
         assert worst < 1e-4
     print(f"gradients of {STEPS:,} steps, by a plain scan and inside a budget, agree to {worst:.1e}")
 
