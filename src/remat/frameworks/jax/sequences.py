@@ -1,4 +1,4 @@
-"""Sequences in time: inputs given as one array or as a list of steps, outputs with the initial one put first."""
+"""Sequences in time: inputs as one array or as a list with one item a step, outputs with the initial one first."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ __all__ = ["stacked", "unpack", "with_first"]
 
 
 def unpack(value: Any) -> Any:
-    """JAX knows containers where they are: there are none of its own to unpack."""
+    """The value itself: JAX wraps no containers."""
     return value
 
 
@@ -30,7 +30,7 @@ def stacked(inputs: Any, steps: int) -> Any:
 
 
 def with_first(first: Any, after: Any, steps: int) -> Any:
-    """The initial value and those after each step: one array, or a list of so many if a value is a container."""
+    """The initial value and those after each step: one array, or a list of them if a value is a container."""
     joined = tree_map(lambda one, rows: jnp.concatenate([jnp.expand_dims(one, 0), rows]), first, after)
     if treedef_is_leaf(tree_structure(first)):
         return joined
