@@ -105,7 +105,8 @@ def first_outputs(program: ClosedJaxpr, count: int) -> ClosedJaxpr:
 
 def have_distinct_buffers(arrays: Sequence[Any]) -> bool:
     """Whether no two of the arrays share memory, so that all of them can be donated to one call."""
-    try:  # the address is all that tells it; an array that is in several places, or a key, has none
+    # `unsafe_buffer_pointer` is undocumented, and nothing else tells; an array on several devices has no one address.
+    try:
         return len({array.unsafe_buffer_pointer() for array in arrays}) == len(arrays)
     except Exception:
         return False
