@@ -104,7 +104,7 @@ class ChunkedSteps:
 
         def step_back(grads: Grads, row: Any) -> Any:
             i, per_step = row
-            bars = iter(_rows(y_bars, i))
+            bars = iter(_rows(y_bars, i))  # by index: as rows of the scan, the chunk's part of all rows would be a copy
             y_bar = [next(bars) if flag else zeros_like_aval(aval) for flag, aval in zip(nonzero, avals, strict=True)]
             step_residuals = Residuals(per_step, residuals.shared)
             consts_bar, carry_bar, x_bar = self.step_vjp.vjp(
@@ -128,7 +128,7 @@ def _loop(step: Any, carry: Any, rows: Any, start: Any, length: int, *, reverse:
 
     A single step is no loop: it takes the rows as they are, and its output is not stacked.
     """
-    if length == 1:
+    if length == 1:  # chunks of one step are the usual case, and shall not have a loop inside of the loop over chunks
         return step(carry, start if rows is None else (start, rows))
     numbers = start + jnp.arange(length, dtype=jnp.int32)
     xs = numbers if rows is None else (numbers, rows)

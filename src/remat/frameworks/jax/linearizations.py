@@ -32,6 +32,7 @@ class ForwardWithResiduals(DifferentiableFunction):
         """The linearization of the results; residuals have no tangents."""
         count = len(args) - self.linearization.extra_inputs
         inner, extra = self.linearization.forward_function.linearize(active_inputs[:count], args[:count])
+        # How many residuals there are is only known once it is traced.
         return _ForwardLinearization(self, inner, active_inputs, len(self.jaxpr(args).out_avals)), extra
 
 
@@ -66,7 +67,9 @@ class _ForwardLinearization(Linearization):
     ) -> None:
         self.function = self.outer = function
         self.inner, self.active_inputs, self.n_outputs = inner, active_inputs, n_outputs
-        self.extra_inputs = inner.extra_inputs
+        self.extra_inputs = (
+            inner.extra_inputs
+        )  # its own plan: other inputs may be active than in the first linearization
         self.active_outputs = (*inner.active_outputs, *([False] * (n_outputs - len(inner.active_outputs))))
         self.algorithm = inner.algorithm
         self.key, self.eager = (function, inner, active_inputs, n_outputs), inner.eager
@@ -108,6 +111,7 @@ class _VJPLinearization(Linearization):
         self.n_outputs = sum(self.inner.active_inputs)
         self.active_outputs = (True,) * self.n_outputs
         self.algorithm = self.inner.algorithm
+        # The key of `function` covers its `vjp`; loops of other lengths or plans differ in `differentiable_vjp` alone.
         self.key = function, active_inputs, self.algorithm
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
@@ -165,6 +169,7 @@ class Batched(DifferentiableFunction):
 
     def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Arrays]:
         """The linearization of one member, for a batch."""
+        # Planning needs the sizes of one member; its extra arrays are the same for all.
         member = [row_aval(arg) if flag else arg for arg, flag in zip(args, self.flags, strict=True)]
         linearization, extra = self.function.linearize(active_inputs, member)
         return BatchedLinearization(self, linearization, self.axis, self.flags), extra

@@ -76,6 +76,7 @@ class StepVJP(CacheKeyed):
         n_outputs = len(step.out_avals)
         self._input_of = _residuals_that_are_inputs(self._program, step)
         stored = [k is None for k in self._input_of]
+        # Loop-invariant residuals: what depends on constants alone.
         varies = depends_on(self._program, [False] * step.n_consts + [True] * (len(step.avals) - step.n_consts))
         pairs = list(zip(stored, varies[n_outputs:], strict=True))
         self._per_step = tuple(keep and changes for keep, changes in pairs)
@@ -107,14 +108,14 @@ class StepVJP(CacheKeyed):
     def vjp(self, residuals: Residuals, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> Any:
         """The cotangents of the active constants, carry leaves and inputs."""
         per_step, shared = iter(residuals.per_step), iter(residuals.shared)
-        args = [*consts, *([None] * self.step.n_carry), *x]
+        args = [*consts, *([None] * self.step.n_carry), *x]  # the carry before the step is gone
         leaves = [
             args[k] if k is not None else next(per_step) if is_per_step else next(shared)
             for k, is_per_step in zip(self._input_of, self._per_step, strict=True)
         ]
         try:
             return jax.tree.unflatten(self._vjp_tree, leaves)((list(carry_bar), list(y_bar)))
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError) as error:  # JAX finds out in the transpose, such as for while_loop
             raise _no_derivative_error(error) from error
 
 

@@ -64,10 +64,10 @@ def scan(
     if not driven:
         _refuse_progress(request, "give driven=True, which runs the loop op by op")
     request.validate(steps)
-    if steps == 0:  # nothing to plan
+    if steps == 0:  # nothing to plan; lax.scan makes outputs of the right shapes, without rows
         return jax.lax.scan(step, init, xs, length=0)
     request.record(steps)
-    x = tree_unflatten(x_tree, [row_aval(leaf) for leaf in inputs])
+    x = tree_unflatten(x_tree, [row_aval(leaf) for leaf in inputs])  # the step is traced with one row of each input
     traced = trace_step(step, init, x)
     n_rows = steps if inputs or traced.step.y_avals else None
     loop = (

@@ -118,6 +118,7 @@ def trace_step(step: Callable[[Any, Any], Any], init: Any, x: Any) -> TracedStep
 
     def closed(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         results = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, list(consts)))(*carry, *x)
+        # A weakly typed result may replace a leaf of its kind; as a carry it has the leaf's own dtype.
         after = [_cast_like(value, aval) for value, aval in zip(results, avals, strict=False)]
         return after, results[len(avals) :]
 
@@ -164,7 +165,7 @@ def _as_array(leaf: Any, name: str) -> Any:
 
 def _unpack_output(out: Any, init: Any) -> tuple[Any, Any]:
     tree: Any = tree_structure(init)
-    alone = tree_structure(out) == tree
+    alone = tree_structure(out) == tree  # a carry of two items looks like (carry, y): its structure tells them apart
     if isinstance(out, tuple | list) and len(out) == 2 and (not alone or tree_structure(out[0]) == tree):
         return out[0], out[1]
     what = "None" if out is None else f"a {type(out).__name__}"
@@ -183,6 +184,7 @@ def _promote(carry: list[Any], after: Sequence[Any], names: list[str]) -> list[A
         changed[k] = value = vary_like(value, out)  # inside shard_map a constant becomes a per-device value
         aval = aval_of(value)
         if aval.shape == out.shape and (aval.dtype == out.dtype or _promotes_to(out, aval)):
+            # Of the right dtype, but weak: a loop needs the same type before and after, so it is made strong.
             if aval.weak_type and not getattr(out, "weak_type", False) and aval.dtype == out.dtype:
                 changed[k] = lax.convert_element_type(value, aval.dtype)
             continue

@@ -46,6 +46,7 @@ def jvp_step(
 
     def with_tangents(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
         restricted, active = activity.restrict(step, consts[:n], carry[:m], x[:k])
+        # Plain values come first, so that the slices of the plain step stay where they are.
         dots = list(consts[n:]), list(carry[m:]), list(x[k:])
         _, (after_dot, y_dot), (after, y) = jax.jvp(restricted, active, dots, has_aux=True)
         return [*after, *after_dot], [*y, *y_dot]

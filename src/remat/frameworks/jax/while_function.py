@@ -66,6 +66,7 @@ class WhileFunction(DifferentiableFunction):
         active_carry, _ = self.body.active(tuple(consts), tuple(carry), ())
         step_vjp = StepVJP(self.body, Activity(tuple(consts), (), active_carry, ()))
         slots = self.slots(step_vjp)
+        # The tables depend on the slots alone, so one program serves any number of steps.
         tables = (*online_positions(slots), binomial_table(None, slots))
         return WhileLinearization(self, step_vjp, active_inputs, slots), tables
 
@@ -81,6 +82,7 @@ class WhileFunction(DifferentiableFunction):
             init = broadcast_batch(init, init_flags, carry_flags, axis.size)
             loop = WhileFunction(cond, body, self.slots)
             return loop, [most, *cond_consts, *body_consts, *init], in_axes_of(carry_flags)
+        # A member that ended keeps its carry while others go on, so that each leaf of the carry is a member's own.
         carry_flags = (True,) * len(carry_flags)
         init = broadcast_batch(init, init_flags, carry_flags, axis.size)
         safe, body_consts = _safe_inputs(self, axis, cond_flags, body_flags, [most, *cond_consts, *body_consts, *init])
@@ -109,7 +111,7 @@ def _safe_inputs(
     """
     _, cond_consts, body_consts, init = loop.split_args(args)
     begins = _active_mask(loop, axis, cond_flags, cond_consts, init)
-    first = jnp.argmax(begins)
+    first = jnp.argmax(begins)  # if no member begins, the body is not run at all
 
     def replaced(value: Any) -> Any:
         other = lax.dynamic_index_in_dim(value, first, keepdims=True)
@@ -134,7 +136,7 @@ def _masked_step(
 
     def body(consts: Arrays, carry: Arrays, _: Arrays) -> Any:
         mask = _active_mask(loop, axis, cond_flags, consts[:n], carry)
-        step_inputs = _where(mask, carry, consts[n : n + m])
+        step_inputs = _where(mask, carry, consts[n : n + m])  # see `_safe_inputs`
         step = axis.vmap(lambda consts, carry: loop.body(consts, carry, ())[0], (in_axes_of(body_flags), [0] * m))
         return _where(mask, step(list(consts[n + m :]), step_inputs), carry), []
 
@@ -176,12 +178,13 @@ class WhileLinearization(Linearization):
         positions, levels = map(jnp.asarray, extra[:2])
         consts = behind_barrier(consts)
         continues = self.loop.continues(args)
-        at = jnp.zeros(self.slots + 1, jnp.int32)
+        at = jnp.zeros(self.slots + 1, jnp.int32)  # level 0 is the first carry, before step 0
         stack = CheckpointStack.of(at, jnp.int32(1), carry, self.slots + 1)
 
         def step(loop_carry: Any) -> Any:
             done, _, carry = loop_carry
             carry = self.step_vjp.forward(consts, carry, ())[0]
+            # The answer is part of the carry: both loops need it, and a condition may be as long as a step.
             return done + 1, continues(done + 1, carry), carry
 
         def advance_and_keep(loop_carry: Any) -> Any:
@@ -232,7 +235,7 @@ class WhileLinearization(Linearization):
         """The loop of steps with tangents, and its arguments."""
         most, cond_consts, body_consts, carry = self.loop.split_args(args)
         _, active_cond_consts, _, active_init = self.loop.split_args(self.active_inputs)
-        tangents = tangents[sum(active_cond_consts) :]
+        tangents = tangents[sum(active_cond_consts) :]  # those of the condition's constants change nothing
         body, consts, dual_carry, _ = jvp_step(
             self.loop.body, self.activity, tuple(active_init), body_consts, carry, (), tangents
         )
