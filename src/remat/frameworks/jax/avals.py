@@ -13,7 +13,7 @@ This file and `primitives.py` are the only ones that use undocumented parts of J
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import reshard
 
 __all__ = [
+    "Array",
+    "Aval",
     "BatchAxis",
     "ClosedJaxpr",
     "Flags",
@@ -58,7 +60,10 @@ __all__ = [
     "zeros_like_aval",
 ]
 
+Array = jax.Array  # concrete or traced
+Aval = Any  # AbstractValue declares neither shape nor dtype
 Flags = tuple[bool, ...]
+T = TypeVar("T")
 
 # Calls of functions with derivatives of the user's own. `custom_lin` is what jax.jvp makes of a custom_vjp function.
 _CUSTOM_RULES = frozenset({custom_jvp_call_p, custom_vjp_call_p, custom_lin_p})
@@ -103,7 +108,7 @@ def first_outputs(program: ClosedJaxpr, count: int) -> ClosedJaxpr:
     return ClosedJaxpr(jaxpr, program.consts)
 
 
-def have_distinct_buffers(arrays: Sequence[Any]) -> bool:
+def have_distinct_buffers(arrays: Sequence[Array]) -> bool:
     """Whether no two of the arrays share memory, so that all of them can be donated to one call."""
     # `unsafe_buffer_pointer` is undocumented, and nothing else tells; an array on several devices has no one address.
     try:
@@ -112,33 +117,33 @@ def have_distinct_buffers(arrays: Sequence[Any]) -> bool:
         return False
 
 
-def aval_of(value: Any) -> Any:
+def aval_of(value: Any) -> Aval:
     """The aval of an array: shape, dtype, sharding, and the mesh axes over which it varies."""
     return value if isinstance(value, AbstractValue) else jax.typeof(value)
 
 
-def row_aval(value: Any) -> Any:
+def row_aval(value: Any) -> Aval:
     """The aval of one row of a value: without its first axis."""
     aval = aval_of(value)
     return mapped_aval(aval.shape[0], 0, aval)
 
 
-def stacked_aval(value: Any, size: int, mesh_axis: Any = None) -> Any:
+def stacked_aval(value: Any, size: int, mesh_axis: Any = None) -> Aval:
     """The aval of `size` such values, stacked along a new first axis."""
     return unmapped_aval(size, 0, aval_of(value), mesh_axis)
 
 
-def behind_barrier(values: Iterable[Any]) -> list[Any]:
+def behind_barrier(values: Iterable[Array]) -> list[Array]:
     """The values behind lax.optimization_barrier, so that XLA does not copy constants wherever an inner loop begins."""
     return [lax.optimization_barrier(value) for value in values]
 
 
-def differentiable(aval: Any) -> bool:
+def differentiable(aval: Aval) -> bool:
     """Whether it has tangents: floats and complex numbers do."""
     return bool(jnp.issubdtype(aval.dtype, jnp.inexact))
 
 
-def nbytes(aval: Any) -> int:
+def nbytes(aval: Aval) -> int:
     """Bytes of an array."""
     size = 1
     for length in aval.shape:
@@ -149,7 +154,7 @@ def nbytes(aval: Any) -> int:
     return int(size * aval.dtype.itemsize)
 
 
-def zeros_like_aval(value: Any, rows: int | None = None) -> Any:
+def zeros_like_aval(value: Any, rows: int | None = None) -> Array:
     """Zeros with the aval of a value, or `rows` of them stacked: sharded alike, and varying over the same mesh axes."""
     aval = aval_of(value) if rows is None else stacked_aval(value, rows)
     zeros = vary_like(lax.full(aval.shape, 0, aval.dtype), aval)
@@ -158,13 +163,13 @@ def zeros_like_aval(value: Any, rows: int | None = None) -> Any:
     return zeros
 
 
-def vary_like(value: Any, aval: Any) -> Any:
+def vary_like(value: Array, aval: Aval) -> Array:
     """The value, varying over all mesh axes over which the aval varies, inside shard_map."""
     missing = tuple(_varying_axes(aval) - _varying_axes(aval_of(value)))
     return lax.pcast(value, missing, to="varying") if missing else value
 
 
-def _varying_axes(aval: Any) -> frozenset[Any]:
+def _varying_axes(aval: Aval) -> frozenset[Any]:
     # Undocumented, and moved: `aval.vma` before JAX 0.10, `aval.manual_axis_type.varying` since.
     axes = getattr(aval, "vma", None)
     if axes is None:
@@ -172,7 +177,7 @@ def _varying_axes(aval: Any) -> frozenset[Any]:
     return frozenset(axes or ())
 
 
-def select(flags: Iterable[bool], values: Iterable[Any]) -> list[Any]:
+def select(flags: Iterable[bool], values: Iterable[T]) -> list[T]:
     """The values with a flag.
 
     >>> select((True, False, True), "abc")
@@ -181,7 +186,7 @@ def select(flags: Iterable[bool], values: Iterable[Any]) -> list[Any]:
     return [value for value, flag in zip(values, flags, strict=True) if flag]
 
 
-def merge(flags: Sequence[bool], selected: Iterable[Any], values: Sequence[Any]) -> list[Any]:
+def merge(flags: Sequence[bool], selected: Iterable[T], values: Sequence[T]) -> list[T]:
     """The values, those with a flag replaced by the next of `selected`: the inverse of `select`.
 
     >>> merge((True, False, True), "xy", "abc")

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Flags, select, zeros_like_aval
+from remat.frameworks.jax.avals import Array, Flags, select, zeros_like_aval
 from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.residuals import Residuals, StepVJP
 
@@ -31,9 +32,9 @@ def unroll_factor(length: int) -> int:
 class Grads(NamedTuple):
     """Cotangents so far, while chunks are pulled back: that of a carry, sums for constants, and rows of inputs."""
 
-    carry: list[Any]
-    consts: list[Any]
-    xs: list[Any]
+    carry: list[Array]
+    consts: list[Array]
+    xs: list[Array]
 
 
 class ChunkedSteps:
@@ -43,23 +44,25 @@ class ChunkedSteps:
         self.step_vjp, self.step, self.consts, self.xs = step_vjp, step_vjp.forward, list(consts), list(xs)
         self.chunk, self.first_chunk = chunk, first_chunk
 
-    def first_step(self, i: Any) -> Any:
+    def first_step(self, i: Array) -> Any:
         """The first step of chunk i, which is not the shorter first chunk."""
         return self.first_chunk + (i - 1) * self.chunk if self.first_chunk else i * self.chunk
 
-    def run(self, carry: Arrays, start: Any, length: int, ys: Arrays | None) -> tuple[list[Any], list[Any]]:
+    def run(self, carry: Arrays, start: ArrayLike, length: int, ys: Arrays | None) -> tuple[list[Array], list[Array]]:
         """The carry after `length` steps, and `ys` with their outputs written into it, unless it is None."""
 
-        def step(loop_carry: Any, i: Any) -> Any:
+        def step(loop_carry: Any, i: Array) -> Any:
             carry, ys_so_far = loop_carry
             carry, y = self.step(self.consts, carry, _rows(self.xs, i))
             return (carry, ys_so_far if ys is None else _write_rows(ys_so_far, y, i)), None
 
-        results: tuple[list[Any], list[Any]]
+        results: tuple[list[Array], list[Array]]
         results, _ = _loop(step, (list(carry), list(ys or ())), None, start, length)
         return results
 
-    def advance(self, carry: Arrays, start: Any, stop: Any, ys: Arrays | None = None) -> tuple[list[Any], list[Any]]:
+    def advance(
+        self, carry: Arrays, start: ArrayLike, stop: Array, ys: Arrays | None = None
+    ) -> tuple[list[Array], list[Array]]:
         """The carry after chunks start..stop-1, and `ys` with their outputs written into it, unless it is None."""
 
         def over(first_step: Callable[[Any], Any], length: int) -> Callable[[Any, Any], Any]:
@@ -70,21 +73,21 @@ class ChunkedSteps:
             times = ((start == 0) & (stop > 0)).astype(jnp.int32)
             results = lax.fori_loop(0, times, over(lambda _: 0, self.first_chunk), results)
             start = jnp.maximum(start, 1)
-        after: tuple[list[Any], list[Any]] = lax.fori_loop(start, stop, over(self.first_step, self.chunk), results)
+        after: tuple[list[Array], list[Array]] = lax.fori_loop(start, stop, over(self.first_step, self.chunk), results)
         return after
 
-    def advance_one(self, carry: Arrays, i: Any) -> list[Any]:
+    def advance_one(self, carry: Arrays, i: Array) -> list[Array]:
         """The carry after chunk i."""
         if self.first_chunk:
             return self.advance(carry, i, i + 1)[0]
         return self.run(carry, self.first_step(i), self.chunk, None)[0]
 
     def record(
-        self, carry: Arrays, start: Any, length: int, ys: Arrays | None = None
-    ) -> tuple[list[Any], list[Any], Residuals]:
+        self, carry: Arrays, start: ArrayLike, length: int, ys: Arrays | None = None
+    ) -> tuple[list[Array], list[Array], Residuals]:
         """The carry after `length` steps, `ys` with their outputs written into it, and their residuals."""
 
-        def step(loop_carry: Any, i: Any) -> Any:
+        def step(loop_carry: Any, i: Array) -> Any:
             carry, ys_so_far, _ = loop_carry
             carry, y, residuals = self.step_vjp.record(self.consts, carry, _rows(self.xs, i))
             ys_so_far = ys_so_far if ys is None else _write_rows(ys_so_far, y, i)
@@ -95,7 +98,9 @@ class ChunkedSteps:
         (after, ys_after, shared), per_step = _loop(step, (list(carry), list(ys or ()), shared), None, start, length)
         return after, ys_after, Residuals(per_step, shared)
 
-    def vjp(self, grads: Grads, residuals: Residuals, y_bars: Arrays, nonzero: Flags, start: Any, length: int) -> Grads:
+    def vjp(
+        self, grads: Grads, residuals: Residuals, y_bars: Arrays, nonzero: Flags, start: ArrayLike, length: int
+    ) -> Grads:
         """The cotangents once recorded steps are pulled back too.
 
         `nonzero` says which active outputs have cotangents in `y_bars`, with a row for each step of the loop.
@@ -116,14 +121,14 @@ class ChunkedSteps:
         grads, _ = _loop(step_back, grads, residuals.per_step, start, length, reverse=True)
         return grads
 
-    def zero_grads(self, carry_bar: list[Any]) -> Grads:
+    def zero_grads(self, carry_bar: list[Array]) -> Grads:
         """The cotangents before the first pullback: that of the last carry, and zeros."""
         activity = self.step_vjp.activity
         consts = [zeros_like_aval(const) for const in select(activity.consts, self.consts)]
         return Grads(carry_bar, consts, [zeros_like_aval(x) for x in select(activity.xs, self.xs)])
 
 
-def _loop(step: Any, carry: Any, rows: Any, start: Any, length: int, *, reverse: bool = False) -> Any:
+def _loop(step: Any, carry: Any, rows: Any, start: ArrayLike, length: int, *, reverse: bool = False) -> Any:
     """lax.scan of a step over the numbers start..start+length-1, paired with rows if there are any.
 
     A single step is no loop: it takes the rows as they are, and its output is not stacked.
@@ -135,9 +140,9 @@ def _loop(step: Any, carry: Any, rows: Any, start: Any, length: int, *, reverse:
     return lax.scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll_factor(length))
 
 
-def _rows(arrays: Arrays, i: Any) -> list[Any]:
+def _rows(arrays: Arrays, i: ArrayLike) -> list[Array]:
     return [lax.dynamic_index_in_dim(array, i, keepdims=False) for array in arrays]
 
 
-def _write_rows(arrays: Arrays, rows: Arrays, i: Any) -> list[Any]:
+def _write_rows(arrays: Arrays, rows: Arrays, i: Array) -> list[Array]:
     return [lax.dynamic_update_index_in_dim(array, row, i, 0) for array, row in zip(arrays, rows, strict=True)]

@@ -27,12 +27,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import BatchAxis, ClosedJaxpr, Flags, aval_of
+from remat.frameworks.jax.avals import Array, BatchAxis, ClosedJaxpr, Flags, aval_of
 
 __all__ = ["Arrays", "CacheKeyed", "DifferentiableFunction", "Linearization"]
 
-Arrays = Sequence[Any]
+Arrays = Sequence[Array]
 
 
 class CacheKeyed:
@@ -55,11 +56,11 @@ class DifferentiableFunction(CacheKeyed, ABC):
     eager = False  # whether Python runs it, outside of any trace
 
     @abstractmethod
-    def run(self, *args: Any) -> Arrays:
+    def run(self, *args: Array) -> Arrays:
         """The results, by operations that JAX can trace."""
 
     @abstractmethod
-    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Arrays]":
+    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
         """The linearization with respect to the active arguments, and the extra arrays that it needs.
 
         Extra arrays are computed on the host, such as tables of a plan: as inputs, they do not enter the cache key.

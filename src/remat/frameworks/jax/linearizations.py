@@ -4,12 +4,12 @@ Residuals are never differentiated: they are a function of the arguments, and a 
 arguments and cotangents. So a derivative of order k needs nothing but the five methods of a `Linearization`.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import BatchAxis, Flags, in_axes_of, merge, row_aval, select
+from remat.frameworks.jax.avals import Array, BatchAxis, Flags, in_axes_of, merge, row_aval, select
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 
 __all__ = ["VJP", "Batched", "BatchedLinearization", "ForwardWithResiduals"]
@@ -22,13 +22,13 @@ class ForwardWithResiduals(DifferentiableFunction):
         self.linearization, self.eager = linearization, linearization.eager
         self.key = linearization
 
-    def run(self, *args: Any) -> Arrays:
+    def run(self, *args: Array) -> Arrays:
         """Results and residuals; the extra arrays are the last arguments."""
         count = len(args) - self.linearization.extra_inputs
         outputs, residuals = self.linearization.forward(args[:count], args[count:])
         return [*outputs, *residuals]
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Arrays]:
+    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
         """The linearization of the results; residuals have no tangents."""
         count = len(args) - self.linearization.extra_inputs
         inner, extra = self.linearization.forward_function.linearize(active_inputs[:count], args[:count])
@@ -50,11 +50,11 @@ class VJP(DifferentiableFunction):
         b = a + self.n_residuals
         return args[:a], args[a:b], args[b:]
 
-    def run(self, *args: Any) -> Arrays:
+    def run(self, *args: Array) -> Arrays:
         """The cotangents of the active inputs."""
         return self.linearization.vjp(self.nonzero, *self.split_args(args))
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Arrays]:
+    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
         """The linearization with respect to arguments and cotangents."""
         return _VJPLinearization(self, active_inputs), ()
 
@@ -123,7 +123,7 @@ class _VJPLinearization(Linearization):
         # The residuals in `args` come from a run without tangents, so the forward sweep is part of what is pushed.
         extra = self.outer.split_args(args)[1][: self.inner.extra_inputs]
 
-        def both_sweeps(*active: Any) -> Arrays:
+        def both_sweeps(*active: Array) -> Arrays:
             inputs, _, cotangents = self.outer.split_args(merge(self.active_inputs, active, args))
             residuals = self.inner.forward(inputs, extra)[1]
             return self.inner.vjp(self.outer.nonzero, inputs, [*extra, *residuals], cotangents)
@@ -148,7 +148,7 @@ class _VJPLinearization(Linearization):
     def _differentiable(self, args: Arrays) -> Callable[..., Arrays]:
         """The VJP as a function of the active inputs, by operations that JAX can differentiate."""
 
-        def vjp(*active: Any) -> Arrays:
+        def vjp(*active: Array) -> Arrays:
             inputs, _, cotangents = self.outer.split_args(merge(self.active_inputs, active, args))
             return list(self.inner.differentiable_vjp(self.outer.nonzero, inputs, cotangents))
 
@@ -162,12 +162,12 @@ class Batched(DifferentiableFunction):
         self.function, self.axis, self.flags = function, axis, flags
         self.key = function, axis, flags
 
-    def run(self, *args: Any) -> Arrays:
+    def run(self, *args: Array) -> Arrays:
         """The results of all members."""
         run = self.axis.vmap(lambda *args: list(self.function.run(*args)), tuple(in_axes_of(self.flags)))
         return list(run(*args))
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Arrays]:
+    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
         """The linearization of one member, for a batch."""
         # Planning needs the sizes of one member; its extra arrays are the same for all.
         member = [row_aval(arg) if flag else arg for arg, flag in zip(args, self.flags, strict=True)]
@@ -193,7 +193,7 @@ class BatchedLinearization(Linearization):
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The results and residuals of all members."""
 
-        def one(*args: Any) -> tuple[list[Any], list[Any]]:
+        def one(*args: Array) -> tuple[list[Array], list[Array]]:
             outputs, residuals = self.member.forward(args, extra)
             return list(outputs), list(residuals)
 
@@ -219,7 +219,7 @@ class BatchedLinearization(Linearization):
         """The cotangents of all members, summed for arguments that they share."""
         extra, member_residuals = list(residuals[: self.extra_inputs]), list(residuals[self.extra_inputs :])
 
-        def one(args: Arrays, residuals: Arrays, cotangents: Arrays) -> list[Any]:
+        def one(args: Arrays, residuals: Arrays, cotangents: Arrays) -> list[Array]:
             return list(self.member.vjp(nonzero, args, [*extra, *residuals], cotangents))
 
         all_members = self.axis.vmap(one, (in_axes_of(self.flags), 0, 0))

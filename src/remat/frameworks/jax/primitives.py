@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import BatchAxis, Flags, aval_of, jaxpr_as_fun, merge, select
+from remat.frameworks.jax.avals import Array, BatchAxis, Flags, aval_of, jaxpr_as_fun, merge, select
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.linearizations import VJP, Batched, BatchedLinearization, ForwardWithResiduals
 
@@ -31,12 +32,12 @@ _call_p = Primitive("remat_call")
 _call_p.multiple_results = True
 
 
-def call(function: DifferentiableFunction, args: Arrays) -> list[Any]:
+def call(function: DifferentiableFunction, args: Sequence[ArrayLike]) -> list[Array]:
     """The results of a function, which JAX differentiates and batches as the function says."""
     return list(_call_p.bind(*args, function=function))
 
 
-def _run(*args: Any, function: DifferentiableFunction) -> Arrays:
+def _run(*args: Array, function: DifferentiableFunction) -> Arrays:
     return list(jaxpr_as_fun(function.jaxpr(args))(*args))
 
 
@@ -44,17 +45,17 @@ _run_compiled = jax.jit(_run, static_argnames="function")
 
 
 @_call_p.def_impl
-def _call_impl(*args: Any, function: DifferentiableFunction) -> Arrays:
+def _call_impl(*args: Array, function: DifferentiableFunction) -> Arrays:
     return function.run(*args) if function.eager else _run_compiled(*args, function=function)
 
 
 @_call_p.def_effectful_abstract_eval
-def _call_abstract_eval(*args: Any, function: DifferentiableFunction) -> Any:
+def _call_abstract_eval(*args: Array, function: DifferentiableFunction) -> Any:
     program = function.jaxpr(args)
     return program.out_avals, program.effects
 
 
-def _call_jvp(primals: Arrays, tangents: Arrays, *, function: DifferentiableFunction) -> tuple[Arrays, Arrays]:
+def _call_jvp(primals: Arrays, tangents: Arrays, *, function: DifferentiableFunction) -> tuple[Arrays, Sequence[Any]]:
     # A tangent that is known to be zero is an instance of ad.Zero, and its argument is not active.
     active_inputs = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
     linearization, extra = function.linearize(active_inputs, primals)
@@ -93,7 +94,7 @@ def _call_batch(
     return call(batched_function, batched_args), out_axes
 
 
-def _batch_first(axis: BatchAxis, args: Arrays, dims: Sequence[Any], flags: Flags) -> list[Any]:
+def _batch_first(axis: BatchAxis, args: Arrays, dims: Sequence[Any], flags: Flags) -> list[Array]:
     """The arguments with the batch as first axis where there is a flag: moved there, or broadcast."""
     pairs = zip(args, dims, flags, strict=True)
     return [batching.bdim_at_front(arg, dim, axis.size) if flag else jnp.asarray(arg) for arg, dim, flag in pairs]
@@ -112,7 +113,7 @@ _jvp_p = Primitive("remat_jvp")
 _jvp_p.multiple_results = True
 
 
-def _run_jvp(*args: Any, linearization: Linearization, n_residuals: int) -> Arrays:
+def _run_jvp(*args: Array, linearization: Linearization, n_residuals: int) -> Arrays:
     count = len(linearization.active_inputs)
     return list(linearization.jvp(args[:count], args[count + n_residuals :]))
 
@@ -121,13 +122,13 @@ _run_jvp_compiled = jax.jit(_run_jvp, static_argnames=("linearization", "n_resid
 
 
 @_jvp_p.def_impl
-def _jvp_impl(*args: Any, linearization: Linearization, n_residuals: int) -> Arrays:
+def _jvp_impl(*args: Array, linearization: Linearization, n_residuals: int) -> Arrays:
     run = _run_jvp if linearization.eager else _run_jvp_compiled
     return run(*args, linearization=linearization, n_residuals=n_residuals)
 
 
 @_jvp_p.def_effectful_abstract_eval
-def _jvp_abstract_eval(*args: Any, linearization: Linearization, n_residuals: int) -> Any:
+def _jvp_abstract_eval(*args: Array, linearization: Linearization, n_residuals: int) -> Any:
     run = partial(_run_jvp, linearization=linearization, n_residuals=n_residuals)
     program = jax.make_jaxpr(run)(*map(aval_of, args))
     return program.out_avals, program.effects
@@ -144,14 +145,14 @@ def _jvp_jvp(
         bind = partial(_jvp_p.bind, *args, linearization=linearization, n_residuals=n_residuals)
         return bind(*inner), bind(*outer)
 
-    def differentiable_jvp(*active: Any) -> Arrays:
+    def differentiable_jvp(*active: Array) -> Arrays:
         args = merge(active_inputs, active, primals)
         return list(linearization.differentiable_jvp(args[:count], args[count + n_residuals :]))
 
     return jax.jvp(differentiable_jvp, tuple(select(active_inputs, primals)), tuple(select(active_inputs, tangents)))
 
 
-def _jvp_transpose(cotangents: Arrays, *args: Any, linearization: Linearization, n_residuals: int) -> Arrays:
+def _jvp_transpose(cotangents: Arrays, *args: Array, linearization: Linearization, n_residuals: int) -> Sequence[Any]:
     nonzero = tuple(not isinstance(cotangent, ad.Zero) for cotangent in cotangents)
     inputs = args[: len(linearization.active_inputs) + n_residuals]
     assert not any(map(ad.is_undefined_primal, inputs)), "tangents do not flow through arguments"

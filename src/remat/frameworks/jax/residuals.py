@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import ClosedJaxpr, Flags, first_outputs, jaxpr_as_fun, merge, nbytes, select
+from remat.frameworks.jax.avals import Array, ClosedJaxpr, Flags, first_outputs, jaxpr_as_fun, merge, nbytes, select
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
 from remat.frameworks.jax.step_jaxpr import StepJaxpr, depends_on
 
@@ -31,7 +31,7 @@ class Activity(NamedTuple):
 
     def restrict(
         self, step: StepJaxpr, consts: Arrays, carry: Arrays, x: Arrays
-    ) -> tuple[Callable[..., Any], tuple[list[Any], list[Any], list[Any]]]:
+    ) -> tuple[Callable[..., Any], tuple[list[Array], list[Array], list[Array]]]:
         """The step as a function of its active inputs, to (active outputs, all outputs); and these inputs."""
 
         def restricted(active_consts: Arrays, active_carry: Arrays, active_x: Arrays) -> Any:
@@ -48,8 +48,8 @@ class Activity(NamedTuple):
 class Residuals(NamedTuple):
     """What the VJP of a step, or of several, needs: arrays of each step, and those that all steps share."""
 
-    per_step: list[Any]
-    shared: list[Any]
+    per_step: list[Array]
+    shared: list[Array]
 
 
 def _no_derivative_error(error: Exception) -> StepError:
@@ -97,7 +97,7 @@ class StepVJP(CacheKeyed):
         """Bytes of the residuals that all steps share."""
         return sum(map(nbytes, self.shared_avals))
 
-    def record(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any], Residuals]:
+    def record(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array], Residuals]:
         """The carry after a step, its output and its residuals."""
         results = jaxpr_as_fun(self._program)(*consts, *carry, *x)
         n_carry, n_outputs = self.step.n_carry, len(self.step.out_avals)
@@ -125,9 +125,9 @@ def _trace_vjp(step: StepJaxpr, activity: Activity) -> tuple[ClosedJaxpr, Any]:
     What jax.vjp returns is a pytree whose leaves are the residuals: this is how they become arrays of ours.
     """
     n, m = step.n_consts, step.n_carry
-    trees: list[Any] = []
+    trees: list[Array] = []
 
-    def record(*args: Any) -> list[Any]:
+    def record(*args: Array) -> list[Array]:
         restricted, active = activity.restrict(step, args[:n], args[n : n + m], args[n + m :])
         _, vjp, (after, y) = jax.vjp(restricted, *active, has_aux=True)
         leaves, tree = jax.tree.flatten(vjp)

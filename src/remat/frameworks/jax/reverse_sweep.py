@@ -21,7 +21,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
+from remat.frameworks.jax.avals import Array
 from remat.frameworks.jax.chunked_steps import ChunkedSteps
 from remat.frameworks.jax.differentiable import Arrays
 
@@ -31,26 +33,26 @@ __all__ = ["CheckpointStack", "reverse_sweep"]
 class CheckpointStack(NamedTuple):
     """Kept states by level: `at` has the chunks before which they are, `states` their leaves; `depth` are in use."""
 
-    at: Any
-    depth: Any
-    states: list[Any]
+    at: Array
+    depth: Array
+    states: list[Array]
 
     @classmethod
-    def of(cls, at: Any, depth: Any, carry: Arrays, size: int) -> "CheckpointStack":
+    def of(cls, at: Array, depth: Array, carry: Arrays, size: int) -> "CheckpointStack":
         """A stack of at most `size` states, the lowest of which is `carry`."""
         return cls(at, depth, [jnp.broadcast_to(leaf[None], (size, *leaf.shape)) for leaf in carry])
 
-    def fetch(self, level: Any) -> list[Any]:
+    def fetch(self, level: ArrayLike) -> list[Array]:
         """The state of a level."""
         return [lax.dynamic_index_in_dim(leaf, level, keepdims=False) for leaf in self.states]
 
-    def put(self, level: Any, carry: Arrays) -> "CheckpointStack":
+    def put(self, level: Array, carry: Arrays) -> "CheckpointStack":
         """The stack with another state on a level."""
         pairs = zip(self.states, carry, strict=True)
         states = [lax.dynamic_update_index_in_dim(leaves, leaf, level, 0) for leaves, leaf in pairs]
         return CheckpointStack(self.at, self.depth, states)
 
-    def push(self, position: Any, carry: Arrays) -> "CheckpointStack":
+    def push(self, position: Array, carry: Arrays) -> "CheckpointStack":
         """The stack with a state on top."""
         at = lax.dynamic_update_index_in_dim(self.at, position, self.depth, 0)
         return CheckpointStack(at, self.depth + 1, self.put(self.depth, carry).states)
@@ -60,8 +62,8 @@ class _Sweep(NamedTuple):
     """What does not change in a reverse sweep."""
 
     chunks: ChunkedSteps
-    slots: Any
-    binomial_table: Any  # β(s, r) in row s and column r
+    slots: Array
+    binomial_table: Array  # β(s, r) in row s and column r
     pull_one: Callable[[Arrays, Any, Any], Any]
     first: int
 
@@ -69,9 +71,9 @@ class _Sweep(NamedTuple):
 class _Remaining(NamedTuple):
     """The chunks above the top of the stack, which are reversed next."""
 
-    start: Any
-    length: Any
-    free: Any  # slots for their states, that of the first one included
+    start: Array
+    length: Array
+    free: Array  # slots for their states, that of the first one included
 
     @property
     def fits(self) -> Any:
@@ -86,9 +88,9 @@ class _Remaining(NamedTuple):
 
 def reverse_sweep(
     stack: CheckpointStack,
-    end: Any,
-    slots: Any,
-    binomial_table: Any,
+    end: Array,
+    slots: Array,
+    binomial_table: Array,
     chunks: ChunkedSteps,
     pull_one: Callable[[Arrays, Any, Any], Any],
     grads: Any,
@@ -107,12 +109,12 @@ def reverse_sweep(
     return grads, stack
 
 
-def _remaining(sweep: _Sweep, stack: CheckpointStack, end: Any) -> _Remaining:
+def _remaining(sweep: _Sweep, stack: CheckpointStack, end: Array) -> _Remaining:
     start = lax.dynamic_index_in_dim(stack.at, stack.depth - 1, keepdims=False)
     return _Remaining(start, end - start, sweep.slots - (stack.depth - 1))
 
 
-def _split_and_keep(sweep: _Sweep, stack: CheckpointStack, end: Any) -> CheckpointStack:
+def _split_and_keep(sweep: _Sweep, stack: CheckpointStack, end: Array) -> CheckpointStack:
     """Advance to the next state to keep, where Revolve splits."""
     start, length, free = _remaining(sweep, stack, end)
     row = lax.dynamic_index_in_dim(sweep.binomial_table, free, keepdims=False)
@@ -124,7 +126,7 @@ def _split_and_keep(sweep: _Sweep, stack: CheckpointStack, end: Any) -> Checkpoi
     return stack.push(position, sweep.chunks.advance(stack.fetch(stack.depth - 1), start, position)[0])
 
 
-def _reverse_segment(sweep: _Sweep, stack: CheckpointStack, end: Any, grads: Any) -> tuple[CheckpointStack, Any, Any]:
+def _reverse_segment(sweep: _Sweep, stack: CheckpointStack, end: Array, grads: Any) -> tuple[CheckpointStack, Any, Any]:
     """Split until what lies above the stack is easy, and pull that back; the stack, the new end and the cotangents."""
 
     def is_hard(loop_carry: Any) -> Any:
@@ -138,16 +140,16 @@ def _reverse_segment(sweep: _Sweep, stack: CheckpointStack, end: Any, grads: Any
     # If the states do not fit, only the last chunk is pulled back, and the next segment begins at the same state.
     count = jnp.minimum(jnp.where(fits, length, 1), end - sweep.first)
 
-    def level(j: Any) -> Any:
+    def level(j: Array) -> Any:
         """Where the state before chunk start + j is: on the stack, or if it has no slot, in the row after the last."""
         return jnp.where(fits | (j == 0), top + j, sweep.slots)
 
-    def advance_one(j: Any, loop_carry: Any) -> Any:
+    def advance_one(j: Array, loop_carry: Any) -> Any:
         carry, stack = loop_carry
         carry = sweep.chunks.advance_one(carry, start + j)
         return carry, stack.put(level(j + 1), carry)
 
-    def pull_one(q: Any, grads: Any) -> Any:
+    def pull_one(q: Array, grads: Any) -> Any:
         j = length - 1 - q
         return sweep.pull_one(stack.fetch(level(j)), start + j, grads)
 

@@ -5,15 +5,25 @@ last carry and the outputs. Undifferentiated it is a plain loop. Its linearizati
 which ends with the residuals of the last chunk, and recomputes the others in the reverse sweep, as a plan says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import BatchAxis, Flags, behind_barrier, in_axes_of, merge, select, zeros_like_aval
+from remat.frameworks.jax.avals import (
+    Array,
+    BatchAxis,
+    Flags,
+    behind_barrier,
+    in_axes_of,
+    merge,
+    select,
+    zeros_like_aval,
+)
 from remat.frameworks.jax.binomial_tables import binomial_table, initial_positions, round_up
 from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
@@ -25,6 +35,8 @@ from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.frameworks.jax.step_transforms import broadcast_batch, jvp_step, vmap_step
 
 __all__ = ["CheckpointLayout", "ScanFunction", "ScanLinearization", "StaticLayout"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,12 +78,12 @@ class ScanFunction(DifferentiableFunction):
         # Without rows the number of steps is an input alone, and one program serves all lengths.
         self.key = None if step.key is None else (step, rows)
 
-    def split_args(self, args: Arrays) -> tuple[Any, Arrays, Arrays, Arrays]:
+    def split_args(self, args: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T], Sequence[T]]:
         """The number of steps, the constants, the carry and the inputs."""
         a, b = 1 + self.step.n_consts, 1 + self.step.n_consts + self.step.n_carry
         return args[0], args[1:a], args[a:b], args[b:]
 
-    def run(self, *args: Any) -> Arrays:
+    def run(self, *args: Array) -> Arrays:
         """The plain loop."""
         steps, consts, carry, xs = self.split_args(args)
         if self.rows is None:
@@ -85,7 +97,7 @@ class ScanFunction(DifferentiableFunction):
         active_carry, ys = self.step.active(tuple(consts), tuple(carry), tuple(xs))
         return Activity(tuple(consts), tuple(xs), active_carry, ys)
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Arrays]":
+    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
         """The linearization, and the tables of the plan that is made for it."""
         step_vjp = StepVJP(self.step, self.activity(active_inputs))
         layout = self.planner(step_vjp, self.steps)
@@ -201,7 +213,7 @@ class ScanLinearization(Linearization):
         active_init = select(self.activity.carry, self.loop.split_args(self.active_inputs)[2])
         return [*grads.consts, *select(active_init, grads.carry), *grads.xs]
 
-    def split_cotangents(self, nonzero: Flags, cotangents: Arrays) -> tuple[list[Any], list[Any], Flags]:
+    def split_cotangents(self, nonzero: Flags, cotangents: Arrays) -> tuple[list[Array], list[Array], Flags]:
         """The cotangents of the carry, zeros included; the nonzero ones of outputs; and which outputs these are of."""
         n_carry = sum(self.activity.carry)
         rest = iter(cotangents)
@@ -236,7 +248,7 @@ class ScanLinearization(Linearization):
         """The VJP as two loops: one that puts out all states, and one that runs back over them."""
         steps, consts, carry, xs = self.loop.split_args(args)
 
-        def scan(step: StepJaxpr, consts: Arrays, carry: Arrays, xs: Arrays) -> list[Any]:
+        def scan(step: StepJaxpr, consts: Arrays, carry: Arrays, xs: Arrays) -> list[Array]:
             loop = ScanFunction(step, self.loop.steps, self.loop.steps, self.loop.planner)
             return call(loop, [steps, *consts, *carry, *xs])
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from remat.frameworks.jax.avals import aval_of, row_aval, select, zeros_like_aval
+from remat.frameworks.jax.avals import Array, aval_of, row_aval, select, zeros_like_aval
 from remat.frameworks.jax.chunked_steps import Grads
 from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.residuals import StepVJP
@@ -23,10 +23,10 @@ from remat.frameworks.jax.step_jaxpr import StepJaxpr
 __all__ = ["Scan", "adjoint_loop", "states_loop"]
 
 # A differentiable loop of a step, by (step, consts, first carry, inputs), with a row for each step: its results.
-Scan = Callable[[StepJaxpr, Arrays, Arrays, Arrays], list[Any]]
+Scan = Callable[[StepJaxpr, Arrays, Arrays, Arrays], list[Array]]
 
 
-def states_loop(scan: Scan, step_vjp: StepVJP, consts: Arrays, carry: Arrays, xs: Arrays) -> list[Any]:
+def states_loop(scan: Scan, step_vjp: StepVJP, consts: Arrays, carry: Arrays, xs: Arrays) -> list[Array]:
     """The carry before each step, as rows."""
     step = step_vjp.step
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from remat.frameworks.jax.avals import (
+    Array,
     BatchAxis,
     Flags,
     aval_of,
@@ -31,7 +32,7 @@ def jvp_step(
     carry: Arrays,
     xs: Arrays,
     tangents: Arrays,
-) -> tuple[StepJaxpr, list[Any], list[Any], list[Any]]:
+) -> tuple[StepJaxpr, list[Array], list[Array], list[Array]]:
     """The step that carries tangents along, and its constants, first carry and inputs, each followed by its tangents.
 
     `tangents` are those of active constants, of the first carry where `active_carry` says so, and of active inputs.
@@ -76,7 +77,7 @@ def vmap_step(
     return StepJaxpr.of(batched, avals, step.n_consts, step.n_carry), carry, ys
 
 
-def broadcast_batch(values: Arrays, batched: Iterable[bool], wanted: Iterable[bool], size: int) -> list[Any]:
+def broadcast_batch(values: Arrays, batched: Iterable[bool], wanted: Iterable[bool], size: int) -> list[Array]:
     """The values with a batch as their first axis, where it is wanted and they are not batched yet."""
     return [
         jnp.broadcast_to(value[None], (size, *value.shape)) if want and not has else value

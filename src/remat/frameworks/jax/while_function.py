@@ -5,14 +5,24 @@ last carry. The linearization keeps states as if any step could be the last (`bi
 recomputes the others in the reverse sweep. Mapped over a batch, it runs as long as any member does.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import BatchAxis, Flags, aval_of, behind_barrier, in_axes_of, select, zeros_like_aval
+from remat.frameworks.jax.avals import (
+    Array,
+    BatchAxis,
+    Flags,
+    aval_of,
+    behind_barrier,
+    in_axes_of,
+    select,
+    zeros_like_aval,
+)
 from remat.frameworks.jax.binomial_tables import binomial_table, online_positions
 from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
@@ -24,6 +34,7 @@ from remat.frameworks.jax.step_transforms import broadcast_batch, jvp_step, vmap
 
 __all__ = ["WhileFunction"]
 
+T = TypeVar("T")
 SlotsFor = Callable[[StepVJP], int]
 
 
@@ -34,7 +45,7 @@ class WhileFunction(DifferentiableFunction):
         self.cond, self.body, self.slots = cond, body, slots
         self.key = None if cond.key is None or body.key is None else (cond, body)
 
-    def split_args(self, args: Arrays) -> tuple[Any, Arrays, Arrays, Arrays]:
+    def split_args(self, args: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T], Sequence[T]]:
         """The most steps, the constants of the condition, those of the body, and the carry."""
         a, b = 1 + self.cond.n_consts, 1 + self.cond.n_consts + self.body.n_consts
         return args[0], args[1:a], args[a:b], args[b:]
@@ -48,7 +59,7 @@ class WhileFunction(DifferentiableFunction):
 
         return continues
 
-    def run(self, *args: Any) -> Arrays:
+    def run(self, *args: Array) -> Arrays:
         """The plain loop."""
         _, _, consts, carry = self.split_args(args)
         continues = self.continues(args)
@@ -60,7 +71,7 @@ class WhileFunction(DifferentiableFunction):
         first = jnp.int32(0), list(carry)
         return list(lax.while_loop(lambda loop_carry: continues(*loop_carry), step, first)[1])
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Arrays]":
+    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
         """The linearization, with as many slots as fit, and its tables."""
         _, _, consts, carry = self.split_args(active_inputs)
         active_carry, _ = self.body.active(tuple(consts), tuple(carry), ())
@@ -145,7 +156,7 @@ def _masked_step(
     return cond_step, StepJaxpr.of(body, avals, n + m + len(body_consts), m)
 
 
-def _where(mask: Any, values: Arrays, others: Arrays) -> list[Any]:
+def _where(mask: Any, values: Arrays, others: Arrays) -> list[Array]:
     """The values for members with a flag, the others for the rest."""
 
     def one(a: Any, b: Any) -> Any:
