@@ -1,10 +1,11 @@
 """What is JAX's: arrays and tracers, containers with these in them, and plain numbers while it traces."""
 
-import sys
 from typing import Any
 
 import jax
 from jax.tree_util import all_leaves, tree_leaves
+
+from remat.frameworks.jax.avals import Tracer, is_tracing
 
 __all__ = [
     "ARRAY_TYPES",
@@ -22,7 +23,7 @@ __all__ = [
 
 NAME, TITLE = "jax", "JAX"
 MIXES, CONVERSION = False, "jax.numpy.from_dlpack(tensor)"
-ARRAY_TYPES: tuple[type, ...] = (jax.Array, jax.core.Tracer)
+ARRAY_TYPES: tuple[type, ...] = (jax.Array, Tracer)
 DECIDES_LOOPS = DECIDES_SEGMENTS = ARRAY_TYPES
 HAS_POLICIES = True
 
@@ -35,12 +36,3 @@ def owns(leaf: Any) -> bool:
 def is_module(fn: Any) -> bool:
     """Whether this is a pytree, as modules of equinox and flax are."""
     return not all_leaves([fn])
-
-
-def is_tracing() -> bool:
-    """Whether the calling code is run by a transformation of JAX, such as grad, jit or vmap."""
-    for name in ("jax.core", "jax._src.core"):  # it is not public in every release
-        is_clean = getattr(sys.modules.get(name), "trace_state_clean", None)
-        if is_clean is not None:
-            return not is_clean()
-    return isinstance(jax.numpy.zeros(()), jax.core.Tracer)  # jit's alone, in releases to come
