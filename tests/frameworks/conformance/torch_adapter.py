@@ -3,6 +3,7 @@
 import contextlib
 import random
 import types
+import warnings
 import weakref
 
 import numpy
@@ -95,7 +96,8 @@ class PyTorch(Adapter):
         return gradient
 
     def jvp(self, function, x, tangent):
-        with forward.dual_level():
+        with warnings.catch_warnings(), forward.dual_level():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own
             return forward.unpack_dual(function(forward.make_dual(x.detach(), tangent))).tangent
 
     def vjp(self, function, x):
