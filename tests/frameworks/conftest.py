@@ -2,12 +2,24 @@
 
 import autograd.numpy as np
 import numpy
+import pytest
 from autograd.builtins import isinstance as unboxed_isinstance
 from autograd.tracer import getval
 
 import remat
 from remat.execute.tree import take_apart
 from remat.frameworks.numpy.leaves import unpack
+
+
+@pytest.fixture
+def profiler():
+    """The checkpoint profiler, counting."""
+    found = remat.CheckpointProfiler
+    found.reset_statistics()
+    found.start_tracking()
+    yield found
+    found.stop_tracking()
+    found.reset_statistics()
 
 
 def leaves_of(value):

@@ -1,5 +1,6 @@
 """One suite for all frameworks: `framework` is the adapter of each in turn."""
 
+import numpy
 import pytest
 
 from .frameworks import FRAMEWORKS
@@ -20,3 +21,9 @@ def quick():
 def settings(framework, quick):
     with framework.settings(quick):
         yield
+
+
+@pytest.fixture
+def x(framework):
+    """Five numbers."""
+    return framework.array(numpy.linspace(0.1, 0.9, 5))

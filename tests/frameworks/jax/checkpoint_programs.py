@@ -11,9 +11,6 @@ import remat
 A = numpy.array([[1.0, 2.0], [3.0, 4.0]])
 
 
-B = numpy.array([[5.0, 6.0], [7.0, 8.0]])
-
-
 def plainly(fn, *args, **kwargs):
     return fn(*args, **kwargs)
 

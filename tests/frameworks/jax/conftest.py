@@ -4,8 +4,6 @@ from importlib.util import find_spec
 
 import pytest
 
-import remat
-
 if find_spec("jax") is None:
     collect_ignore_glob = ["*"]
 
@@ -34,14 +32,3 @@ def x():
     import jax.numpy as jnp
 
     return jnp.linspace(0.1, 0.9, 5)
-
-
-@pytest.fixture
-def profiler():
-    """The checkpoint profiler, counting."""
-    found = remat.CheckpointProfiler
-    found.reset_statistics()
-    found.start_tracking()
-    yield found
-    found.stop_tracking()
-    found.reset_statistics()

@@ -53,10 +53,3 @@ def test_policies_on_pytorch_are_refused():
         remat.drop(torch.sin, policy="dots_saveable")(torch.ones(2))
     with pytest.raises(remat.ProblemError, match="policy= is for JAX, and this runs on torch"):
         remat.drop(torch.nn.Linear(2, 2), policy="dots_saveable")
-
-
-@pytest.mark.parametrize("option", ["policy", "prevent_cse", "static_argnums"])
-def test_options_of_jax_checkpoint_are_refused_in_words(x, option):
-    with pytest.raises(remat.StepError, match=f"needs no {option}="):
-        remat.checkpoint(lambda x: x, x, **{option: ()})
-    assert remat.checkpoint(lambda x, **kwargs: kwargs, x, **{option: 1}) == {option: 1}

@@ -1,15 +1,12 @@
 """Memory of checkpoints under autograd: nothing is kept but the inputs."""
 
-import gc
 import tracemalloc
-import weakref
 
 import autograd.numpy as np
 import numpy
 from autograd import grad
 
 import remat
-from tests.frameworks.numpy.checkpoint_programs import X
 
 
 def test_nothing_is_kept_but_the_inputs():
@@ -39,22 +36,7 @@ def test_nothing_is_kept_but_the_inputs():
     assert ours < 8 * x.nbytes
 
 
-def test_nothing_is_alive_after_the_gradient_without_collecting():
-    seen = []
-
-    def fn(x):
-        y = np.sin(x)
-        raw = y
-        while hasattr(raw, "_value"):
-            raw = raw._value
-        seen.append(weakref.ref(raw))
-        return np.exp(y)
-
-    gc.collect()
-    gc.disable()
-    try:
-        grad(lambda x: np.sum(remat.checkpoint(lambda x: remat.checkpoint(fn, x) * 2, x)))(X)
-        assert len(seen) == 3
-        assert all(each() is None for each in seen)
-    finally:
-        gc.enable()
+def test_the_profiler_does_not_count_arrays_that_are_there_anyway(profiler):
+    data = numpy.ones((1000, 1000))
+    grad(lambda w: np.sum(remat.checkpoint(lambda w: np.tanh(data @ w), w)))(numpy.zeros(1000))
+    assert 8000 <= profiler.memory_saved() < 30_000

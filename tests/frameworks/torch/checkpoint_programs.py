@@ -9,9 +9,6 @@ import remat
 A = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 
 
-B = torch.tensor([[5.0, 6.0], [7.0, 8.0]])
-
-
 def rand(*shape, seed=0):
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 

@@ -17,19 +17,6 @@ from tests.frameworks.torch.checkpoint_programs import (
 )
 
 
-def test_a_segment_without_arguments_finds_what_it_closes_over():
-    x = leaf(3)
-    runs = []
-
-    def fn():
-        runs.append(1)
-        return x.sin().exp()
-
-    (found,) = torch.autograd.grad(remat.checkpoint(fn).sum(), x)
-    assert len(runs) == 2
-    assert torch.equal(found, torch.autograd.grad(fn().sum(), x)[0])
-
-
 def test_variables_that_are_assigned_again_are_what_they_were():
     x, layers = leaf(2, 4), [block(seed=i) for i in range(3)]
 

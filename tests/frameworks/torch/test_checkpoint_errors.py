@@ -32,24 +32,6 @@ def test_a_segment_that_is_not_deterministic_is_an_error_that_names_what_changed
     remat.drop(never, check="never")(leaf(3)).sum().backward()
 
 
-def test_what_is_checked_first_is_not_checked_again_and_always_is():
-    state = {"n": 1}
-
-    def fn(x):
-        return (x * state["n"]).sin().exp()
-
-    for check, error in (("first", False), ("always", True)):
-        run = remat.drop(fn, check=check)
-        run(leaf(3)).sum().backward()
-        y = run(leaf(3)).sum()
-        state["n"] += 1
-        if error:
-            with pytest.raises(remat.DeterminismError):
-                y.backward()
-        else:
-            y.backward()
-
-
 def test_other_shapes_and_other_numbers_of_tensors_are_errors_without_a_check_of_values():
     state = {"again": False}
 
@@ -120,21 +102,6 @@ def test_options_of_torchs_own_checkpoint_are_refused_in_words(option):
         return x.sin()
 
     assert torch.equal(remat.checkpoint(takes, A, **{option: False}), A.sin())
-
-
-def test_nonsense_is_refused():
-    with pytest.raises(remat.ProblemError, match="must be a function"):
-        remat.checkpoint(3, A)
-    with pytest.raises(remat.ProblemError, match="must be a function"):
-        remat.drop(None)
-    with pytest.raises(remat.ProblemError, match="check must be"):
-        remat.drop(torch.sin, check="sometimes")
-    with pytest.raises(remat.ProblemError, match="early_stop"):
-        remat.drop(torch.sin, early_stop="no")
-    with pytest.raises(remat.ProblemError, match="threshold"):
-        remat.adaptive_checkpoint(torch.sin, A, threshold="ten")
-    with pytest.raises(remat.StepError, match="3 inputs"):
-        remat.checkpoint_segment(lambda a, b: a, [1.0, 2.0, 3.0])
 
 
 def test_a_changed_tensor_is_named_even_where_an_operator_meets_it():
@@ -222,17 +189,5 @@ def test_only_a_comparison_of_all_that_is_saved_counts_as_the_first():
         first.sum().backward()
     y = remat.checkpoint(fn, x)[1].sum()
     state["n"] = 2
-    with pytest.raises(remat.DeterminismError):
-        y.backward()
-
-
-def test_two_closures_of_one_code_are_two_functions():
-    def make(state):
-        return lambda x: (x * state["n"]).sin()
-
-    steady, other = make({"n": 1}), {"n": 1}
-    remat.checkpoint(steady, leaf(3)).sum().backward()
-    y = remat.checkpoint(make(other), leaf(3)).sum()
-    other["n"] = 2
     with pytest.raises(remat.DeterminismError):
         y.backward()

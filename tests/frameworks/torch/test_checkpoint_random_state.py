@@ -101,18 +101,3 @@ def test_statistics_are_gathered_once():
     for a, b in zip(modules[0].buffers(), modules[1].buffers(), strict=True):
         assert torch.equal(a, b)
     assert modules[1][1].num_batches_tracked == 4
-
-
-def test_a_segment_knows_when_it_is_recomputed():
-    seen = []
-
-    def fn(x):
-        seen.append(remat.is_recomputing())
-        return x.sin().exp()
-
-    y = remat.checkpoint(lambda x: remat.checkpoint(fn, x).cos(), leaf(3)).sum()
-    assert seen == [False]
-    y.backward()
-    assert seen[1:]
-    assert all(seen[1:])
-    assert not remat.is_recomputing()
