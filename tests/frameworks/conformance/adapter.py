@@ -105,6 +105,10 @@ class Adapter(abc.ABC):
     def counter(self):
         return Counter()
 
+    def some(self, *values):
+        """All of these values, or the first alone where a program is compiled for each, which takes a second."""
+        return values if self.runs_python else values[:1]
+
     @abc.abstractmethod
     def peak(self, function, *args):
         """The most bytes that the gradient of a loss takes beside what was there before."""

@@ -9,7 +9,7 @@ import remat
 from remat.planners import Chunks
 
 from .comparison import assert_same, scan_loss
-from .frameworks import on_jax, where_python_runs_each_step
+from .frameworks import FRAMEWORKS, on_jax, where_python_runs_each_step
 from .programs import random as random_array
 
 
@@ -129,9 +129,17 @@ def test_long_loops_are_compared_in_some_places_only(framework):
         gradient(framework, step, steps=9_000, slots=200)
 
 
+def fails_on_torch(framework, request):
+    """Marks a test that PyTorch does not pass yet."""
+    if framework.name == "torch":
+        reason = "on PyTorch a change is measured against sizes that are not finite, and so is never seen"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+
+
 @where_python_runs_each_step
 @pytest.mark.parametrize("filler", [numpy.nan, numpy.inf, -numpy.inf])
-def test_numbers_that_are_not_finite_hide_no_change_beside_them(framework, filler):
+def test_numbers_that_are_not_finite_hide_no_change_beside_them(framework, filler, request):
+    fails_on_torch(framework, request)
     calls = [0]
 
     def step(h, _):
@@ -146,7 +154,8 @@ def test_numbers_that_are_not_finite_hide_no_change_beside_them(framework, fille
 
 
 @where_python_runs_each_step
-def test_changes_of_numbers_that_are_too_large_to_be_summed_up(framework):
+def test_changes_of_numbers_that_are_too_large_to_be_summed_up(framework, request):
+    fails_on_torch(framework, request)
     calls = [0]
 
     def step(h, _):
@@ -226,24 +235,14 @@ def drawn():
     )
 
 
-KINDS = [
-    "global NumPy",
-    "global Python",
-    "private NumPy",
-    "private RandomState",
-    "private Python",
-    "global PyTorch",
-    "private PyTorch",
-    "dropout",
-]
-
-
-@where_python_runs_each_step
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [(FRAMEWORKS[name], kind) for name in FRAMEWORKS for kind in FRAMEWORKS[name].generators],
+    indirect=["framework"],
+    ids=[f"{name}-{kind}" for name in FRAMEWORKS for kind in FRAMEWORKS[name].generators],
+)
 @pytest.mark.parametrize("how", [{"slots": 1}, {"slots": 4}, {"memory": "256 KiB"}], ids=str)
 def test_random_numbers_are_replayed_and_the_streams_go_on_as_in_the_plain_loop(framework, kind, how):
-    if kind not in framework.generators:
-        pytest.skip("a generator of PyTorch's")
     args = random_array(framework, 0, 4, 4), random_array(framework, 1, 2, 4), random_array(framework, 2, 12, 2, 4)
 
     def run(loop, **how):

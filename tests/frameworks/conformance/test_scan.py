@@ -16,33 +16,34 @@ from .trees import leaves_of
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("budget", [{"slots": 1}, {"slots": 3}, {"slots": 20}, {"memory": "2 MiB"}], ids=str)
-def test_gradients_of_params_carry_and_inputs_are_those_of_the_plain_loop(framework, name, budget):
-    assert_scan_is_the_plain_loop(framework, program(framework, name), compiled="memory" in budget, **budget)
+def test_gradients_of_params_carry_and_inputs_are_those_of_the_plain_loop(framework, name):
+    for slots in framework.some(3, 1, 20):
+        assert_scan_is_the_plain_loop(framework, program(framework, name), slots=slots)
+    assert_scan_is_the_plain_loop(framework, program(framework, name), compiled=True, memory="2 MiB")
 
 
 @pytest.mark.parametrize("name", ["rnn", "lstm"])
-@pytest.mark.parametrize("slots", [1, 2, 5, 30, 60])
-def test_gradients_are_those_of_the_plain_loop_to_the_last_bit_and_steps_are_as_planned(framework, name, slots):
-    made, counter = program(framework, name, 30), framework.counter()
-
-    def counted(params, carry, x):
-        counter.here(x)
-        return plain(params, carry, x)
-
-    plain, made.step = made.step, counted
+def test_gradients_are_those_of_the_plain_loop_to_the_last_bit_and_steps_are_as_planned(framework, name):
     expected_of(framework, program(framework, name, 30))
-    assert_scan_is_the_plain_loop(framework, made, slots=slots)
-    assert counter.count == remat.plan(remat.Loop(30), slots=slots).forward_steps
+    for slots in framework.some(5, 1, 2, 30, 60):
+        made, counter = program(framework, name, 30), framework.counter()
+
+        def counted(params, carry, x, step=made.step, counter=counter):
+            counter.here(x)
+            return step(params, carry, x)
+
+        made.step = counted
+        assert_scan_is_the_plain_loop(framework, made, slots=slots)
+        assert counter.count == remat.plan(remat.Loop(30), slots=slots).forward_steps
 
 
-@pytest.mark.parametrize("times", [1, 2, 50])
-def test_a_budget_in_bytes_gives_the_same_gradients(framework, times):
+def test_a_budget_in_bytes_gives_the_same_gradients(framework):
     """From the smallest that works to one in which all residuals fit."""
-    made = program(framework, "lstm", 20)
+    made = program(framework, "lstm" if framework.runs_python else "rnn", 20)
     with pytest.raises(remat.InfeasibleError) as caught:
         assert_scan_is_the_plain_loop(framework, made, memory=10)
-    assert_scan_is_the_plain_loop(framework, made, memory=times * caught.value.minimum)
+    for times in framework.some(1, 2, 10, 50):
+        assert_scan_is_the_plain_loop(framework, made, memory=times * caught.value.minimum)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +114,11 @@ def test_as_many_slots_as_steps(framework):
     assert framework.gradient(last, framework.array(1.0))[0] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["keep-all", "binomial", "chunks", "mixed", "online", "exhaustive"])
-def test_every_planner_runs(framework, name):
-    plan = remat.plan(remat.Loop(7), slots=7, planner=name)
-    assert_scan_is_the_plain_loop(framework, program(framework, "lstm", 7), plan=plan, **framework.any_plan)
+@pytest.mark.parametrize("planner", ["keep-all", "binomial", "chunks", "mixed", "online", "exhaustive"])
+def test_every_planner_runs(framework, planner):
+    plan = remat.plan(remat.Loop(7), slots=7, planner=planner)
+    name = "lstm" if framework.runs_python else "rnn"
+    assert_scan_is_the_plain_loop(framework, program(framework, name, 7), plan=plan, **framework.any_plan)
 
 
 def test_a_plan_of_ones_own_is_run(framework):
@@ -151,12 +153,12 @@ def test_without_a_gradient_it_is_a_plain_loop_that_runs_every_step_once(framewo
 @pytest.mark.parametrize("used", ["carry", "outputs"])
 @pytest.mark.parametrize("planner", [Chunks(1), Chunks(4)], ids=["single steps", "ranges of 4"])
 def test_only_some_results_are_used(framework, used, planner):
-    made = program(framework, "lstm", 21)
+    made = program(framework, "rnn", 21)
     plan = remat.plan(remat.Loop(21), slots=3, planner=planner)
 
     def loss(loop, params, init, xs, **how):
         carry, ys = loop(lambda carry, x: made.step(params, carry, x), init, xs, **how)
-        return framework.weigh(carry.h if used == "carry" else ys)
+        return framework.weigh(carry if used == "carry" else ys)
 
     args = made.params, made.init, made.xs
     found = framework.gradient(lambda *args: loss(remat.scan, *args, plan=plan), *args)
@@ -164,7 +166,7 @@ def test_only_some_results_are_used(framework, used, planner):
     assert_same(found, expected)
 
 
-def test_a_row_of_the_outputs_alone(framework):
+def test_a_row_of_the_outputs_alone_is_used(framework):
     made = program(framework, "rnn", 20)
 
     def loss(loop, params, init, xs, **how):
@@ -184,15 +186,18 @@ def test_gradients_may_be_asked_for_a_part(framework, k):
     assert_same(found, [expected_of(framework, made)[1][k]])
 
 
-def test_an_unused_carry_with_an_infinite_slope_does_no_harm(framework):
-    def loss(x):
-        return framework.np.sum(
-            remat.scan(lambda c, _: (framework.np.sqrt(c * 0.0), c), x, length=1, slots=1)[1]
-        )
+def test_an_unused_carry_with_an_infinite_slope_is_what_it_is_in_the_plain_loop(framework):
+    np = framework.np
+
+    def loss(loop, x, **how):
+        return np.sum(loop(lambda c, _: (np.sqrt(c * 0.0), c), x, length=1, **how)[1])
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert framework.gradient(loss, framework.array(2.0))[0] == 1.0
+        (found,) = framework.gradient(lambda x: loss(remat.scan, x, slots=1), framework.array(2.0))
+        (expected,) = framework.gradient(lambda x: loss(framework.plain_scan, x), framework.array(2.0))
+    numpy.testing.assert_array_equal(found, expected)
+    assert numpy.isnan(found) if framework.name == "jax" else found == 1.0  # lax.scan pulls zeros back
 
 
 def test_weights_that_are_used_more_than_once(framework):
@@ -204,7 +209,7 @@ def test_weights_that_are_used_more_than_once(framework):
         return h, h
 
     expected = framework.gradient(scan_loss(framework, step, framework.plain_scan), *args, compiled=True)
-    for slots in (1, 3, 15):
+    for slots in framework.some(3, 1, 15):
         assert_same(framework.gradient(scan_loss(framework, step, remat.scan, slots=slots), *args), expected, 1e-14)
 
 
@@ -239,8 +244,7 @@ def test_a_pullback_may_be_called_twice_and_sweeps_again(framework):
     assert_same([first], [framework.to_numpy(framework.vjp(lambda h: last(h, framework.plain_scan), h)(bar))])
 
 
-@pytest.mark.parametrize("slots", [2, 40])
-def test_two_loops_in_one_program_and_one_inside_the_other(framework, slots):
+def test_two_loops_in_one_program_and_one_inside_the_other(framework):
     np = framework.np
 
     def outer(h, w, loop, **how):
@@ -253,8 +257,9 @@ def test_two_loops_in_one_program_and_one_inside_the_other(framework, slots):
         return np.sum(outer(outer(h, w, loop, **how), np.sin(w), loop, **how) ** 2)
 
     args = framework.array([0.3, 0.7]), framework.array([[0.3, -0.2], [0.5, 0.1]])
-    found = framework.gradient(lambda h, w: loss(h, w, remat.scan, slots=slots), *args)
-    assert_same(found, framework.gradient(lambda h, w: loss(h, w, framework.plain_scan), *args, compiled=True))
+    expected = framework.gradient(lambda h, w: loss(h, w, framework.plain_scan), *args, compiled=True)
+    for slots in framework.some(2, 40):
+        assert_same(framework.gradient(lambda h, w, n=slots: loss(h, w, remat.scan, slots=n), *args), expected)
 
 
 def test_a_segment_inside_the_step(framework):
@@ -274,6 +279,6 @@ def test_a_segment_inside_the_step(framework):
 @given(st.integers(1, 40), st.integers(1, 12), st.sampled_from(["lstm", "rnn", "ode", "odd"]))
 @settings(max_examples=40, deadline=None)
 def test_random_lengths_and_slots(framework, steps, slots, name):
-    if not framework.runs_python:  # where inputs of another length are another program to compile
-        name = "ode"
+    if not framework.runs_python:  # where each length of inputs is another program to compile
+        steps, name = (1, 7, 40)[steps % 3], "ode"
     assert_scan_is_the_plain_loop(framework, program(framework, name, steps), slots=slots)

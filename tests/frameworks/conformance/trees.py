@@ -37,7 +37,7 @@ def _children(tree):
         return [], lambda _: None
     if isinstance(tree, dict):
         keys = sorted(tree)
-        return [tree[key] for key in keys], lambda parts: type(tree)(zip(keys, parts, strict=True))
+        return [tree[key] for key in keys], lambda parts: type(tree)((key, parts[keys.index(key)]) for key in tree)
     if isinstance(tree, tuple):
         return list(tree), type(tree)._make if hasattr(tree, "_make") else tuple
     if type(tree) is list:
