@@ -1,10 +1,12 @@
 """Results and gradients of remat's loops against those of the plain loop."""
 
+import functools
+
 import numpy
 
 import remat
 
-__all__ = ["assert_same", "assert_scan_is_the_plain_loop", "scan_loss"]
+__all__ = ["assert_same", "assert_scan_is_the_plain_loop", "compare_loops", "expected_of", "scan_loss"]
 
 
 def assert_same(found, expected, tolerance=1e-12):
@@ -56,3 +58,10 @@ def expected_of(framework, program):
         args = program.params, program.init, program.xs
         EXPECTED[key] = framework.value_and_gradient(plain, *args, compiled=True)
     return EXPECTED[key]
+
+
+def compare_loops(framework, loss, *args, tolerance=1e-13, **how):
+    """Gradients of `loss(loop, *args)` are the same with remat's scan, of 3 slots or as asked, as with the plain one."""
+    ours = functools.partial(loss, functools.partial(remat.scan, **(how or {"slots": 3})))
+    expected = framework.gradient(functools.partial(loss, framework.plain_scan), *args, compiled=True)
+    assert_same(framework.gradient(ours, *args), expected, tolerance)
