@@ -183,8 +183,9 @@ def test_a_cache_that_outlives_a_call_is_an_error_not_a_lost_gradient(framework,
 
 
 @where_python_runs_each_step
-@pytest.mark.parametrize("slots", [4, 12, 100])
-def test_a_cache_that_a_later_step_fills_is_an_error(framework, slots):
+@pytest.mark.parametrize("slots", [4, 12, 300])
+@pytest.mark.parametrize("kind", ["lazy", "evicting"])
+def test_a_cache_that_a_later_step_fills_is_an_error_not_a_lost_gradient(framework, kind, slots):
     np = framework.np
 
     def lazy(w):
@@ -207,13 +208,16 @@ def test_a_cache_that_a_later_step_fills_is_an_error(framework, slots):
 
         return lambda state, x: ((state[0] + 1, np.tanh(weight(state[0]) * state[1] + x)), None)
 
-    xs = framework.array(numpy.ones(300))
-    for make in (lazy, evicting):
+    def loss(loop, w):
+        make = {"lazy": lazy, "evicting": evicting}[kind]
+        return loop(make(w), (0, framework.array(1.0)), framework.array(numpy.full(300, 0.1)))[0][1]
+
+    w = framework.array(0.5)
+    if framework.name == "torch" and kind == "lazy":  # the list is found in the closure, and what it holds is bound
+        compare_loops(framework, loss, w, tolerance=1e-12, slots=slots)
+    else:
         with refused(framework):
-            framework.gradient(
-                lambda w, m=make: remat.scan(m(w), (0, framework.array(1.0)), xs, slots=slots)[0][1],
-                framework.array(0.5),
-            )
+            framework.gradient(lambda w: loss(functools.partial(remat.scan, slots=slots), w), w)
 
 
 @where_python_runs_each_step
