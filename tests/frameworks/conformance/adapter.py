@@ -67,6 +67,10 @@ class Adapter(abc.ABC):
     def value(self, function, *args):
         """The leaves of `function(*args)` in NumPy, without a gradient."""
 
+    def outline(self, function):
+        """`function()`, or only what it is made of where that can be known without computing it."""
+        return function()
+
     @abc.abstractmethod
     def grad(self, function):
         """The gradient of a function of one array, which can itself be differentiated."""

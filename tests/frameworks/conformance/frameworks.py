@@ -6,7 +6,7 @@ from .jax_adapter import JAX
 from .numpy_adapter import NumPy
 from .torch_adapter import PyTorch
 
-__all__ = ["FRAMEWORKS", "on_jax", "where_python_runs_each_step"]
+__all__ = ["FRAMEWORKS", "forward_over_reverse", "on_jax", "where_python_runs_each_step"]
 
 FRAMEWORKS = {"numpy": NumPy, "torch": PyTorch, "jax": JAX}
 
@@ -17,6 +17,9 @@ def _only(*names):
 
 # JAX evaluates what it traced: a step cannot differ from evaluation to evaluation, nor look at the numbers in it.
 where_python_runs_each_step = _only("numpy", "torch")
+
+# PyTorch's tensors with tangents are no leaves whose gradients can be asked for.
+forward_over_reverse = _only("numpy", "jax")
 
 # Random numbers are made of keys, which are values like others.
 on_jax = _only("jax")

@@ -45,6 +45,9 @@ class JAX(Adapter):
     def value(self, function, *args):
         return [numpy.asarray(leaf) for leaf in leaves_of(function(*args))]
 
+    def outline(self, function):
+        return jax.eval_shape(function)
+
     def grad(self, function):
         return jax.grad(function)
 

@@ -44,6 +44,10 @@ def carriers(framework):
             Body(x, array(0, "int64"), array(0.0)),
             lambda c, a: (Body(np.sin(c.h + a * c.t), c.count + 1, c.t + 0.1), c.h * c.count),
         ),
+        "Python numbers": (
+            Body(x, 0, 0.0),
+            lambda c, a: (Body(np.sin(c.h + a * c.t), c.count + 1, c.t + 0.1), c.h * c.count),
+        ),
         "None": ((x, None), lambda c, a: ((np.sin(c[0] + a), None), None)),
         "nested": (
             {"s": (x, [x * 3])},
@@ -73,6 +77,7 @@ KINDS = [
     "ordered dict",
     "named tuple",
     "dataclass",
+    "Python numbers",
     "None",
     "nested",
     "integers and bools",
@@ -87,9 +92,11 @@ KINDS = [
 def test_every_carry_gives_the_values_and_gradients_of_the_plain_loop(framework, kind):
     init, step = carriers(framework)[kind]
     xs = framework.array(numpy.linspace(0.1, 1.0, 27).reshape(9, 3))
-    found, expected = remat.scan(step, init, xs, slots=2), framework.plain_scan(step, init, xs)
+    found = framework.outline(lambda: remat.scan(step, init, xs, slots=2))
+    expected = framework.outline(lambda: framework.plain_scan(step, init, xs))
     assert structure(found) == structure(expected)
-    assert_same(framework.value(lambda: found), framework.value(lambda: expected), framework.last_bit)
+    if framework.runs_python:  # elsewhere the value of the loss, which depends on all of them, is compared
+        assert_same(framework.value(lambda: found), framework.value(lambda: expected), 0.0)
     leaves, back = framework.split((init, xs))
 
     def loss(loop, wanted, part, **how):
@@ -100,11 +107,11 @@ def test_every_carry_gives_the_values_and_gradients_of_the_plain_loop(framework,
 
     for wanted in framework.some(slice(None), slice(0, -1), slice(-1, None)):  # all, the carry, the inputs
         plain = functools.partial(loss, framework.plain_scan, wanted)
-        expected = framework.gradient(plain, leaves[wanted], compiled=True)
+        expected = framework.value_and_gradient(plain, leaves[wanted], compiled=True)
         for slots in framework.some(2, 30):
             ours = functools.partial(loss, remat.scan, wanted, slots=slots)
-            found = framework.gradient(ours, leaves[wanted])
-            assert_same(found, expected, 0.0 if framework.name == "torch" else 1e-13)
+            found = framework.value_and_gradient(ours, leaves[wanted])
+            assert_same([found[0], *found[1]], [expected[0], *expected[1]], 0.0 if framework.name == "torch" else 1e-13)
 
 
 def structure(tree):
@@ -262,7 +269,8 @@ def test_a_step_may_change_the_container_of_its_carry(framework, kind, slots):
     assert_same(found, framework.gradient(plain, x), 1e-13)
 
 
-@pytest.mark.parametrize("kind", ["twice", "by turns", "reset"])
+@where_python_runs_each_step
+@pytest.mark.parametrize("kind", ["twice", "sometimes", "by turns", "reset"])
 def test_outputs_that_are_leaves_of_the_carry_count_once_and_only_where_they_are(framework, kind):
     np, zero, xs = framework.np, framework.array(0.0), framework.array(numpy.arange(10))
 
@@ -270,19 +278,19 @@ def test_outputs_that_are_leaves_of_the_carry_count_once_and_only_where_they_are
         h = np.sin(w * c[0] + x)
         return (h, h), h
 
+    def sometimes(w, c, x):
+        h = np.sin(w * c[0] + x)
+        return (h, c[1]), (h if x < 1 else 2 * h)
+
     def by_turns(w, c, x):
         a, b = np.sin(w * c[0] + x), np.cos(w * c[1] - x)
-        if framework.runs_python:
-            return (a, b), (a if int(framework.to_numpy(x)) % 2 == 0 else b)
-        return (a, b), np.where(x % 2 == 0, a, b)
+        return (a, b), (a if x % 2 == 0 else b)
 
     def reset(w, c, x):
         y = np.sin(w * c[0] + x)
-        if framework.runs_python:
-            return (zero * w if int(framework.to_numpy(x)) == 5 else y, c[1]), y
-        return (np.where(x == 5, zero * w, y), c[1]), y
+        return (zero * w if x == 5 else y, c[1]), y
 
-    step = {"twice": twice, "by turns": by_turns, "reset": reset}[kind]
+    step = {"twice": twice, "sometimes": sometimes, "by turns": by_turns, "reset": reset}[kind]
 
     def loss(loop, w, **how):
         return framework.weigh(loop(lambda c, x: step(w, c, x), (zero, zero), xs, **how))

@@ -8,7 +8,7 @@ import pytest
 
 import remat
 
-from .frameworks import on_jax, where_python_runs_each_step
+from .frameworks import where_python_runs_each_step
 
 Pair = namedtuple("Pair", "h c")
 
@@ -181,7 +181,10 @@ CHANGES = {
     "shape": (
         lambda f: f.array([1.0, 1.0, 1.0]),
         lambda f, h: f.array([1.0, 1.0, 1.0, 1.0]),
-        r"carry was float64\[3\] and became float64\[4\]",
+        {
+            "jax": r"carry was float64\[3\] and became float64\[4\]",
+            "": r"carry was float64\[3\] and became float64\[4\] after step 0",
+        },
     ),
     "dtype": (
         lambda f: {"a": f.array([1.0, 1.0], "float32")},
@@ -233,14 +236,14 @@ def test_a_carry_that_changes_later_is_told_when(framework, traced):
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        (1.0, r"must return \(carry, y\).* returned"),
+        (1.0, {"jax": "must return", "": r"must return \(carry, y\), and step 0 returned a"}),
         ((1.0, 2.0, 3.0), "a tuple of 3"),
         (None, "returned None"),
     ],
     ids=["number", "three", "None"],
 )
 def test_a_step_that_returns_something_else(framework, traced, out, message):
-    with pytest.raises(remat.StepError, match=message):
+    with pytest.raises(remat.StepError, match=words(framework, message)):
         run(framework, lambda h, x: out, framework.array(0.1), traced=traced)
 
 
@@ -340,14 +343,4 @@ def test_an_illegal_schedule_is_refused_at_the_op_that_breaks_it(framework, text
         framework.gradient(
             lambda h: remat.scan(step_of(framework), h, ones(framework, 3), plan=plan, **framework.any_plan)[0],
             framework.array(0.1),
-        )
-
-
-@on_jax
-def test_plans_that_hold_residuals_need_to_be_driven(framework):
-    plan = remat.plan(remat.Loop(20, tape=3), memory=30, planner="mixed")
-    with pytest.raises(remat.PlannerError, match="driven=True"):
-        framework.gradient(
-            lambda h: remat.scan(lambda h, _: (framework.np.sin(h), None), h, length=20, plan=plan)[0],
-            framework.array(1.0),
         )

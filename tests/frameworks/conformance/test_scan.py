@@ -51,18 +51,18 @@ def test_a_budget_in_bytes_gives_the_same_gradients(framework):
     [
         (1, {"slots": 1}),
         (2, {"slots": 1}),
-        (23, {"slots": 1}),
-        (60, {"slots": 3}),
-        (60, {"slots": 7}),
+        (43, {"slots": 1}),
+        (43, {"slots": 3}),
+        (43, {"slots": 7}),
         (40, {"slots": 60}),
         (40, {"slots": 3, "planner": Chunks(8)}),
         (43, {"slots": 3, "planner": Chunks(8)}),
         (43, {"slots": 1, "planner": Chunks(8)}),
         (9, {"slots": 2, "planner": Chunks(8)}),
         (43, {"slots": 2, "planner": Chunks(100)}),
-        (20, {"slots": 9, "planner": Chunks(2)}),
-        (20, {"slots": 9, "planner": Chunks(3)}),
-        (30, {"memory": 10**6, "planner": KeepAll()}),
+        (43, {"slots": 9, "planner": Chunks(2)}),
+        (43, {"slots": 9, "planner": Chunks(3)}),
+        (40, {"memory": 10**6, "planner": KeepAll()}),
     ],
     ids=str,
 )
@@ -132,12 +132,12 @@ def test_a_saved_plan_is_run(framework, tmp_path):
     assert_scan_is_the_plain_loop(framework, program(framework, "rnn", 12), plan=plan)
 
 
-@pytest.mark.parametrize("name", ["rnn", "odd", "complex", "lstm"])
+@pytest.mark.parametrize("name", ["rnn", "ode", "odd", "complex", "lstm"])
 def test_without_a_gradient_it_is_a_plain_loop_that_runs_every_step_once(framework, name):
     made, counter, traced = program(framework, name), framework.counter(), []
 
     def step(carry, x):
-        counter.here(x["push"] if isinstance(x, dict) else x)
+        counter.here(leaves_of(carry)[0])
         traced.append(any(map(framework.is_traced, leaves_of((carry, x)))))
         return made.step(made.params, carry, x)
 
@@ -145,8 +145,8 @@ def test_without_a_gradient_it_is_a_plain_loop_that_runs_every_step_once(framewo
     assert counter.count == made.steps
     assert not any(traced[1:])  # the first step may be recorded, to see what it closes over
     assert type(carry) is type(made.init)
-    expected = framework.plain_scan(lambda c, x: made.step(made.params, c, x), made.init, made.xs)
-    assert_same(framework.value(lambda: (carry, ys)), framework.value(lambda: expected), 1e-15)
+    expected = framework.plain_scan(lambda c, x: made.step(made.params, c, x), made.init, made.xs, made.length)
+    assert_same(framework.value(lambda: (carry, ys)), framework.value(lambda: expected), framework.last_bit)
     assert not any(map(framework.is_traced, leaves_of((carry, ys))))
 
 
@@ -210,7 +210,8 @@ def test_weights_that_are_used_more_than_once(framework):
 
     expected = framework.gradient(scan_loss(framework, step, framework.plain_scan), *args, compiled=True)
     for slots in framework.some(3, 1, 15):
-        assert_same(framework.gradient(scan_loss(framework, step, remat.scan, slots=slots), *args), expected, 1e-14)
+        found = framework.gradient(scan_loss(framework, step, remat.scan, slots=slots), *args)
+        assert_same(found, expected, 0.0 if framework.name == "torch" else 1e-13)
 
 
 def test_the_jacobian_sweeps_again_for_every_row(framework):
@@ -280,5 +281,5 @@ def test_a_segment_inside_the_step(framework):
 @settings(max_examples=40, deadline=None)
 def test_random_lengths_and_slots(framework, steps, slots, name):
     if not framework.runs_python:  # where each length of inputs is another program to compile
-        steps, name = (1, 7, 40)[steps % 3], "ode"
+        steps, slots, name = (1, 7, 40)[steps % 3], (1, 5)[slots % 2], "ode"
     assert_scan_is_the_plain_loop(framework, program(framework, name, steps), slots=slots)
