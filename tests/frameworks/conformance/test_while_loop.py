@@ -215,8 +215,9 @@ def test_a_condition_that_is_no_truth_value(framework):
     two = framework.array([0.0, 0.0])
     with pytest.raises(remat.StepError, match=r"None|one truth value"):
         remat.while_loop(lambda x: None, lambda x: x + 1, framework.array(0.0), slots=1)
-    with pytest.raises(remat.StepError, match=r"tuple|one truth value"):
-        remat.while_loop(lambda x: (True, True), lambda x: x + 1, framework.array(0.0), slots=1)
+    if not framework.runs_python:  # to Python, any tuple that is not empty is true
+        with pytest.raises(remat.StepError, match="one truth value"):
+            remat.while_loop(lambda x: (True, True), lambda x: x + 1, framework.array(0.0), slots=1)
     with pytest.raises(remat.StepError, match=r"2 values|one truth value"):
         remat.while_loop(lambda x: x < 1, lambda x: x + 1, two, slots=1)
     with pytest.raises(remat.StepError, match=r"2 values|one truth value"):
