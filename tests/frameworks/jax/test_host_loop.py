@@ -38,23 +38,6 @@ def test_any_plan_is_run_as_it_is(plan):
     assert (trace.forward_steps, run.calls[0].status, run.calls[0].framework) == (made.forward_steps, "done", "jax")
 
 
-def test_progress_is_told_to_the_end():
-    class Heard:
-        def __init__(self):
-            self.told = []
-
-        def update(self, done, total):
-            self.told.append((done, total))
-
-    heard = Heard()
-
-    def last(h):
-        return remat.scan(lambda h, _: (jnp.sin(h), None), h, length=30, slots=3, driven=True, progress=heard)[0]
-
-    jax.grad(last)(0.5)
-    assert heard.told[-1][0] == heard.told[-1][1]
-
-
 def test_a_pullback_can_be_called_twice():
     cell, *args = lstm(steps=9)
     plain, ours = losses(cell, slots=2, driven=True)

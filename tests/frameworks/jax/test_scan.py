@@ -6,13 +6,12 @@ import functools
 import equinox
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax.monitoring import register_event_duration_secs_listener
 
 import remat
-from remat.planners import Chunks, KeepAll, Mixed
-from tests.frameworks.jax.programs import Counter, close, losses, lstm, same
+from remat.planners import Mixed
+from tests.frameworks.jax.programs import close, losses, lstm, same
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -24,54 +23,6 @@ def test_gradients_are_those_of_lax_scan(slots):
     plain, ours = losses(cell, slots=slots)
     gradient = functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
     close(jax.jit(gradient(ours))(*args), jax.jit(gradient(plain))(*args), 1e-15)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(
-    ("steps", "plan"),
-    [
-        (1, {"slots": 1}),
-        (2, {"slots": 1}),
-        (23, {"slots": 1}),
-        (60, {"slots": 3}),
-        (60, {"slots": 7}),
-        (40, {"slots": 60}),
-        (40, {"slots": 3, "planner": Chunks(8)}),
-        (43, {"slots": 3, "planner": Chunks(8)}),
-        (43, {"slots": 1, "planner": Chunks(8)}),
-        (9, {"slots": 2, "planner": Chunks(8)}),
-        (43, {"slots": 2, "planner": Chunks(100)}),
-        (30, {"memory": 10**6, "planner": KeepAll()}),
-    ],
-)
-def test_steps_are_evaluated_as_often_as_planned(steps, plan):
-    cell, *args = lstm(steps=steps)
-    counter = Counter()
-
-    def counted(params, carry, x):
-        counter.here(carry[0])
-        return cell(params, carry, x)
-
-    made = remat.plan(remat.Loop(steps, tape=5), **plan)
-    plain, ours = losses(cell)[0], losses(counted, plan=made)[1]
-    found, count = counter.of(jax.jit(jax.value_and_grad(ours, argnums=(0, 1, 2))), *args)
-    close(found, jax.jit(jax.value_and_grad(plain, argnums=(0, 1, 2)))(*args), 1e-13)
-    assert count == made.forward_steps
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("given", [(True, False), (False, True)])
-def test_only_some_results_are_used(given):
-    cell, *args = lstm(steps=21)
-
-    def loss(scan, params, init, xs):
-        (h, _), ys = scan(lambda carry, x: cell(params, carry, x), init, xs)
-        return (h**2).sum() * given[0] + ((ys**3).sum() if given[1] else 0.0)
-
-    for planner in (Chunks(1), Chunks(4)):
-        plan = remat.plan(remat.Loop(21), slots=3, planner=planner)
-        ours = functools.partial(loss, functools.partial(remat.scan, plan=plan))
-        close(jax.grad(ours, (0, 1, 2))(*args), jax.grad(functools.partial(loss, jax.lax.scan), (0, 1, 2))(*args))
 
 
 @pytest.mark.usefixtures("quick")
@@ -129,56 +80,6 @@ def test_a_step_with_all_kinds_of_leaves():
     close(plain, wanted, 1e-12)
 
 
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("seed", range(6))
-def test_random_trees(seed):
-    rng = np.random.default_rng(seed)
-
-    def some(depth):
-        if depth == 0 or rng.random() < 0.3:
-            return jnp.asarray(rng.normal(size=tuple(rng.integers(1, 4, size=rng.integers(0, 3)))))
-        kind = rng.integers(3)
-        parts = [some(depth - 1) for _ in range(rng.integers(1, 3))]
-        return tuple(parts) if kind == 0 else parts if kind == 1 else dict(zip("abc", parts, strict=False))
-
-    init, steps = some(2), int(rng.integers(1, 30))
-    weights = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), init)
-    xs = jnp.asarray(rng.normal(size=steps)) if rng.random() < 0.6 else None
-
-    def step(weights, carry, x):
-        total = sum(jnp.sum(leaf) for leaf in jax.tree.leaves(carry))
-        after = jax.tree.map(lambda c, w: jnp.sin(c * w + 0.1 * total) + (0.0 if x is None else x), carry, weights)
-        return after, (total, None) if seed % 2 else None
-
-    def loss(scan, weights, init, xs):
-        carry, ys = scan(functools.partial(step, weights), init, xs, length=steps)
-        return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves((carry, ys)))
-
-    args = (0, 1) if xs is None else (0, 1, 2)
-    for slots in (1, 3):
-        found = jax.jit(jax.grad(functools.partial(loss, functools.partial(remat.scan, slots=slots)), args))
-        close(
-            found(weights, init, xs), jax.jit(jax.grad(functools.partial(loss, jax.lax.scan), args))(weights, init, xs)
-        )
-
-
-def test_gradients_flow_to_all_that_a_step_closes_over():
-    def loss(scan, a, b):
-        made = jnp.sin(a) * b  # a value made from others, next to one of them
-
-        def step(carry, _):
-            return jnp.cos(carry * made + b) + a, None
-
-        return scan(step, jnp.ones(3), None, length=12)[0].sum()
-
-    args = jnp.linspace(0.1, 0.3, 3), jnp.float64(0.7)
-    ours = functools.partial(loss, functools.partial(remat.scan, slots=2))
-    same(jax.grad(ours, (0, 1))(*args), jax.grad(functools.partial(loss, jax.lax.scan), (0, 1))(*args))
-    same(
-        jax.jit(jax.grad(jax.jit(ours), (0, 1)))(*args), jax.grad(functools.partial(loss, jax.lax.scan), (0, 1))(*args)
-    )
-
-
 def test_nested_loops_keep_their_budgets():
     """An inner loop inside an outer one, each in its own memory: scan in scan, in lax.scan, and lax.scan in scan."""
 
@@ -209,18 +110,6 @@ def test_jax_checkpoint_around_and_inside():
     expected = jax.grad(plain, (0, 1, 2))(*args)
     close(jax.jit(jax.grad(jax.checkpoint(ours), (0, 1, 2)))(*args), expected)
     close(jax.jit(jax.grad(losses(jax.checkpoint(cell), slots=3)[1], (0, 1, 2)))(*args), expected)
-
-
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("steps", [0, 1])
-def test_very_short_loops(steps):
-    def loss(scan, h):
-        carry, ys = scan(lambda h, x: (jnp.sin(h) + x, h * x), h, jnp.ones((steps, 3)))
-        return carry.sum() + ys.sum()
-
-    h = jnp.linspace(0.0, 1.0, 3)
-    found = jax.value_and_grad(functools.partial(loss, functools.partial(remat.scan, slots=1)))(h)
-    same(found, jax.value_and_grad(functools.partial(loss, jax.lax.scan))(h))
 
 
 @pytest.mark.parametrize("memory", ["24 KiB", "100 KiB", "400 KiB", "2 MiB", "8 MiB"])
@@ -288,20 +177,6 @@ def test_another_length_or_number_of_slots_is_not_compiled_again(compilations):
         count = len(compilations)
 
 
-def test_closures_are_looked_at_anew_in_each_call():
-    """A step that is the same function and reads another value gives another result."""
-    held = {"scale": 2.0}
-
-    def step(h, _):
-        return jnp.sin(h) * held["scale"], None
-
-    first = jax.grad(lambda h: remat.scan(step, h, length=3, slots=2)[0])(0.5)
-    held["scale"] = 3.0
-    second = jax.grad(lambda h: remat.scan(step, h, length=3, slots=2)[0])(0.5)
-    assert first != second
-    close(second, jax.grad(lambda h: jax.lax.scan(lambda h, _: (jnp.sin(h) * 3.0, None), h, length=3)[0])(0.5))
-
-
 @pytest.mark.usefixtures("quick")
 def test_vmap_of_the_loss_and_of_the_loop():
     cell, params, init, xs = lstm(steps=12)
@@ -350,14 +225,6 @@ def test_plans_with_tapes_are_refused_inside_jit():
     plan = remat.plan(remat.Loop(20, tape=3), memory=30, planner=Mixed())
     with pytest.raises(remat.PlannerError, match="driven=True"):
         jax.jit(jax.grad(lambda h: remat.scan(lambda h, _: (jnp.sin(h), None), h, length=20, plan=plan)[0]))(1.0)
-
-
-def test_a_saved_plan_is_run(tmp_path):
-    plan = remat.plan(remat.Loop(30), slots=4)
-    plan.save(tmp_path / "plan.json")
-    again = remat.Plan.load(tmp_path / "plan.json")
-    found = jax.grad(lambda h: remat.scan(lambda h, _: (jnp.sin(h), None), h, length=30, plan=again)[0])(0.7)
-    same(found, jax.grad(lambda h: remat.scan(lambda h, _: (jnp.sin(h), None), h, length=30, slots=4)[0])(0.7))
 
 
 def test_a_profile_knows_the_plan_of_a_compiled_loop_and_no_more(tmp_path):
