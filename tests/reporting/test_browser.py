@@ -213,7 +213,7 @@ def spiked(count=100_000, at=61_234):
     return Trace(10, "ram", Totals.of(columns), columns, lambda _: (("state 1", "ram", 10**9),), measured=True)
 
 
-@pytest.mark.parametrize("count", [100_000, 300_000])
+@pytest.mark.parametrize("count", [100_000, pytest.param(300_000, marks=pytest.mark.full)])
 def test_a_single_large_event_among_very_many_is_seen(open_page, tmp_path, count):
     trace = spiked(count)
     opened = open_page(trace.report(tmp_path / "spike.html"))
