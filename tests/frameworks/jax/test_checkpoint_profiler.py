@@ -1,4 +1,4 @@
-"""Adaptive checkpoints on JAX, and what profiles and the checkpoint profiler count of those that are traced."""
+"""What profiles and the checkpoint profiler count of checkpoints that JAX traces."""
 
 import functools
 

@@ -16,7 +16,7 @@ from tests.frameworks.jax.programs import close, losses, lstm, same
 Pair = collections.namedtuple("Pair", "left right")
 
 
-@pytest.mark.parametrize("slots", [1, 2, 5, 40, 100])
+@pytest.mark.parametrize("slots", [1, 5, 100, *(pytest.param(slots, marks=pytest.mark.full) for slots in (2, 40))])
 def test_gradients_are_those_of_lax_scan(slots):
     """To the last bit but for how XLA fuses sums and products."""
     cell, *args = lstm()
@@ -112,7 +112,10 @@ def test_jax_checkpoint_around_and_inside():
     close(jax.jit(jax.grad(losses(jax.checkpoint(cell), slots=3)[1], (0, 1, 2)))(*args), expected)
 
 
-@pytest.mark.parametrize("memory", ["24 KiB", "100 KiB", "400 KiB", "2 MiB", "8 MiB"])
+@pytest.mark.parametrize(
+    "memory",
+    ["24 KiB", "400 KiB", "8 MiB", *(pytest.param(each, marks=pytest.mark.full) for each in ("100 KiB", "2 MiB"))],
+)
 def test_temporaries_stay_inside_the_budget(memory):
     """XLA's temporaries, but for the gradients of parameters, which are counted apart."""
     cell, params, init, xs = lstm(hidden=16, batch=4, steps=700)

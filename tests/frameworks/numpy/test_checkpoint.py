@@ -6,7 +6,7 @@ from autograd import grad, hessian, jacobian
 from autograd.test_util import check_grads
 
 import remat
-from tests.frameworks.conftest import assert_same
+from tests.frameworks.numpy.comparison import assert_same
 
 X = numpy.linspace(0.1, 0.9, 5)
 

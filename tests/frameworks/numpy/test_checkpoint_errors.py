@@ -8,7 +8,7 @@ import pytest
 from autograd import grad
 
 import remat
-from tests.frameworks.conftest import assert_same
+from tests.frameworks.numpy.comparison import assert_same
 
 X = numpy.linspace(0.1, 0.9, 5)
 

@@ -6,7 +6,7 @@ import pytest
 from autograd import grad
 
 import remat
-from tests.frameworks.conftest import assert_same
+from tests.frameworks.numpy.comparison import assert_same
 
 RNG = numpy.random.default_rng(1)
 W, H, XS = RNG.normal(size=(3, 3)), RNG.normal(size=3), RNG.normal(size=(12, 3))

@@ -1,4 +1,4 @@
-"""Checkpoints on PyTorch: documented numbers, what goes in and out, and where gradients are not wanted."""
+"""Checkpoints on PyTorch: what goes in and out, where gradients are not wanted, and what modules and compilers do."""
 
 import warnings
 import weakref

@@ -6,8 +6,7 @@ import pytest
 from autograd import grad, make_ggnvp
 
 import remat
-
-from .conftest import assert_same
+from tests.frameworks.numpy.comparison import assert_same
 
 RNG = numpy.random.default_rng(0)
 STEPS, W, H = 9, RNG.normal(size=(3, 3)), RNG.normal(size=3)

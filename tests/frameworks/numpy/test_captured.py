@@ -10,8 +10,7 @@ from autograd import grad
 from autograd.tracer import isbox
 
 import remat
-
-from .conftest import assert_same
+from tests.frameworks.numpy.comparison import assert_same
 
 XS = numpy.linspace(0.1, 1, 7)
 

@@ -1,4 +1,4 @@
-"""Gradients through `scan` are those of the plain loop, for any program, budget and container."""
+"""What is particular to `scan` under autograd."""
 
 import autograd.numpy as np
 import numpy
