@@ -71,6 +71,10 @@ class Adapter(abc.ABC):
         """`function()`, or only what it is made of where that can be known without computing it."""
         return function()
 
+    def compiled(self, function):
+        """The function as one program, where the framework makes such."""
+        return function
+
     @abc.abstractmethod
     def grad(self, function):
         """The gradient of a function of one array, which can itself be differentiated."""

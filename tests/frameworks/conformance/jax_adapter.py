@@ -48,6 +48,9 @@ class JAX(Adapter):
     def outline(self, function):
         return jax.eval_shape(function)
 
+    def compiled(self, function):
+        return jax.jit(function)
+
     def grad(self, function):
         return jax.grad(function)
 

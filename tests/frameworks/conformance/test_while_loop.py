@@ -154,7 +154,7 @@ def test_second_order_and_forward_mode(framework):
     def of(loop, **how):
         return lambda x: growth(framework, loop, x, a, **how)
 
-    most = framework.some(4, None)[-1]  # a few steps where each is compiled by itself
+    most = framework.some(3, None)[-1]  # a few steps where each is compiled by itself
     ours, plain = of(remat.while_loop, slots=3, max_steps=most), of(framework.plain_while, max_steps=most)
     found, expected = (framework.to_numpy(framework.hessian(f, x)) for f in (ours, plain))
     assert_same([found], [expected], 1e-10)
