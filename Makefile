@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test browser check format bench clean
+.PHONY: help demo test test-all browser check format bench clean
 
 help:
 	@echo "make demo    set up, then train an LSTM through 512 steps, plainly and inside 4 MiB (the main job)"
 	@echo "make test    set up, then run every check: format, lint, types, layers, tests"
+	@echo "make test-all  the same, with whole matrices of tests"
 	@echo "make format  rewrite the code in house format"
 	@echo "make bench   time planning against its nearest peer, and gradients against plain autograd"
 
@@ -40,6 +41,11 @@ test: $(VENV)/.dev check browser
 	@echo "== tests, one process for each core"
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
+# Whole matrices, of which `make test` runs a representative part.
+test-all: $(VENV)/.dev check browser
+	@echo "== all tests, one process for each core"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "full or not full"
+
 check: $(VENV)/.dev
 	@echo "== format and lint"
 	$(BIN)/ruff format --check .
@@ -58,6 +64,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/report_page.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/numpy_lstm.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torch_loops.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/segments.py
 	$(BIN)/python benchmarks/jax_loops.py
 
 clean:

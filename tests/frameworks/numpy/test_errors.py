@@ -1,0 +1,45 @@
+"""Bad input gets a clear error before any work is lost."""
+
+import autograd.numpy as np
+import numpy
+import pytest
+from autograd import grad
+from autograd.tracer import trace_stack
+
+import remat
+
+
+def step(h, x):
+    return np.tanh(h + x), h
+
+
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        (numpy.array(["a"]), "dtype <U1"),
+        (numpy.array([None]), "dtype object"),
+        (numpy.ma.ones(3), "Masked"),
+    ],
+)
+def test_leaves_that_are_no_arrays(init, message):
+    with pytest.raises(remat.StepError, match=message):
+        remat.scan(step, init, numpy.ones(4), slots=2)
+
+
+def test_an_error_in_the_step_leaves_everything_as_it_was():
+    def loss(w):
+        box = [w]
+
+        def step(h, x):
+            if x > 2:
+                raise RuntimeError("broken step")
+            return h * w, None
+
+        with pytest.raises(RuntimeError, match="broken step"):
+            remat.scan(step, 1.0, numpy.arange(5), slots=2)
+        assert step.__closure__[0].cell_contents is box[0]
+        return w
+
+    before = trace_stack.top
+    assert grad(loss)(2.0) == 1.0
+    assert trace_stack.top == before

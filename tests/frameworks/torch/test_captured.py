@@ -1,0 +1,240 @@
+"""What a step closes over gets its gradient without being listed; what cannot be found is an error, never a loss."""
+
+import pytest
+import torch
+
+import remat
+from tests.frameworks.torch.programs import DOUBLE, LSTM, assert_same, gradients, lstm, plain_scan, weigh
+
+
+def tensors(seed=0):
+    torch.manual_seed(seed)
+    W = (torch.randn(3, 3, dtype=DOUBLE) * 0.5).requires_grad_()
+    return W, torch.randn(2, 3, dtype=DOUBLE), torch.randn(11, 2, 3, dtype=DOUBLE)
+
+
+def compared(make, wanted, h, xs, **how):
+    """A step made anew for each of the two loops, since graphs behind captured tensors are used up."""
+    how = how or {"slots": 3}
+    assert_same(gradients(remat.scan, make(), h, xs, wanted, **how)[1], gradients(plain_scan, make(), h, xs, wanted)[1])
+
+
+def test_modules_of_modules_and_frozen_parameters():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)).double()
+    net[0].bias.requires_grad_(False)
+    _, h, xs = tensors()
+    wanted = [p for p in net.parameters() if p.requires_grad]
+    compared(lambda: lambda h, x: (net(h + x), h), wanted, h, xs)
+    weigh(remat.scan(lambda h, x: (net(h + x), None), h, xs, slots=2)).backward()
+    assert net[0].bias.grad is None
+
+
+def test_a_parameter_that_no_step_uses_has_no_gradient():
+    _, h, xs = tensors()
+    cell = LSTM(3)
+    cell.spare = torch.nn.Parameter(torch.ones(2))
+    weigh(remat.scan(cell, (h, h), xs, slots=3)).backward()
+    assert cell.spare.grad is None
+    assert cell.gates.weight.grad is not None
+
+
+def test_parameters_that_later_steps_use_are_found_through_the_module():
+    torch.manual_seed(0)
+    layers = torch.nn.ModuleList([torch.nn.Linear(3, 3, dtype=DOUBLE) for _ in range(9)])
+    h = torch.randn(2, 3, dtype=DOUBLE)
+
+    def step(carry, _):
+        i, h = carry
+        return (i + 1, torch.tanh(layers[i](h))), None
+
+    wanted = list(layers.parameters())
+    loss = weigh(remat.scan(step, (0, h), length=9, slots=3))
+    found = torch.autograd.grad(loss, wanted)
+    loss = weigh(plain_scan(step, (0, h), None, length=9))
+    assert_same(found, torch.autograd.grad(loss, wanted))
+
+
+def test_a_made_tensor_that_only_later_steps_use_is_an_error_not_a_lost_gradient():
+    W, h, _ = tensors()
+    made = [W * k for k in range(1, 8)]
+
+    def step(carry, _):
+        i, h = carry
+        return (i + 1, torch.tanh(h @ made[i])), None
+
+    with pytest.raises(remat.StepError, match="gradient would be lost"):
+        weigh(remat.scan(step, (0, h), length=7, slots=3)).backward()
+
+
+def test_a_made_tensor_that_no_search_finds_is_an_error_that_names_the_op():
+    W, h, xs = tensors()
+
+    class Hiding:
+        __slots__ = ("get",)
+
+    hiding, made = Hiding(), iter([W * 2] * 1000)
+    hiding.get = made.__next__
+    with pytest.raises(remat.StepError, match="MulBackward"):
+        remat.scan(lambda h, x: (torch.tanh(h @ hiding.get() + x), None), h, xs, slots=3)
+
+
+def test_a_leaf_that_no_search_finds_is_found_in_the_graph():
+    W, h, xs = tensors()
+    made = iter([W] * 1000)
+    get = made.__next__
+    found = gradients(remat.scan, lambda h, x: (torch.tanh(h @ get() + x), h), h, xs, [W], slots=3)[1]
+    assert_same(found, gradients(plain_scan, lambda h, x: (torch.tanh(h @ W + x), h), h, xs, [W])[1])
+
+
+def test_a_layer_of_a_python_loop_is_seen_again_in_the_reverse_sweep():
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(3, 3, dtype=DOUBLE) for _ in range(3)]
+    _, h, xs = tensors()
+    wanted = [p for layer in layers for p in layer.parameters()]
+
+    def net(loop, **how):
+        carry = h
+        for layer in layers:
+            carry = loop(lambda c, x: (torch.tanh(layer(c) + x), None), carry, xs, **how)[0]  # noqa: B023
+        return torch.autograd.grad(weigh(carry), wanted)
+
+    assert_same(net(remat.scan, slots=2), net(plain_scan))
+
+
+def test_hooks_on_made_tensors_and_kept_gradients_are_served_once():
+    W, h, xs = tensors()
+    made = W * 2
+    made.retain_grad()
+    seen = []
+    made.register_hook(lambda g: seen.append(g))
+    weigh(remat.scan(lambda h, x: (torch.tanh(h @ made + x), None), h, xs, slots=3)).backward()
+    assert len(seen) == 1
+    assert torch.equal(made.grad, seen[0])
+    assert torch.equal(W.grad, made.grad * 2)
+
+
+def test_steps_that_are_compiled():
+    cell, carry, xs, wanted = lstm(steps=6)
+    torch._dynamo.reset()
+    compiled = torch.compile(cell, backend="aot_eager")
+    expected = gradients(plain_scan, cell, carry, xs, wanted)[1]
+    assert_same(gradients(remat.scan, compiled, carry, xs, wanted, slots=2)[1], expected, bitwise=False)
+    assert_same(gradients(remat.scan, compiled, carry, xs, wanted, memory="64 KiB")[1], expected, bitwise=False)
+
+
+def test_custom_functions_in_the_step():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return 3 * x**2 * g
+
+    W, h, xs = tensors()
+    compared(lambda: lambda h, x: (torch.tanh(Cube.apply(h @ W) + x), h), [W], h, xs)
+
+
+def test_a_parameter_that_is_hidden_and_used_by_one_later_step_is_an_error():
+    import types
+
+    W, h, xs = tensors()
+    hidden = types.ModuleType("hidden")
+    hidden.p = torch.tensor(0.7, dtype=DOUBLE, requires_grad=True)
+
+    def step(carry, x):
+        i, h = carry
+        h = torch.tanh(h @ W + x)
+        return (i + 1, h * hidden.p if i == 5 else h), None
+
+    with pytest.raises(remat.StepError, match="gradient would be lost"):
+        weigh(remat.scan(step, (0, h), xs, slots=3)).backward()
+
+
+def test_a_cache_that_the_second_step_fills_is_an_error_not_a_lost_gradient():
+    W, h, xs = tensors()
+    cache = {}
+
+    def step(carry, x):
+        i, h = carry
+        if i >= 1 and "V" not in cache:
+            cache["V"] = torch.tanh(W)
+        return (i + 1, torch.tanh(h @ (cache["V"] if i else W) + x)), None
+
+    with pytest.raises((remat.StepError, RuntimeError)):
+        weigh(remat.scan(step, (0, h), xs, slots=3)).backward()
+
+
+def test_parameters_that_are_swapped_for_the_call_are_swapped_for_the_reverse_sweep():
+    cell, carry, xs, _ = lstm(steps=8)
+    fast = {name: (p.detach() * 0.5).requires_grad_() for name, p in cell.named_parameters()}
+
+    class Net(torch.nn.Module):
+        def __init__(self, loop, **how):
+            super().__init__()
+            self.cell, self.loop, self.how = cell, loop, how
+
+        def forward(self):
+            return self.loop(self.cell, carry, xs, **self.how)
+
+    def run(net):
+        swapped = {f"cell.{name}": p for name, p in fast.items()}
+        return torch.autograd.grad(weigh(torch.func.functional_call(net, swapped, ())), list(fast.values()))
+
+    assert_same(run(Net(remat.scan, slots=3)), run(Net(plain_scan)))
+
+
+def test_tensor_subclasses_that_are_captured():
+    class Mine(torch.Tensor):
+        pass
+
+    W, h, xs = tensors()
+    V = W.detach().as_subclass(Mine).requires_grad_()
+
+    def step(h, x):
+        return torch.tanh(h @ V + x).as_subclass(torch.Tensor), h
+
+    expected = gradients(plain_scan, lambda h, x: (torch.tanh(h @ W + x), h), h, xs, [W])[1]
+    found = gradients(remat.scan, step, h, xs, [V], slots=3)[1]
+    assert_same([g.as_subclass(torch.Tensor) for g in found], expected)
+
+
+def test_threads_may_share_a_step_that_captures_a_made_tensor():
+    from threading import Thread
+
+    W, h, xs = tensors()
+    made = W * 1.5
+    step = lambda h, x: (torch.tanh(h @ made + x), h)  # noqa: E731
+    wanted, found = [made], []  # another thread may have bound the variable itself
+    expected = gradients(plain_scan, step, h, xs, wanted)[1]
+
+    def work():
+        for _ in range(5):
+            found.append(gradients(remat.scan, step, h, xs, wanted, slots=3)[1])
+
+    threads = [Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 15
+    for each in found:
+        assert_same(each, expected)
+    assert made.grad_fn is not None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the compiler itself
+def test_a_loop_inside_something_compiled():
+    W, h, xs = tensors()
+    torch._dynamo.reset()
+
+    def net(h, xs):
+        return remat.scan(lambda h, x: (torch.tanh(h @ W + x), None), h * 2, xs, slots=3)[0].sin()
+
+    expected = torch.autograd.grad(weigh(net(h, xs)), [W])
+    found = torch.autograd.grad(weigh(torch.compile(net, backend="aot_eager")(h, xs)), [W])
+    assert_same(found, expected, bitwise=False)

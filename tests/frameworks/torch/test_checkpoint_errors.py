@@ -1,0 +1,193 @@
+"""What is refused in checkpoints on PyTorch: functions that do not repeat themselves, writing, wrong options."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from tests.frameworks.torch.checkpoint_programs import (
+    A,
+    block,
+    leaf,
+    rand,
+)
+
+
+def test_a_segment_that_is_not_deterministic_is_an_error_that_names_what_changed():
+    state = {"n": 0}
+
+    def counts(x):
+        state["n"] += 1
+        return (x * state["n"]).sin().exp()
+
+    with pytest.raises(remat.DeterminismError, match=r"counts.*tensor 0 of the \d+.*float64\[3\].*of its size"):
+        remat.checkpoint(counts, leaf(3)).sum().backward()
+
+    def never(x):
+        state["n"] += 1
+        return (x * state["n"]).sin().exp()
+
+    remat.drop(never, check="never")(leaf(3)).sum().backward()
+
+
+def test_other_shapes_and_other_numbers_of_tensors_are_errors_without_a_check_of_values():
+    state = {"again": False}
+
+    def shape(x):
+        y = x[:2] if state["again"] else x
+        return y.sin().sum()
+
+    def fewer(x):
+        return x.sin() if state["again"] else x.sin().exp().cos()
+
+    def more(x):
+        return x.sin().exp().cos() if state["again"] else x.sin()
+
+    for fn, message in (
+        (shape, r"float64\[3\] and became float64\[2\]"),
+        (fewer, "saved 3 .* and then 1"),
+        (more, "1"),
+    ):
+        state["again"] = False
+        y = remat.drop(fn, check="never", early_stop=False)(leaf(3)).sum()
+        state["again"] = True
+        with pytest.raises(remat.DeterminismError, match=message):
+            y.backward()
+
+
+def test_parameters_that_changed_before_the_backward_are_an_error():
+    module = block()
+    y = remat.drop(module, check="never")(leaf(2, 4)).sum()
+    with torch.no_grad():
+        module[2].weight.mul_(2)
+    with pytest.raises(remat.StepError, match=r"parameter.*float64\[4, 4\].*version 1, now 2"):
+        y.backward()
+
+
+def test_inputs_that_are_written_into_are_an_error():
+    x = leaf(3)
+    for fn in (lambda h: h.add_(1).sin(), lambda h: h.sin().exp()):
+        h = x * 1
+        y = remat.checkpoint(fn, h).sum()
+        h.add_(1)
+        with pytest.raises(remat.StepError, match="written into"):
+            y.backward()
+
+
+def test_errors_of_the_function_are_the_users_own():
+    def fails(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        remat.checkpoint(fails, leaf(3))
+
+    def later(x):
+        if remat.is_recomputing():
+            raise KeyError("later")
+        return x.sin().exp()
+
+    with pytest.raises(KeyError) as info:
+        remat.checkpoint(later, leaf(3)).sum().backward()
+    assert "recomputed" in info.value.__notes__[0]
+
+
+@pytest.mark.parametrize("option", ["use_reentrant", "preserve_rng_state", "determinism_check", "context_fn"])
+def test_options_of_torchs_own_checkpoint_are_refused_in_words(option):
+    with pytest.raises(remat.StepError, match=f"needs no {option}="):
+        remat.checkpoint(torch.nn.Linear(2, 2), A, **{option: False})
+
+    def takes(x, **options):
+        return x.sin()
+
+    assert torch.equal(remat.checkpoint(takes, A, **{option: False}), A.sin())
+
+
+def test_a_changed_tensor_is_named_even_where_an_operator_meets_it():
+    module, x = nn.Linear(4, 4, bias=False).double(), leaf(2, 4)
+    y = remat.drop(lambda x: x.sin() @ module.weight, check="never")(x).sum()
+    with torch.no_grad():
+        module.weight.add_(1)
+    with pytest.raises(remat.StepError, match="parameter"):
+        y.backward()
+
+
+@pytest.mark.parametrize("check", ["always", "never"])
+def test_a_parameter_that_is_written_into_is_an_error_whatever_is_saved(check):
+    w, other = leaf(3), leaf(3, seed=1)
+    held = [w, other]
+    run = remat.drop(lambda x: x * held[0].sigmoid(), check=check)
+    y, z = run(leaf(3)), run(leaf(3))
+    with torch.no_grad():
+        other.add_(1)  # which the function finds and does not use
+    y.sum().backward()
+    with torch.no_grad():
+        w.add_(1)
+    with pytest.raises(remat.StepError, match=r"parameter that it uses \(float64\[3\], version 0, now 1\)"):
+        z.sum().backward()
+
+
+def test_data_that_is_written_into_is_an_error_where_it_is_saved():
+    module = nn.Module()
+    module.mask = rand(3)
+    y = remat.drop(lambda x: (x * module.mask).sin(), check="never")(leaf(3))
+    module.mask.mul_(2)
+    with pytest.raises(remat.StepError, match="written into since"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_function_may_write_into_data_in_its_first_run_only(given):
+    count = torch.zeros(())
+
+    def fn(x, seen=None):
+        if not remat.is_recomputing():
+            (count if seen is None else seen).add_(1)
+        return x.sin().exp()
+
+    x = leaf(3)
+    sum(remat.checkpoint(fn, x, *([count] if given else [])).sum() for _ in range(3)).backward()
+    assert count == 3
+    assert torch.allclose(x.grad, 3 * x.cos() * x.sin().exp())
+
+    def writes(x, data):
+        return x * data.add_(1)
+
+    with pytest.raises(remat.StepError, match="written into"):
+        remat.drop(writes, check="never")(x, rand(3)).sum().backward()
+
+
+def test_writing_into_what_was_saved_is_an_error_as_it_is_plainly():
+    def writes(x):
+        h = x.exp()
+        y = h.sin()
+        h.mul_(2)
+        return y
+
+    for run in (remat.checkpoint, functools.partial(remat.adaptive_checkpoint, threshold=1000)):
+        with pytest.raises(remat.StepError, match="by it, after it was saved"):
+            run(writes, leaf(3)).sum().backward()
+
+    x = leaf(3)
+    y = remat.checkpoint(lambda x: x.sin().exp(), x)  # a result is the caller's, and is computed again
+    y.mul_(2)
+    y.sum().backward()
+    assert torch.allclose(x.grad, 2 * x.cos() * x.sin().exp())
+
+
+def test_only_a_comparison_of_all_that_is_saved_counts_as_the_first():
+    state = {"n": 1}
+
+    def fn(x):
+        return x.sin(), (x * state["n"]).exp()
+
+    x = leaf(3)
+    for _ in range(2):
+        first, second = remat.checkpoint(fn, x)
+        del second
+        first.sum().backward()
+    y = remat.checkpoint(fn, x)[1].sum()
+    state["n"] = 2
+    with pytest.raises(remat.DeterminismError):
+        y.backward()

@@ -1,0 +1,140 @@
+"""Beyond the first order on PyTorch: gradients of gradients, and the transforms of torch.func."""
+
+import pytest
+import torch
+from torch.func import functional_call, grad, jacrev, vjp, vmap
+
+import remat
+from tests.frameworks.torch.programs import DOUBLE, assert_same, lstm, plain_scan, weigh
+
+
+def values():
+    torch.manual_seed(0)
+    return (torch.randn(4, 4, dtype=DOUBLE) * 0.5, torch.randn(3, 4, dtype=DOUBLE), torch.randn(7, 3, 4, dtype=DOUBLE))
+
+
+def run(loop, W, h, xs, **how):
+    def step(h, x):
+        h = torch.tanh(h @ W + x)
+        return h, h.sin()
+
+    return loop(step, h, xs, **how)
+
+
+def loss(loop, **how):
+    def of(W, h, xs):
+        last, ys = run(loop, W, h, xs, **how)
+        return (last**2).sum() + (ys**3).sum()
+
+    return of
+
+
+LOSSES = loss(remat.scan, slots=2), loss(plain_scan)
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("wanted", ["Whx"])
+def test_gradients_of_gradients(order, wanted):
+    def derivatives(of):
+        W, h, xs = (v.clone().requires_grad_(k in wanted) for v, k in zip(values(), "Whx", strict=True))
+        inputs = [v for v in (W, h, xs) if v.requires_grad]
+        total = of(W, h, xs)
+        for _ in range(order):
+            found = torch.autograd.grad(total, inputs, create_graph=True)
+            total = sum((part**2).sum() for part in found)
+        return found
+
+    assert_same(*map(derivatives, LOSSES), bitwise=False, tolerance=1e-10)
+
+
+def test_gradients_of_gradients_of_modules_and_of_what_was_made_before():
+    def derivatives(loop, **how):
+        cell, carry, xs, wanted = lstm(steps=6)
+        made = carry[0] * 2
+        total = weigh(loop(lambda c, x: (cell(c, x + made)[0], c[0]), (made, carry[1]), xs, **how))
+        first = torch.autograd.grad(total, wanted, create_graph=True)
+        return torch.autograd.grad(sum((part**2).sum() for part in first), wanted)
+
+    assert_same(derivatives(remat.scan, slots=2), derivatives(plain_scan), bitwise=False, tolerance=1e-11)
+
+
+def test_a_gradient_penalty_by_backward():
+    def gradient(of):
+        W, h, xs = (v.clone().requires_grad_() for v in values())
+        (slope,) = torch.autograd.grad(of(W, h, xs), h, create_graph=True)
+        (slope.pow(2).sum() + of(W, h, xs)).backward()
+        return [W.grad, h.grad, xs.grad]
+
+    assert_same(*map(gradient, LOSSES), bitwise=False)
+
+
+def test_gradcheck():
+    W, h, xs = (v.clone().requires_grad_() for v in values())
+    assert torch.autograd.gradcheck(LOSSES[0], (W, h, xs[:3]))
+    assert torch.autograd.gradgradcheck(LOSSES[0], (W, h, xs[:3]))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: grad(f, argnums=(0, 1, 2))(*values()),
+        lambda f: vjp(f, *values())[1](torch.ones((), dtype=DOUBLE)),
+        lambda f: grad(lambda W: (grad(f)(W, *values()[1:]) ** 2).sum())(values()[0]),
+        lambda f: vmap(grad(f, argnums=(0, 1)), in_dims=(None, 0, None))(values()[0], batch(), values()[2]),
+        lambda f: grad(lambda W, xs: vmap(lambda h: f(W, h, xs))(batch()).sum())(values()[0], values()[2]),
+        lambda f: jacrev(jacrev(lambda W: f(W, *values()[1:])))(values()[0]),
+    ],
+    ids=["grad", "vjp", "grad of grad", "vmap of grad", "grad of vmap", "jacrev of jacrev"],
+)
+def test_transforms_of_torch_func(transform):
+    found, expected = map(transform, LOSSES)
+    as_tuple = lambda v: v if isinstance(v, tuple) else (v,)  # noqa: E731
+    assert_same(as_tuple(found), as_tuple(expected), bitwise=False, tolerance=1e-11)
+
+
+def batch():
+    return torch.randn(5, 3, 4, dtype=DOUBLE, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("axis", ["W", "h", "xs", "all"])
+def test_loops_over_a_batch(axis):
+    W, h, xs = values()
+    many = torch.stack([W, W * 0.5, W * 0.1]), torch.stack([h, h * 2, h - 1]), torch.stack([xs, xs + 1, xs * 2], 1)
+    dims = [int(name == "xs") if axis in (name, "all") else None for name in ("W", "h", "xs")]
+    args = [b if dim is not None else a for a, b, dim in zip((W, h, xs), many, dims, strict=True)]
+    found = vmap(lambda *a: run(remat.scan, *a, slots=2), in_dims=tuple(dims))(*args)
+    expected = vmap(lambda *a: run(plain_scan, *a), in_dims=tuple(dims))(*args)
+    assert_same(found, expected, bitwise=False)
+
+
+def test_backward_through_a_mapped_loop():
+    W, _, xs = values()
+
+    def gradient(of):
+        weight = W.clone().requires_grad_()
+        vmap(lambda h: of(weight, h, xs))(batch()).sum().backward()
+        return [weight.grad]
+
+    assert_same(*map(gradient, LOSSES), bitwise=False)
+
+
+def test_functional_calls_of_modules():
+    cell, carry, xs, _ = lstm(steps=6)
+
+    def of(loop, **how):
+        def total(parameters):
+            return weigh(loop(lambda c, x: functional_call(cell, parameters, (c, x)), carry, xs, **how))
+
+        return grad(total)({name: p.detach() for name, p in cell.named_parameters()})
+
+    assert_same(list(of(remat.scan, slots=2).values()), list(of(plain_scan).values()), bitwise=False)
+
+
+def test_what_cannot_be_done_is_an_error_that_says_what_to_do():
+    W, h, xs = (v.clone().requires_grad_() for v in values())
+    total = remat.scan(lambda h, x: (torch.nn.functional.dropout(torch.tanh(h @ W + x)), None), h, xs, slots=2)[0].sum()
+    (first,) = torch.autograd.grad(total, W, create_graph=True)
+    with pytest.raises(remat.StepError, match="draw before the loop"):
+        first.sum().backward()
+    with pytest.raises(remat.StepError, match="use scan"):
+        vmap(lambda h: remat.while_loop(lambda h: True, lambda h: h * W.sum(), h, max_steps=3, slots=2))(batch())
