@@ -11,14 +11,13 @@ from functools import reduce
 from math import floor, gcd, log10
 from typing import Any
 
+from remat.ops import OPS_BY_TYPE
 from remat.reporting.timeline import Kept
 from remat.reporting.timeline_rows import Rows
-from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+from remat.schedule import Advance, Op, Pullback, Record, Turn
 
-__all__ = ["OP_WORDS", "encode", "encode_kept", "encode_rows", "encode_times"]
+__all__ = ["encode", "encode_kept", "encode_rows", "encode_times"]
 
-CODES: dict[type, int] = {Advance: 0, Record: 1, Pullback: 2, Keep: 3, Fetch: 4, Drop: 5, Turn: 6}
-OP_WORDS = tuple(op.__name__.lower() for op in CODES)  # by code
 MOST_EXACT_ROWS = 20_000  # up to here, columns are encoded with all their digits
 SHORTEST = 1e-200  # seconds; a shorter time is encoded as 0
 MOST_BYTES = 0.9  # for each value of a longer column; if it takes more, digits are dropped
@@ -48,7 +47,7 @@ def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict
     """All columns of a timeline; an op is its code, its first unit or state, and its length or level."""
     ops = [_fields(op, levels) for op in rows.op]
     columns = {
-        "code": encode([CODES[type(op)] for op in rows.op]),
+        "code": encode([OPS_BY_TYPE[type(op)].code for op in rows.op]),
         "first": encode([first for first, _ in ops]),
         "second": encode([second for _, second in ops]),
         "phase": encode(rows.phase),
@@ -58,9 +57,8 @@ def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict
         "leastTape": _encode_sizes([least - tape for least, tape in zip(rows.least_tape, rows.tape, strict=True)]),
         "cotangent": _encode_sizes(rows.cotangent),
     }
-    if (
-        rows.index and rows.index[-1] != len(rows) - 1
-    ):  # in groups: which event each shows, and which units its ops touch
+    # Rows of groups also say which event each shows, and which units its ops touch.
+    if rows.index and rows.index[-1] != len(rows) - 1:
         columns |= {
             "index": encode(rows.index),
             "keptCount": encode(rows.kept_count),

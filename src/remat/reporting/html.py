@@ -9,8 +9,8 @@ from functools import cache
 from hashlib import sha256
 from html import escape
 
+from remat.ops import OP_TABLE
 from remat.reporting.cards import cards_of
-from remat.reporting.encoding import OP_WORDS
 from remat.reporting.html_section import overview_html, section_html, table_html
 from remat.reporting.page_data import fit_to_page, page_view
 from remat.reporting.summary import Summary
@@ -36,7 +36,8 @@ def page_of(summaries: list[Summary], title: str, version: str, tables: list[Tab
     fitted = [fit_to_page(summary, len(summaries)) for summary in summaries]
     summaries = [summary for summary, _ in fitted]
     views = [page_view(summary, columns) for summary, columns in fitted]
-    data = {"version": 1, "ops": OP_WORDS, "phases": PHASES, "views": views}
+    ops = [spec.word for spec in sorted(OP_TABLE, key=lambda spec: spec.code)]
+    data = {"version": 1, "ops": ops, "phases": PHASES, "views": views}
     body = [f"<h1>{escape(title)}</h1>"]
     if len(summaries) == 1:
         body.append(f'<p class="soft">{escape(_subtitle(summaries[0]))}</p>')
