@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.errors import *  # noqa: F403
     from remat.errors import InfeasibleError
     from remat.execute import is_recomputing
-    from remat.interface import adaptive_checkpoint, checkpoint, drop, save_points, scan, while_loop
+    from remat.interface import adaptive_checkpoint, checkpoint, drop, scan, while_loop
     from remat.legacy import *  # noqa: F403
     from remat.ops import Advance as Advance
     from remat.ops import Drop as Drop
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.ops import Turn as Turn
     from remat.planners import Claim as Claim
     from remat.planners import Curve as Curve
-    from remat.planners import Plan, plan, sweep
+    from remat.planners import Plan, plan, save_points, sweep
     from remat.planners import Planner as Planner
     from remat.problem import Chain, Level, Loop, Memory, Stage
     from remat.profiling import Profile, profile
@@ -81,13 +81,13 @@ _HOMES = {
         "ScheduleError StepError"
     ),
     "execute": "is_recomputing",
-    "interface": "adaptive_checkpoint checkpoint drop save_points scan while_loop",
+    "interface": "adaptive_checkpoint checkpoint drop scan while_loop",
     "legacy": (
         "CheckpointGroup CheckpointProfiler ag_tuple binomial_checkpoint checkpoint_segment checkpointed_loop "
         "compute_checkpoint_positions estimate_checkpoint_savings get_memory_savings should_checkpoint"
     ),
     "ops": "Advance Drop Fetch Keep Op Pullback Record Turn",
-    "planners": "Claim Curve Plan Planner plan sweep",
+    "planners": "Claim Curve Plan Planner plan save_points sweep",
     "problem": "Chain Level Loop Memory Stage",
     "profiling": "Profile profile",
     "reporting": "report",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from remat.errors import ProblemError, StepError
 from remat.frameworks import find_framework
 from remat.interface.checkpointing import CheckpointGroup, checkpoint_segment
+from remat.loops.legacy_inputs import stack_inputs, with_initial
 from remat.loops.request import LoopRequest
 from remat.planners import plan
 from remat.planners.loop.save_points import even_positions
@@ -101,7 +102,7 @@ def _visible_states(
             f"the initial state must be (hidden, visible), not a {type(first).__name__}; where nothing is hidden, "
             "give (ag_tuple(()), visible)"
         )
-    inputs = framework.stacked(inputs, steps)
+    inputs = stack_inputs(framework, inputs, steps)
 
     def step(state: Any, x: Any) -> tuple[Any, Any]:
         after = framework.unpack(function(parameters, state, x))
@@ -112,7 +113,7 @@ def _visible_states(
     request = LoopRequest.parse(None, slots, None, "first", None)
     with recorded_call("binomial_checkpoint", function) as call:
         _, visible = framework.scan(step, tuple(first), inputs, steps, request.for_profile(call, framework.NAME))
-    return framework.with_first(first[1], visible, steps)
+    return with_initial(framework, first[1], visible, steps)
 
 
 def checkpointed_loop(

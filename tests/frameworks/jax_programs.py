@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import remat
+from remat.frameworks.jax.binomial_tables import online_positions
 
-__all__ = ["Counter", "close", "losses", "lstm", "quick", "same", "x64"]
+__all__ = ["Counter", "close", "losses", "lstm", "positions_after", "quick", "same", "x64"]
 
 
 @pytest.fixture(autouse=True)
@@ -94,3 +95,13 @@ def close(found, expected, tolerance=1e-12):
         a, b = np.asarray(a), np.asarray(b)
         assert a.shape == b.shape
         assert np.max(np.abs(a - b), initial=0.0) <= tolerance * max(1e-30, np.max(np.abs(b), initial=0.0))
+
+
+def positions_after(steps, slots):
+    """The states that a loop of unknown length holds after so many steps."""
+    held = [0]
+    for position, level in zip(*map(np.ndarray.tolist, online_positions(slots)), strict=True):
+        if position >= steps:
+            break
+        held[level:] = [position]
+    return held

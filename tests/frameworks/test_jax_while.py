@@ -13,9 +13,8 @@ import pytest
 from jax import lax
 
 import remat
-from remat.frameworks.jax.binomial_tables import positions_after
 from remat.planners.dp.online_placement import reversal_advances
-from tests.frameworks.jax_programs import quick, x64  # noqa: F401
+from tests.frameworks.jax_programs import positions_after, quick, x64  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("quick")
 

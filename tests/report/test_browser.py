@@ -24,7 +24,7 @@ def plan():
 
 @pytest.fixture(scope="module")
 def path(plan, tmp_path_factory):
-    return plan.report(tmp_path_factory.mktemp("page") / "plan.html")
+    return plan.report(tmp_path_factory.mktemp("page") / "plan.html", tradeoff=True)
 
 
 def test_it_opens_offline_without_a_word_of_trouble_and_draws(open_page, path):

@@ -1,7 +1,6 @@
 """WHAT USERS CALL: loops and segments. The framework is found from the arrays."""
 
 from remat.interface.checkpointing import CheckpointGroup, adaptive_checkpoint, checkpoint, checkpoint_segment, drop
-from remat.interface.estimates import save_points
 from remat.interface.looping import scan, while_loop
 
 __all__ = [
@@ -10,7 +9,6 @@ __all__ = [
     "checkpoint",
     "checkpoint_segment",
     "drop",
-    "save_points",
     "scan",
     "while_loop",
 ]

@@ -1,15 +1,14 @@
 """Segments: functions and modules that are run again in the backward, so that what it needs is not kept."""
 
 import inspect
-import sys
 from collections.abc import Callable
 from functools import partial, wraps
-from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from remat.errors import ProblemError, StepError
 from remat.execute.determinism import Check, parse_check
-from remat.frameworks import find_framework, find_framework_of, room_named
+from remat.frameworks import Framework, find_framework_of_call, framework_of_module
+from remat.frameworks.compilers import compiled_checkpoint, is_compiling
 from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
 from remat.units import to_bytes
@@ -112,10 +111,10 @@ def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, p
     if not (policy is None or isinstance(policy, str) or callable(policy)):
         raise ProblemError(f"policy must be a function or its name, not {policy!r:.40}")
     options = CheckpointOptions(parse_check(check), early_stop, policy=policy)
-    room = _room_of_module(fn)
-    if room is not None:
-        _check_policy(room, options)
-        return room.checkpoint_module(fn, options)
+    framework = framework_of_module(fn)
+    if framework is not None:
+        _check_policy(framework, options)
+        return framework.checkpoint_module(fn, options)
 
     @wraps(fn)
     def dropped(*args: Any, **kwargs: Any) -> Any:
@@ -208,18 +207,17 @@ class CheckpointGroup:
 def _run(
     what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: CheckpointOptions
 ) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():  # its compiler knows its own segments, and sees into them
+    if is_compiling():  # the compiler knows torch's own segments, and sees into them
         if options.policy is not None:
             raise ProblemError(_NO_POLICY.format("torch"))
-        return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
+        return compiled_checkpoint(fn, args, kwargs)
     _check_callable(fn)
     if kwargs:
         _check_options(what, fn, kwargs)
-    room = find_framework_of(fn, args, kwargs)
-    _check_policy(room, options)
+    framework = find_framework_of_call(fn, args, kwargs)
+    _check_policy(framework, options)
     with recorded_call(what, fn) as call:
-        return room.checkpoint(fn, args, kwargs, options, call)
+        return framework.checkpoint(fn, args, kwargs, options, call)
 
 
 _NO_POLICY = (
@@ -228,9 +226,9 @@ _NO_POLICY = (
 )
 
 
-def _check_policy(room: ModuleType, options: CheckpointOptions) -> None:
-    if options.policy is not None and room.NAME != "jax":
-        raise ProblemError(_NO_POLICY.format(room.NAME))
+def _check_policy(framework: Framework, options: CheckpointOptions) -> None:
+    if options.policy is not None and not framework.HAS_POLICIES:
+        raise ProblemError(_NO_POLICY.format(framework.NAME))
 
 
 def _check_callable(fn: Any) -> None:
@@ -280,13 +278,3 @@ def _binds(signature: inspect.Signature, *args: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _room_of_module(fn: Any) -> ModuleType | None:
-    """The room of a framework whose module this is, or None for a function."""
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and isinstance(fn, torch.nn.Module):
-        return find_framework(fn)
-    if jax is not None and not jax.tree_util.all_leaves([fn]):
-        return room_named("jax")
-    return None

@@ -5,7 +5,8 @@ from typing import Any, TypeVar
 
 from remat.errors import ProblemError
 from remat.execute.determinism import Check
-from remat.frameworks import find_framework, outside_compilers
+from remat.frameworks import find_framework
+from remat.frameworks.compilers import not_compiled
 from remat.loops.request import LoopRequest
 from remat.planners import Plan
 from remat.problem.memory import Capacity
@@ -21,7 +22,7 @@ X = TypeVar("X")
 Y = TypeVar("Y")
 
 
-@outside_compilers
+@not_compiled
 def scan(
     step: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,
@@ -68,13 +69,13 @@ def scan(
     """
     _check_callable(step, "step")
     _check_callable(vjp, "vjp", optional=True)
-    room = find_framework(init, xs, using=(step,))
-    request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: room.free_bytes(init, xs))
+    framework = find_framework(init, xs, using=(step,))
+    request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call:
-        return room.scan(step, init, xs, length, request.for_profile(call, room.NAME), vjp, driven=driven)  # type: ignore[no-any-return]
+        return framework.scan(step, init, xs, length, request.for_profile(call, framework.NAME), vjp, driven=driven)
 
 
-@outside_compilers
+@not_compiled
 def while_loop(
     cond: Callable[[Carry], Any],
     body: Callable[[Carry], Carry],
@@ -116,10 +117,12 @@ def while_loop(
     """
     _check_callable(cond, "cond")
     _check_callable(body, "body")
-    room = find_framework(init, using=(cond, body))
-    request = LoopRequest.parse(memory, slots, None, check, progress, lambda: room.free_bytes(init))
+    framework = find_framework(init, using=(cond, body))
+    request = LoopRequest.parse(memory, slots, None, check, progress, lambda: framework.free_bytes(init))
     with recorded_call("while_loop", body) as call:
-        return room.while_loop(cond, body, init, max_steps, request.for_profile(call, room.NAME))  # type: ignore[no-any-return]
+        return framework.while_loop(  # type: ignore[no-any-return]
+            cond, body, init, max_steps, request.for_profile(call, framework.NAME)
+        )
 
 
 def _check_callable(function: Any, name: str, optional: bool = False) -> None:

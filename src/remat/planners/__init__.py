@@ -8,15 +8,17 @@ from typing import Any
 
 from remat.errors import ProblemError
 from remat.planners.auto import Auto
+from remat.planners.claim import Claim, Prediction
 from remat.planners.exhaustive import Exhaustive
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll
 from remat.planners.loop.levels import Levels
 from remat.planners.loop.mixed import Mixed
-from remat.planners.loop.online import Driver, Online
-from remat.planners.loop.save_points import SavePoints
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.loop.online import Online
+from remat.planners.loop.online_driver import Driver
+from remat.planners.loop.save_points import SavePoints, save_points
+from remat.planners.plan import Plan
 from remat.planners.planner import Planner
 from remat.planners.registry import PLANNERS, find_planner, planner_for
 from remat.planners.sweeping import Curve, Point, sweep
@@ -44,6 +46,7 @@ __all__ = [
     "SavePoints",
     "find_planner",
     "plan",
+    "save_points",
     "sweep",
 ]
 
@@ -58,7 +61,7 @@ def plan(
 ) -> Plan:
     """The plan that reverses `problem` inside `memory` (bytes, text, a `Memory`) or `slots` (a count of states).
 
-    `progress.update(done, total)` is told how far a search is that takes long.
+    `progress.update(done, total)` is called while a long search goes on.
     A memory in which nothing fits raises an InfeasibleError that carries the smallest one that works.
 
     >>> from remat import Loop

@@ -67,7 +67,7 @@ def _fastest(loop: Loop, memory: Memory, planners: list[Planner[Loop]], mixed: M
         try:
             plans.append(planner.plan(loop, memory if isinstance(planner, Levels) else device))
         except InfeasibleError as error:
-            errors.append(error.with_traceback(None))  # which would hold the frames of all callers
+            errors.append(error.with_traceback(None))  # a traceback would keep the frames of all callers alive
     if not plans:
         raise min(errors, key=lambda error: error.minimum)
     best, *others = sorted(plans, key=lambda plan: plan.seconds)

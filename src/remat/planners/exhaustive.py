@@ -1,7 +1,7 @@
 """Exhaustive: every legal schedule of a tiny problem is considered. The oracle for the other planners.
 
-A shortest-path search (A*) over what is live: the working state, what is kept in each level, which tapes are held,
-which cotangent is in flight. It shares no code with the recurrences, nor with the verifier's machine.
+A shortest-path search (A*) over what is live: the working state, the states kept in each level, the tapes stored, the
+cotangent in flight. It shares no code with the recurrences, nor with the verifier's machine.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from typing import ClassVar, NamedTuple
 
 from remat.errors import InfeasibleError
 from remat.ops import TAPE
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
 from remat.planners.planner import Planner
 from remat.problem import Level, Loop, Memory
 from remat.progress import report_progress
@@ -156,8 +157,8 @@ def _fits(op: Op, before: _Now, after: _Now, loop: Loop, levels: tuple[Level, ..
         if k:
             size = states * loop.state if level.slots is None else states
         elif level.slots is not None:
-            held = after.tapes.bit_count() - (after.just_recorded >= 0)
-            if states * loop.state + held * loop.tape > level.slots * loop.state:
+            tapes = after.tapes.bit_count() - (after.just_recorded >= 0)
+            if states * loop.state + tapes * loop.tape > level.slots * loop.state:
                 return False
             continue
         else:
@@ -169,7 +170,7 @@ def _fits(op: Op, before: _Now, after: _Now, loop: Loop, levels: tuple[Level, ..
 
 
 def _working_set(op: Op, before: _Now, after: _Now, loop: Loop) -> int:
-    """Bytes on the device while `op` runs, beside kept states."""
+    """Bytes on the device while `op` runs, without the kept states."""
     cotangent = loop.state if after.cotangent >= 0 else 0
     match op:
         case Advance() | Record():

@@ -7,11 +7,12 @@ In: from a planner. Out: a value that people read (`print(plan)`), executors run
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from math import ceil, isclose, isfinite
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TextIO
 
 from remat.errors import FileError, PlannerError, ScheduleError
+from remat.planners.claim import Claim, Prediction
 from remat.problem import Memory, Problem, load_problem
 from remat.problem.serialization import Serializable
 from remat.schedule import Op, Schedule, Trace, Verdict, simulate, verify
@@ -19,59 +20,7 @@ from remat.schedule.display import Displayable
 from remat.schedule.notation import parse_lines
 from remat.units import bytes_text, count_text
 
-__all__ = ["Claim", "Plan", "Prediction", "ScheduleDriver", "saved_ops"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What is proved of a plan: `factor` 1.0 is optimal, inside `within` if that is given.
-
-    A larger factor is over a lower bound that `bounds` computed; None proves nothing.
-
-    >>> print(Claim(1.0)), print(Claim(1.0, "states only")), print(Claim(1.0271)), print(Claim(None))
-    optimal
-    optimal within states only
-    at most 1.028x the bound
-    heuristic
-    (None, None, None, None)
-    """
-
-    factor: float | None
-    within: str = ""
-
-    @property
-    def optimal(self) -> bool:
-        """Whether nothing in its class is better."""
-        return self.factor == 1.0
-
-    def __str__(self) -> str:
-        inside = f" within {self.within}" if self.within else ""
-        if self.factor is None:
-            return f"heuristic{inside}"
-        if self.optimal:
-            return f"optimal{inside}"
-        # Rounded up, so that what is printed is still true.
-        return f"at most {ceil(self.factor * 1000) / 1000:.3f}".rstrip("0").rstrip(".") + f"x the bound{inside}"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a schedule will cost: units run without and with tape, peak bytes of the device, seconds."""
-
-    advances: int
-    records: int
-    peak: int
-    seconds: float
-
-    @classmethod
-    def of(cls, trace: Trace) -> "Prediction":
-        """What a trace says: the way to predict for planners without a formula of their own."""
-        return cls(trace.advances, trace.records, trace.peak, trace.seconds)
-
-    def agrees(self, other: "Prediction") -> bool:
-        """Whether both say the same, but for the rounding of sums of times."""
-        counts = (self.advances, self.records, self.peak) == (other.advances, other.records, other.peak)
-        return counts and isclose(self.seconds, other.seconds, rel_tol=1e-6, abs_tol=1e-12)
+__all__ = ["Plan", "ScheduleDriver", "saved_ops"]
 
 
 class ScheduleDriver(Protocol):
@@ -212,7 +161,7 @@ class Plan(Displayable, Serializable):
 
     @classmethod
     def from_summary(cls, data: dict[str, Any], schedule: Schedule) -> "Plan":
-        """The plan that a summary tells of, with its ops from elsewhere."""
+        """The plan of a summary, with its ops from elsewhere."""
         problem, memory = load_problem(data["problem"]), Memory.from_envelope(data["memory"])
         claim = Claim(_factor(data["claim"]["factor"]), str(data["claim"]["within"]))
         cost = Prediction(**data["prediction"])
@@ -234,17 +183,15 @@ class Plan(Displayable, Serializable):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Plan":
-        """The plan from plain data; ops that cannot be read, are not legal or cost something else are a FileError."""
-        schedule = saved_ops(data)
-        told = cls.from_summary(data, schedule)
-        problem, memory = told.problem, told.memory
-        verdict = verify(schedule, problem, memory)
+        """The plan from plain data; ops that cannot be read, are not legal or cost something else raise a FileError."""
+        saved = cls.from_summary(data, saved_ops(data))
+        verdict = saved.verify()
         if not verdict:
             raise FileError(f"the saved plan is damaged: {verdict}")
-        found = Prediction.of(simulate(schedule, problem, memory))
-        if not told.predicted.agrees(found):
-            raise FileError(f"the saved plan is damaged: it says {told.predicted}, and its ops cost {found}")
-        return told
+        cost = Prediction.of(saved.simulate())
+        if not saved.predicted.agrees(cost):
+            raise FileError(f"the saved plan is damaged: it says {saved.predicted}, and its ops cost {cost}")
+        return saved
 
     def _head(self) -> dict[str, Any]:
         return {

@@ -69,10 +69,10 @@ def sweep(
     points: int = 16,
     progress: Progress | None = None,
 ) -> Curve:
-    """The curve memory → forward steps and time, at the budgets given, or at `points` from the least to all tapes.
+    """The curve memory → forward steps and time, at these budgets, or at `points` from the least to all tapes.
 
-    `progress.update(done, total)` is told of budgets as they are planned, which for long loops takes seconds each.
-    Budgets in which nothing fits are listed apart; if all are such, the InfeasibleError of the largest is raised.
+    `progress.update(done, total)` is called before each budget is planned, which for long loops takes seconds. Budgets
+    in which nothing fits are listed apart; if all are such, the InfeasibleError of the largest is raised.
 
     >>> print(sweep(Loop(1000), slots=[10, 31]))
            slots    forward steps  a step         time         peak  planner
@@ -92,8 +92,8 @@ def sweep(
         budgets = sorted({to_bytes(value, "memory") for value in memory})
     else:
         budgets = _spread(problem, chosen, to_count(points, "points", least=2))
-    found: list[Point] = []
-    short: list[tuple[int, int]] = []
+    planned: list[Point] = []
+    too_small: list[tuple[int, int]] = []
     error: InfeasibleError | None = None
     check_progress(progress)
     for done, budget in enumerate(budgets):
@@ -102,17 +102,17 @@ def sweep(
         level = Memory(slots=budget) if slots is not None else Memory(budget)
         chosen.check(problem, level)
         try:
-            found.append(Point.of(budget, chosen.plan(problem, level)))
+            planned.append(Point.of(budget, chosen.plan(problem, level)))
         except InfeasibleError as caught:
             error = caught.with_traceback(None)
-            short.append((budget, caught.minimum))
-    if not found:
+            too_small.append((budget, caught.minimum))
+    if not planned:
         raise error or ProblemError("a sweep needs at least one budget")
-    return Curve(problem, "slots" if slots is not None else "bytes", tuple(found), tuple(short))
+    return Curve(problem, "slots" if slots is not None else "bytes", tuple(planned), tuple(too_small))
 
 
 def spread(least: int, most: int, points: int) -> list[int]:
-    """So many budgets from the least to the most, evenly spread in ratio."""
+    """About `points` budgets from the least to the most, evenly spread in ratio."""
     if most <= least:
         return [least]
     ratio = (most / least) ** (1 / (points - 1))

@@ -1,7 +1,8 @@
 """WHAT is reversed, and in how much memory.
 
-In: numbers that a person writes or `measure` found. Out: immutable values, `Loop`, `Chain` and `Memory`, which
-the planners, the verifier and the simulator read. They know nothing of schedules or frameworks.
+In: numbers from a user or from measuring. Out: immutable values, `Loop`, `Chain` and `Memory`, which the planners, the
+verifier and the simulator read. They know nothing of schedules or frameworks. `problem_kinds.py` has one line for each
+kind of problem.
 """
 
 from remat.problem.chain import Chain, Stage

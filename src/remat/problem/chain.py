@@ -57,7 +57,7 @@ class Stage:
 
 @dataclass(frozen=True, init=False)
 class Chain(Serializable):
-    """Stages that run one after another on an `input` of so many bytes.
+    """Stages that run one after another; `input` is the bytes of the first one's input.
 
     >>> Chain([Stage(output=4), Stage(output=2)], input=8).state_size(1)
     4
@@ -134,7 +134,7 @@ class Chain(Serializable):
         return self._between(0, start, stop)
 
     def record_time(self, start: int, stop: int) -> float:
-        """Time to run stages start..stop-1 and hold their tape."""
+        """Time to run stages start..stop-1 and store their tape."""
         return self._between(1, start, stop)
 
     def pullback_time(self, start: int, stop: int) -> float:

@@ -15,8 +15,8 @@ class Loop(Serializable):
     """`steps` equal steps, each with its sizes and times.
 
     `steps=None` is a loop whose length is not known beforehand. Sizes are bytes (an int, or text like "1 MiB"),
-    times are in any unit. `record` is the time of a step that also holds its tape (default: `forward`);
-    `restartable` says that the tape of a step also holds its output; `per_range` is a fixed time for each
+    times are in any unit. `record` is the time of a step that also stores its tape (default: `forward`);
+    `restartable` says that the tape of a step contains its output; `per_range` is a fixed time for each
     recorded range, whatever its length.
 
     >>> Loop(1000, state="1 MiB", tape="9 MiB").tape
@@ -116,7 +116,7 @@ class Loop(Serializable):
         return (stop - start) * self.forward
 
     def record_time(self, start: int, stop: int) -> float:
-        """Time to run steps start..stop-1 and hold their tape, as one range."""
+        """Time to run steps start..stop-1 and store their tape, as one range."""
         return (stop - start) * self.record + self.per_range
 
     def pullback_time(self, start: int, stop: int) -> float:

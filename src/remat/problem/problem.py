@@ -20,7 +20,7 @@ class Sizes(Protocol):
 
     @property
     def restartable(self) -> bool:
-        """Whether the tape of a unit also holds its output, so that a forward can restart there."""
+        """Whether the tape of a unit contains its output, so that a forward can restart there."""
 
     def unit_name(self, unit: int) -> str:
         """The user's name for the unit, or an empty text."""
@@ -65,7 +65,7 @@ class Problem(Sizes, Protocol):
         """Seconds to run units start..stop-1 without tape."""
 
     def record_time(self, start: int, stop: int) -> float:
-        """Seconds to run units start..stop-1 and hold their tape, as one range."""
+        """Seconds to run units start..stop-1 and store their tape, as one range."""
 
     def pullback_time(self, start: int, stop: int) -> float:
         """Seconds to pull a cotangent back through units start..stop-1."""

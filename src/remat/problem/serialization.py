@@ -1,7 +1,7 @@
 """Values as versioned JSON: one small envelope for every kind of value that remat saves.
 
-`{"remat": "loop", "version": 1, ...}`. In: text or a path from anywhere, trusted or not. Out: the value, or one
-FileError that says what is wrong with the file.
+`{"remat": "loop", "version": 1, ...}`. In: text or a path, trusted or not. Out: the value, or one FileError that says
+what is wrong with the file.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The forms of a report, by the ending of a file's name."""
+"""The formats of a report, and how one is written: the format goes by the ending of the file's name."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def report(
 ) -> Path:
     """Write a report on one or several plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
 
-    Several are compared, with the same bytes to an inch. The form goes by the ending of the path, or by `form`: see
+    Several are compared, on one scale of bytes. The format goes by the ending of the path, or by `form`: see
     `FORMATS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
     written over, at once: a reader never finds half a report.
 
@@ -73,13 +73,17 @@ def report(
         )
     if labels is not None and len(labels) != len(subjects):
         raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
-    chosen = format_for(path, form)
+    file_format = format_for(path, form)
     check_path(path, form)
     check_progress(progress)
     with reporting_to(progress):
-        summaries = _summaries(subjects, labels, anonymous, tradeoff if chosen in ("html", "txt", "json") else False)
-        first = [*tables, *_overview(subjects, summaries, anonymous)]
-        _write_whole(Path(path), FORMATS[chosen](summaries, title or _heading(subjects, summaries), first))
+        summaries = _summaries(
+            subjects, labels, anonymous, tradeoff if file_format in ("html", "txt", "json") else False
+        )
+        all_tables = [*tables, *_overview(subjects, summaries, anonymous)]
+        _write_atomically(
+            Path(path), FORMATS[file_format](summaries, title or _heading(subjects, summaries), all_tables)
+        )
     return Path(path)
 
 
@@ -96,7 +100,7 @@ def text_report(
 
 
 def format_for(path: str | Path, form: str | None = None) -> str:
-    """The form that is asked for, by word or by the ending of the path."""
+    """The format that `form` names, or the ending of the path."""
     if form is None:
         name = Path(path).name.lower()
         form = next((form for ending, form in _SUFFIXES.items() if name.endswith(ending)), None)
@@ -108,11 +112,11 @@ def format_for(path: str | Path, form: str | None = None) -> str:
 
 
 def check_path(path: str | Path, form: str | None = None) -> None:
-    """Raise now what writing a report there would raise later."""
+    """Raise what writing a report to `path` would raise, before any work is done for it."""
     if not Path(path).parent.is_dir():
         raise ReportError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
     if format_for(path, form) == "png":
-        _painter()
+        _png_renderer()
 
 
 def _summaries(
@@ -120,7 +124,7 @@ def _summaries(
 ) -> list[Summary]:
     names = [""] * len(values) if labels is None else labels
     subjects = [subject for value, name in zip(values, names, strict=True) for subject in subjects_of(value, name)]
-    subjects = _told_apart(subjects)
+    subjects = _with_distinct_labels(subjects)
     curves = [curve_for(subject, tradeoff) for subject in subjects]
     if anonymous:
         subjects = [without_names(subject, number) for number, subject in enumerate(subjects, 1)]
@@ -135,8 +139,8 @@ def curve_for(subject: ReportSubject, tradeoff: bool | None) -> MemoryCurve | No
     return find(subject.sized, subject.requested_bytes, subject.step_cost)
 
 
-def _told_apart(subjects: list[ReportSubject]) -> list[ReportSubject]:
-    """Subjects of the same name get a number."""
+def _with_distinct_labels(subjects: list[ReportSubject]) -> list[ReportSubject]:
+    """The subjects; those that share a label get a number."""
     names = [subject.label for subject in subjects]
     return [
         replace(subject, label=f"{subject.label} ({names[: i + 1].count(subject.label)})")
@@ -147,7 +151,7 @@ def _told_apart(subjects: list[ReportSubject]) -> list[ReportSubject]:
 
 
 def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) -> list[Table]:
-    """The table that comes first: all calls of a profile, or several subjects side by side."""
+    """The first table of a report: all calls of a profile, or several subjects compared."""
     if len(values) == 1 and isinstance(values[0], Profile):
         return [profile_table(values[0], anonymous=anonymous)]
     return [compare(summaries)] if len(summaries) > 1 else []
@@ -187,10 +191,10 @@ def _svg(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
 
 
 def _png(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
-    return bytes(_painter().svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
+    return bytes(_png_renderer().svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
 
 
-def _painter() -> Any:
+def _png_renderer() -> Any:
     try:
         import resvg_py
     except ImportError:
@@ -199,7 +203,7 @@ def _painter() -> Any:
 
 
 def _picture(summaries: list[Summary]) -> str:
-    """What is live when; of several subjects one below the other, with the same bytes to an inch."""
+    """What is live when; the charts of several subjects are stacked, on one scale of bytes."""
     if len(summaries) == 1:
         return liveness_svg(summaries[0])
     top = max(summary.subject.trace.peak for summary in summaries)
@@ -217,15 +221,15 @@ FORMATS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
 }
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write all of a file or nothing of it: first beside it, then in its place."""
+def _write_atomically(path: Path, data: bytes) -> None:
+    """Write a file atomically: to a temporary file in the same folder, which then replaces it."""
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():  # a pipe or a device
         path.write_bytes(data)
         return
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        beside.write_bytes(data)
-        beside.replace(path)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

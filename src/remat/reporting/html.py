@@ -26,7 +26,7 @@ _LEFT = ' style="text-align:left"'
 
 
 def page_of(summaries: list[Summary], title: str, version: str, tables: list[Table]) -> str:
-    """The whole page; the tables come first."""
+    """The text of the page; the tables come first."""
     script, style = _asset("script"), _asset("style")
     # No script but ours runs, and it evaluates no text; a program that drives the browser, as in tests, may.
     policy = (
@@ -82,16 +82,16 @@ def fragment_of(summaries: list[Summary]) -> str:
 def _subtitle(summary: Summary) -> str:
     source = f"; the step is at {summary.subject.source}" if summary.subject.source else ""
     framework = f" on {summary.subject.framework}" if summary.subject.framework else ""
-    kind = "measured" if summary.subject.trace.measured else "simulated"
-    return f"{summary.label} ({kind}{framework}{source})"
+    origin = "measured" if summary.subject.trace.measured else "simulated"
+    return f"{summary.label} ({origin}{framework}{source})"
 
 
 @cache
-def _asset(kind: str) -> str:
+def _asset(name: str) -> str:
     from importlib.resources import files  # here, since it makes importing remat slow
 
     folder = files("remat.reporting") / "page"
-    if kind == "style":
+    if name == "style":
         return (folder / "page.css").read_text(encoding="utf-8")
     scripts = [(folder / name).read_text(encoding="utf-8") for name in SCRIPTS]
     return "(() => {\n" + "\n".join(scripts) + "})();\n"

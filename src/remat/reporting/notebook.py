@@ -1,4 +1,4 @@
-"""The viewer: how plans, traces and profiles show themselves, in files and in notebooks."""
+"""The renderer that plans, traces and profiles use for their `report` method and in notebooks."""
 
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,16 @@ from remat.schedule.display import register_renderer
 
 __all__ = ["register"]
 
-MOST_UNITS = 20_000  # of a plan or trace that a notebook draws by itself
+MOST_UNITS = 20_000  # of a plan that a notebook draws; of a longer one it prints the text
 
 
 def register() -> None:
-    """From now on, whatever has a report is shown by this room."""
-    register_renderer(_Viewer())
+    """Make this package the renderer of everything that is `Displayable`."""
+    register_renderer(_ReportRenderer())
 
 
-class _Viewer:
-    """Shows whatever has a report."""
+class _ReportRenderer:
+    """The `Renderer` protocol, by reports."""
 
     def report(
         self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool, tradeoff: bool | None
@@ -31,16 +31,16 @@ class _Viewer:
         return report(*subjects_and_path, form=form, title=title, anonymous=anonymous, tradeoff=tradeoff)
 
     def html(self, subject: Any) -> str | None:
-        summaries = _small(subject)
+        summaries = _summaries_if_small(subject)
         return None if summaries is None else fragment_of(summaries)
 
     def svg(self, subject: Any) -> str | None:
-        summaries = _small(subject)
+        summaries = _summaries_if_small(subject)
         return None if summaries is None or len(summaries) > 1 else standalone(liveness_svg(summaries[0]))
 
 
-def _small(subject: Any) -> list[Summary] | None:
-    """Summaries for a notebook; None, which makes it print the text, where that would take long or shows nothing."""
+def _summaries_if_small(subject: Any) -> list[Summary] | None:
+    """Summaries for a notebook; None, which makes it print the text, if they would take long or show nothing."""
     if isinstance(subject, Plan) and (subject.source is None or subject.problem.units > MOST_UNITS):
         return None
     try:

@@ -1,7 +1,7 @@
-"""The summary of a subject: every number and sentence that a report shows, computed once for all forms.
+"""The summary of a subject: the numbers that a report shows, computed once for all formats.
 
-In: a subject. Out: its timeline, its trade-off and tips; `cards.py` and `tables.py` put them into words. Page, text and
-JSON only lay them out.
+In: a subject, and its memory curve if one was computed. Out: its timeline, curve and tips; `cards.py` and `tables.py`
+put them into words, and page, text and JSON only lay them out.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ __all__ = ["Summary", "summarise", "time_text"]
 
 @dataclass(frozen=True)
 class Summary:
-    """All there is to say of one subject."""
+    """Everything that a report shows of one subject."""
 
     subject: ReportSubject
     timeline: Timeline
@@ -34,32 +34,32 @@ class Summary:
 
     @property
     def plan_bytes(self) -> int | None:
-        """Bytes that may be live by the plan, if its budget is in bytes."""
+        """The plan's own budget for states and tapes, if it is in bytes."""
         memory = self.subject.plan.memory if self.subject.plan else self.subject.trace.memory
         return None if memory is None else memory.device.capacity
 
     @property
     def requested_bytes(self) -> int | None:
-        """Bytes that were asked for: of those, some may be set aside, and the plan has the rest."""
+        """The caller's budget in bytes, of which the plan has what a step's workspace and bookkeeping leave."""
         return self.plan_bytes if self.subject.requested_bytes is None else self.subject.requested_bytes
 
     @property
     def extra(self) -> float:
-        """The share of the time that is spent because not all is held.
+        """The fraction of the time that would be saved if every tape fitted into memory.
 
-        Every step is recorded once in any case; advancing, and moving states, comes on top of that.
+        Every step is recorded once in any case; advancing and moving states come on top of that.
         """
         total = sum(self.timeline.seconds.values())
         return (self.timeline.advancing + self.timeline.seconds["move"]) / total if total else 0.0
 
     @property
     def extra_text(self) -> str:
-        """The same in words."""
+        """The extra time in words."""
         return f"this takes {self.extra:.0%} of the time" if self.timeline.span else "no times are known"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know to read the report right."""
+        """How the report is to be read: what was grouped, measured or simulated."""
         notes = list(self.subject.notes)
         if self.timeline.group > 1:
             notes.append(
@@ -76,7 +76,7 @@ class Summary:
         return tuple(notes)
 
     def coarser(self, most: int) -> "Summary":
-        """The same with a timeline of so many rows at the most."""
+        """The same summary with a timeline of `most` rows at the most."""
         return replace(self, timeline=Timeline.of(self.subject.trace, most))
 
     def time(self, value: float) -> str:
@@ -132,7 +132,7 @@ def summarise(subject: ReportSubject, curve: MemoryCurve | None = None) -> Summa
 
 
 def time_text(value: float, *, seconds: bool) -> str:
-    """A time as people read it; one that is not in seconds is a count of time units."""
+    """A time in words; one that is not in seconds is a count of time units."""
     if not seconds:
         return f"{value:,.6g} time units"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):

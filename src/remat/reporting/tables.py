@@ -132,8 +132,8 @@ def _predicted(summary: Summary) -> Table | None:
 def _runs(summary: Summary) -> Table:
     rows = [(count_text(times), count_text(units)) for times, units in summary.timeline.histogram.items()]
     if len(rows) > MOST_RUNS:
-        rest = sum(list(summary.timeline.histogram.values())[MOST_RUNS - 1 :])
-        rows = [*rows[: MOST_RUNS - 1], (f"more, up to {rows[-1][0]}", count_text(rest))]
+        units = sum(list(summary.timeline.histogram.values())[MOST_RUNS - 1 :])
+        rows = [*rows[: MOST_RUNS - 1], (f"more, up to {rows[-1][0]}", count_text(units))]
     return Table(RUNS, ("times run", "steps"), tuple(rows))
 
 

@@ -1,6 +1,7 @@
-"""What can be shown: as a page, a picture, a file. How it looks is the business of the report room, which is above.
+"""Mixin for `.report()` and for display in notebooks.
 
-That room enters itself here as the one viewer when it is loaded, so that plans and traces know nothing of it.
+Rendering is done by `remat.reporting`, which is above this package and registers itself here when it is loaded, so that
+plans and traces do not import it.
 """
 
 from importlib import import_module
@@ -11,12 +12,12 @@ __all__ = ["Displayable", "Renderer", "register_renderer"]
 
 
 class Renderer(Protocol):
-    """Whoever shows values."""
+    """What renders plans, traces and profiles."""
 
     def report(
         self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool, tradeoff: bool | None
     ) -> Path:
-        """Write what there is to see to a file."""
+        """Write a report of the subjects to a file, and return its path."""
         ...
 
     def html(self, subject: Any) -> str | None:
@@ -28,19 +29,19 @@ class Renderer(Protocol):
         ...
 
 
-_viewer: list[Renderer] = []
+_registered: list[Renderer] = []  # at most one
 
 
-def register_renderer(viewer: Renderer) -> None:
-    """Let `viewer` show everything from now on."""
-    _viewer[:] = [viewer]
+def register_renderer(renderer: Renderer) -> None:
+    """Render everything with `renderer` from now on."""
+    _registered[:] = [renderer]
 
 
 def _renderer() -> Renderer:
     """The registered renderer. Its package is a higher layer, so it is loaded by name when it is first needed."""
-    if not _viewer:
+    if not _registered:
         import_module("remat.reporting")  # registers itself
-    return _viewer[0]
+    return _registered[0]
 
 
 class Displayable:

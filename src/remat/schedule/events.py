@@ -17,8 +17,8 @@ __all__ = ["Event", "TapeSizes", "Totals"]
 class Event:
     """One op as it ran: when it started, how long it took, and what was live.
 
-    `allocated` is what the framework's allocator says: the most bytes that were allocated while the op ran, above those
-    before the run; None where nobody asked it.
+    `allocated` is from the framework's allocator: the most bytes allocated while the op ran, above those before the
+    run; None if it was not measured.
     """
 
     index: int
@@ -30,21 +30,21 @@ class Event:
 
 
 class TapeSizes:
-    """Follows the events of a run, and says how large the tape is that each range has of its own."""
+    """Follows the events of a run in order, and tells the bytes of each range's own tape from those of all tapes."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], int] = {}
+        self._by_range: dict[tuple[int, int], int] = {}
         self._sum = 0
 
     def own(self, event: Event) -> int:
-        """Bytes of the tape that a record makes or a pullback uses up; 0 for other ops."""
+        """Bytes of the tape that a record stores or a pullback frees; 0 for other ops."""
         op, tape = event.op, event.live.tape
         if isinstance(op, Record):
-            size = self._held[op.start, op.stop] = tape - self._sum
+            size = self._by_range[op.start, op.stop] = tape - self._sum
             self._sum = tape
             return size
         if isinstance(op, Pullback):
-            size = self._held.pop((op.start, op.stop), 0)
+            size = self._by_range.pop((op.start, op.stop), 0)
             self._sum = tape - size
             return size
         return 0
@@ -58,7 +58,7 @@ class Totals:
     records: int = 0
     ranges: int = 0
     ops: int = 0
-    reached: int = 0  # the last state that was computed: so many units have run at least once
+    reached: int = 0  # the last state that was computed, which is how many units have run at least once
     seconds: float = 0.0
     keeps: dict[str, int] = field(default_factory=dict)
     fetches: dict[str, int] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Totals:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Totals":
-        """The totals of events whose sizes are known, but for the bytes of states that moved."""
+        """The totals of events, but for the bytes of states kept and fetched, which events do not have."""
         totals = cls()
         for event in events:
             totals._count(event.op)

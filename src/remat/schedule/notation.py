@@ -63,8 +63,8 @@ def parse_lines(lines: Iterable[str], name: str = "line") -> Iterator[Op]:
                 version = text.removeprefix(_STEM)[:20]
                 raise FileError(f"{where}: schedule text of version {version}; this remat reads version 1")
             continue
-        for part in filter(None, map(str.strip, text.split(";"))):
-            yield parse_op(part, where)
+        for op_text in filter(None, map(str.strip, text.split(";"))):
+            yield parse_op(op_text, where)
 
 
 def parse_text(text: str) -> Iterator[Op]:
@@ -78,7 +78,7 @@ def short_lines(file: TextIO) -> Iterator[str]:
 
 
 class ScheduleFile:
-    """The ops in a text file, read anew each time they are iterated; never held in memory."""
+    """The ops in a text file, read anew each time they are iterated; never all in memory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -19,13 +19,13 @@ from remat.schedule.verify import run_legally
 
 __all__ = ["simulate"]
 
-PROGRESS_INTERVAL = 10_000  # ops between two words of progress
+PROGRESS_INTERVAL = 10_000  # ops between two reports of progress
 
 
 def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str | None = None) -> Trace:
     """What happens when `schedule` reverses `problem`; without `memory`, moving states takes no time.
 
-    An illegal schedule raises an IllegalError that names the broken rule. Capacities are the business of `verify`.
+    An illegal schedule raises an IllegalError that names the broken rule. Capacities are checked by `verify` only.
 
     >>> from remat import Loop, plan
     >>> simulate(plan(Loop(10), slots=3).schedule, Loop(10)).forward_steps
@@ -97,7 +97,7 @@ class _Events:
             now += seconds
 
     def holders(self, at: int) -> tuple[LiveItem, ...]:
-        """Who is live while op `at` runs."""
+        """Every live thing while op `at` runs."""
         machine = Machine(self.problem, self.memory)
         for index, _ in run_legally(machine, self.schedule):
             if index == at:

@@ -1,6 +1,6 @@
-"""Events held as columns of numbers: some sixty bytes for each op, where objects would take a thousand.
+"""Events as columns of numbers: some sixty bytes for each op, where objects would take a thousand.
 
-In: events, one by one, from a real run or from a file. Out: the same events, made anew when they are iterated.
+In: events, one by one, from a real run or from a file. Out: the same events, made anew whenever they are iterated.
 """
 
 import math
@@ -25,7 +25,7 @@ class Columns:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._levels: list[str] = []  # the names that moves speak of, by number
+        self._levels: list[str] = []  # level names, by the number that stands for them in `_second`
         self._code, self._first, self._second = array("b"), array("q"), array("q")
         self._seconds = array("d")
         self._state: dict[str, array[int]] = {}
@@ -33,7 +33,7 @@ class Columns:
         self._allocated: array[int] | None = None
 
     def append(self, op: Op, seconds: float, live: Live, allocated: int | None = None) -> None:
-        """Add an event; where `allocated` is given for some only, it is 0 for the others."""
+        """Add an event; where only some events have `allocated`, it is 0 for the others."""
         self._code.append(OPS_BY_TYPE[type(op)].code)
         first, second = self._numbers(op)
         self._first.append(first)
@@ -63,7 +63,7 @@ class Columns:
 
     def __iter__(self) -> Iterator[Event]:
         start = 0.0
-        for i in range(len(self)):  # a run may still be adding events: take those that there are
+        for i in range(len(self)):  # a run may still be adding events: read those added so far
             state = {level: column[i] for level, column in self._state.items()}
             live = Live(self.device, state, self._tape[i], self._cotangent[i])
             allocated = None if self._allocated is None else self._allocated[i]
@@ -128,11 +128,11 @@ class Columns:
         return op
 
 
-def _column(values: Any, name: str, count: int, kind: type) -> list[Any]:
+def _column(values: Any, name: str, count: int, number_type: type) -> list[Any]:
     if not isinstance(values, list) or len(values) != count:
         raise FileError(f"the saved trace is damaged: {name} is no list of {count} numbers, one for each op")
     for value in values:
-        fits = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+        fits = type(value) is int or (number_type is float and type(value) is float and math.isfinite(value))
         if not fits or not 0 <= value < _LARGEST:
             raise FileError(f"the saved trace is damaged: {str(value)[:40]!r} in {name} is no number it can be")
     return values

@@ -1,31 +1,66 @@
-"""JAX: the room for its arrays and tracers.
+"""JAX: loops and segments for its arrays and tracers.
 
-Loops: `calls.py` takes a user's values apart, `steps.py` makes a program of a step, `loop.py` and `whiles.py` are loops
-of known and unknown length as functions of flat arrays. On the device, `units.py` runs steps, `tapes.py` records and
-pulls them back, `reversal.py` is the reverse sweep and `places.py` says where states are kept. `functions.py`,
-`composed.py` and `primitives.py` give functions their derivatives in both modes, `derived.py` those of derivatives;
-`transformed.py` and `mapping.py` are for tangents and batches, `planning.py` plans by looks (`shapes.py`). `driven.py`
-and `verbs.py` are for loops that Python drives.
-
-Segments: `segments.py` forwards to `jax.checkpoint`, `parts.py` tells arrays from other values, `policies.py` names
-policies, `dropped.py` wraps pytrees.
+| file | contents |
+|---|---|
+| `scan.py` | the entry points `scan` and `while_loop`: users' values to flat arrays and back |
+| `step_jaxpr.py` | a user's step as a program of flat arrays, checked |
+| `scan_function.py`, `while_function.py` | loops of known and of unknown length as differentiable functions |
+| `chunked_steps.py` | on the device: steps that are advanced over, recorded and pulled back |
+| `residuals.py` | the VJP of one step from residuals |
+| `reverse_sweep.py` | on the device: the reverse sweep from kept states |
+| `binomial_tables.py` | which states are kept, as tables |
+| `second_order.py` | the VJP of a loop as two loops, which can be differentiated again |
+| `step_transforms.py` | the step with tangents, and the step for a batch |
+| `differentiable.py` | what a differentiable function is, with a diagram of how derivatives of any order arise |
+| `linearizations.py` | forward-with-residuals and VJP as differentiable functions, plain and batched |
+| `primitives.py` | the two primitives of JAX behind them |
+| `avals.py` | avals, flags, and all that JAX does not document |
+| `cache_key.py` | when two programs are the same one |
+| `planning.py` | plans for loops inside jit |
+| `host_loop.py`, `backend.py` | loops that Python drives, one compiled call for each op |
+| `checkpoint.py` | segments, by `jax.checkpoint` |
+| `checkpointed_module.py` | modules that are recomputed |
+| `partition.py` | values of any kind, partitioned into arrays and static values |
+| `sequences.py` | inputs and outputs of older functions as sequences |
 """
 
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
+from remat.frameworks.jax.leaves import flatten, prepend, stack, unpack
+from remat.frameworks.jax.ownership import (
+    ARRAY_TYPES,
+    CONVERSION,
+    DECIDES_LOOPS,
+    DECIDES_SEGMENTS,
+    HAS_POLICIES,
+    MIXES,
+    NAME,
+    TITLE,
+    is_module,
+    is_tracing,
+    owns,
+)
 from remat.frameworks.jax.scan import free_bytes, scan, while_loop
-from remat.frameworks.jax.sequences import stacked, unpack, with_first
-
-NAME = "jax"
 
 __all__ = [
+    "ARRAY_TYPES",
+    "CONVERSION",
+    "DECIDES_LOOPS",
+    "DECIDES_SEGMENTS",
+    "HAS_POLICIES",
+    "MIXES",
     "NAME",
+    "TITLE",
     "checkpoint",
     "checkpoint_module",
+    "flatten",
     "free_bytes",
+    "is_module",
+    "is_tracing",
+    "owns",
+    "prepend",
     "scan",
-    "stacked",
+    "stack",
     "unpack",
     "while_loop",
-    "with_first",
 ]

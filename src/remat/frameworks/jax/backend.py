@@ -87,7 +87,7 @@ class JaxBackend:
 
     def __init__(self, loop: "ScanFunction", step_vjp: StepVJP, consts: Arrays, xs: Arrays, *, ready: bool) -> None:
         self.loop, self.step_vjp, self.consts, self.xs, self.ready = loop, step_vjp, list(consts), list(xs), ready
-        avals = loop.step.outs[loop.step.carry :]
+        avals = loop.step.y_avals
         self.ys: Any = [zeros_like_aval(aval, loop.rows or 0) for aval in avals]
         self.first = True  # whether the first sweep is run, which puts out
 

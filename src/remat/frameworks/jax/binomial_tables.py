@@ -1,45 +1,71 @@
-"""Where states are kept, as small tables that a device can follow; they do not grow with the number of steps.
+"""Checkpoint positions as small int32 tables, so that one compiled program serves loops of any length.
 
-A kept state lies on a stack: the state of level l in slot l. In the first sweep of a loop of known length, states are
-kept where the binomial plan keeps them, one for each level. In a loop of unknown length the places depend on how far it
-came: at each place of `online_positions` all states above a level are dropped, and one is kept there. The reverse sweep
-splits what lies above the last kept state as the binomial plan does, by the numbers β(s, r) of `binomial_table`.
+Kept states are a stack: the state of level l is in slot l. Three tables say what to keep:
+
+- `initial_positions`: what Revolve (Griewank & Walther 2000, "Algorithm 799: Revolve") keeps in its first sweep over a
+  loop of known length, one state for each level;
+- `binomial_table`: β(s, r) = C(s+r, s), from which the reverse sweep computes its splits (`reverse_sweep.py`);
+- `online_positions`: what to keep while a loop runs whose length is not known, for any length.
+
+The online table works in phases, as the algorithms of Wang, Moin & Iaccarino (2009, "Minimal repetition dynamic
+checkpointing") and Stumm & Walther (2010, "New algorithms for optimal online checkpointing") do. With s slots above a
+base state, phase r covers the lengths n with β(s, r-1) < n ≤ β(s, r), for which Revolve advances over each step at most
+r times. Revolve for the *end* of the phase keeps states at distances
+
+    β(s, r-1),  β(s, r-1) + β(s-1, r-1),  β(s, r-1) + β(s-1, r-1) + β(s-2, r-1),  …
+
+from the base, because of β(s, r) = β(s, r-1) + β(s-1, r), applied again and again to the right part. All of them are
+ahead when the phase begins. So they can be kept as they are reached, and wherever in the phase the loop ends, each
+range between two of them has a length that its slots reverse with at most r-1 advances over a step. What lies above the
+last one reached is a loop of unknown length again, with one slot less for each state below it: the same rule, applied
+recursively, up to the next position. Since these positions depend on nothing but s, they are one table. The price of
+not knowing the end is at most one advance over each step more than Revolve needs: for 3 slots or more that holds for
+the thinned table below too (counted for all lengths up to 6000).
 """
 
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from remat.schedule.revolve import beta, repetition, split
 
-__all__ = ["binomial_table", "initial_positions", "online_positions", "positions_after", "round_up"]
+__all__ = ["binomial_table", "initial_positions", "online_positions", "round_up"]
 
-MOST = 2**30  # steps of a loop, and what larger numbers are cut to
-FINE = 4  # a state is kept if it is no closer to the one before than 1/(FINE·slots) of all steps
+MOST = 2**30  # steps of a loop; larger binomials are clipped to it, to stay an int32
+# The exact online table has a position for nearly every step. States closer to the one below them than 1/(FINE·slots)
+# of the steps so far save next to nothing, and without them the table has some hundred positions.
+FINE = 4
 
 Ints = NDArray[np.int32]
 
 
 def round_up(count: int) -> int:
-    """A number not much larger, of few: what is compiled for one number then serves others."""
+    """The next number of three significant bits: programs compiled for it serve all numbers that round to it.
+
+    >>> [round_up(count) for count in (5, 9, 100)]
+    [5, 10, 112]
+    """
     step = 1 << max(0, count.bit_length() - 3)
     return -(-count // step) * step
 
 
-def initial_positions(units: int, slots: int) -> list[int]:
-    """Where the binomial plan keeps states in its first sweep: the place of each level; none for a single unit."""
-    places, start, left = [0] if units > 1 else [], 0, slots
-    while units - start > 1 and left:
-        length = units - start
-        start += split(length, left, repetition(length, left))
-        left -= 1
-        if units - start > 1 and left:
-            places.append(start)
-    return places
+def initial_positions(chunks: int, slots: int) -> list[int]:
+    """The chunks before which Revolve keeps a state in its first sweep, by level; none for a single chunk.
+
+    >>> initial_positions(10, 3)
+    [0, 4, 7]
+    """
+    positions, start, free = [0] if chunks > 1 else [], 0, slots
+    while chunks - start > 1 and free:
+        length = chunks - start
+        start += split(length, free, repetition(length, free))
+        free -= 1
+        if chunks - start > 1 and free:
+            positions.append(start)
+    return positions
 
 
 @lru_cache(maxsize=64)
@@ -48,56 +74,50 @@ def _binomial_table(slots: int, width: int) -> Ints:
     return np.array(table, dtype=np.int32)
 
 
-def binomial_table(units: int | None, slots: int) -> Ints:
-    """β(s, r) for all s up to the slots, and all r that so many units take; wide enough for many if it is not known."""
-    if units is None:
+def binomial_table(chunks: int | None, slots: int) -> Ints:
+    """β(s, r) for all s up to `slots` and all r that reversing `chunks` takes; None: wide enough for long loops."""
+    if chunks is None:
         width = 64 if slots >= 8 else 512 if slots >= 4 else 2048
     else:
-        most = repetition(units, slots) if slots and units > 1 else 1
+        most = repetition(chunks, slots) if slots and chunks > 1 else 1
+        # Few widths, since each is a program of its own.
         width = next(width for width in (8, 64, 512, 4096, 1 << most.bit_length()) if width > most)
     return _binomial_table(slots, width)
 
 
 @lru_cache(maxsize=16)
 def online_positions(slots: int) -> tuple[Ints, Ints]:
-    """Where a loop of unknown length keeps states, in order, and on which level; the last place is never reached.
+    """The steps before which a loop of unknown length keeps a state, and its level: states above that are dropped.
 
-    A level of s slots above its base goes through phases: in phase r it keeps states at distances β(s, r-1),
-    β(s-1, r-1), … on the levels above, as the binomial plan for β(s, r) steps does. Each of these is the base of a
-    level of its own until the next one comes. When a phase is over, all of them are dropped, and the next one begins.
+    The positions ascend; the last one is never reached, so that a program needs no bound for its index.
+
+    >>> positions, levels = online_positions(3)
+    >>> positions[:8].tolist(), levels[:8].tolist()
+    ([1, 2, 4, 5, 7, 10, 11, 13], [1, 2, 1, 2, 2, 1, 2, 2])
     """
-    found = list(takewhile(lambda event: event[0] < MOST, _online_positions(0, slots, 0, MOST, slots)))
-    found.append((MOST, slots))
-    places, levels = zip(*found, strict=True)
-    return np.array(places, dtype=np.int32), np.array(levels, dtype=np.int32)
+    table = list(takewhile(lambda entry: entry[0] < MOST, _online_positions(0, slots, 0, MOST, slots)))
+    table.append((MOST, slots))
+    positions, levels = zip(*table, strict=True)
+    return np.array(positions, dtype=np.int32), np.array(levels, dtype=np.int32)
 
 
-def _online_positions(base: int, slots: int, level: int, end: int, most: int) -> Iterator[tuple[int, int]]:
-    """Places between base and end for `slots` of the `most` slots there are, the lowest on level + 1."""
-    if slots < 2:
+def _online_positions(base: int, slots: int, level: int, end: int, all_slots: int) -> Iterator[tuple[int, int]]:
+    """Positions and levels between base and end, with `slots` of `all_slots` slots; the base is on `level`."""
+    if slots < 2:  # the only slot is the base's
         return
-    times = 1
-    least = -(-base // (FINE * most))  # closer ones are not kept
+    phase = 1
+    least = -(-base // (FINE * all_slots))  # closer states are not kept, so the phases that keep them are skipped
     if beta(slots, 0) < least:
-        times = max(1, repetition(least, slots))
-    while base + beta(slots, times - 1) < end:
-        place, left, above = base + beta(slots, times - 1), slots - 1, level + 1
-        while left and place < end and beta(left + 1, times - 1) * FINE * most >= place:
-            yield place, above
-            after = place + beta(left, times - 1)
-            yield from _online_positions(place, left, above, min(after, end), most)
-            place, left, above = after, left - 1, above + 1
-        over = beta(slots, times - 1)
-        times += 1
-        while (beta(slots, times - 1) - over) * 4 * FINE * most < over:  # with few slots, phases are short
-            times += 1
-
-
-def positions_after(steps: int, slots: int) -> list[int]:
-    """The states that a loop of unknown length holds after so many steps."""
-    held: list[Any] = [0]
-    for place, level in zip(*map(np.ndarray.tolist, online_positions(slots)), strict=True):
-        if place >= steps:
-            break
-        held[level:] = [place]
-    return held
+        phase = max(1, repetition(least, slots))
+    while base + beta(slots, phase - 1) < end:
+        position, free, above = base + beta(slots, phase - 1), slots - 1, level + 1
+        while free and position < end and beta(free + 1, phase - 1) * FINE * all_slots >= position:
+            yield position, above
+            after = position + beta(free, phase - 1)
+            yield from _online_positions(position, free, above, min(after, end), all_slots)
+            position, free, above = after, free - 1, above + 1
+        length = beta(slots, phase - 1)
+        phase += 1
+        # With few slots a phase is hardly longer than the one before: those in between are skipped too.
+        while (beta(slots, phase - 1) - length) * 4 * FINE * all_slots < length:
+            phase += 1

@@ -1,75 +1,73 @@
-"""What is known of a program, and what tells it from another: what was compiled for it serves an equal one.
+"""Cache keys of jaxprs: equal programs share compiled code.
 
-Two traces of a function make two programs, which are equal only if all their operations are. Parameters of operations
-count as they compare: functions by themselves, so that rules of derivatives are never taken for each other.
+Two traces of one function make two programs, which are equal only if all of their operations are. Parameters count as
+they compare: functions by identity, so that two custom derivative rules are never taken for each other.
 """
 
 from typing import Any
 
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from remat.frameworks.jax.avals import ClosedJaxpr, Jaxpr, Literal, is_custom_rule, primitive_and_context
 
 __all__ = ["cache_key", "has_custom_rules"]
 
 
 def cache_key(program: ClosedJaxpr) -> Any:
-    """A key that equal programs share; None if it has constants, or parameters that cannot be compared."""
+    """A key that equal programs share; None if a program has constants, or parameters that cannot be hashed."""
     try:
-        key = _value(program)
+        key = _value_key(program)
         hash(key)
     except TypeError:
         return None
     return key
 
 
-def _program(jaxpr: Jaxpr) -> Any:
-    numbers: dict[Any, int] = {}
+def _jaxpr_key(jaxpr: Jaxpr) -> Any:
+    numbers: dict[Any, int] = {}  # variables are numbered by first use: their names differ from trace to trace
 
     def number(var: Any) -> Any:
-        if hasattr(var, "val"):
+        if isinstance(var, Literal):
             value = np.asarray(var.val)
-            return var.aval, value.dtype, value.tobytes()
+            return var.aval, value.dtype, value.tobytes()  # bytes: -0.0 is not 0.0, and nan is itself
         return numbers.setdefault(var, len(numbers))
 
     inputs = [(number(var), var.aval) for var in jaxpr.invars]
     eqns = [
         (
-            eqn.primitive,
-            eqn.ctx,  # how it is run: which random numbers, on what mesh
+            *primitive_and_context(eqn),
             tuple(map(number, eqn.invars)),
             tuple((number(var), var.aval) for var in eqn.outvars),
-            tuple((name, _value(value)) for name, value in sorted(eqn.params.items())),
+            tuple((name, _value_key(value)) for name, value in sorted(eqn.params.items())),
         )
         for eqn in jaxpr.eqns
     ]
     return tuple(inputs), tuple(eqns), tuple(map(number, jaxpr.outvars))
 
 
-def _value(value: Any) -> Any:
+def _value_key(value: Any) -> Any:
     if isinstance(value, ClosedJaxpr):
+        # Constants may be large arrays on a device, which would have to be copied to be compared.
         if value.consts:
             raise TypeError("constants are not compared")
-        return _program(value.jaxpr)
+        return _jaxpr_key(value.jaxpr)
     if isinstance(value, Jaxpr):
         if value.constvars:
             raise TypeError("constants are not compared")
-        return _program(value)
+        return _jaxpr_key(value)
     if type(value) in (tuple, list):
-        return tuple(map(_value, value))
+        return tuple(map(_value_key, value))
     if type(value) is dict:
-        return tuple((key, _value(part)) for key, part in value.items())
+        return tuple((key, _value_key(item)) for key, item in value.items())
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype, value.tobytes()
     if isinstance(value, float):
         return float, np.float64(value).tobytes()
-    return type(value), value
+    return type(value), value  # the type: 1, 1.0 and True are equal to Python, and not to a program
 
 
 def has_custom_rules(value: Any) -> bool:
-    """Whether a program, or a parameter of an operation, has calls with rules of differentiation of their own."""
+    """Whether a program, or a parameter of an operation, calls functions with custom_jvp or custom_vjp rules."""
     if isinstance(value, ClosedJaxpr | Jaxpr):
-        return any(
-            eqn.primitive.name.startswith("custom_") or any(map(has_custom_rules, eqn.params.values()))
-            for eqn in value.eqns
-        )
+        return any(is_custom_rule(eqn) or any(map(has_custom_rules, eqn.params.values())) for eqn in value.eqns)
     return type(value) in (tuple, list) and any(map(has_custom_rules, value))

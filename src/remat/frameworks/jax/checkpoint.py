@@ -1,8 +1,9 @@
-"""Segments on JAX: `jax.checkpoint`, for functions that take and give anything.
+"""Segments on JAX: `jax.checkpoint`, for functions that take and return anything.
 
-In: a function and its arguments. Out: what it returns. The arrays among the arguments are traced; what else there is
-stays as it is, inside the function as outside of it. What the function closes over is JAX's to find. There is nothing
-to compare, to draw again or to stop early: a traced function is pure, and XLA leaves out what is not needed.
+In: a function and its arguments. Out: what it returns. The arrays among the arguments are traced, and other values are
+static: they are the same objects inside of the function. What it closes over, JAX finds itself. Unlike on other
+frameworks nothing has to be compared, replayed or stopped early: a traced function is pure, and XLA removes what is not
+needed. A policy says what is kept all the same; it is one of JAX's own, or its name.
 """
 
 import inspect
@@ -10,12 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from remat.frameworks import jax_is_tracing
-from remat.frameworks.jax.avals import differentiable, nbytes
+from remat.errors import ProblemError
+from remat.frameworks.jax.avals import ClosedJaxpr, Literal, differentiable, is_tracing, jaxpr_as_fun, nbytes
 from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
-from remat.frameworks.jax.policies import policy_of
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
@@ -23,7 +22,7 @@ from remat.segments import CheckpointOptions, display_name, nested, nesting_dept
 
 __all__ = ["checkpoint"]
 
-_ARRAYS = inspect.Signature([inspect.Parameter("arrays", inspect.Parameter.VAR_POSITIONAL)])
+_ANY_ARRAYS = inspect.Signature([inspect.Parameter("arrays", inspect.Parameter.VAR_POSITIONAL)])
 
 
 def checkpoint(
@@ -42,42 +41,43 @@ def checkpoint(
     policy = policy_of(options.policy)
     name, depth = display_name(fn), nesting_depth()
     with segment_pass(name, "forward", depth), nested(depth):
-        if not jax_is_tracing():
+        if not is_tracing():
             return fn(*args, **kwargs)
-        flat = _Flat(fn, name, args, kwargs)
+        flat = _FlatFunction(fn, name, args, kwargs)
         if options.threshold is None and not CheckpointProfiler.is_tracking():
             return flat.build(jax.checkpoint(flat, policy=policy)(*flat.arrays))
-        return flat.build(_weighed(jax.make_jaxpr(flat)(*flat.arrays), flat.arrays, options.threshold, policy))
+        program = jax.make_jaxpr(flat)(*flat.arrays)  # the sizes of its outputs are needed before they are computed
+        return flat.build(_checkpoint_above(options.threshold, program, flat.arrays, policy))
 
 
-class _Flat:
-    """A function of arrays alone, that gives a list of arrays; what else goes in and comes out is held here.
+class _FlatFunction:
+    """A function of arrays that returns a list of arrays; static arguments and results are attributes.
 
-    It is a new one for each call, so that JAX does not take what it traced before, with what was closed over then.
+    Each call makes a new one, so that JAX does not reuse an older trace, with what was closed over then.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.__name__ = self.__qualname__ = name
-        self.__wrapped__, self.__signature__ = fn, _ARRAYS  # errors of JAX name the function and its file by these
+        self.__wrapped__, self.__signature__ = fn, _ANY_ARRAYS  # errors of JAX name the function and its file by these
         self.arrays: list[Any] = []
-        self._fn, self._given = fn, partition((args, kwargs), is_traceable, self.arrays, [])
+        self._fn, self._build_args = fn, partition((args, kwargs), is_traceable, self.arrays, [])
 
     def __call__(self, *arrays: Any) -> list[Any]:
         """The arrays among the results."""
-        args, kwargs = self._given(iter(arrays))
-        found: list[Any] = []
+        args, kwargs = self._build_args(iter(arrays))
+        results: list[Any] = []
         static_values: list[Any] = []
-        self._results = partition(self._fn(*args, **kwargs), is_array, found, static_values)
+        self._build_results = partition(self._fn(*args, **kwargs), is_array, results, static_values)
         check_no_leaked_tracers(static_values, self.__name__)
-        return found
+        return results
 
     def build(self, arrays: list[Any]) -> Any:
         """The results with these arrays."""
-        return self._results(iter(arrays))
+        return self._build_results(iter(arrays))
 
 
-def _weighed(program: ClosedJaxpr, args: list[Any], threshold: int | None, policy: Any) -> list[Any]:
-    """What a program gives; it is recomputed if its outputs are larger than the threshold, which the profiler hears."""
+def _checkpoint_above(threshold: int | None, program: ClosedJaxpr, args: list[Any], policy: Any) -> list[Any]:
+    """The results of a program, which is checkpointed if they have more bytes than the threshold."""
 
     def run(consts: list[Any], *args: Any) -> list[Any]:
         return jaxpr_as_fun(ClosedJaxpr(program.jaxpr, consts))(*args)  # type: ignore[no-any-return]
@@ -86,18 +86,51 @@ def _weighed(program: ClosedJaxpr, args: list[Any], threshold: int | None, polic
     if threshold is not None and sum(map(nbytes, program.out_avals)) <= threshold:
         return run(consts, *args)
     if CheckpointProfiler.is_tracking() and any(map(differentiable, [*map(jax.typeof, consts), *program.in_avals])):
-        CheckpointProfiler.note(_not_kept(run, consts, args, len(program.out_avals)))
+        CheckpointProfiler.note(_residual_bytes(run, consts, args, len(program.out_avals)))
     return jax.checkpoint(run, policy=policy)(consts, *args)  # type: ignore[no-any-return]
 
 
-def _not_kept(run: Callable[..., Any], consts: list[Any], args: list[Any], outs: int) -> int:
-    """Bytes that plain differentiation would hold, beside what goes in and comes out."""
+def _residual_bytes(run: Callable[..., Any], consts: list[Any], args: list[Any], n_outputs: int) -> int:
+    """Bytes of the residuals of plain differentiation, without inputs and outputs, which are there in any case."""
 
-    def both(consts: list[Any], *args: Any) -> list[Any]:
-        found, back = jax.vjp(run, consts, *args)
-        return [*found, *jax.tree_util.tree_leaves(back)]
+    def outputs_and_residuals(consts: list[Any], *args: Any) -> list[Any]:
+        outputs, vjp = jax.vjp(run, consts, *args)
+        return [*outputs, *jax.tree_util.tree_leaves(vjp)]
 
-    jaxpr = jax.make_jaxpr(both)(consts, *args).jaxpr
-    there = {id(var) for var in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars[:outs])}
-    held = {id(var): var.aval for var in jaxpr.outvars[outs:] if not hasattr(var, "val")}
-    return sum(nbytes(aval) for number, aval in held.items() if number not in there)
+    jaxpr = jax.make_jaxpr(outputs_and_residuals)(consts, *args).jaxpr
+    not_counted = {id(var) for var in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars[:n_outputs])}
+    residuals = {id(var): var.aval for var in jaxpr.outvars[n_outputs:] if not isinstance(var, Literal)}
+    return sum(nbytes(aval) for number, aval in residuals.items() if number not in not_counted)
+
+
+def policy_of(policy: Any) -> Any:
+    """The policy that the user asks for, by itself or by its name in jax.checkpoint_policies."""
+    if policy is None:
+        return None
+    functions = {
+        name: function
+        for name, function in vars(jax.checkpoint_policies).items()
+        if callable(function) and not name.startswith("_")
+    }
+    policies = {name: function for name, function in functions.items() if _is_policy(function)}
+    makers = functions.keys() - policies.keys()
+    for name in makers:
+        if policy == name or policy is functions[name]:
+            raise ProblemError(
+                f"policy is {name}, which makes policies and is none: give jax.checkpoint_policies.{name}(...)"
+            )
+    if not isinstance(policy, str):
+        return policy
+    if policy not in policies:
+        raise ProblemError(
+            f"policy {policy!r:.60} is none of JAX's: these are {', '.join(sorted(policies))}; or give a function, "
+            'such as jax.checkpoint_policies.save_only_these_names("a")'
+        )
+    return policies[policy]
+
+
+def _is_policy(function: Any) -> bool:
+    """Whether it is a policy, and not a function that makes policies."""
+    # JAX does not tell them apart: policies take (prim, *args, **params), whatever an operation is.
+    parameters = inspect.signature(function).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)

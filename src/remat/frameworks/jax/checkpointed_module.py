@@ -1,4 +1,7 @@
-"""A module that is recomputed in the backward: a pytree, as the module is, so that gradients flow to its parameters."""
+"""A checkpointed module, such as one of equinox: recomputed in the backward.
+
+It is a pytree like the module itself, so that gradients flow to its parameters.
+"""
 
 from typing import Any
 
@@ -13,19 +16,20 @@ __all__ = ["CheckpointedModule", "checkpoint_module"]
 
 @register_pytree_with_keys_class
 class CheckpointedModule:
-    """A callable pytree, such as a module of equinox, each call of which is a segment; it has its attributes."""
+    """A callable pytree with the attributes of the module; each of its calls is a segment."""
 
     def __init__(self, module: Any, options: CheckpointOptions) -> None:
-        self.__dict__["_module"], self.__dict__["_terms"] = module, options
+        # Not by assignment, which goes to the module.
+        self.__dict__["_module"], self.__dict__["_options"] = module, options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns; what its backward needs is recomputed."""
+        """What the module returns; its residuals are recomputed in the backward."""
         with recorded_call("drop", type(self._module).__call__) as call:
-            return checkpoint(self._module, args, kwargs, self._terms, call)
+            return checkpoint(self._module, args, kwargs, self._options, call)
 
     def tree_flatten_with_keys(self) -> tuple[Any, CheckpointOptions]:
-        """The module, which is all that it holds."""
-        return ((GetAttrKey("_module"), self._module),), self._terms
+        """The module is the only child."""
+        return ((GetAttrKey("_module"), self._module),), self._options
 
     @classmethod
     def tree_unflatten(cls, options: CheckpointOptions, children: Any) -> "CheckpointedModule":

@@ -1,8 +1,8 @@
-"""The units of a loop on a device: one step, or k steps that are recorded and pulled back as one.
+"""Chunks of a loop on a device: one step, or k steps that are recorded and pulled back as one.
 
-In: a step that can be recorded, what it closes over, and the inputs of all steps. Out: units that are advanced over,
-recorded and pulled back by operations that JAX can trace. A loop whose length is no multiple of k has a shorter unit
-first, the head. Sums go on from step to step in the order in which the plain loop would have added them.
+In: a step with its VJP, what it closes over, and the inputs of all steps. Out: chunks that are advanced over, recorded
+and pulled back by operations that JAX can trace. A loop whose length is no multiple of k has a shorter first chunk.
+Gradients are summed from step to step in the order of the plain loop, so that they agree with it to the last bit.
 """
 
 from collections.abc import Callable
@@ -11,118 +11,138 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Flags, select, zeros_like_aval
+from remat.frameworks.jax.avals import Array, Flags, select, zeros_like_aval
 from remat.frameworks.jax.differentiable import Arrays
-from remat.frameworks.jax.residuals import StepVJP, Tape
+from remat.frameworks.jax.residuals import Residuals, StepVJP
 
 __all__ = ["ChunkedSteps", "Grads", "unroll_factor"]
 
 
 def unroll_factor(length: int) -> int:
-    """How many steps of a unit are one turn of its loop: a GPU takes its time for a turn, a CPU does not.
+    """How many steps of a chunk are one iteration of its loop.
 
-    They divide the length: for a rest, XLA would hold all tapes twice.
+    On a GPU each iteration waits for the host, on a CPU it costs nothing. The factor divides the length: for a
+    remainder, XLA would hold the residuals of the whole chunk twice.
     """
     return 1 if jax.default_backend() == "cpu" else next(count for count in (4, 3, 2, 1) if length % count == 0)
 
 
 class Grads(NamedTuple):
-    """What is gathered while units are pulled back: the cotangent of a carry, sums, and rows."""
+    """Cotangents so far, while chunks are pulled back: that of a carry, sums for constants, and rows of inputs."""
 
-    carry: list[Any]
-    consts: list[Any]
-    xs: list[Any]
+    carry: list[Array]
+    consts: list[Array]
+    xs: list[Array]
 
 
 class ChunkedSteps:
-    """All units of a loop, for given constants and inputs. `length` steps are a unit, `head` steps are the first."""
+    """The steps of a loop in chunks of `chunk` steps; the first one has `first_chunk` steps, unless that is 0."""
 
-    def __init__(self, step_vjp: StepVJP, consts: Arrays, xs: Arrays, length: int = 1, head: int = 0) -> None:
-        self.step_vjp, self.step, self.consts, self.xs = step_vjp, step_vjp.run, list(consts), list(xs)
-        self.length, self.head = length, head
+    def __init__(self, step_vjp: StepVJP, consts: Arrays, xs: Arrays, chunk: int = 1, first_chunk: int = 0) -> None:
+        self.step_vjp, self.step, self.consts, self.xs = step_vjp, step_vjp.forward, list(consts), list(xs)
+        self.chunk, self.first_chunk = chunk, first_chunk
 
-    def start(self, i: Any) -> Any:
-        """The first step of unit i, which is not the head."""
-        return self.head + (i - 1) * self.length if self.head else i * self.length
+    def first_step(self, i: Array) -> Any:
+        """The first step of chunk i, which is not the shorter first chunk."""
+        return self.first_chunk + (i - 1) * self.chunk if self.first_chunk else i * self.chunk
 
-    def run(self, carry: Arrays, start: Any, length: int, ys: Arrays | None) -> tuple[list[Any], list[Any]]:
-        """The carry after so many steps; their outputs are written into `ys`, if they are wanted."""
+    def run(self, carry: Arrays, start: ArrayLike, length: int, ys: Arrays | None) -> tuple[list[Array], list[Array]]:
+        """The carry after `length` steps, and `ys` with their outputs written into it, unless it is None."""
 
-        def step(held: Any, i: Any) -> Any:
-            carry, y = self.step(self.consts, held[0], _rows(self.xs, i))
-            return (carry, held[1] if ys is None else _put(held[1], y, i)), None
+        def step(loop_carry: Any, i: Array) -> Any:
+            carry, ys_so_far = loop_carry
+            carry, y = self.step(self.consts, carry, _rows(self.xs, i))
+            return (carry, ys_so_far if ys is None else _write_rows(ys_so_far, y, i)), None
 
-        found: tuple[list[Any], list[Any]] = _steps(step, (list(carry), list(ys or ())), None, start, length)[0]
-        return found
+        results: tuple[list[Array], list[Array]]
+        results, _ = _loop(step, (list(carry), list(ys or ())), None, start, length)
+        return results
 
-    def advance(self, carry: Arrays, start: Any, stop: Any, ys: Arrays | None = None) -> tuple[list[Any], list[Any]]:
-        """The carry after the units start..stop-1; their outputs are written into `ys`, if they are wanted."""
+    def advance(
+        self, carry: Arrays, start: ArrayLike, stop: Array, ys: Arrays | None = None
+    ) -> tuple[list[Array], list[Array]]:
+        """The carry after chunks start..stop-1, and `ys` with their outputs written into it, unless it is None."""
 
-        def over(at: Callable[[Any], Any], length: int) -> Callable[[Any, Any], Any]:
-            return lambda i, held: self.run(held[0], at(i), length, None if ys is None else held[1])
+        def over(first_step: Callable[[Any], Any], length: int) -> Callable[[Any, Any], Any]:
+            return lambda i, results: self.run(results[0], first_step(i), length, None if ys is None else results[1])
 
-        held = list(carry), list(ys or ())
-        if self.head:
-            held = lax.fori_loop(0, ((start == 0) & (stop > 0)).astype(jnp.int32), over(lambda _: 0, self.head), held)
+        results = list(carry), list(ys or ())
+        if self.first_chunk:  # another length is another program: a loop of no or one iteration chooses
+            times = ((start == 0) & (stop > 0)).astype(jnp.int32)
+            results = lax.fori_loop(0, times, over(lambda _: 0, self.first_chunk), results)
             start = jnp.maximum(start, 1)
-        found: tuple[list[Any], list[Any]] = lax.fori_loop(start, stop, over(self.start, self.length), held)
-        return found
+        after: tuple[list[Array], list[Array]] = lax.fori_loop(start, stop, over(self.first_step, self.chunk), results)
+        return after
 
-    def advance_one(self, carry: Arrays, i: Any) -> list[Any]:
-        """The carry after unit i."""
-        if self.head:
+    def advance_one(self, carry: Arrays, i: Array) -> list[Array]:
+        """The carry after chunk i."""
+        if self.first_chunk:
             return self.advance(carry, i, i + 1)[0]
-        return self.run(carry, self.start(i), self.length, None)[0]
+        return self.run(carry, self.first_step(i), self.chunk, None)[0]
 
     def record(
-        self, carry: Arrays, start: Any, length: int, ys: Arrays | None = None
-    ) -> tuple[list[Any], list[Any], Tape]:
-        """The carry after so many steps, the outputs with theirs written into them, and their tape."""
+        self, carry: Arrays, start: ArrayLike, length: int, ys: Arrays | None = None
+    ) -> tuple[list[Array], list[Array], Residuals]:
+        """The carry after `length` steps, `ys` with their outputs written into it, and their residuals."""
 
-        def step(held: Any, i: Any) -> Any:
-            carry, y, tape = self.step_vjp.record(self.consts, held[0], _rows(self.xs, i))
-            return (carry, held[1] if ys is None else _put(held[1], y, i), tape.shared), tape.per_step
+        def step(loop_carry: Any, i: Array) -> Any:
+            carry, ys_so_far, _ = loop_carry
+            carry, y, residuals = self.step_vjp.record(self.consts, carry, _rows(self.xs, i))
+            ys_so_far = ys_so_far if ys is None else _write_rows(ys_so_far, y, i)
+            return (carry, ys_so_far, residuals.shared), residuals.per_step
 
+        # Shared residuals are the same after each step; as part of the carry they are not stacked.
         shared = [zeros_like_aval(aval) for aval in self.step_vjp.shared_avals]
-        held, per_step = _steps(step, (list(carry), list(ys or ()), shared), None, start, length)
-        return held[0], held[1], Tape(per_step, held[2])
+        (after, ys_after, shared), per_step = _loop(step, (list(carry), list(ys or ()), shared), None, start, length)
+        return after, ys_after, Residuals(per_step, shared)
 
-    def vjp(self, pulled: Grads, tape: Tape, y_bars: Arrays, given: Flags, start: Any, length: int) -> Grads:
-        """What is gathered once a recorded unit is pulled back too; `y_bars` are of outputs that are given some."""
-        avals = select(self.step_vjp.activity.ys, self.step.outs[self.step.carry :])
+    def vjp(
+        self, grads: Grads, residuals: Residuals, y_bars: Arrays, nonzero: Flags, start: ArrayLike, length: int
+    ) -> Grads:
+        """The cotangents once recorded steps are pulled back too.
 
-        def back(held: Any, at: Any) -> Any:
-            i, per_step = at
-            bars = iter(_rows(y_bars, i))
-            y_bar = [next(bars) if flag else zeros_like_aval(aval) for flag, aval in zip(given, avals, strict=True)]
-            x = _rows(self.xs, i)
-            consts, carry, x_bar = self.step_vjp.vjp(Tape(per_step, tape.shared), self.consts, x, held.carry, y_bar)
-            sums = [total + part for total, part in zip(held.consts, consts, strict=True)]
-            return Grads(carry, sums, _put(held.xs, x_bar, i)), None
+        `nonzero` says which active outputs have cotangents in `y_bars`, with a row for each step of the loop.
+        """
+        avals = select(self.step_vjp.activity.ys, self.step.y_avals)
 
-        found: Grads = _steps(back, pulled, tape.per_step, start, length, reverse=True)[0]
-        return found
+        def step_back(grads: Grads, row: Any) -> Any:
+            i, per_step = row
+            bars = iter(_rows(y_bars, i))  # by index: as rows of the scan, the chunk's part of all rows would be a copy
+            y_bar = [next(bars) if flag else zeros_like_aval(aval) for flag, aval in zip(nonzero, avals, strict=True)]
+            step_residuals = Residuals(per_step, residuals.shared)
+            consts_bar, carry_bar, x_bar = self.step_vjp.vjp(
+                step_residuals, self.consts, _rows(self.xs, i), grads.carry, y_bar
+            )
+            sums = [total + bar for total, bar in zip(grads.consts, consts_bar, strict=True)]
+            return Grads(carry_bar, sums, _write_rows(grads.xs, x_bar, i)), None
 
-    def zero_grads(self, carry: list[Any]) -> Grads:
-        """What is gathered before the first pullback: the cotangent of the last carry, and zeros."""
+        grads, _ = _loop(step_back, grads, residuals.per_step, start, length, reverse=True)
+        return grads
+
+    def zero_grads(self, carry_bar: list[Array]) -> Grads:
+        """The cotangents before the first pullback: that of the last carry, and zeros."""
         activity = self.step_vjp.activity
         consts = [zeros_like_aval(const) for const in select(activity.consts, self.consts)]
-        return Grads(carry, consts, [zeros_like_aval(x) for x in select(activity.xs, self.xs)])
+        return Grads(carry_bar, consts, [zeros_like_aval(x) for x in select(activity.xs, self.xs)])
 
 
-def _steps(step: Any, held: Any, given: Any, start: Any, length: int, *, reverse: bool = False) -> Any:
-    """A step for each of so many numbers from `start` on, with a row of what is given; a single one has no rows."""
-    if length == 1:
-        return step(held, start if given is None else (start, given))
+def _loop(step: Any, carry: Any, rows: Any, start: ArrayLike, length: int, *, reverse: bool = False) -> Any:
+    """lax.scan of a step over the numbers start..start+length-1, paired with rows if there are any.
+
+    A single step is no loop: it takes the rows as they are, and its output is not stacked.
+    """
+    if length == 1:  # chunks of one step are the usual case, and shall not have a loop inside of the loop over chunks
+        return step(carry, start if rows is None else (start, rows))
     numbers = start + jnp.arange(length, dtype=jnp.int32)
-    rows = numbers if given is None else (numbers, given)
-    return lax.scan(step, held, rows, length=length, reverse=reverse, unroll=unroll_factor(length))
+    xs = numbers if rows is None else (numbers, rows)
+    return lax.scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll_factor(length))
 
 
-def _rows(arrays: Arrays, i: Any) -> list[Any]:
+def _rows(arrays: Arrays, i: ArrayLike) -> list[Array]:
     return [lax.dynamic_index_in_dim(array, i, keepdims=False) for array in arrays]
 
 
-def _put(arrays: Arrays, rows: Arrays, i: Any) -> list[Any]:
+def _write_rows(arrays: Arrays, rows: Arrays, i: Array) -> list[Array]:
     return [lax.dynamic_update_index_in_dim(array, row, i, 0) for array, row in zip(arrays, rows, strict=True)]

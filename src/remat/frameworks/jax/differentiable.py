@@ -1,8 +1,25 @@
 """Functions of flat arrays whose derivatives are ours, to any order and in both modes.
 
-A `DifferentiableFunction` says how it is run, and gives a `Linearization` for the active arguments. It works in both
-directions: jvp pushes tangents forward, vjp pulls cotangents back with the residuals that a forward run has saved.
-`linearizations.py` makes differentiable functions of these again, `primitives.py` tells JAX about them.
+JAX's `custom_vjp` refuses forward mode, and `custom_jvp` transposes tangents as they were computed, which stores a tape
+of the whole loop. So two primitives (`primitives.py`) ask the classes of this file for derivatives:
+
+    call(f, args)                                          f.run: the plain function
+      │
+      │ differentiate:  L = f.linearize(active_inputs, args)
+      ├──► call(ForwardWithResiduals(L), args)             L.forward: outputs, and residuals for the VJP
+      └──► jvp primitive(L, args, residuals, tangents)     L.jvp: linear in the tangents, does not read the residuals
+             │
+             │ transpose (reverse mode only)
+             └──► call(VJP(L), args, residuals, cotangents)   L.vjp: the reverse sweep
+
+Orders above one arise because each arrow ends in a call or in the jvp primitive again (`linearizations.py`):
+
+- ForwardWithResiduals is differentiated like f. Residuals have no tangents: they are a function of the arguments, and
+  a derivative of the VJP is taken with respect to these.
+- VJP, forward over reverse: jax.jvp through L.forward and L.vjp. Both sweeps carry tangents, in the memory of two runs.
+- VJP, reverse over reverse: jax.vjp of L.differentiable_vjp, the same result by loops that are calls themselves
+  (`second_order.py`).
+- jvp primitive, with tangents for its args: jax.jvp of L.differentiable_jvp, a loop of steps with tangents.
 """
 
 from abc import ABC, abstractmethod
@@ -10,17 +27,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Flags, aval_of
+from remat.frameworks.jax.avals import Array, BatchAxis, ClosedJaxpr, Flags, aval_of
 
 __all__ = ["Arrays", "CacheKeyed", "DifferentiableFunction", "Linearization"]
 
-Arrays = Sequence[Any]
+Arrays = Sequence[Array]
 
 
 class CacheKeyed:
-    """Compared by its key, so that what was compiled for an equal one is used again."""
+    """Compared by its key, so that programs compiled for an equal object are used again."""
 
     key: Any = None  # None: it is only equal to itself
 
@@ -34,69 +51,77 @@ class CacheKeyed:
 
 
 class DifferentiableFunction(CacheKeyed, ABC):
-    """A function of flat arrays that gives a list of arrays."""
+    """A function of flat arrays that returns a list of arrays."""
 
-    eager = False  # whether it is run by Python, outside of any trace
-
-    @abstractmethod
-    def run(self, *args: Any) -> Arrays:
-        """What it computes, by operations that JAX can trace."""
+    eager = False  # whether Python runs it, outside of any trace
 
     @abstractmethod
-    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Arrays]":
-        """The derivative for the arguments that move, and further arrays that it needs."""
+    def run(self, *args: Array) -> Arrays:
+        """The results, by operations that JAX can trace."""
+
+    @abstractmethod
+    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
+        """The linearization with respect to the active arguments, and the extra arrays that it needs.
+
+        Extra arrays are computed on the host, such as tables of a plan: as inputs, they do not enter the cache key.
+        """
 
     def batched(
-        self, axis: Any, flags: Flags, args: Arrays
+        self, axis: BatchAxis, flags: Flags, args: Arrays
     ) -> "tuple[DifferentiableFunction, Arrays, list[int | None]] | None":
-        """The function for a batch, the first axis of the flagged arguments; its arguments, and the axes of the batch
-        in its results. None: it is simply mapped.
+        """The function for a batch along the first axis of flagged arguments, its arguments, and its out_axes.
+
+        None: jax.vmap of `run` will do.
         """
         return None
 
-    def traced(self, args: Arrays) -> ClosedJaxpr:
-        """The program for arguments that look like these."""
-        known = self.__dict__.setdefault("_traced", {})
+    def jaxpr(self, args: Arrays) -> ClosedJaxpr:
+        """The program for arguments with these avals, traced once."""
+        programs = self.__dict__.setdefault("_jaxprs", {})
         avals = tuple(map(aval_of, args))
+        # Python numbers in `run` become arrays of another dtype once x64 is switched on.
         key = avals, jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        if key not in known:
-            known[key] = jax.make_jaxpr(self.run)(*avals)
-        found: ClosedJaxpr = known[key]
-        return found
+        if key not in programs:
+            programs[key] = jax.make_jaxpr(self.run)(*avals)
+        program: ClosedJaxpr = programs[key]
+        return program
 
 
 class Linearization(CacheKeyed, ABC):
-    """How a function changes with the arguments that move; it can tell in both directions."""
+    """A function linearized with respect to its active inputs: its jvp, and its vjp from residuals."""
 
     function: DifferentiableFunction
-    outs: int  # results of the function
-    extras: int = 0  # further arrays that it needs
-    active_outputs: Flags  # the results that change
-    active_inputs: Flags  # the arguments that move
-    written: Any = None  # what tells apart how the pullback is written, beside the key
+    n_outputs: int  # results of the function
+    extra_inputs: int = 0  # how many arrays `linearize` returns with it
+    active_inputs: Flags  # the arguments that have tangents
+    active_outputs: Flags  # the results that have tangents
+    algorithm: Any = None  # cache key of the choices that `differentiable_vjp` makes and `vjp` does not
     eager = False
 
     @property
-    def run(self) -> DifferentiableFunction:
-        """The function as it is run where it is differentiated: rules of its own parts may say how."""
+    def forward_function(self) -> DifferentiableFunction:
+        """The function whose results `forward` computes: jax.custom_vjp may say that it is not `function` itself."""
         return self.function
 
     @abstractmethod
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
-        """The results, and what the pullback needs beside the arguments and the further arrays."""
+        """The results, and the residuals: what `vjp` needs, besides the arguments and the extra arrays."""
 
     @abstractmethod
     def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """The tangents of the results that change, by those of the arguments that move."""
+        """The tangents of the active outputs, from those of the active inputs."""
 
     def differentiable_jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """The same, written such that it can be differentiated in both modes."""
+        """The same, by operations that can be differentiated in both modes."""
         return self.jvp(args, tangents)
 
     @abstractmethod
-    def vjp(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
-        """The cotangents of the arguments that move, by those of the given ones of the results that change."""
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """The cotangents of the active inputs; `residuals` begin with the extra arrays.
+
+        `nonzero` says which active outputs have a cotangent in `cotangents`; the others are zero.
+        """
 
     @abstractmethod
-    def differentiable_vjp(self, given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
-        """The same, from the arguments alone, written such that it can be differentiated in both modes."""
+    def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
+        """The same, from the arguments alone, by operations that can be differentiated in both modes."""

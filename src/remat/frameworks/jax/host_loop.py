@@ -14,12 +14,13 @@ from remat.errors import StepError
 from remat.execute import Interpreter
 from remat.frameworks.jax.avals import Flags
 from remat.frameworks.jax.backend import JaxBackend, State
+from remat.frameworks.jax.chunked_steps import Grads
 from remat.frameworks.jax.differentiable import Arrays, Linearization
 from remat.frameworks.jax.planning import plan_for_jit, step_sizes
 from remat.frameworks.jax.primitives import call
 from remat.frameworks.jax.residuals import StepVJP
 from remat.frameworks.jax.scan_function import ScanFunction, ScanLinearization
-from remat.frameworks.jax.step_jaxpr import Step
+from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.loops.loop_call import LoopCall
 from remat.loops.request import LoopRequest
 from remat.measuring import StepCost
@@ -33,7 +34,7 @@ class HostLoop(ScanFunction):
 
     eager = True
 
-    def __init__(self, step: Step, rows: int | None, steps: int, request: LoopRequest) -> None:
+    def __init__(self, step: StepJaxpr, rows: int | None, steps: int, request: LoopRequest) -> None:
         super().__init__(step, rows, steps, plan_for_jit(request))
         self.request = request
         self.key = None  # a run belongs to one call
@@ -59,7 +60,7 @@ class HostLoop(ScanFunction):
 class HostLinearization(ScanLinearization):
     """The derivative of a driven loop: a run up to its turn, and what is left of it."""
 
-    extras = 0
+    extra_inputs = 0
     eager = True
 
     def __init__(self, loop: HostLoop, step_vjp: StepVJP, active_inputs: Flags) -> None:
@@ -75,15 +76,15 @@ class HostLinearization(ScanLinearization):
     def vjp(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
         """The cotangents of what moves: the ops after the turn."""
         _refuse_tracers([*args, *cotangents])
-        carry_bar, y_bars, given_ys = self._cotangents(given, cotangents)
+        carry_bar, y_bars, given_ys = self.split_cotangents(given, cotangents)
         with self.driven.at_turn(args) as (backend, run):
             gradients = run.reverse(backend.new_gradients(carry_bar, y_bars, given_ys))
-        return self._wanted(gradients.captured, gradients.carry, gradients.xs)
+        return self.input_cotangents(Grads(list(gradients.carry), gradients.captured, gradients.xs))
 
-    def _dual(self, args: Arrays, tangents: Arrays) -> tuple[ScanFunction, Arrays]:
+    def _jvp_loop(self, args: Arrays, tangents: Arrays) -> tuple[ScanFunction, Arrays]:
         """Tangents go along with a plain loop."""
         assert isinstance(self.loop, HostLoop)
-        return ScanLinearization(self.loop.plain(), self.step_vjp, self.active_inputs, None)._dual(args, tangents)  # type: ignore[arg-type]
+        return ScanLinearization(self.loop.plain(), self.step_vjp, self.active_inputs, None)._jvp_loop(args, tangents)  # type: ignore[arg-type]
 
 
 class HostLoopCall(LoopCall[JaxBackend]):
@@ -96,7 +97,7 @@ class HostLoopCall(LoopCall[JaxBackend]):
 
     def new_backend(self, leaves: Arrays, steps: int) -> tuple[JaxBackend, State]:
         """Verbs, and the first carry."""
-        _, consts, carry, xs = self.loop.apart(leaves)
+        _, consts, carry, xs = self.loop.split_args(leaves)
         return JaxBackend(self.loop, self.step_vjp, consts, xs, ready=self.ready), State(tuple(carry), kept=True)
 
     def evaluate_cond(self, backend: JaxBackend, carry: Any) -> bool:
@@ -110,7 +111,7 @@ class HostLoopCall(LoopCall[JaxBackend]):
         jax.block_until_ready(backend.advance(state, 0, 1).leaves)
         began = perf_counter()
         jax.block_until_ready(backend.advance(state, 0, 1).leaves)
-        return StepCost(sizes.loop(None, seconds=perf_counter() - began), sizes.aside, bookkeeping=0)
+        return StepCost(sizes.loop(None, seconds=perf_counter() - began), sizes.workspace, bookkeeping=0)
 
     def forward_sweep(self, leaves: Arrays, determinism: Any) -> tuple[JaxBackend, Interpreter[JaxBackend]]:
         """The first sweep; after it nothing is put out again."""

@@ -1,235 +1,245 @@
-"""Functions made of derivatives: a run that saves, a pullback, and either of them for a batch; with their derivatives.
+"""Forward-with-residuals and VJP as differentiable functions again, plain and batched; with their linearizations.
 
-What is saved is not differentiated: it follows from the arguments, and a pullback is differentiated as a function of
-these and of the cotangents.
+Residuals are never differentiated: they are a function of the arguments, and a VJP is differentiated as a function of
+arguments and cotangents. So a derivative of order k needs nothing but the five methods of a `Linearization`.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Flags, merge, row_aval, select
-from remat.frameworks.jax.batch_axes import axis_cache_key, in_axes_of, vmap_along
+from remat.frameworks.jax.avals import Array, BatchAxis, Flags, in_axes_of, merge, row_aval, select
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 
 __all__ = ["VJP", "Batched", "BatchedLinearization", "ForwardWithResiduals"]
 
 
 class ForwardWithResiduals(DifferentiableFunction):
-    """The run that saves what the pullback needs; its results are those of the function, and then these."""
+    """The results of a function, followed by the residuals that its VJP needs."""
 
-    def __init__(self, of: Linearization) -> None:
-        self.of, self.eager = of, of.eager
-        self.key = of
+    def __init__(self, linearization: Linearization) -> None:
+        self.linearization, self.eager = linearization, linearization.eager
+        self.key = linearization
 
-    def run(self, *args: Any) -> Arrays:
-        """The results, and what is saved."""
-        count = len(args) - self.of.extras
-        outs, saved = self.of.forward(args[:count], args[count:])
-        return [*outs, *saved]
+    def run(self, *args: Array) -> Arrays:
+        """Results and residuals; the extra arrays are the last arguments."""
+        count = len(args) - self.linearization.extra_inputs
+        outputs, residuals = self.linearization.forward(args[:count], args[count:])
+        return [*outputs, *residuals]
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Arrays]:
-        """The derivative of the results; what is saved does not change."""
-        count = len(args) - self.of.extras
-        by, extra = self.of.run.linearize(active_inputs[:count], args[:count])
-        return _ForwardLinearization(self, by, active_inputs, len(self.traced(args).out_avals)), extra
+    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
+        """The linearization of the results; residuals have no tangents."""
+        count = len(args) - self.linearization.extra_inputs
+        inner, extra = self.linearization.forward_function.linearize(active_inputs[:count], args[:count])
+        # How many residuals there are is only known once it is traced.
+        return _ForwardLinearization(self, inner, active_inputs, len(self.jaxpr(args).out_avals)), extra
 
 
 class VJP(DifferentiableFunction):
-    """The pullback, a function of the arguments, of what was saved and of the given cotangents."""
+    """The cotangents of active inputs, as a function of arguments, residuals and nonzero cotangents."""
 
-    def __init__(self, of: Linearization, given: Flags, saved: int) -> None:
-        self.of, self.given, self.saved, self.eager = of, given, saved, of.eager
-        self.key = of, given, saved
+    def __init__(self, linearization: Linearization, nonzero: Flags, n_residuals: int) -> None:
+        self.linearization, self.nonzero, self.n_residuals = linearization, nonzero, n_residuals
+        self.eager = linearization.eager
+        self.key = linearization, nonzero, n_residuals
 
-    def run(self, *args: Any) -> Arrays:
-        """The cotangents of the arguments that move."""
-        count = len(self.of.active_inputs)
-        return self.of.vjp(self.given, args[:count], args[count : count + self.saved], args[count + self.saved :])
+    def split_args(self, args: Arrays) -> tuple[Arrays, Arrays, Arrays]:
+        """The arguments of the function, the residuals, and the cotangents."""
+        a = len(self.linearization.active_inputs)
+        b = a + self.n_residuals
+        return args[:a], args[a:b], args[b:]
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Arrays]:
-        """The derivative of the pullback as a function of arguments and cotangents."""
+    def run(self, *args: Array) -> Arrays:
+        """The cotangents of the active inputs."""
+        return self.linearization.vjp(self.nonzero, *self.split_args(args))
+
+    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
+        """The linearization with respect to arguments and cotangents."""
         return _VJPLinearization(self, active_inputs), ()
 
 
 class _ForwardLinearization(Linearization):
-    """The derivative of a run that saves: of its results alone, by the same means."""
+    """The linearization of a forward run with residuals: that of the function, for its results alone."""
 
-    def __init__(self, function: ForwardWithResiduals, of: Linearization, active_inputs: Flags, outs: int) -> None:
-        self.function = self.by = function
-        self.of, self.active_inputs, self.outs, self.extras = of, active_inputs, outs, of.extras
-        self.active_outputs = (*of.active_outputs, *([False] * (outs - len(of.active_outputs))))
-        self.written = of.written
-        self.key, self.eager = (function, of, active_inputs, outs), of.eager
+    def __init__(
+        self, function: ForwardWithResiduals, inner: Linearization, active_inputs: Flags, n_outputs: int
+    ) -> None:
+        self.function = self.outer = function
+        self.inner, self.active_inputs, self.n_outputs = inner, active_inputs, n_outputs
+        self.extra_inputs = (
+            inner.extra_inputs
+        )  # its own plan: other inputs may be active than in the first linearization
+        self.active_outputs = (*inner.active_outputs, *([False] * (n_outputs - len(inner.active_outputs))))
+        self.algorithm = inner.algorithm
+        self.key, self.eager = (function, inner, active_inputs, n_outputs), inner.eager
 
-    def _args(self, args: Arrays) -> Arrays:
-        return args[: len(self.of.active_inputs)]
+    def _inner_args(self, args: Arrays) -> Arrays:
+        return args[: len(self.inner.active_inputs)]
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
-        """The results with what is saved; and what is saved here, the same if the same arguments move."""
-        outs, saved = self.of.forward(self._args(args), extra)
-        if self.of == self.by.of:
-            return [*outs, *saved], saved
-        return self.by.run(*args), saved
+        """The results and residuals of the function, and the residuals of its own VJP."""
+        outputs, residuals = self.inner.forward(self._inner_args(args), extra)
+        if self.inner == self.outer.linearization:  # the same inputs are active: one run gives both
+            return [*outputs, *residuals], residuals
+        return self.outer.run(*args), residuals
 
     def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """As of the function."""
-        return self.of.jvp(self._args(args), tangents)
+        """That of the function."""
+        return self.inner.jvp(self._inner_args(args), tangents)
 
     def differentiable_jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """As of the function."""
-        return self.of.differentiable_jvp(self._args(args), tangents)
+        """That of the function."""
+        return self.inner.differentiable_jvp(self._inner_args(args), tangents)
 
-    def vjp(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
-        """As of the function."""
-        return self.of.vjp(given, self._args(args), saved, cotangents)
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """That of the function."""
+        return self.inner.vjp(nonzero, self._inner_args(args), residuals, cotangents)
 
-    def differentiable_vjp(self, given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
-        """As of the function."""
-        return self.of.differentiable_vjp(given, self._args(args), cotangents)
+    def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
+        """That of the function."""
+        return self.inner.differentiable_vjp(nonzero, self._inner_args(args), cotangents)
 
 
 class _VJPLinearization(Linearization):
-    """The derivative of a pullback. What was saved is left out of it: it follows from the arguments."""
+    """The linearization of a VJP with respect to arguments and cotangents; residuals follow from the arguments."""
 
-    def __init__(self, of: VJP, active_inputs: Flags) -> None:
-        self.function = self.of = of
+    def __init__(self, function: VJP, active_inputs: Flags) -> None:
+        self.function = self.outer = function
+        self.inner = function.linearization
         self.active_inputs = active_inputs
-        self.outs = sum(of.of.active_inputs)
-        self.active_outputs = (True,) * self.outs
-        self.written = of.of.written
-        self.key = of, active_inputs, self.written
-        count = len(of.of.active_inputs)
-        self._saved = slice(count, count + of.saved)
-
-    def _apart(self, args: Arrays) -> tuple[Arrays, Arrays, Arrays]:
-        return args[: self._saved.start], args[self._saved], args[self._saved.stop :]
+        self.n_outputs = sum(self.inner.active_inputs)
+        self.active_outputs = (True,) * self.n_outputs
+        self.algorithm = self.inner.algorithm
+        # The key of `function` covers its `vjp`; loops of other lengths or plans differ in `differentiable_vjp` alone.
+        self.key = function, active_inputs, self.algorithm
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
-        """The cotangents; nothing is saved."""
-        return self.of.run(*args), ()
+        """The cotangents; there are no residuals."""
+        return self.outer.run(*args), ()
 
     def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """By running forward and back with tangents, in the memory of two runs."""
-        first, saved, _ = self._apart(args)
-        extra = saved[: self.of.of.extras]
+        """Forward over reverse: both sweeps run again, with tangents, in the memory of two runs."""
+        # The residuals in `args` come from a run without tangents, so the forward sweep is part of what is pushed.
+        extra = self.outer.split_args(args)[1][: self.inner.extra_inputs]
 
-        def both(*moved: Any) -> Arrays:
-            found = merge(self.active_inputs, moved, args)
-            again = self.of.of.forward(found[: len(first)], extra)[1]
-            return self.of.of.vjp(self.of.given, found[: len(first)], [*extra, *again], found[self._saved.stop :])
+        def both_sweeps(*active: Array) -> Arrays:
+            inputs, _, cotangents = self.outer.split_args(merge(self.active_inputs, active, args))
+            residuals = self.inner.forward(inputs, extra)[1]
+            return self.inner.vjp(self.outer.nonzero, inputs, [*extra, *residuals], cotangents)
 
-        return _pushed_through(both, select(self.active_inputs, args), tangents)
+        return _tangents(both_sweeps, select(self.active_inputs, args), tangents)
 
     def differentiable_jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """Through the loops that it can be written as."""
-        return _pushed_through(self._written(args), select(self.active_inputs, args), tangents)
+        """Through the differentiable VJP of the function."""
+        return _tangents(self._differentiable(args), select(self.active_inputs, args), tangents)
 
-    def vjp(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
-        """Through the loops that it can be written as."""
-        return self.differentiable_vjp(given, args, cotangents)
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """Reverse over reverse: through the differentiable VJP of the function."""
+        return self.differentiable_vjp(nonzero, args, cotangents)
 
-    def differentiable_vjp(self, given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
-        """Through the loops that it can be written as."""
-        found, back = jax.vjp(
-            lambda *moved: select(given, self._written(args)(*moved)), *select(self.active_inputs, args)
+    def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
+        """Through the differentiable VJP of the function."""
+        outputs, vjp = jax.vjp(
+            lambda *active: select(nonzero, self._differentiable(args)(*active)), *select(self.active_inputs, args)
         )
-        return back([cotangent.astype(out.dtype) for cotangent, out in zip(cotangents, found, strict=True)])  # type: ignore[no-any-return]
+        return vjp([cotangent.astype(output.dtype) for cotangent, output in zip(cotangents, outputs, strict=True)])  # type: ignore[no-any-return]
 
-    def _written(self, args: Arrays) -> Callable[..., Arrays]:
-        def written(*moved: Any) -> Arrays:
-            first, _, cotangents = self._apart(merge(self.active_inputs, moved, args))
-            return list(self.of.of.differentiable_vjp(self.of.given, first, cotangents))
+    def _differentiable(self, args: Arrays) -> Callable[..., Arrays]:
+        """The VJP as a function of the active inputs, by operations that JAX can differentiate."""
 
-        return written
+        def vjp(*active: Array) -> Arrays:
+            inputs, _, cotangents = self.outer.split_args(merge(self.active_inputs, active, args))
+            return list(self.inner.differentiable_vjp(self.outer.nonzero, inputs, cotangents))
+
+        return vjp
 
 
 class Batched(DifferentiableFunction):
     """A function for a batch: the first axis of the flagged arguments, and of all results."""
 
-    def __init__(self, of: DifferentiableFunction, axis: Any, flags: Flags) -> None:
-        self.of, self.axis, self.flags = of, axis, flags
-        self.key = of, axis_cache_key(axis), flags
+    def __init__(self, function: DifferentiableFunction, axis: BatchAxis, flags: Flags) -> None:
+        self.function, self.axis, self.flags = function, axis, flags
+        self.key = function, axis, flags
 
-    def run(self, *args: Any) -> Arrays:
-        """The results of all."""
-        return list(vmap_along(lambda *args: list(self.of.run(*args)), self.axis, tuple(in_axes_of(self.flags)))(*args))
+    def run(self, *args: Array) -> Arrays:
+        """The results of all members."""
+        run = self.axis.vmap(lambda *args: list(self.function.run(*args)), tuple(in_axes_of(self.flags)))
+        return list(run(*args))
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Arrays]:
-        """The derivative for a batch."""
-        one = [row_aval(arg) if flag else arg for arg, flag in zip(args, self.flags, strict=True)]
-        of, extra = self.of.linearize(active_inputs, one)
-        return BatchedLinearization(self, of, self.axis, self.flags), extra
+    def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
+        """The linearization of one member, for a batch."""
+        # Planning needs the sizes of one member; its extra arrays are the same for all.
+        member = [row_aval(arg) if flag else arg for arg, flag in zip(args, self.flags, strict=True)]
+        linearization, extra = self.function.linearize(active_inputs, member)
+        return BatchedLinearization(self, linearization, self.axis, self.flags), extra
 
 
 class BatchedLinearization(Linearization):
-    """The derivative of a function for a batch."""
+    """The linearization of a function for a batch; residuals, tangents and cotangents have the batch as first axis."""
 
-    def __init__(self, function: DifferentiableFunction, of: Linearization, axis: Any, flags: Flags) -> None:
-        self.function, self.of, self.axis, self.flags = function, of, axis, flags
-        self.outs, self.extras, self.active_outputs, self.active_inputs = (
-            of.outs,
-            of.extras,
-            of.active_outputs,
-            of.active_inputs,
-        )
-        self.written = of.written
-        self.key = of, axis_cache_key(axis), flags
+    def __init__(self, function: DifferentiableFunction, member: Linearization, axis: BatchAxis, flags: Flags) -> None:
+        self.function, self.member, self.axis, self.flags = function, member, axis, flags
+        self.n_outputs, self.extra_inputs = member.n_outputs, member.extra_inputs
+        self.active_inputs, self.active_outputs = member.active_inputs, member.active_outputs
+        self.algorithm = member.algorithm
+        self.key = member, axis, flags
 
     @property
-    def run(self) -> DifferentiableFunction:
-        """As of the function, for a batch."""
-        return Batched(self.of.run, self.axis, self.flags)
+    def forward_function(self) -> DifferentiableFunction:
+        """That of one member, for a batch."""
+        return Batched(self.member.forward_function, self.axis, self.flags)
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
-        """The results of all, and what is saved for each."""
+        """The results and residuals of all members."""
 
-        def one(*args: Any) -> tuple[list[Any], list[Any]]:
-            outs, saved = self.of.forward(args, extra)
-            return list(outs), list(saved)
+        def one(*args: Array) -> tuple[list[Array], list[Array]]:
+            outputs, residuals = self.member.forward(args, extra)
+            return list(outputs), list(residuals)
 
-        found: tuple[Arrays, Arrays] = vmap_along(one, self.axis, tuple(in_axes_of(self.flags)))(*args)
-        return found
+        results: tuple[Arrays, Arrays] = self.axis.vmap(one, tuple(in_axes_of(self.flags)))(*args)
+        return results
 
     def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """The tangents of all."""
-        return self._forward(self.of.jvp, args, tangents)
+        """The tangents of all members."""
+        return self._push(self.member.jvp, args, tangents)
 
     def differentiable_jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """The tangents of all."""
-        return self._forward(self.of.differentiable_jvp, args, tangents)
+        """The tangents of all members."""
+        return self._push(self.member.differentiable_jvp, args, tangents)
 
-    def _forward(self, jvp: Callable[..., Arrays], args: Arrays, tangents: Arrays) -> Arrays:
-        flags = in_axes_of(self.flags)
-        both = vmap_along(
-            lambda args, tangents: list(jvp(args, tangents)), self.axis, (flags, select(self.active_inputs, flags))
+    def _push(self, jvp: Callable[..., Arrays], args: Arrays, tangents: Arrays) -> Arrays:
+        in_axes = in_axes_of(self.flags)
+        all_members = self.axis.vmap(
+            lambda args, tangents: list(jvp(args, tangents)), (in_axes, select(self.active_inputs, in_axes))
         )
-        return both(list(args), list(tangents))  # type: ignore[no-any-return]
+        return all_members(list(args), list(tangents))  # type: ignore[no-any-return]
 
-    def vjp(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
-        """The cotangents of all; what they share gets the sum."""
-        extra, rest = list(saved[: self.extras]), list(saved[self.extras :])
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """The cotangents of all members, summed for arguments that they share."""
+        extra, member_residuals = list(residuals[: self.extra_inputs]), list(residuals[self.extra_inputs :])
 
-        def one(args: Arrays, rest: Arrays, cotangents: Arrays) -> list[Any]:
-            return list(self.of.vjp(given, args, [*extra, *rest], cotangents))
+        def one(args: Arrays, residuals: Arrays, cotangents: Arrays) -> list[Array]:
+            return list(self.member.vjp(nonzero, args, [*extra, *residuals], cotangents))
 
-        found = vmap_along(one, self.axis, (in_axes_of(self.flags), 0, 0))(list(args), rest, list(cotangents))
-        return self._summed(found)
+        all_members = self.axis.vmap(one, (in_axes_of(self.flags), 0, 0))
+        return self._sum_shared(all_members(list(args), member_residuals, list(cotangents)))
 
-    def differentiable_vjp(self, given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
-        """The cotangents of all; what they share gets the sum."""
-        one = vmap_along(
-            lambda args, ct: list(self.of.differentiable_vjp(given, args, ct)), self.axis, (in_axes_of(self.flags), 0)
+    def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
+        """The cotangents of all members, summed for arguments that they share."""
+        all_members = self.axis.vmap(
+            lambda args, cotangents: list(self.member.differentiable_vjp(nonzero, args, cotangents)),
+            (in_axes_of(self.flags), 0),
         )
-        return self._summed(one(list(args), list(cotangents)))
+        return self._sum_shared(all_members(list(args), list(cotangents)))
 
-    def _summed(self, found: Arrays) -> Arrays:
-        """What all of a batch share gets the sum."""
+    def _sum_shared(self, cotangents: Arrays) -> Arrays:
+        """An argument without the batch axis is broadcast to all members; the transpose of that is a sum."""
         flags = select(self.active_inputs, self.flags)
-        return [part if flag else part.sum(0) for part, flag in zip(found, flags, strict=True)]
+        return [cotangent if flag else cotangent.sum(0) for cotangent, flag in zip(cotangents, flags, strict=True)]
 
 
-def _pushed_through(function: Callable[..., Arrays], args: Arrays, tangents: Arrays) -> Arrays:
-    found: Arrays = jax.jvp(lambda *args: list(function(*args)), tuple(args), tuple(tangents))[1]
-    return found
+def _tangents(function: Callable[..., Arrays], args: Arrays, tangents: Arrays) -> Arrays:
+    """The tangents of a function's results, by jax.jvp."""
+    output_tangents: Arrays = jax.jvp(lambda *args: list(function(*args)), tuple(args), tuple(tangents))[1]
+    return output_tangents

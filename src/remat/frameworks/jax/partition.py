@@ -1,4 +1,4 @@
-"""Values of any kind, split into arrays, which JAX traces, and the rest, which goes beside it."""
+"""Values of any kind, partitioned into arrays, which JAX traces, and static values, which stay as they are."""
 
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -14,77 +14,80 @@ from jax.tree_util import tree_flatten, tree_unflatten, treedef_is_leaf
 
 from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
 from remat.errors import StepError
+from remat.frameworks.jax.avals import Tracer, innermost_trace, trace_of
 from remat.pytree import flatten
 
 __all__ = ["Build", "check_no_leaked_tracers", "is_array", "is_traceable", "partition"]
 
-Build = Callable[[Iterator[Any]], Any]
+Build = Callable[[Iterator[Any]], Any]  # puts arrays where those of a partitioned value were
 
 
 def partition(value: Any, wanted: Callable[[Any], bool], arrays: list[Any], static_values: list[Any]) -> Build:
-    """Add the wanted leaves to the arrays, the others go beside; what puts others for the arrays is returned.
+    """Append the wanted leaves to the arrays, the others to the static values; the function that rebuilds it.
 
     Containers are those that remat knows, in which dicts stay in order, and those that are registered with JAX.
     """
     leaves, tree = flatten(value)
-    parts = [_split_leaf(leaf, wanted, arrays, static_values) for leaf in leaves]
-    return lambda found: tree.unflatten([part(found) for part in parts])
+    builds = [_partition_leaf(leaf, wanted, arrays, static_values) for leaf in leaves]
+    return lambda replacements: tree.unflatten([build(replacements) for build in builds])
 
 
-def _split_leaf(leaf: Any, wanted: Callable[[Any], bool], arrays: list[Any], static_values: list[Any]) -> Build:
+def _partition_leaf(leaf: Any, wanted: Callable[[Any], bool], arrays: list[Any], static_values: list[Any]) -> Build:
     if wanted(leaf):
         arrays.append(leaf)
         return next
-    leaves, tree = tree_flatten(leaf)
+    leaves, tree = tree_flatten(leaf)  # what is a leaf to remat may be a container of JAX, with our containers inside
     if treedef_is_leaf(tree):
         static_values.append(leaf)
-        return lambda found: leaf
-    parts = [partition(each, wanted, arrays, static_values) for each in leaves]
-    return lambda found: tree_unflatten(tree, [part(found) for part in parts])
+        return lambda _: leaf
+    builds = [partition(each, wanted, arrays, static_values) for each in leaves]
+    return lambda replacements: tree_unflatten(tree, [build(replacements) for build in builds])
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array of JAX, or traced by it."""
-    return isinstance(leaf, jax.Array | jax.core.Tracer)
+    """Whether a leaf is an array of JAX, or a tracer."""
+    return isinstance(leaf, jax.Array | Tracer)
 
 
 def is_traceable(leaf: Any) -> bool:
-    """Whether a leaf of the arguments is: JAX's arrays, and NumPy's if they hold numbers. A single number stays."""
+    """Whether a leaf of the arguments is traced: JAX's arrays, and NumPy's of numbers. Single numbers are static."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == bool or bool(jnp.issubdtype(leaf.dtype, np.number))
     return is_array(leaf)
 
 
-_PLAIN = (np.generic, Number, str, bytes, Enum, type, np.dtype, slice, range, type(...), ModuleType)
+# Values of these types hold no tracers: they need not be searched.
+_ATOMIC_TYPES = (np.generic, Number, str, bytes, Enum, type, np.dtype, slice, range, type(...), ModuleType)
 
 
 def check_no_leaked_tracers(static_values: list[Any], name: str) -> None:
-    """Raise a StepError if results of a segment that are no arrays hold some of its own, which are nothing outside."""
+    """Raise a StepError if results of a segment that are no arrays hold tracers of it, which mean nothing outside."""
     for leaf in static_values:
-        array = isinstance(leaf, np.ndarray)
-        if isinstance(leaf, _PLAIN) or (array and leaf.dtype != object):
+        is_numpy = isinstance(leaf, np.ndarray)
+        if isinstance(leaf, _ATOMIC_TYPES) or (is_numpy and leaf.dtype != object):
             continue
-        traced = _LeakedTracers()
-        ConvertedClosure(traced, partial(len, leaf.tolist() if array else leaf))
-        if traced.found:
-            kind = "an array of objects" if array else f"a {type(leaf).__qualname__}"
+        tracers = _LeakedTracers()
+        # As the argument of a function the leaf is searched like anything that a function closes over.
+        ConvertedClosure(tracers, partial(len, leaf.tolist() if is_numpy else leaf))
+        if tracers.found:
+            what = "an array of objects" if is_numpy else f"a {type(leaf).__qualname__}"
             raise StepError(
-                f"a result of the segment {name} is {kind}, in which gradients would be lost. Return arrays in tuples, "
+                f"a result of the segment {name} is {what}, in which gradients would be lost. Return arrays in tuples, "
                 "named tuples, lists, dicts, dataclasses, or containers that are registered with jax.tree_util"
             )
 
 
 class _LeakedTracers(BaseCaptureFilter):
-    """Looks for arrays that belong to the innermost trace; see `execute.captured.Boxes`."""
+    """Searches a closure for tracers of the innermost trace, which is that of the segment; accepts nothing."""
 
-    opaque_types: ClassVar[tuple[type, ...]] = (jax.Array, jax.core.Tracer)
+    opaque_types: ClassVar[tuple[type, ...]] = (jax.Array, Tracer)
     atomic_types: ClassVar[frozenset[type]] = frozenset()
 
     def __init__(self) -> None:
         self.found = False
-        self._trace = getattr(jnp.zeros(()), "_trace", None)
+        self._innermost = innermost_trace()
 
     def accepts(self, leaf: Any) -> bool:
-        if isinstance(leaf, jax.core.Tracer) and self._trace is not None:
-            self.found = self.found or getattr(leaf, "_trace", None) is self._trace
+        if self._innermost is not None and trace_of(leaf) is self._innermost:
+            self.found = True
         return False

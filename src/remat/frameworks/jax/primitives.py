@@ -1,8 +1,15 @@
-"""The two primitives by which JAX traces, batches, differentiates, transposes and compiles functions.
+"""The two primitives by which JAX traces, batches, differentiates, transposes and compiles our functions.
 
-JAX gives `custom_vjp`, which refuses forward mode, and `custom_jvp`, whose tangents must be transposed as they are
-written. Here `call` runs a function. Differentiated, it becomes a run that saves what the reverse needs, and `jvp`,
-which carries tangents forward; the transpose of `jvp` is the pullback, and that is a call again.
+| | `remat_call` | `remat_jvp` |
+|---|---|---|
+| is | a `DifferentiableFunction` that runs | a `Linearization` applied to tangents |
+| differentiated | `remat_call` of `ForwardWithResiduals`, and `remat_jvp` | its `differentiable_jvp` |
+| transposed | never: it is not linear | `remat_call` of a `VJP` |
+| batched | `remat_call` of the function for a batch | `remat_jvp` of a `BatchedLinearization` |
+
+`differentiable.py` has the diagram. The rules below are JAX's extension API for primitives (jax.interpreters), without
+a promise of stability; all of it was checked with JAX 0.10.2 and in the sources of 0.11.1. There is no public way:
+`custom_vjp` refuses forward mode, and `custom_jvp` has no rule for the transpose.
 """
 
 from collections.abc import Sequence
@@ -11,11 +18,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Flags, aval_of, merge, select
-from remat.frameworks.jax.batch_axes import has_name
+from remat.frameworks.jax.avals import Array, BatchAxis, Flags, aval_of, jaxpr_as_fun, merge, select
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.linearizations import VJP, Batched, BatchedLinearization, ForwardWithResiduals
 
@@ -25,140 +32,159 @@ _call_p = Primitive("remat_call")
 _call_p.multiple_results = True
 
 
-def call(function: DifferentiableFunction, args: Arrays) -> list[Any]:
-    """The results of a function, to be differentiated as it says."""
+def call(function: DifferentiableFunction, args: Sequence[ArrayLike]) -> list[Array]:
+    """The results of a function, which JAX differentiates and batches as the function says."""
     return list(_call_p.bind(*args, function=function))
 
 
-def _run(*args: Any, function: DifferentiableFunction) -> Arrays:
-    return list(jaxpr_as_fun(function.traced(args))(*args))
+def _run(*args: Array, function: DifferentiableFunction) -> Arrays:
+    return list(jaxpr_as_fun(function.jaxpr(args))(*args))
 
 
-_compiled = jax.jit(_run, static_argnames="function")
+_run_compiled = jax.jit(_run, static_argnames="function")
 
 
 @_call_p.def_impl
-def _call_impl(*args: Any, function: DifferentiableFunction) -> Arrays:
-    return function.run(*args) if function.eager else _compiled(*args, function=function)
+def _call_impl(*args: Array, function: DifferentiableFunction) -> Arrays:
+    return function.run(*args) if function.eager else _run_compiled(*args, function=function)
 
 
 @_call_p.def_effectful_abstract_eval
-def _call_looks(*args: Any, function: DifferentiableFunction) -> Any:
-    program = function.traced(args)
+def _call_abstract_eval(*args: Array, function: DifferentiableFunction) -> Any:
+    program = function.jaxpr(args)
     return program.out_avals, program.effects
 
 
-def _call_jvp(primals: Arrays, tangents: Arrays, *, function: DifferentiableFunction) -> tuple[Arrays, Arrays]:
+def _call_jvp(primals: Arrays, tangents: Arrays, *, function: DifferentiableFunction) -> tuple[Arrays, Sequence[Any]]:
+    # A tangent that is known to be zero is an instance of ad.Zero, and its argument is not active.
     active_inputs = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
-    derivative, extra = function.linearize(active_inputs, primals)
-    found = call(ForwardWithResiduals(derivative), [*primals, *extra])
-    outs, saved = found[: derivative.outs], [*extra, *found[derivative.outs :]]
-    moved = select(active_inputs, tangents)
-    pushed = iter(_push_p.bind(*primals, *saved, *moved, of=derivative, saved=len(saved)))
-    flags = derivative.active_outputs
-    return outs, [
-        next(pushed) if flag else ad.Zero(jax.typeof(out).to_tangent_aval())
-        for out, flag in zip(outs, flags, strict=True)
+    linearization, extra = function.linearize(active_inputs, primals)
+    results = call(ForwardWithResiduals(linearization), [*primals, *extra])
+    outputs, residuals = results[: linearization.n_outputs], [*extra, *results[linearization.n_outputs :]]
+    output_tangents = iter(
+        _jvp_p.bind(
+            *primals,
+            *residuals,
+            *select(active_inputs, tangents),
+            linearization=linearization,
+            n_residuals=len(residuals),
+        )
+    )
+    flags = linearization.active_outputs
+    return outputs, [
+        next(output_tangents) if flag else ad.Zero(jax.typeof(output).to_tangent_aval())  # float0 for integers
+        for output, flag in zip(outputs, flags, strict=True)
     ]
 
 
 def _call_batch(
-    axis: Any, args: Arrays, dims: Sequence[Any], *, function: DifferentiableFunction
+    axis_data: Any, args: Arrays, dims: Sequence[Any], *, function: DifferentiableFunction
 ) -> tuple[Arrays, Sequence[Any]]:
+    axis = BatchAxis.of(axis_data)
     flags = tuple(dim is not None for dim in dims)
-    if not any(flags) and not has_name(axis):
-        found = call(function, args)
-        return found, [None] * len(found)
-    args = _in_front(axis, args, dims, flags)
-    made = function.batched(axis, flags, args)
-    if made is None:
-        found = call(Batched(function, axis, flags), args)
-        return found, [0] * len(found)
-    return call(made[0], made[1]), made[2]
+    if not any(flags) and axis.name is None:  # with a name, results may depend on the place in the batch
+        results = call(function, args)
+        return results, [None] * len(results)
+    args = _batch_first(axis, args, dims, flags)
+    batched = function.batched(axis, flags, args)
+    if batched is None:
+        results = call(Batched(function, axis, flags), args)
+        return results, [0] * len(results)
+    batched_function, batched_args, out_axes = batched
+    return call(batched_function, batched_args), out_axes
 
 
-def _in_front(axis: Any, args: Arrays, dims: Sequence[Any], flags: Flags) -> list[Any]:
-    """The arguments with the batch as their first axis, where it is wanted."""
+def _batch_first(axis: BatchAxis, args: Arrays, dims: Sequence[Any], flags: Flags) -> list[Array]:
+    """The arguments with the batch as first axis where there is a flag: moved there, or broadcast."""
     pairs = zip(args, dims, flags, strict=True)
     return [batching.bdim_at_front(arg, dim, axis.size) if flag else jnp.asarray(arg) for arg, dim, flag in pairs]
 
 
 ad.primitive_jvps[_call_p] = _call_jvp
+# "Fancy" batching rules (since 0.4.36) are the ones that see the axis, and not only its size.
 batching.fancy_primitive_batchers[_call_p] = _call_batch
 mlir.register_lowering(_call_p, mlir.lower_fun(_run, multiple_results=True))
 
 
-# The primitive that pushes tangents forward. It is linear in these, and its transpose is the pullback.
+# The second primitive maps tangents of active inputs to those of active outputs. Its arguments are those of the
+# function, the residuals, and the tangents, in this order; it only reads the residuals once it is transposed.
 
-_push_p = Primitive("remat_push")
-_push_p.multiple_results = True
-
-
-def _push(*args: Any, of: Linearization, saved: int) -> Arrays:
-    count = len(of.active_inputs)
-    return list(of.jvp(args[:count], args[count + saved :]))
+_jvp_p = Primitive("remat_jvp")
+_jvp_p.multiple_results = True
 
 
-_pushing = jax.jit(_push, static_argnames=("of", "saved"))
+def _run_jvp(*args: Array, linearization: Linearization, n_residuals: int) -> Arrays:
+    count = len(linearization.active_inputs)
+    return list(linearization.jvp(args[:count], args[count + n_residuals :]))
 
 
-@_push_p.def_impl
-def _push_impl(*args: Any, of: Linearization, saved: int) -> Arrays:
-    return _push(*args, of=of, saved=saved) if of.eager else _pushing(*args, of=of, saved=saved)
+_run_jvp_compiled = jax.jit(_run_jvp, static_argnames=("linearization", "n_residuals"))
 
 
-@_push_p.def_effectful_abstract_eval
-def _push_looks(*args: Any, of: Linearization, saved: int) -> Any:
-    program = jax.make_jaxpr(partial(_push, of=of, saved=saved))(*map(aval_of, args))
+@_jvp_p.def_impl
+def _jvp_impl(*args: Array, linearization: Linearization, n_residuals: int) -> Arrays:
+    run = _run_jvp if linearization.eager else _run_jvp_compiled
+    return run(*args, linearization=linearization, n_residuals=n_residuals)
+
+
+@_jvp_p.def_effectful_abstract_eval
+def _jvp_abstract_eval(*args: Array, linearization: Linearization, n_residuals: int) -> Any:
+    run = partial(_run_jvp, linearization=linearization, n_residuals=n_residuals)
+    program = jax.make_jaxpr(run)(*map(aval_of, args))
     return program.out_avals, program.effects
 
 
-def _push_jvp(primals: Arrays, tangents: Arrays, *, of: Linearization, saved: int) -> tuple[Arrays, Arrays]:
-    count = len(of.active_inputs)
-    held, first = primals[: count + saved], primals[count + saved :]
+def _jvp_jvp(
+    primals: Arrays, tangents: Arrays, *, linearization: Linearization, n_residuals: int
+) -> tuple[Arrays, Arrays]:
+    count = len(linearization.active_inputs)
     active_inputs = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
-    if not any(active_inputs[:count]):
-        moved = [ad.instantiate_zeros(tangent) for tangent in tangents[count + saved :]]
-        bind = partial(_push_p.bind, *held, of=of, saved=saved)
-        return bind(*first), bind(*moved)
+    if not any(active_inputs[:count]):  # only the tangents have tangents, in which it is linear
+        args, inner = primals[: count + n_residuals], primals[count + n_residuals :]
+        outer = [ad.instantiate_zeros(tangent) for tangent in tangents[count + n_residuals :]]
+        bind = partial(_jvp_p.bind, *args, linearization=linearization, n_residuals=n_residuals)
+        return bind(*inner), bind(*outer)
 
-    def differentiable_jvp(*moved: Any) -> Arrays:
-        args = merge(active_inputs, moved, primals)
-        return list(of.differentiable_jvp(args[:count], args[count + saved :]))
+    def differentiable_jvp(*active: Array) -> Arrays:
+        args = merge(active_inputs, active, primals)
+        return list(linearization.differentiable_jvp(args[:count], args[count + n_residuals :]))
 
     return jax.jvp(differentiable_jvp, tuple(select(active_inputs, primals)), tuple(select(active_inputs, tangents)))
 
 
-def _push_transpose(cotangents: Arrays, *args: Any, of: Linearization, saved: int) -> Arrays:
-    given = tuple(not isinstance(cotangent, ad.Zero) for cotangent in cotangents)
-    known = args[: len(of.active_inputs) + saved]
-    assert not any(map(ad.is_undefined_primal, known)), "tangents do not flow through arguments"
-    if not any(given):
+def _jvp_transpose(cotangents: Arrays, *args: Array, linearization: Linearization, n_residuals: int) -> Sequence[Any]:
+    nonzero = tuple(not isinstance(cotangent, ad.Zero) for cotangent in cotangents)
+    inputs = args[: len(linearization.active_inputs) + n_residuals]
+    assert not any(map(ad.is_undefined_primal, inputs)), "tangents do not flow through arguments"
+    if not any(nonzero):
         return [None] * len(args)
-    found = call(VJP(of, given, saved), [*known, *select(given, cotangents)])
-    return [None] * len(known) + found
+    vjp = VJP(linearization, nonzero, n_residuals)
+    return [None] * len(inputs) + call(vjp, [*inputs, *select(nonzero, cotangents)])
 
 
-def _push_batch(
-    axis: Any, args: Arrays, dims: Sequence[Any], *, of: Linearization, saved: int
+def _jvp_batch(
+    axis_data: Any, args: Arrays, dims: Sequence[Any], *, linearization: Linearization, n_residuals: int
 ) -> tuple[Arrays, Sequence[Any]]:
-    count = len(of.active_inputs)
-    flags = _flags_of(of, dims, count, saved)
-    kept = (False,) * of.extras + (True,) * (saved - of.extras)
-    wanted = (*flags, *kept, *select(of.active_inputs, flags))
-    batch = BatchedLinearization(Batched(of.function, axis, flags), of, axis, flags)
-    found = _push_p.bind(*_in_front(axis, args, dims, wanted), of=batch, saved=saved)
-    return found, [0] * len(found)
+    axis = BatchAxis.of(axis_data)
+    flags = _batched_inputs(linearization, dims, n_residuals)
+    # Extra arrays are tables that all members share; residuals and tangents are those of each member.
+    extra = linearization.extra_inputs
+    residual_flags = (False,) * extra + (True,) * (n_residuals - extra)
+    all_flags = (*flags, *residual_flags, *select(linearization.active_inputs, flags))
+    batched = BatchedLinearization(Batched(linearization.function, axis, flags), linearization, axis, flags)
+    results = _jvp_p.bind(*_batch_first(axis, args, dims, all_flags), linearization=batched, n_residuals=n_residuals)
+    return results, [0] * len(results)
 
 
-def _flags_of(of: Linearization, dims: Sequence[Any], count: int, saved: int) -> Flags:
-    """Arguments that are batched, or whose tangents are."""
-    tangents = iter(dims[count + saved :])
-    of_tangents = [next(tangents) is not None if moves else False for moves in of.active_inputs]
-    return tuple(dim is not None or flag for dim, flag in zip(dims[:count], of_tangents, strict=True))
+def _batched_inputs(linearization: Linearization, dims: Sequence[Any], n_residuals: int) -> Flags:
+    """Which arguments of the function are batched, or have tangents that are."""
+    count = len(linearization.active_inputs)
+    tangent_dims = merge(linearization.active_inputs, dims[count + n_residuals :], [None] * count)
+    pairs = zip(dims[:count], tangent_dims, strict=True)
+    return tuple(dim is not None or tangent_dim is not None for dim, tangent_dim in pairs)
 
 
-ad.primitive_jvps[_push_p] = _push_jvp
-ad.primitive_transposes[_push_p] = _push_transpose
-batching.fancy_primitive_batchers[_push_p] = _push_batch
-mlir.register_lowering(_push_p, mlir.lower_fun(_push, multiple_results=True))
+ad.primitive_jvps[_jvp_p] = _jvp_jvp
+ad.primitive_transposes[_jvp_p] = _jvp_transpose
+batching.fancy_primitive_batchers[_jvp_p] = _jvp_batch
+mlir.register_lowering(_jvp_p, mlir.lower_fun(_run_jvp, multiple_results=True))

@@ -1,128 +1,149 @@
-"""The tape of a step, as arrays: what its pullback needs beside its constants and inputs.
+"""The VJP of a step from residuals: what the step's tape is, as arrays.
 
-In: a step, and where tangents flow. Out: a program that runs the step and gives its tape, and the pullback of that. An
-array of the tape that does not depend on carry and input is the same for all steps, and is held once for a unit.
+In: a step, and which of its inputs are active. Out: a program that runs the step and returns its residuals, and the VJP
+from these. Three kinds of residuals are told apart, because a loop stores them differently:
+
+- a constant or an input of the step is not stored at all: it is there when the VJP runs;
+- an array that depends on neither carry nor input is the same for all steps, and is stored once (`shared`);
+- the others are stored for each step (`per_step`).
 """
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
-from jax.interpreters.partial_eval import dce_jaxpr
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import Flags, merge, nbytes, select
+from remat.frameworks.jax.avals import Array, ClosedJaxpr, Flags, first_outputs, jaxpr_as_fun, merge, nbytes, select
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
-from remat.frameworks.jax.step_jaxpr import Step, depends_on
+from remat.frameworks.jax.step_jaxpr import StepJaxpr, depends_on
 
-__all__ = ["Activity", "StepVJP", "Tape"]
+__all__ = ["Activity", "Residuals", "StepVJP"]
 
 
 class Activity(NamedTuple):
-    """Which arguments of a step move, and where tangents flow to."""
+    """Which inputs of a step are active (have tangents), and which of its outputs are after any number of steps."""
 
     consts: Flags
     xs: Flags
-    carry: Flags  # after any number of steps
+    carry: Flags
     ys: Flags
 
-    def through(
-        self, step: Step, consts: Arrays, carry: Arrays, x: Arrays
-    ) -> tuple[Callable[..., Any], tuple[list[Any], list[Any], list[Any]]]:
-        """The step as a function of what moves, to what tangents flow to and to all that it gives; and what moves."""
+    def restrict(
+        self, step: StepJaxpr, consts: Arrays, carry: Arrays, x: Arrays
+    ) -> tuple[Callable[..., Any], tuple[list[Array], list[Array], list[Array]]]:
+        """The step as a function of its active inputs, to (active outputs, all outputs); and these inputs."""
 
-        def moved(consts_: Arrays, carry_: Arrays, x_: Arrays) -> Any:
+        def restricted(active_consts: Arrays, active_carry: Arrays, active_x: Arrays) -> Any:
             after, y = step(
-                merge(self.consts, consts_, consts), merge(self.carry, carry_, carry), merge(self.xs, x_, x)
+                merge(self.consts, active_consts, consts),
+                merge(self.carry, active_carry, carry),
+                merge(self.xs, active_x, x),
             )
             return (select(self.carry, after), select(self.ys, y)), (after, y)
 
-        return moved, (select(self.consts, consts), select(self.carry, carry), select(self.xs, x))
+        return restricted, (select(self.consts, consts), select(self.carry, carry), select(self.xs, x))
 
 
-class Tape(NamedTuple):
-    """What a pullback needs: arrays of each step, and those that all steps share."""
+class Residuals(NamedTuple):
+    """What the VJP of a step, or of several, needs: arrays of each step, and those that all steps share."""
 
-    per_step: list[Any]
-    shared: list[Any]
+    per_step: list[Array]
+    shared: list[Array]
 
 
-def _without_derivative(error: Exception) -> StepError:
+def _no_derivative_error(error: Exception) -> StepError:
     """What to say of a step that JAX cannot differentiate."""
-    told = str(error).partition("\n")[0]
+    reason = str(error).partition("\n")[0]
     advice = "give it a derivative by jax.custom_vjp, or put jax.lax.stop_gradient around what goes into it"
-    if "while_loop" in told or "fori_loop" in told:
+    if "while_loop" in reason or "fori_loop" in reason:
         advice = "loops in a step whose length is not known when they are traced are remat.while_loop's"
-    return StepError(f"the step cannot be differentiated: {told} What to do: {advice}")
+    return StepError(f"the step cannot be differentiated: {reason} What to do: {advice}")
 
 
 class StepVJP(CacheKeyed):
-    """A step that can be recorded and pulled back, by tangents that flow so.
+    """A step with its VJP, for given active inputs.
 
-    `run` is the step as it is run where it is differentiated: a rule of its own may say how (`jax.custom_vjp`).
+    `forward` is the step as it runs where it is differentiated: a jax.custom_vjp rule may say that it is another one.
     """
 
-    run: Step
+    forward: StepJaxpr
 
-    def __init__(self, step: Step, activity: Activity) -> None:
+    def __init__(self, step: StepJaxpr, activity: Activity) -> None:
         self.step, self.activity = step, activity
         self.key = None if step.key is None else (step, activity)
-        n, m = step.consts, step.carry
-        self._tree: Any = None
-
-        def record(*args: Any) -> list[Any]:
-            consts, carry, x = args[:n], args[n : n + m], args[n + m :]
-
-            moved, parts = activity.through(step, consts, carry, x)
-            _, pull, (after, y) = jax.vjp(moved, *parts, has_aux=True)
-            leaves, self._tree = jax.tree.flatten(pull)
-            return [*after, *y, *leaves]
-
-        avals = step.avals
-        try:
-            self._program = jax.make_jaxpr(record)(*avals)
-        except (ValueError, TypeError, NotImplementedError) as error:
-            raise _without_derivative(error) from error
-        jaxpr, outs = self._program.jaxpr, len(step.outs)
-        places = {var: k for k, var in enumerate(jaxpr.invars)}
-        found = [None if hasattr(var, "val") else places.get(var) for var in jaxpr.outvars[outs:]]
-        # For each leaf, the number of the argument that it is, if that is a constant or an input.
-        self._known = [None if k is None or n <= k < n + m else k for k in found]
-        varies = depends_on(jaxpr, [False] * n + [True] * (len(avals) - n))[outs:]
-        self._per_step = tuple(k is None and flag for k, flag in zip(self._known, varies, strict=True))
-        self._shared = tuple(k is None and not flag for k, flag in zip(self._known, varies, strict=True))
-        kept = dce_jaxpr(jaxpr, [True] * outs + [False] * len(found), instantiate=True)[0]
-        self.run = Step(ClosedJaxpr(kept, self._program.consts), n, m)
-        self.avals = select(self._per_step, self._program.out_avals[outs:])
-        self.shared_avals = select(self._shared, self._program.out_avals[outs:])
+        self._program, self._vjp_tree = _trace_vjp(step, activity)
+        n_outputs = len(step.out_avals)
+        self._input_of = _residuals_that_are_inputs(self._program, step)
+        stored = [k is None for k in self._input_of]
+        # Loop-invariant residuals: what depends on constants alone.
+        varies = depends_on(self._program, [False] * step.n_consts + [True] * (len(step.avals) - step.n_consts))
+        pairs = list(zip(stored, varies[n_outputs:], strict=True))
+        self._per_step = tuple(keep and changes for keep, changes in pairs)
+        self._shared = tuple(keep and not changes for keep, changes in pairs)
+        # The primal part of the recorded program, and not `step` itself, so that advancing and recording agree.
+        self.forward = StepJaxpr(first_outputs(self._program, n_outputs), step.n_consts, step.n_carry)
+        residual_avals = self._program.out_avals[n_outputs:]
+        self.per_step_avals = select(self._per_step, residual_avals)
+        self.shared_avals = select(self._shared, residual_avals)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of what each step has for itself."""
-        return sum(map(nbytes, self.avals))
+        """Bytes of the residuals of one step."""
+        return sum(map(nbytes, self.per_step_avals))
 
     @property
     def shared_nbytes(self) -> int:
-        """Bytes of what all steps share."""
+        """Bytes of the residuals that all steps share."""
         return sum(map(nbytes, self.shared_avals))
 
-    def record(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Any], list[Any], Tape]:
-        """The carry after a step, its output and its tape."""
-        found = jaxpr_as_fun(self._program)(*consts, *carry, *x)
-        m, outs = self.step.carry, len(self.step.outs)
-        tape = Tape(select(self._per_step, found[outs:]), select(self._shared, found[outs:]))
-        return found[:m], found[m:outs], tape
+    def record(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array], Residuals]:
+        """The carry after a step, its output and its residuals."""
+        results = jaxpr_as_fun(self._program)(*consts, *carry, *x)
+        n_carry, n_outputs = self.step.n_carry, len(self.step.out_avals)
+        leaves = results[n_outputs:]
+        residuals = Residuals(select(self._per_step, leaves), select(self._shared, leaves))
+        return results[:n_carry], results[n_carry:n_outputs], residuals
 
-    def vjp(self, tape: Tape, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> Any:
-        """The cotangents of constants, carry and input: of those that move."""
-        per_step, shared = iter(tape.per_step), iter(tape.shared)
-        args = [*consts, *([None] * self.step.carry), *x]
+    def vjp(self, residuals: Residuals, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> Any:
+        """The cotangents of the active constants, carry leaves and inputs."""
+        per_step, shared = iter(residuals.per_step), iter(residuals.shared)
+        args = [*consts, *([None] * self.step.n_carry), *x]  # the carry before the step is gone
         leaves = [
-            args[known] if known is not None else next(per_step) if mine else next(shared)
-            for known, mine in zip(self._known, self._per_step, strict=True)
+            args[k] if k is not None else next(per_step) if is_per_step else next(shared)
+            for k, is_per_step in zip(self._input_of, self._per_step, strict=True)
         ]
         try:
-            return jax.tree.unflatten(self._tree, leaves)((list(carry_bar), list(y_bar)))
-        except (ValueError, NotImplementedError) as error:
-            raise _without_derivative(error) from error
+            return jax.tree.unflatten(self._vjp_tree, leaves)((list(carry_bar), list(y_bar)))
+        except (ValueError, NotImplementedError) as error:  # JAX finds out in the transpose, such as for while_loop
+            raise _no_derivative_error(error) from error
+
+
+def _trace_vjp(step: StepJaxpr, activity: Activity) -> tuple[ClosedJaxpr, Any]:
+    """The program of a step whose further results are the leaves of its VJP function; and the tree of these.
+
+    What jax.vjp returns is a pytree whose leaves are the residuals: this is how they become arrays of ours.
+    """
+    n, m = step.n_consts, step.n_carry
+    trees: list[Array] = []
+
+    def record(*args: Array) -> list[Array]:
+        restricted, active = activity.restrict(step, args[:n], args[n : n + m], args[n + m :])
+        _, vjp, (after, y) = jax.vjp(restricted, *active, has_aux=True)
+        leaves, tree = jax.tree.flatten(vjp)
+        trees.append(tree)
+        return [*after, *y, *leaves]
+
+    try:
+        return jax.make_jaxpr(record)(*step.avals), trees[-1]
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise _no_derivative_error(error) from error
+
+
+def _residuals_that_are_inputs(program: ClosedJaxpr, step: StepJaxpr) -> list[int | None]:
+    """For each residual the number of the argument that it is, if that is a constant or an input, else None."""
+    numbers = {id(var): k for k, var in enumerate(program.jaxpr.invars)}  # by identity: literals cannot be hashed
+    first_carry, end_carry = step.n_consts, step.n_consts + step.n_carry
+    places = [numbers.get(id(var)) for var in program.jaxpr.outvars[len(step.out_avals) :]]
+    # The carry is an argument too, but not one that is there when the VJP runs: it has to be stored.
+    return [None if k is None or first_carry <= k < end_carry else k for k in places]

@@ -1,8 +1,19 @@
-"""The reverse sweep on a device: from kept states on a stack, to the cotangent of the first one.
+"""The reverse sweep on a device: from states on a stack to the cotangent of the first one.
 
-In: the stack, and units that can be advanced over and pulled back. Out: what was gathered. From the last kept state it
-is advanced to further states to keep, as the binomial plan splits (`planners.recurrence.revolve`), until all states of
-what is left fit: these are then kept one after another, and their units pulled back.
+In: the stack of kept states, and chunks that can be advanced over and pulled back. Out: the accumulated cotangents.
+
+This is Revolve (Griewank & Walther 2000, "Algorithm 799: Revolve") without recursion and with data-dependent bounds, so
+that one compiled program serves loops of any length. With s free slots, a range of n chunks that begins at a kept state
+is split where `schedule.revolve.split` splits it: with β(s, r) = C(s+r, s) and r the least integer with β(s, r) ≥ n,
+the next state is kept after
+
+    min(β(s, r-1), n - β(s-1, r-1))
+
+chunks, which is optimal because of β(s, r) = β(s, r-1) + β(s-1, r): the left part is then reversed with s slots and at
+most r-1 advances over each chunk, the right part with s-1 slots and at most r. The right part is reversed first, so the
+states to go back to always are a stack, and reversing means: split until what lies above the top of the stack is easy,
+reverse that, pop. It is easy if all of its states fit into the free slots: they are written in one pass, and their
+chunks pulled back one after another. With one slot none of them fits: each chunk is reached from the same state again.
 """
 
 from collections.abc import Callable
@@ -10,7 +21,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import ArrayLike
 
+from remat.frameworks.jax.avals import Array
 from remat.frameworks.jax.chunked_steps import ChunkedSteps
 from remat.frameworks.jax.differentiable import Arrays
 
@@ -18,106 +31,128 @@ __all__ = ["CheckpointStack", "reverse_sweep"]
 
 
 class CheckpointStack(NamedTuple):
-    """Kept states: `at` are their numbers and `states` their leaves, by level; `depth` of them are held."""
+    """Kept states by level: `at` has the chunks before which they are, `states` their leaves; `depth` are in use."""
 
-    at: Any
-    depth: Any
-    states: list[Any]
+    at: Array
+    depth: Array
+    states: list[Array]
 
     @classmethod
-    def of(cls, at: Any, depth: Any, carry: Arrays, size: int) -> "CheckpointStack":
-        """A stack for so many states, the first of which is that carry."""
+    def of(cls, at: Array, depth: Array, carry: Arrays, size: int) -> "CheckpointStack":
+        """A stack of at most `size` states, the lowest of which is `carry`."""
         return cls(at, depth, [jnp.broadcast_to(leaf[None], (size, *leaf.shape)) for leaf in carry])
 
-    def fetch(self, level: Any) -> list[Any]:
+    def fetch(self, level: ArrayLike) -> list[Array]:
         """The state of a level."""
         return [lax.dynamic_index_in_dim(leaf, level, keepdims=False) for leaf in self.states]
 
-    def put(self, level: Any, carry: Arrays) -> "CheckpointStack":
+    def put(self, level: Array, carry: Arrays) -> "CheckpointStack":
         """The stack with another state on a level."""
         pairs = zip(self.states, carry, strict=True)
-        states = [lax.dynamic_update_index_in_dim(leaf, part, level, 0) for leaf, part in pairs]
+        states = [lax.dynamic_update_index_in_dim(leaves, leaf, level, 0) for leaves, leaf in pairs]
         return CheckpointStack(self.at, self.depth, states)
 
-    def push(self, place: Any, carry: Arrays) -> "CheckpointStack":
+    def push(self, position: Array, carry: Arrays) -> "CheckpointStack":
         """The stack with a state on top."""
-        at = lax.dynamic_update_index_in_dim(self.at, place, self.depth, 0)
+        at = lax.dynamic_update_index_in_dim(self.at, position, self.depth, 0)
         return CheckpointStack(at, self.depth + 1, self.put(self.depth, carry).states)
 
 
-class _Remaining(NamedTuple):
-    """What lies above the last kept state."""
+class _Sweep(NamedTuple):
+    """What does not change in a reverse sweep."""
 
-    start: Any  # where that is
-    length: Any  # units from there
-    free: Any  # slots for them, its own included
+    chunks: ChunkedSteps
+    slots: Array
+    binomial_table: Array  # β(s, r) in row s and column r
+    pull_one: Callable[[Arrays, Any, Any], Any]
+    first: int
+
+
+class _Remaining(NamedTuple):
+    """The chunks above the top of the stack, which are reversed next."""
+
+    start: Array
+    length: Array
+    free: Array  # slots for their states, that of the first one included
 
     @property
     def fits(self) -> Any:
-        """Whether all states of it can be kept: but for the last one, which is only passed."""
+        """Whether all of their states fit into the free slots; the last one is pulled back at once, without a slot."""
         return self.length <= self.free + 1
 
     @property
     def one_slot(self) -> Any:
-        """Whether no state of it can be kept."""
+        """Whether only the state that is there already has a slot."""
         return self.free == 1
 
 
 def reverse_sweep(
     stack: CheckpointStack,
-    end: Any,
-    slots: Any,
-    binomial_table: Any,
-    units: ChunkedSteps,
+    end: Array,
+    slots: Array,
+    binomial_table: Array,
+    chunks: ChunkedSteps,
     pull_one: Callable[[Arrays, Any, Any], Any],
-    gathered: Any,
-    least: int = 0,
+    grads: Any,
+    first: int = 0,
 ) -> tuple[Any, CheckpointStack]:
-    """What is gathered when all units least..end-1 are pulled back."""
-
-    def ahead(stack: CheckpointStack, end: Any) -> _Remaining:
-        start = lax.dynamic_index_in_dim(stack.at, stack.depth - 1, keepdims=False)
-        return _Remaining(start, end - start, slots - (stack.depth - 1))
-
-    # A table from the host has no mesh; where meshes are part of types, all that is written to it has one.
+    """The cotangents once chunks end-1..first are pulled back by `pull_one(carry, i, grads)`, and the stack."""
+    sweep = _Sweep(chunks, slots, binomial_table, pull_one, first)
+    # A table from the host has no mesh, and what is written into it has one where meshes are part of types: an addition
+    # on the device gives it one too.
     stack = stack._replace(at=stack.at + jnp.zeros(stack.at.shape, stack.at.dtype))
 
-    def split_and_keep(held: Any) -> Any:
-        """Advance to the next state to keep, where the binomial plan splits."""
-        stack, end = held
-        start, length, free = ahead(stack, end)
-        row = lax.dynamic_index_in_dim(binomial_table, free, keepdims=False)
-        times = jnp.sum(row < length, dtype=jnp.int32)  # the least r with β(free, r) ≥ length, or the last there is
-        less = lax.dynamic_slice(binomial_table, (free, times - 1), (1, 1))[0, 0]
-        right = lax.dynamic_slice(binomial_table, (free - 1, times - 1), (1, 1))[0, 0]
-        place = start + jnp.minimum(less, length - right)
-        return stack.push(place, units.advance(stack.fetch(stack.depth - 1), start, place)[0]), end
+    def segment(loop_carry: Any) -> Any:
+        return _reverse_segment(sweep, *loop_carry)
 
-    def reverse_segment(held: Any) -> Any:
-        stack, end, gathered = held
-        stack, _ = lax.while_loop(
-            lambda held: ~(ahead(*held).fits | ahead(*held).one_slot), split_and_keep, (stack, end)
-        )
-        found, top = ahead(stack, end), stack.depth - 1
-        start, length, fits = found.start, found.length, found.fits
-        count = jnp.minimum(jnp.where(fits, length, 1), end - least)  # units that are pulled back
+    stack, _, grads = lax.while_loop(lambda loop_carry: loop_carry[1] > first, segment, (stack, end, grads))
+    return grads, stack
 
-        def level(j: Any) -> Any:
-            """Where the state before unit start + j is: on the stack if all fit, else in the place that is not kept."""
-            return jnp.where(fits | (j == 0), top + j, slots)
 
-        def advance_one(j: Any, held: Any) -> Any:
-            carry, stack = held
-            carry = units.advance_one(carry, start + j)
-            return carry, stack.put(level(j + 1), carry)
+def _remaining(sweep: _Sweep, stack: CheckpointStack, end: Array) -> _Remaining:
+    start = lax.dynamic_index_in_dim(stack.at, stack.depth - 1, keepdims=False)
+    return _Remaining(start, end - start, sweep.slots - (stack.depth - 1))
 
-        def pull_back_one(q: Any, gathered: Any) -> Any:
-            j = length - 1 - q
-            return pull_one(stack.fetch(level(j)), start + j, gathered)
 
-        _, stack = lax.fori_loop(0, length - 1, advance_one, (stack.fetch(top), stack))
-        gathered = lax.fori_loop(0, count, pull_back_one, gathered)
-        return CheckpointStack(stack.at, jnp.where(fits, top, stack.depth), stack.states), end - count, gathered
+def _split_and_keep(sweep: _Sweep, stack: CheckpointStack, end: Array) -> CheckpointStack:
+    """Advance to the next state to keep, where Revolve splits."""
+    start, length, free = _remaining(sweep, stack, end)
+    row = lax.dynamic_index_in_dim(sweep.binomial_table, free, keepdims=False)
+    # The least r with β(free, r) ≥ length. The table ends somewhere: beyond, splits are legal, and no longer optimal.
+    times = jnp.sum(row < length, dtype=jnp.int32)
+    left_most = lax.dynamic_slice(sweep.binomial_table, (free, times - 1), (1, 1))[0, 0]
+    right_least = lax.dynamic_slice(sweep.binomial_table, (free - 1, times - 1), (1, 1))[0, 0]
+    position = start + jnp.minimum(left_most, length - right_least)
+    return stack.push(position, sweep.chunks.advance(stack.fetch(stack.depth - 1), start, position)[0])
 
-    stack, _, gathered = lax.while_loop(lambda held: held[1] > least, reverse_segment, (stack, end, gathered))
-    return gathered, stack
+
+def _reverse_segment(sweep: _Sweep, stack: CheckpointStack, end: Array, grads: Any) -> tuple[CheckpointStack, Any, Any]:
+    """Split until what lies above the stack is easy, and pull that back; the stack, the new end and the cotangents."""
+
+    def is_hard(loop_carry: Any) -> Any:
+        return ~(_remaining(sweep, *loop_carry).fits | _remaining(sweep, *loop_carry).one_slot)
+
+    stack, _ = lax.while_loop(
+        is_hard, lambda loop_carry: (_split_and_keep(sweep, *loop_carry), loop_carry[1]), (stack, end)
+    )
+    remaining, top = _remaining(sweep, stack, end), stack.depth - 1
+    start, length, fits = remaining.start, remaining.length, remaining.fits
+    # If the states do not fit, only the last chunk is pulled back, and the next segment begins at the same state.
+    count = jnp.minimum(jnp.where(fits, length, 1), end - sweep.first)
+
+    def level(j: Array) -> Any:
+        """Where the state before chunk start + j is: on the stack, or if it has no slot, in the row after the last."""
+        return jnp.where(fits | (j == 0), top + j, sweep.slots)
+
+    def advance_one(j: Array, loop_carry: Any) -> Any:
+        carry, stack = loop_carry
+        carry = sweep.chunks.advance_one(carry, start + j)
+        return carry, stack.put(level(j + 1), carry)
+
+    def pull_one(q: Array, grads: Any) -> Any:
+        j = length - 1 - q
+        return sweep.pull_one(stack.fetch(level(j)), start + j, grads)
+
+    _, stack = lax.fori_loop(0, length - 1, advance_one, (stack.fetch(top), stack))
+    grads = lax.fori_loop(0, count, pull_one, grads)
+    return CheckpointStack(stack.at, jnp.where(fits, top, stack.depth), stack.states), end - count, grads

@@ -1,4 +1,8 @@
-"""The calls: from a user's step and values to a loop of flat arrays."""
+"""`scan` and `while_loop` on JAX: from a user's step and values to a loop of flat arrays, and back.
+
+In: a step, values in any containers of JAX, and what the caller asks for. Out: values in the same containers. In
+between the loop is one call of a `ScanFunction`, a `WhileFunction` or, driven by Python, a `HostLoop`.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,11 +25,11 @@ from remat.units import to_count
 
 __all__ = ["free_bytes", "scan", "while_loop"]
 
-MOST = 2**31 - 1  # steps that can be counted
+MOST = 2**31 - 1  # the largest int32: steps are counted on the device
 
 
 def free_bytes(*values: Any) -> int | None:
-    """Bytes that are free on the device of these arrays; None if it is this machine, or does not say."""
+    """Free bytes of the device of these arrays; None if that is this machine's own memory, or does not tell."""
     devices = [d for leaf in tree_flatten(values)[0] if isinstance(leaf, jax.Array) for d in _devices(leaf)]
     device = devices[0] if devices else jax.devices()[0]
     stats = None if device.platform == "cpu" else device.memory_stats()
@@ -37,7 +41,7 @@ def free_bytes(*values: Any) -> int | None:
 def _devices(leaf: jax.Array) -> list[Any]:
     try:
         return list(leaf.devices())
-    except Exception:  # a tracer is nowhere
+    except Exception:  # a tracer is on no device
         return []
 
 
@@ -51,7 +55,7 @@ def scan(
     rows: dict[int, int] | None = None,
     driven: bool = False,
 ) -> tuple[Any, Any]:
-    """The last carry and the outputs of all steps, or of those that `rows` gives a row."""
+    """The last carry and the outputs of all steps, or of the steps in `rows`, which maps each to its row."""
     if vjp is not None:
         raise StepError("vjp= is for NumPy; on JAX write a jax.custom_vjp function and call it in the step")
     inputs, x_tree = tree_flatten(xs)
@@ -60,23 +64,22 @@ def scan(
     if not driven:
         _refuse_progress(request, "give driven=True, which runs the loop op by op")
     request.validate(steps)
-    if steps == 0:  # nothing to plan
+    if steps == 0:  # nothing to plan; lax.scan makes outputs of the right shapes, without rows
         return jax.lax.scan(step, init, xs, length=0)
     request.record(steps)
-    x = tree_unflatten(x_tree, [row_aval(leaf) for leaf in inputs])
+    x = tree_unflatten(x_tree, [row_aval(leaf) for leaf in inputs])  # the step is traced with one row of each input
     traced = trace_step(step, init, x)
-    outs = len(traced.step.outs) - traced.step.carry
-    each = steps if inputs or outs else None
+    n_rows = steps if inputs or traced.step.y_avals else None
     loop = (
-        HostLoop(traced.step, each, steps, request)
+        HostLoop(traced.step, n_rows, steps, request)
         if driven
-        else ScanFunction(traced.step, each, steps, plan_for_jit(request))
+        else ScanFunction(traced.step, n_rows, steps, plan_for_jit(request))
     )
-    found = call(loop, [np.int32(steps), *traced.consts, *traced.carry, *inputs])
-    carry, ys = found[: len(traced.carry)], found[len(traced.carry) :]
+    results = call(loop, [np.int32(steps), *traced.consts, *traced.carry, *inputs])
+    carry, ys = results[: len(traced.carry)], results[len(traced.carry) :]
     if rows is not None:
-        places = np.array(sorted(rows, key=rows.__getitem__), dtype=np.int32)
-        ys = [y[places] for y in ys]
+        selected = np.array(sorted(rows, key=rows.__getitem__), dtype=np.int32)
+        ys = [y[selected] for y in ys]
     return tree_unflatten(traced.carry_tree, carry), tree_unflatten(traced.y_tree, ys)
 
 
@@ -87,17 +90,17 @@ def _refuse_progress(request: LoopRequest, advice: str) -> None:
 
 def _count_steps(leaves: list[Any], names: list[str], length: int | None) -> int:
     """The number of steps that all inputs and `length` agree on."""
-    found = {} if length is None else {"length": to_count(length, "length")}
+    counts = {} if length is None else {"length": to_count(length, "length")}
     for leaf, name in zip(leaves, names, strict=True):
         if not leaf.shape:
             raise StepError(f"{name} is a single number: the leaves of xs have one row for each step")
-        found[name] = leaf.shape[0]
-    if not found:
+        counts[name] = leaf.shape[0]
+    if not counts:
         raise ProblemError("the number of steps is not known: give xs, or length= if there are none")
-    if len(set(found.values())) > 1:
-        said = ", ".join(f"{name} says {count}" for name, count in list(found.items())[:6])
-        raise ProblemError(f"the number of steps is not clear: {said}; every leaf of xs has one row for each step")
-    steps = next(iter(found.values()))
+    if len(set(counts.values())) > 1:
+        claims = ", ".join(f"{name} says {count}" for name, count in list(counts.items())[:6])
+        raise ProblemError(f"the number of steps is not clear: {claims}; every leaf of xs has one row for each step")
+    steps = next(iter(counts.values()))
     if steps >= MOST:
         raise ProblemError(f"{steps} steps are more than can be counted on a device: {MOST - 1} are the most")
     return steps
@@ -112,7 +115,7 @@ def while_loop(
     traced = trace_step(lambda carry, _: (body(carry), None), init, None)
     condition, consts = trace_condition(cond, traced)
     if request.memory is not None and request.memory.device.capacity is None:
-        request.validate(None)
+        request.validate(None)  # a budget in slots may be refused now; one in bytes needs the sizes of a step
     loop = WhileFunction(condition, traced.step, online_slots(request))
-    found = call(loop, [np.int32(most), *consts, *traced.consts, *traced.carry])
-    return tree_unflatten(traced.carry_tree, found)
+    results = call(loop, [np.int32(most), *consts, *traced.consts, *traced.carry])
+    return tree_unflatten(traced.carry_tree, results)

@@ -1,49 +1,61 @@
-"""A loop of known length as a function of flat arrays, and its derivative.
+"""A loop of known length as a function of flat arrays (`ScanFunction`), and its linearization.
 
 The arguments are the number of steps, what the step closes over, the first carry and the inputs; the results are the
-last carry and the outputs. Without derivative it is a plain loop. The derivative keeps states in a first sweep, which
-ends with the tape of the last unit, and recomputes the others in the reverse sweep, as a plan says.
+last carry and the outputs. Undifferentiated it is a plain loop. Its linearization keeps states in a forward sweep,
+which ends with the residuals of the last chunk, and recomputes the others in the reverse sweep, as a plan says.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Flags, behind_barrier, merge, select, zeros_like_aval
-from remat.frameworks.jax.batch_axes import in_axes_of
+from remat.frameworks.jax.avals import (
+    Array,
+    BatchAxis,
+    Flags,
+    behind_barrier,
+    in_axes_of,
+    merge,
+    select,
+    zeros_like_aval,
+)
 from remat.frameworks.jax.binomial_tables import binomial_table, initial_positions, round_up
 from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.primitives import call
-from remat.frameworks.jax.residuals import Activity, StepVJP, Tape
+from remat.frameworks.jax.residuals import Activity, Residuals, StepVJP
 from remat.frameworks.jax.reverse_sweep import CheckpointStack, reverse_sweep
-from remat.frameworks.jax.step_jaxpr import Step
+from remat.frameworks.jax.second_order import adjoint_loop, states_loop
+from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.frameworks.jax.step_transforms import broadcast_batch, jvp_step, vmap_step
 
-__all__ = ["CheckpointLayout", "ScanFunction", "StaticLayout"]
+__all__ = ["CheckpointLayout", "ScanFunction", "ScanLinearization", "StaticLayout"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class CheckpointLayout:
-    """What a plan comes to: units of so many steps, and so many slots."""
+    """What a plan comes to on a device: chunks of equal length, and slots for states between them."""
 
     steps: int
     slots: int
-    length: int = 1  # steps of a unit
+    chunk: int = 1  # steps of a chunk
 
     @property
-    def head(self) -> int:
-        """Steps of the first unit, if it is shorter."""
-        return self.steps % self.length
+    def first_chunk(self) -> int:
+        """Steps of the first chunk, if it is shorter than the others; else 0."""
+        return self.steps % self.chunk
 
     @property
-    def units(self) -> int:
-        """How many units there are."""
-        return -(-self.steps // self.length)
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return -(-self.steps // self.chunk)
 
 
 Planner = Callable[[StepVJP, int], CheckpointLayout]
@@ -51,184 +63,196 @@ Planner = Callable[[StepVJP, int], CheckpointLayout]
 
 @dataclass(frozen=True)
 class StaticLayout:
-    """What is compiled for: all but the numbers that are given when it runs."""
+    """What a program is compiled for; the numbers of steps, slots and chunks are inputs of it."""
 
-    length: int
-    head: int
-    size: int  # states that there is room for
+    chunk: int
+    first_chunk: int
+    size: int  # states that there is memory for
 
 
 class ScanFunction(DifferentiableFunction):
-    """Steps one after another. `rows` is their number, if inputs or outputs have a row for each of them."""
+    """A step, run `steps` times; `rows` is that number if inputs or outputs have a row for each step, else None."""
 
-    def __init__(self, step: Step, rows: int | None, steps: int, planner: Planner) -> None:
+    def __init__(self, step: StepJaxpr, rows: int | None, steps: int, planner: Planner) -> None:
         self.step, self.rows, self.steps, self.planner = step, rows, steps, planner
+        # Without rows the number of steps is an input alone, and one program serves all lengths.
         self.key = None if step.key is None else (step, rows)
 
-    def apart(self, args: Arrays) -> tuple[Any, Arrays, Arrays, Arrays]:
+    def split_args(self, args: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T], Sequence[T]]:
         """The number of steps, the constants, the carry and the inputs."""
-        a, b = 1 + self.step.consts, 1 + self.step.consts + self.step.carry
+        a, b = 1 + self.step.n_consts, 1 + self.step.n_consts + self.step.n_carry
         return args[0], args[1:a], args[a:b], args[b:]
 
-    def run(self, *args: Any) -> Arrays:
+    def run(self, *args: Array) -> Arrays:
         """The plain loop."""
-        steps, consts, carry, xs = self.apart(args)
+        steps, consts, carry, xs = self.split_args(args)
         if self.rows is None:
             return list(lax.fori_loop(0, steps, lambda _, carry: self.step(consts, carry, ())[0], list(carry)))
         carry, ys = lax.scan(lambda carry, x: self.step(consts, carry, x), list(carry), list(xs), length=self.rows)
         return [*carry, *ys]
 
     def activity(self, active_inputs: Flags) -> Activity:
-        """Where tangents flow to, from the arguments that move."""
-        _, consts, carry, xs = self.apart(active_inputs)
-        through, ys = self.step.flows(tuple(consts), tuple(carry), tuple(xs))
-        return Activity(tuple(consts), tuple(xs), through, ys)
+        """Which inputs and outputs of a step are active, if these arguments of the loop are."""
+        _, consts, carry, xs = self.split_args(active_inputs)
+        active_carry, ys = self.step.active(tuple(consts), tuple(carry), tuple(xs))
+        return Activity(tuple(consts), tuple(xs), active_carry, ys)
 
-    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Arrays]":
-        """The derivative, for which a plan is made."""
+    def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
+        """The linearization, and the tables of the plan that is made for it."""
         step_vjp = StepVJP(self.step, self.activity(active_inputs))
-        places = self.planner(step_vjp, self.steps)
-        size = round_up(places.slots + 1) if places.length == 1 else places.slots + 1
-        program = StaticLayout(places.length, places.head, size)
+        layout = self.planner(step_vjp, self.steps)
+        # One more than the slots, for states that are not kept. Rounded up, a program serves several numbers of slots;
+        # with long chunks a state is not worth less than a program.
+        size = round_up(layout.slots + 1) if layout.chunk == 1 else layout.slots + 1
+        static = StaticLayout(layout.chunk, layout.first_chunk, size)
+        positions = initial_positions(layout.chunks, layout.slots)
         at = np.zeros(size, np.int32)
-        first = initial_positions(places.units, places.slots)
-        at[: len(first) + 1] = [*first, places.units - 1]
-        numbers = np.array([places.units, places.slots, len(first)], np.int32)
-        found = binomial_table(places.units, places.slots)
-        table = np.zeros((size, found.shape[1]), np.int32)
-        table[: len(found)] = found
-        return ScanLinearization(self, step_vjp, active_inputs, program), (numbers, at, table)
+        at[: len(positions) + 1] = [*positions, layout.chunks - 1]
+        counts = np.array([layout.chunks, layout.slots, len(positions)], np.int32)
+        binomials = binomial_table(layout.chunks, layout.slots)
+        table = np.zeros((size, binomials.shape[1]), np.int32)
+        table[: len(binomials)] = binomials
+        return ScanLinearization(self, step_vjp, active_inputs, static), (counts, at, table)
 
-    def batched(self, axis: Any, flags: Flags, args: Arrays) -> tuple[DifferentiableFunction, Arrays, list[int | None]]:
-        """One loop of steps for a batch."""
-        _, const_flags, had, xs = self.apart(flags)
-        steps, consts, init, inputs = self.apart(args)
-        step, carry, ys = vmap_step(self.step, axis, tuple(const_flags), tuple(had), tuple(xs))
-        init = broadcast_batch(init, had, carry, axis.size)
-        inputs = [jnp.moveaxis(x, 0, 1) if flag else x for x, flag in zip(inputs, xs, strict=True)]
+    def batched(
+        self, axis: BatchAxis, flags: Flags, args: Arrays
+    ) -> tuple[DifferentiableFunction, Arrays, list[int | None]]:
+        """One loop whose step is that of a batch."""
+        _, const_flags, init_flags, x_flags = self.split_args(flags)
+        steps, consts, init, xs = self.split_args(args)
+        step, carry_flags, y_flags = vmap_step(self.step, axis, tuple(const_flags), tuple(init_flags), tuple(x_flags))
+        init = broadcast_batch(init, init_flags, carry_flags, axis.size)
+        # The first axis of inputs and outputs is time, so the batch is the second.
+        xs = [jnp.moveaxis(x, 0, 1) if flag else x for x, flag in zip(xs, x_flags, strict=True)]
         loop = ScanFunction(step, self.rows, self.steps, self.planner)
-        return loop, [steps, *consts, *init, *inputs], [*in_axes_of(carry), *(1 if flag else None for flag in ys)]
+        out_axes = [*in_axes_of(carry_flags), *(1 if flag else None for flag in y_flags)]
+        return loop, [steps, *consts, *init, *xs], out_axes
 
 
 class ScanLinearization(Linearization):
-    """How the last carry and the outputs change with the first carry, the inputs and what the step closes over."""
+    """A loop of known length, linearized with respect to its first carry, its inputs and what its step closes over."""
 
-    extras = 3
+    extra_inputs = 3
 
-    def __init__(self, loop: ScanFunction, step_vjp: StepVJP, active_inputs: Flags, program: StaticLayout) -> None:
+    def __init__(self, loop: ScanFunction, step_vjp: StepVJP, active_inputs: Flags, static: StaticLayout) -> None:
         self.function = self.loop = loop
-        self.step_vjp, self.activity, self.active_inputs, self.program = (
-            step_vjp,
-            step_vjp.activity,
-            active_inputs,
-            program,
-        )
-        self.outs = len(loop.step.outs)
+        self.step_vjp, self.activity = step_vjp, step_vjp.activity
+        self.active_inputs, self.static = active_inputs, static
+        self.n_outputs = len(loop.step.out_avals)
         self.active_outputs = (*self.activity.carry, *self.activity.ys)
-        self.key = None if loop.key is None else (loop, active_inputs, program)
-        self.written = loop.steps, loop.planner
+        self.key = None if loop.key is None else (loop, active_inputs, static)
+        self.algorithm = loop.steps, loop.planner  # `differentiable_vjp` has a row for each step, and plans its loops
 
     @property
-    def run(self) -> DifferentiableFunction:
-        """The loop of steps as they are run where they are differentiated."""
-        if not self.loop.step.has_custom_rules:
-            return self.loop
-        return ScanFunction(self.step_vjp.run, self.loop.rows, self.loop.steps, self.loop.planner)
+    def forward_function(self) -> DifferentiableFunction:
+        """The loop of steps as they run where they are differentiated."""
+        return self._with_step(self.step_vjp.forward) if self.loop.step.has_custom_rules else self.loop
+
+    def _with_step(self, step: StepJaxpr) -> ScanFunction:
+        return ScanFunction(step, self.loop.rows, self.loop.steps, self.loop.planner)
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
-        """The results, the states kept in the first sweep, and the tape of the last unit."""
-        _, consts, carry, xs = self.loop.apart(args)
-        numbers, at, _ = extra
-        count, depth, length = numbers[0], numbers[2], self.program.length
+        """The results; and as residuals the states kept in the forward sweep, and the residuals of the last chunk."""
+        _, consts, carry, xs = self.loop.split_args(args)
+        counts, at, _ = extra
+        n_chunks, depth, chunk = counts[0], counts[2], self.static.chunk
         consts, xs = map(behind_barrier, (consts, xs))
-        units = ChunkedSteps(self.step_vjp, consts, xs, length, self.program.head)
-        ys = [zeros_like_aval(aval, self.loop.rows or 0) for aval in self.loop.step.outs[self.loop.step.carry :]]
+        chunks = ChunkedSteps(self.step_vjp, consts, xs, chunk, self.static.first_chunk)
+        ys = [zeros_like_aval(aval, self.loop.rows or 0) for aval in self.loop.step.y_avals]
 
-        def keep(level: Any, held: Any) -> Any:
-            carry, ys, stack = held
-            carry, ys = units.advance(carry, at[level - 1], at[level], ys)
+        def advance_and_keep(level: Any, loop_carry: Any) -> Any:
+            carry, ys, stack = loop_carry
+            carry, ys = chunks.advance(carry, at[level - 1], at[level], ys)
             return carry, ys, stack.put(level, carry)
 
-        # The place after the last one kept is the last unit's: what is put there is not held.
-        held = list(carry), ys, CheckpointStack.of(at, depth, carry, self.program.size)
-        carry, ys, stack = lax.fori_loop(1, depth + 1, keep, held)
-        last = units.start(count - 1)
-        carry, ys, tape = units.record(carry, last, length, ys)
-        return [*carry, *ys], [*stack.states, *tape.per_step, *tape.shared]
+        # The position after the last kept one is the last chunk: what is put there lies above the stack.
+        loop_carry = list(carry), ys, CheckpointStack.of(at, depth, carry, self.static.size)
+        carry, ys, stack = lax.fori_loop(1, depth + 1, advance_and_keep, loop_carry)
+        # The last chunk is pulled back first, so it is recorded here, and not run twice.
+        carry, ys, residuals = chunks.record(carry, chunks.first_step(n_chunks - 1), chunk, ys)
+        return [*carry, *ys], [*stack.states, *residuals.per_step, *residuals.shared]
 
-    def vjp(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
-        """The cotangents of what moves, by the reverse sweep."""
-        _, consts, carry, xs = self.loop.apart(args)
-        (numbers, at, table), rest = saved[:3], saved[3:]
-        count, slots, depth = numbers[0], numbers[1], numbers[2]
-        length, head = self.program.length, self.program.head
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """The cotangents of the active inputs, by the reverse sweep."""
+        _, consts, carry, xs = self.loop.split_args(args)
+        (counts, at, table), saved = residuals[:3], residuals[3:]
+        n_chunks, slots, depth = counts[0], counts[1], counts[2]
+        chunk, first_chunk = self.static.chunk, self.static.first_chunk
         consts, xs = map(behind_barrier, (consts, xs))
-        carry_bar, y_bars, given_ys = self._cotangents(given, cotangents)
-        last = ChunkedSteps(self.step_vjp, consts, xs, length, head)
-        states, tape = rest[: len(carry)], rest[len(carry) :]
-        per_step = len(self.step_vjp.avals)
-        start, held = last.start(count - 1), Tape([*tape[:per_step]], [*tape[per_step:]])
-        pulled = last.vjp(last.zero_grads(carry_bar), held, y_bars, given_ys, start, length)
-        units = ChunkedSteps(self.step_vjp_for(given_ys), consts, xs, length, head)
-        every = (True,) * len(y_bars)
+        carry_bar, y_bars, nonzero_ys = self.split_cotangents(nonzero, cotangents)
+        last = ChunkedSteps(self.step_vjp, consts, xs, chunk, first_chunk)
+        states, leaves = saved[: len(carry)], saved[len(carry) :]
+        n_per_step = len(self.step_vjp.per_step_avals)
+        start, last_residuals = last.first_step(n_chunks - 1), Residuals([*leaves[:n_per_step]], [*leaves[n_per_step:]])
+        grads = last.vjp(last.zero_grads(carry_bar), last_residuals, y_bars, nonzero_ys, start, chunk)
+        # The last chunk was recorded before it was known which outputs have cotangents; the others need not be.
+        chunks = ChunkedSteps(self.step_vjp_for(nonzero_ys), consts, xs, chunk, first_chunk)
+        every_y = (True,) * len(y_bars)
 
-        def pull_one(carry: Arrays, i: Any, pulled: Grads) -> Grads:
-            tape = units.record(carry, units.start(i), length)[2]
-            return units.vjp(pulled, tape, y_bars, every, units.start(i), length)
+        def pull_one(carry: Arrays, i: Any, grads: Grads) -> Grads:
+            residuals = chunks.record(carry, chunks.first_step(i), chunk)[2]
+            return chunks.vjp(grads, residuals, y_bars, every_y, chunks.first_step(i), chunk)
 
         stack = CheckpointStack(at, depth, list(states))
-        pulled, stack = reverse_sweep(stack, count - 1, slots, table, units, pull_one, pulled, 1 if head else 0)
-        if head:
-            first = units.record(stack.fetch(0), 0, head)[2]
-            pulled = units.vjp(pulled, first, y_bars, every, 0, head)
-        return self._wanted(pulled.consts, pulled.carry, pulled.xs)
+        first = 1 if first_chunk else 0  # a chunk of another length is another program, behind the loop
+        grads, stack = reverse_sweep(stack, n_chunks - 1, slots, table, chunks, pull_one, grads, first)
+        if first_chunk:
+            first_residuals = chunks.record(stack.fetch(0), 0, first_chunk)[2]
+            grads = chunks.vjp(grads, first_residuals, y_bars, every_y, 0, first_chunk)
+        return self.input_cotangents(grads)
 
-    def step_vjp_for(self, given: Flags) -> StepVJP:
-        """The step with its tape, for those outputs that are given a cotangent."""
-        if all(given):
+    def step_vjp_for(self, nonzero_ys: Flags) -> StepVJP:
+        """The step with the VJP for those of its outputs that have cotangents."""
+        if all(nonzero_ys):
             return self.step_vjp
-        ys = tuple(merge(self.activity.ys, given, [False] * len(self.activity.ys)))
+        ys = tuple(merge(self.activity.ys, nonzero_ys, [False] * len(self.activity.ys)))
         return StepVJP(self.loop.step, self.activity._replace(ys=ys))
 
-    def _wanted(self, consts: Arrays, carry: Arrays, xs: Arrays) -> Arrays:
-        """The cotangents of what moves, by those of all that tangents flow through."""
-        return [*consts, *select(select(self.activity.carry, self.loop.apart(self.active_inputs)[2]), carry), *xs]
+    def input_cotangents(self, grads: Grads) -> Arrays:
+        """The cotangents of the active arguments: carry leaves that are active in later steps alone are left out."""
+        active_init = select(self.activity.carry, self.loop.split_args(self.active_inputs)[2])
+        return [*grads.consts, *select(active_init, grads.carry), *grads.xs]
 
-    def _cotangents(self, given: Flags, cotangents: Arrays) -> tuple[list[Any], list[Any], Flags]:
-        """The cotangents of the carry, zeros where none is given; those of outputs; which outputs have one."""
-        through = sum(self.activity.carry)
-        parts = iter(cotangents)
-        avals = select(self.activity.carry, self.loop.step.outs[: self.loop.step.carry])
-        carry = [
-            next(parts) if flag else zeros_like_aval(aval) for flag, aval in zip(given[:through], avals, strict=True)
-        ]
-        return carry, list(parts), given[through:]
+    def split_cotangents(self, nonzero: Flags, cotangents: Arrays) -> tuple[list[Array], list[Array], Flags]:
+        """The cotangents of the carry, zeros included; the nonzero ones of outputs; and which outputs these are of."""
+        n_carry = sum(self.activity.carry)
+        rest = iter(cotangents)
+        avals = select(self.activity.carry, self.loop.step.out_avals[: self.loop.step.n_carry])
+        flags = zip(nonzero[:n_carry], avals, strict=True)
+        carry_bar = [next(rest) if flag else zeros_like_aval(aval) for flag, aval in flags]
+        return carry_bar, list(rest), nonzero[n_carry:]
 
     def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
         """The tangents of the results, by a plain loop of steps with tangents."""
-        jvp_step, inputs = self._dual(args, tangents)
-        return self._tangents_of(jvp_step.run(*inputs))
+        loop, loop_args = self._jvp_loop(args, tangents)
+        return self._tangents_of(loop.run(*loop_args))
 
     def differentiable_jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
         """The same by a loop that can be differentiated again."""
-        jvp_step, inputs = self._dual(args, tangents)
-        return self._tangents_of(call(jvp_step, inputs))
+        loop, loop_args = self._jvp_loop(args, tangents)
+        return self._tangents_of(call(loop, loop_args))
 
-    def _dual(self, args: Arrays, tangents: Arrays) -> tuple[ScanFunction, Arrays]:
+    def _jvp_loop(self, args: Arrays, tangents: Arrays) -> tuple[ScanFunction, Arrays]:
         """The loop of steps with tangents, and its arguments."""
-        steps, consts, carry, xs = self.loop.apart(args)
-        active_inputs = tuple(self.loop.apart(self.active_inputs)[2])
-        step, consts, carry, xs = jvp_step(self.loop.step, self.activity, active_inputs, consts, carry, xs, tangents)
-        loop = ScanFunction(step, self.loop.rows, self.loop.steps, self.loop.planner)
-        return loop, [steps, *consts, *carry, *xs]
+        steps, consts, carry, xs = self.loop.split_args(args)
+        active_init = tuple(self.loop.split_args(self.active_inputs)[2])
+        step, consts, carry, xs = jvp_step(self.loop.step, self.activity, active_init, consts, carry, xs, tangents)
+        return self._with_step(step), [steps, *consts, *carry, *xs]
 
-    def _tangents_of(self, found: Arrays) -> Arrays:
-        activity, m = self.activity, self.loop.step.carry
-        through, outputs = sum(activity.carry), len(activity.ys)
-        return [*found[m : m + through], *found[m + through + outputs :]]
+    def _tangents_of(self, results: Arrays) -> Arrays:
+        """Of the results of the loop with tangents, the tangents: (carry, its tangents, outputs, their tangents)."""
+        end_carry = self.loop.step.n_carry + sum(self.activity.carry)
+        return [*results[self.loop.step.n_carry : end_carry], *results[end_carry + len(self.activity.ys) :]]
 
-    def differentiable_vjp(self, given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
-        """The pullback as two loops: one that gives all states, and one that runs back over them."""
-        from remat.frameworks.jax.second_order import adjoint
+    def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
+        """The VJP as two loops: one that puts out all states, and one that runs back over them."""
+        steps, consts, carry, xs = self.loop.split_args(args)
 
-        return adjoint(self, given, args, cotangents)
+        def scan(step: StepJaxpr, consts: Arrays, carry: Arrays, xs: Arrays) -> list[Array]:
+            loop = ScanFunction(step, self.loop.steps, self.loop.steps, self.loop.planner)
+            return call(loop, [steps, *consts, *carry, *xs])
+
+        states = states_loop(scan, self.step_vjp, consts, carry, xs)
+        carry_bar, y_bars, nonzero_ys = self.split_cotangents(nonzero, cotangents)
+        step_vjp = self.step_vjp_for(nonzero_ys)
+        return self.input_cotangents(adjoint_loop(scan, step_vjp, consts, states, xs, carry_bar, y_bars))

@@ -1,56 +1,61 @@
-"""The pullback of a loop written as loops, for derivatives beyond the first: it is differentiated like any loop.
+"""The VJP of a loop as two loops, for derivatives beyond the first: they are differentiated like any loop.
 
-The first loop gives all states as outputs, the second one runs back over them. So a derivative of a derivative holds
-all states of a loop, and no tapes.
+The first loop puts out the state before each step, the second one runs back over them:
+
+    forward:   c[0] ─► c[1] ─► … ─► c[n]          all states are its outputs
+    back:      c̄[i], sums ◄─ vjp of step i at c[i] ◄─ c̄[i+1], sums
+
+So a derivative of a derivative holds all states of the loop, which are the inputs of the second loop, but no residuals;
+what the reverse sweeps of the two loops keep on top of that is planned as for any loop.
 """
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
-from remat.frameworks.jax.avals import Flags, aval_of, row_aval, select, zeros_like_aval
+from remat.frameworks.jax.avals import Array, aval_of, row_aval, select, zeros_like_aval
+from remat.frameworks.jax.chunked_steps import Grads
 from remat.frameworks.jax.differentiable import Arrays
-from remat.frameworks.jax.primitives import call
-from remat.frameworks.jax.step_jaxpr import Step
+from remat.frameworks.jax.residuals import StepVJP
+from remat.frameworks.jax.step_jaxpr import StepJaxpr
 
-if TYPE_CHECKING:
-    from remat.frameworks.jax.scan_function import ScanLinearization
+__all__ = ["Scan", "adjoint_loop", "states_loop"]
 
-__all__ = ["adjoint"]
+# A differentiable loop of a step, by (step, consts, first carry, inputs), with a row for each step: its results.
+Scan = Callable[[StepJaxpr, Arrays, Arrays, Arrays], list[Array]]
 
 
-def adjoint(of: "ScanLinearization", given: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
-    """The cotangents of what moves in a loop."""
-    from remat.frameworks.jax.scan_function import ScanFunction
+def states_loop(scan: Scan, step_vjp: StepVJP, consts: Arrays, carry: Arrays, xs: Arrays) -> list[Array]:
+    """The carry before each step, as rows."""
+    step = step_vjp.step
 
-    loop, activity, step = of.loop, of.activity, of.loop.step
-    steps, consts, carry, xs = loop.apart(args)
-    rows = loop.steps
-
-    def showing(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
-        after, _ = of.step_vjp.run(consts, carry, x)
+    def put_out_carry(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
+        after, _ = step_vjp.forward(consts, carry, x)
         return after, list(carry)
 
-    first = Step.of(showing, step.avals, step.consts, step.carry)
-    states = call(ScanFunction(first, rows, rows, loop.planner), [steps, *consts, *carry, *xs])[step.carry :]
-    carry_bar, y_bars, given_ys = of._cotangents(given, cotangents)
-    step_vjp = of.step_vjp_for(given_ys)
-    n, m, k = len(consts), len(carry), len(xs)
+    states_step = StepJaxpr.of(put_out_carry, step.avals, step.n_consts, step.n_carry)
+    return scan(states_step, consts, carry, xs)[step.n_carry :]
 
-    def back(consts: Arrays, bars: Arrays, row: Arrays) -> Any:
-        """From the cotangents of a carry and the sums so far to those before a step."""
+
+def adjoint_loop(
+    scan: Scan, step_vjp: StepVJP, consts: Arrays, states: Arrays, xs: Arrays, carry_bar: Arrays, y_bars: Arrays
+) -> Grads:
+    """The cotangents of a loop's active inputs, from the state before each step."""
+    n, m, k = len(consts), len(states), len(xs)
+    n_active = len(carry_bar)
+
+    def step_back(consts: Arrays, bars: Arrays, row: Arrays) -> Any:
         state, x, y_bar = row[:m], row[m : m + k], row[m + k :]
-        carry_bar, sums = bars[: sum(activity.carry)], bars[sum(activity.carry) :]
-        tape = step_vjp.record(consts, state, x)[2]
-        consts_bar, before, x_bar = step_vjp.vjp(tape, consts, x, carry_bar, y_bar)
-        return [*before, *(a + b for a, b in zip(sums, consts_bar, strict=True))], x_bar
+        carry_bar, sums = bars[:n_active], bars[n_active:]
+        residuals = step_vjp.record(consts, state, x)[2]
+        consts_bar, before, x_bar = step_vjp.vjp(residuals, consts, x, carry_bar, y_bar)
+        return [*before, *(total + bar for total, bar in zip(sums, consts_bar, strict=True))], x_bar
 
-    sums = [zeros_like_aval(const) for const in select(activity.consts, consts)]
-    rows_back = [jnp.flip(each, 0) for each in [*states, *xs, *y_bars]]
+    sums = [zeros_like_aval(const) for const in select(step_vjp.activity.consts, consts)]
+    rows = [jnp.flip(each, 0) for each in [*states, *xs, *y_bars]]  # a scan that runs back is a scan over flipped rows
     bars = [*carry_bar, *sums]
-    avals = [*map(aval_of, [*consts, *bars]), *map(row_aval, rows_back)]
-    second = Step.of(back, avals, n, len(bars))
-    found = call(ScanFunction(second, rows, rows, loop.planner), [steps, *consts, *bars, *rows_back])
-    count = sum(activity.carry)
-    before, sums, xs_bar = found[:count], found[count : len(bars)], found[len(bars) :]
-    return of._wanted(sums, before, [jnp.flip(each, 0) for each in xs_bar])
+    avals = [*map(aval_of, [*consts, *bars]), *map(row_aval, rows)]
+    results = scan(StepJaxpr.of(step_back, avals, n, len(bars)), consts, bars, rows)
+    xs_bar = [jnp.flip(each, 0) for each in results[len(bars) :]]
+    return Grads(results[:n_active], results[n_active : len(bars)], xs_bar)

@@ -1,125 +1,133 @@
-"""A user's step as a program of flat arrays: what it closes over becomes arguments, and its looks are checked.
+"""A user's step as a program of flat arrays (`StepJaxpr`): closure converted, and checked.
 
-In: a step, and what its carry and its inputs look like. Out: a `Step`, which runs as often as one likes without the
-user's Python; and the carry, with the types that the step gives it.
+In: a step, and the avals of its carry and its inputs. Out: a `StepJaxpr`, which runs without the user's Python and
+takes what the step closes over as arguments; and the carry, with the dtypes that the step gives it.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_structure, tree_unflatten
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import Flags, aval_of, differentiable, vary_like
+from remat.frameworks.jax.avals import ClosedJaxpr, Flags, Literal, aval_of, differentiable, jaxpr_as_fun, vary_like
 from remat.frameworks.jax.cache_key import cache_key, has_custom_rules
 from remat.frameworks.jax.differentiable import CacheKeyed
 
-__all__ = ["Step", "TracedStep", "depends_on", "names_of", "trace_condition", "trace_step"]
+__all__ = ["StepJaxpr", "TracedStep", "depends_on", "names_of", "trace_condition", "trace_step"]
 
 
-class Step(CacheKeyed):
-    """A program (consts, carry, x) → (carry, y) of flat arrays."""
+class StepJaxpr(CacheKeyed):
+    """A program (consts, carry, x) → (carry, y) of flat arrays, with `n_consts` and `n_carry` of the first two."""
 
-    def __init__(self, program: ClosedJaxpr, consts: int, carry: int) -> None:
-        self.program, self.consts, self.carry = program, consts, carry
-        self.outs = program.out_avals
-        known = cache_key(program)
-        self.key = None if known is None else (known, consts, carry)
+    def __init__(self, program: ClosedJaxpr, n_consts: int, n_carry: int) -> None:
+        self.program, self.n_consts, self.n_carry = program, n_consts, n_carry
+        self.out_avals = program.out_avals
+        program_key = cache_key(program)
+        self.key = None if program_key is None else (program_key, n_consts, n_carry)
 
     def __call__(self, consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """The next carry and the output."""
-        found = jaxpr_as_fun(self.program)(*consts, *carry, *x)
-        return found[: self.carry], found[self.carry :]
+        results = jaxpr_as_fun(self.program)(*consts, *carry, *x)
+        return results[: self.n_carry], results[self.n_carry :]
 
     @property
     def has_custom_rules(self) -> bool:
-        """Whether parts of it have derivatives of their own, by jax.custom_vjp or jax.custom_jvp."""
+        """Whether it calls functions with derivatives of their own, by jax.custom_vjp or jax.custom_jvp."""
         return has_custom_rules(self.program)
 
     @property
     def avals(self) -> list[Any]:
-        """What its arguments look like."""
+        """The avals of its arguments."""
         return list(self.program.in_avals)
 
+    @property
+    def y_avals(self) -> list[Any]:
+        """The avals of its output."""
+        return list(self.out_avals[self.n_carry :])
+
     def closure_of_dependence(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
-        """Which parts of the carry and of the output depend on flagged arguments, after any number of steps."""
+        """Which leaves of the carry and of the output depend on flagged arguments, after any number of steps."""
+        # A fixed point: a carry leaf that depends on a flagged argument is a flagged argument of the next step.
         while True:
-            found = depends_on(self.program.jaxpr, (*consts, *carry, *x))
-            grown = tuple(a or b for a, b in zip(carry, found[: self.carry], strict=True))
+            flags = depends_on(self.program, (*consts, *carry, *x))
+            grown = tuple(a or b for a, b in zip(carry, flags[: self.n_carry], strict=True))
             if grown == carry:
-                return carry, found[self.carry :]
+                return carry, flags[self.n_carry :]
             carry = grown
 
-    def flows(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
-        """Which parts of the carry and of the output have tangents, if the flagged arguments have."""
-        can = [differentiable(aval) for aval in self.outs]
-        found = self.closure_of_dependence(consts, carry, x)
-        return tuple(a and b for a, b in zip(found[0], can[: self.carry], strict=True)), tuple(
-            a and b for a, b in zip(found[1], can[self.carry :], strict=True)
-        )
+    def active(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
+        """Which leaves of the carry and of the output have tangents, if the flagged arguments have."""
+        has_tangents = [differentiable(aval) for aval in self.out_avals]
+        carry_flags, y_flags = self.closure_of_dependence(consts, carry, x)
+        flags = [a and b for a, b in zip((*carry_flags, *y_flags), has_tangents, strict=True)]
+        return tuple(flags[: self.n_carry]), tuple(flags[self.n_carry :])
 
     @classmethod
-    def of(cls, function: Callable[..., Any], avals: Sequence[Any], consts: int, carry: int) -> "Step":
+    def of(cls, function: Callable[..., Any], avals: Sequence[Any], n_consts: int, n_carry: int) -> "StepJaxpr":
         """The step that a function of lists (consts, carry, x) → (carry, y) is."""
 
         def flat(*args: Any) -> list[Any]:
-            after, y = function(args[:consts], args[consts : consts + carry], args[consts + carry :])
+            after, y = function(args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :])
             return [*after, *y]
 
-        return cls(jax.make_jaxpr(flat)(*avals), consts, carry)
+        return cls(jax.make_jaxpr(flat)(*avals), n_consts, n_carry)
 
 
-class TracedStep:
-    """A step with what it closed over, and the structures of what it takes and gives."""
+class TracedStep(NamedTuple):
+    """A step, the values that it closed over and begins with, and the structures of its carry and its output."""
 
-    def __init__(self, step: Step, consts: list[Any], carry: list[Any], carry_tree: Any, y_tree: Any) -> None:
-        self.step, self.consts, self.carry = step, consts, carry
-        self.carry_tree, self.y_tree = carry_tree, y_tree
+    step: StepJaxpr
+    consts: list[Any]
+    carry: list[Any]
+    carry_tree: Any
+    y_tree: Any
 
 
 def trace_step(step: Callable[[Any, Any], Any], init: Any, x: Any) -> TracedStep:
-    """The step as a program; `x` is what one input looks like. What is wrong with it raises a StepError."""
+    """The step as a program; `x` has the avals of one input. A step that is no loop body raises a StepError."""
     leaves, tree = tree_flatten(init)
     names = names_of(init, "carry")
-    carry = [_array(leaf, name.replace("carry", "init", 1)) for leaf, name in zip(leaves, names, strict=True)]
-    x_looks = tree_flatten(x)[0]
-    shown: dict[str, Any] = {}
+    carry = [_as_array(leaf, name.replace("carry", "init", 1)) for leaf, name in zip(leaves, names, strict=True)]
+    y_trees: list[Any] = []
 
     def traced(carry: Any, x: Any) -> list[Any]:
-        after, y = _pair(step(carry, x), init)
-        shown["y"] = tree_structure(y)
+        after, y = _unpack_output(step(carry, x), init)
+        y_trees.append(tree_structure(y))
         if tree_structure(after) != tree:  # type: ignore[operator]
-            raise StepError(_other_structure(init, after))
+            raise StepError(_structure_message(init, after))
         return [*tree_flatten(after)[0], *tree_flatten(y)[0]]
 
     if hasattr(step, "__name__"):
         wraps(step)(traced)  # errors of JAX name the user's function and its arguments
+    # The dtype that a step gives one leaf may promote another leaf in the next step, so it is traced until nothing
+    # changes; each round settles at least one leaf.
     for _ in range(len(carry) + 1):
         avals = [aval_of(leaf) for leaf in carry]
         program = jax.make_jaxpr(traced)(tree_unflatten(tree, avals), x)
-        promoted = _promoted(carry, program.out_avals[: len(carry)], names)
+        promoted = _promote(carry, program.out_avals[: len(carry)], names)
         if promoted is None:
             break
         carry = promoted
     consts = list(program.consts)
 
     def closed(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        found = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, list(consts)))(*carry, *x)
-        after = [_as(value, aval) for value, aval in zip(found, avals, strict=False)]
-        return after, found[len(avals) :]
+        results = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, list(consts)))(*carry, *x)
+        # A weakly typed result may replace a leaf of its kind; as a carry it has the leaf's own dtype.
+        after = [_cast_like(value, aval) for value, aval in zip(results, avals, strict=False)]
+        return after, results[len(avals) :]
 
-    made = Step.of(closed, [*map(aval_of, consts), *avals, *x_looks], len(consts), len(carry))
-    return TracedStep(made, consts, carry, tree, shown["y"])
+    step_avals = [*map(aval_of, consts), *avals, *tree_flatten(x)[0]]
+    return TracedStep(StepJaxpr.of(closed, step_avals, len(consts), len(carry)), consts, carry, tree, y_trees[-1])
 
 
-def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[Step, list[Any]]:
-    """A condition on a carry as a program whose output is its answer, and what it closes over."""
+def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[StepJaxpr, list[Any]]:
+    """A condition on a carry as a step that keeps its carry and puts out the answer, and what it closes over."""
     avals = [aval_of(leaf) for leaf in traced.carry]
 
     def flat(*carry: Any) -> Any:
@@ -135,7 +143,7 @@ def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[Ste
     def closed(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         return list(carry), jaxpr_as_fun(ClosedJaxpr(program.jaxpr, list(consts)))(*carry)
 
-    return Step.of(closed, [*map(aval_of, consts), *avals], len(consts), len(avals)), consts
+    return StepJaxpr.of(closed, [*map(aval_of, consts), *avals], len(consts), len(avals)), consts
 
 
 def names_of(value: Any, root: str) -> list[str]:
@@ -143,7 +151,7 @@ def names_of(value: Any, root: str) -> list[str]:
     return [root + keystr(path) for path, _ in tree_flatten_with_path(value)[0]]
 
 
-def _array(leaf: Any, name: str) -> Any:
+def _as_array(leaf: Any, name: str) -> Any:
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except (TypeError, ValueError) as error:
@@ -155,9 +163,9 @@ def _array(leaf: Any, name: str) -> Any:
         raise StepError(f"{name} is a {type(leaf).__name__}, and must be an array or a number{advice}") from error
 
 
-def _pair(out: Any, init: Any) -> tuple[Any, Any]:
+def _unpack_output(out: Any, init: Any) -> tuple[Any, Any]:
     tree: Any = tree_structure(init)
-    alone = tree_structure(out) == tree
+    alone = tree_structure(out) == tree  # a carry of two items looks like (carry, y): its structure tells them apart
     if isinstance(out, tuple | list) and len(out) == 2 and (not alone or tree_structure(out[0]) == tree):
         return out[0], out[1]
     what = "None" if out is None else f"a {type(out).__name__}"
@@ -169,17 +177,18 @@ def _pair(out: Any, init: Any) -> tuple[Any, Any]:
     )
 
 
-def _promoted(carry: list[Any], after: Sequence[Any], names: list[str]) -> list[Any] | None:
-    """The carry with the types that the step gives numbers without a type of their own; None if nothing changes."""
+def _promote(carry: list[Any], after: Sequence[Any], names: list[str]) -> list[Any] | None:
+    """The carry with the dtypes that the step gives weakly typed leaves (Python numbers); None if nothing changes."""
     changed = list(carry)
     for k, (value, out, name) in enumerate(zip(carry, after, names, strict=True)):
-        changed[k] = value = vary_like(value, out)
+        changed[k] = value = vary_like(value, out)  # inside shard_map a constant becomes a per-device value
         aval = aval_of(value)
-        if aval.shape == out.shape and (aval.dtype == out.dtype or _gives_way(out, aval)):
+        if aval.shape == out.shape and (aval.dtype == out.dtype or _promotes_to(out, aval)):
+            # Of the right dtype, but weak: a loop needs the same type before and after, so it is made strong.
             if aval.weak_type and not getattr(out, "weak_type", False) and aval.dtype == out.dtype:
                 changed[k] = lax.convert_element_type(value, aval.dtype)
             continue
-        if aval.shape == out.shape and _gives_way(aval, out):
+        if aval.shape == out.shape and _promotes_to(aval, out):
             changed[k] = jnp.asarray(value).astype(out.dtype)
             continue
         advice = (
@@ -188,48 +197,58 @@ def _promoted(carry: list[Any], after: Sequence[Any], names: list[str]) -> list[
             else f"; write {name}.astype({str(aval.dtype)!r}) in the step, or give init as {out.dtype}"
         )
         raise StepError(
-            f"{name} was {_said(aval)} and became {_said(out)}: shapes and dtypes of the carry stay the same{advice}"
+            f"{name} was {_describe(aval)} and became {_describe(out)}: "
+            f"shapes and dtypes of the carry stay the same{advice}"
         )
     return changed if any(a is not b for a, b in zip(changed, carry, strict=True)) else None
 
 
-def _gives_way(aval: Any, other: Any) -> bool:
-    """Whether a number without a type of its own may become one of another type."""
+def _promotes_to(aval: Any, other: Any) -> bool:
+    """Whether a weakly typed value may take the dtype of the other one, by JAX's promotion rules."""
     if not getattr(aval, "weak_type", False):
         return False
+    # A Python number of its kind stands for it: jnp.result_type knows no weakly typed aval.
     number = {"b": False, "i": 0, "u": 0, "f": 0.0, "c": 0j}.get(aval.dtype.kind)
     return number is not None and bool(jnp.result_type(number, other.dtype) == other.dtype)
 
 
-def _as(value: Any, aval: Any) -> Any:
-    """A value as the carry has it."""
+def _cast_like(value: Any, aval: Any) -> Any:
+    """A value that a step returns, with the dtype and the varying mesh axes of the carry."""
     value = vary_like(value, aval)
     if jax.typeof(value).dtype == aval.dtype and jax.typeof(value).weak_type == aval.weak_type:
         return value
     return lax.convert_element_type(value, aval.dtype)
 
 
-def _said(aval: Any) -> str:
+def _describe(aval: Any) -> str:
     return f"{aval.dtype}{list(aval.shape)}"
 
 
-def _other_structure(before: Any, after: Any) -> str:
+def _structure_message(before: Any, after: Any) -> str:
     old, new = names_of(before, "carry"), names_of(after, "carry")
     gone, come = [name for name in old if name not in new], [name for name in new if name not in old]
-    told = f"{', '.join(gone[:4])} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
-    told += (" and " if gone and come else "") + (f"{', '.join(come[:4])} came new" if come else "")
-    if not told:
-        told = f"it was {tree_structure(before)} and became {tree_structure(after)}".replace("PyTreeDef", "")
+    change = f"{', '.join(gone[:4])} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""
+    change += (" and " if gone and come else "") + (f"{', '.join(come[:4])} came new" if come else "")
+    if not change:
+        change = f"it was {tree_structure(before)} and became {tree_structure(after)}".replace("PyTreeDef", "")
     return (
-        f"the step must return its carry with the structure that it gets: {told}. Containers stay of the same type, "
+        f"the step must return its carry with the structure that it gets: {change}. Containers stay of the same type, "
         "and None stays None"
     )
 
 
-def depends_on(jaxpr: Any, flags: Sequence[bool]) -> Flags:
-    """Which results of a program depend on flagged arguments."""
+def depends_on(program: ClosedJaxpr, flags: Sequence[bool]) -> Flags:
+    """Which results of a program depend on flagged arguments.
+
+    Calls are taken as a whole, so that this may say too much of an output of a jit or a scan inside of the program.
+    """
+    jaxpr = program.jaxpr
     flagged = {var for var, flag in zip(jaxpr.invars, flags, strict=True) if flag}
+
+    def is_flagged(var: Any) -> bool:
+        return not isinstance(var, Literal) and var in flagged  # literals cannot be hashed
+
     for eqn in jaxpr.eqns:
-        if any(not hasattr(var, "val") and var in flagged for var in eqn.invars):
+        if any(map(is_flagged, eqn.invars)):
             flagged.update(eqn.outvars)
-    return tuple(not hasattr(var, "val") and var in flagged for var in jaxpr.outvars)
+    return tuple(map(is_flagged, jaxpr.outvars))

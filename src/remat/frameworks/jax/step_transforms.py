@@ -1,4 +1,4 @@
-"""Steps made of steps: one with tangents, one for a batch."""
+"""Steps made of steps: one that carries tangents along (jvp), and one for a batch (vmap)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,61 +6,80 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from remat.frameworks.jax.avals import Flags, aval_of, row_aval, select, with_first, zeros_like_aval
-from remat.frameworks.jax.batch_axes import has_name, in_axes_of, vmap_along
+from remat.frameworks.jax.avals import (
+    Array,
+    BatchAxis,
+    Flags,
+    aval_of,
+    in_axes_of,
+    row_aval,
+    select,
+    stacked_aval,
+    zeros_like_aval,
+)
 from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.residuals import Activity
-from remat.frameworks.jax.step_jaxpr import Step
+from remat.frameworks.jax.step_jaxpr import StepJaxpr
 
 __all__ = ["broadcast_batch", "jvp_step", "vmap_step"]
 
 
 def jvp_step(
-    step: Step, activity: Activity, active_inputs: Flags, consts: Arrays, carry: Arrays, xs: Arrays, tangents: Arrays
-) -> tuple[Step, list[Any], list[Any], list[Any]]:
-    """The step that carries tangents along, and its constants, first carry and inputs, each with tangents behind.
+    step: StepJaxpr,
+    activity: Activity,
+    active_carry: Flags,
+    consts: Arrays,
+    carry: Arrays,
+    xs: Arrays,
+    tangents: Arrays,
+) -> tuple[StepJaxpr, list[Array], list[Array], list[Array]]:
+    """The step that carries tangents along, and its constants, first carry and inputs, each followed by its tangents.
 
-    `active_inputs` parts of the first carry have tangents, and so have the flowing constants and inputs.
+    `tangents` are those of active constants, of the first carry where `active_carry` says so, and of active inputs.
     """
-    parts = iter(tangents)
-    consts_dot = [next(parts) for _ in select(activity.consts, consts)]
-    active_outputs = select(activity.carry, zip(carry, active_inputs, strict=True))
-    carry_dot = [next(parts) if moves else zeros_like_aval(value) for value, moves in active_outputs]
-    xs_dot = list(parts)
+    rest = iter(tangents)
+    consts_dot = [next(rest) for _ in select(activity.consts, consts)]
+    # A carry leaf may become active in a later step: it begins with a tangent of zero.
+    leaves = select(activity.carry, zip(carry, active_carry, strict=True))
+    carry_dot = [next(rest) if active else zeros_like_aval(leaf) for leaf, active in leaves]
+    xs_dot = list(rest)
     n, m, k = len(consts), len(carry), len(xs)
 
-    def both(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
-        moved, values = activity.through(step, consts[:n], carry[:m], x[:k])
+    def with_tangents(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
+        restricted, active = activity.restrict(step, consts[:n], carry[:m], x[:k])
+        # Plain values come first, so that the slices of the plain step stay where they are.
         dots = list(consts[n:]), list(carry[m:]), list(x[k:])
-        _, (after_dot, y_dot), (after, y) = jax.jvp(moved, values, dots, has_aux=True)
+        _, (after_dot, y_dot), (after, y) = jax.jvp(restricted, active, dots, has_aux=True)
         return [*after, *after_dot], [*y, *y_dot]
 
     avals = [*map(aval_of, [*consts, *consts_dot, *carry, *carry_dot]), *map(row_aval, [*xs, *xs_dot])]
-    made = Step.of(both, avals, n + len(consts_dot), m + len(carry_dot))
-    return made, [*consts, *consts_dot], [*carry, *carry_dot], [*xs, *xs_dot]
+    dual_step = StepJaxpr.of(with_tangents, avals, n + len(consts_dot), m + len(carry_dot))
+    return dual_step, [*consts, *consts_dot], [*carry, *carry_dot], [*xs, *xs_dot]
 
 
-def vmap_step(step: Step, axis: Any, consts: Flags, carry: Flags, xs: Flags) -> tuple[Step, Flags, Flags]:
-    """The step for a batch, and which parts of its carry and of its outputs are batched."""
+def vmap_step(
+    step: StepJaxpr, axis: BatchAxis, consts: Flags, carry: Flags, xs: Flags
+) -> tuple[StepJaxpr, Flags, Flags]:
+    """The step for a batch, and which leaves of its carry and of its outputs are batched."""
     carry, ys = step.closure_of_dependence(consts, carry, xs)
-    if has_name(axis):  # it may ask for its place in the batch
+    if axis.name is not None:  # any leaf may depend on the place in the batch, by jax.lax.axis_index
         carry, ys = (True,) * len(carry), (True,) * len(ys)
+    in_axes = in_axes_of(consts), in_axes_of(carry), in_axes_of(xs)
 
-    def batch(consts_: Arrays, carry_: Arrays, x_: Arrays) -> Any:
-        flags = in_axes_of(consts), in_axes_of(carry), in_axes_of(xs)
-        return vmap_along(step, axis, flags, (flags[1], in_axes_of(ys)))(list(consts_), list(carry_), list(x_))
+    def batched(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
+        return axis.vmap(step, in_axes, (in_axes[1], in_axes_of(ys)))(list(consts), list(carry), list(x))
 
     flags = (*consts, *carry, *xs)
     avals = [
-        with_first(aval, axis.size, axis.explicit_mesh_axis) if flag else aval
+        stacked_aval(aval, axis.size, axis.mesh_axis) if flag else aval
         for aval, flag in zip(step.avals, flags, strict=True)
     ]
-    return Step.of(batch, avals, step.consts, step.carry), carry, ys
+    return StepJaxpr.of(batched, avals, step.n_consts, step.n_carry), carry, ys
 
 
-def broadcast_batch(values: Arrays, are: Iterable[bool], wanted: Iterable[bool], size: int) -> list[Any]:
-    """The values with a batch as their first axis, where it is wanted and they have none."""
+def broadcast_batch(values: Arrays, batched: Iterable[bool], wanted: Iterable[bool], size: int) -> list[Array]:
+    """The values with a batch as their first axis, where it is wanted and they are not batched yet."""
     return [
         jnp.broadcast_to(value[None], (size, *value.shape)) if want and not has else value
-        for value, has, want in zip(values, are, wanted, strict=True)
+        for value, has, want in zip(values, batched, wanted, strict=True)
     ]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from autograd.core import defjvp_argnums, defvjp_argnums, vspace
-from autograd.tracer import getval, primitive
+from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
+from autograd.tracer import getval
 
 from remat.closures.capture import CapturedReference
 from remat.errors import StepError

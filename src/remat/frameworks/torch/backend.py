@@ -19,7 +19,7 @@ from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
-from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr
+from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, version
 from remat.frameworks.torch.leaves import (
     copy_tensor,
     detached,
@@ -357,13 +357,13 @@ class TorchBackend:
         if self.step.under_functorch:
             return []
         given = (*self.runner.tree.flatten_like(state, "carry"), *self.runner.inputs.leaves)
-        return [(ref(leaf), leaf._version) for leaf in given if isinstance(leaf, Tensor)]
+        return [(ref(leaf), version(leaf)) for leaf in given if isinstance(leaf, Tensor)]
 
     def _check_inputs_unchanged(self, given: list[tuple[Any, int]], start: int, stop: int) -> None:
         """Raise a StepError if steps have written into what they were given."""
-        for held, version in given:
+        for held, before in given:
             tensor = held()
-            if tensor is not None and tensor._version != version:
+            if tensor is not None and version(tensor) != before:
                 steps = f"step {start}" if stop == start + 1 else f"one of the steps {start} to {stop - 1}"
                 raise step_mutation_error(steps, f"a {leaf_ops.spec_of(tensor, 'tensor')} has changed")
 

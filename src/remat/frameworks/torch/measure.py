@@ -20,7 +20,7 @@ from remat.execute.rng_state import preserved_state
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.leaves import nbytes, spec_of
-from remat.frameworks.torch.meter import StorageMeter, cuda_of, free_bytes, meter_for
+from remat.frameworks.torch.meter import StorageMeter, cuda_of, fake_tensor_mode, free_bytes, meter_for
 from remat.loops.request import free_host_bytes
 from remat.measuring import DEFAULT_TIMES, MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
@@ -130,9 +130,7 @@ class _FakeBackend:
 
 def _fake(call: TorchLoopCall, leaves: Sequence[Any], steps: int) -> MeasurementSetup | None:
     """The same loop on fake tensors, or None if its step cannot be run on them."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_tensor_mode()
     own = call.sizes[0] + call.sizes[1]
     given = [_truncate_inputs(call, leaves, k, steps) for k in range(len(leaves))]
     fakes = [mode.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in given[:own]]

@@ -1,4 +1,4 @@
-"""States in several levels with read and write costs (the H-Revolve problem of Herrmann and Pallez), exactly.
+"""States in several levels with read and write costs, exactly: the recurrence of H-Revolve (Herrmann & Pallez 2020).
 
 P_k(l, m) is the least time to reverse l+1 units from a state stored in level k, m slots of which (that one included)
 are free; O_k(l, m) the same from a state that is only in working memory. With uf and ub the times of a forward and of a
@@ -65,7 +65,7 @@ class HRevolveTable:
                     break
             self.slots.append(used)
             below = last
-        columns = [np.concatenate(part, axis=1) for part in zip(*blocks, strict=True)] if blocks else []
+        columns = [np.concatenate(block, axis=1) for block in zip(*blocks, strict=True)] if blocks else []
         self.o, self.p, self.right, self.left = columns or [np.empty((self.units, 0))] * 4
 
     def time(self, stored: bool, column: int, length: int) -> float:

@@ -2,7 +2,8 @@
 
 Let N(r) be the most steps that can be reversed in a budget if none is run forward more than r times. It obeys the
 recurrence of `exact_table` with (max, +) in place of (min, +): the steps left of y run once more than in their own
-subproblem, so they may run there r-1 times. It does not depend on n. For states only it is Revolve's β(s, r-1): the run that is recorded counts as well.
+subproblem, so they may run there r-1 times. It does not depend on n. For states only it is Revolve's β(s, r-1), since
+here the run that is recorded counts too.
 
 Lower bound: in any legal schedule, remove every step that is run more than r times. The others still form a legal
 schedule (a removed step is the identity between two states, and its tape is not needed), for fewer steps in no more
@@ -81,7 +82,7 @@ class LayerBound:
         return edges, sums
 
     def choose(self, sub: Subproblem) -> Move:
-        """The move with the least sum of bounds; of several, the one that advances furthest (the best in experiments)."""
+        """The move with the least sum of bounds; of several, the one that advances furthest (best in experiments)."""
         return min(self._moves(sub), key=lambda move: (self._promise(sub, move), -move.y, move.kind))
 
     def _promise(self, sub: Subproblem, move: Move) -> int:
@@ -105,7 +106,7 @@ class LayerBound:
             yield from (Move(kind, y) for y in points if first <= y < sub.steps)
 
     def _grows(self, sub: Subproblem) -> bool:
-        """Whether running steps more often reverses ever more of them: the start is stored after the turn, or can be."""
+        """Whether running steps more often reverses ever more of them: the start is stored, or can be."""
         return sub.budget >= (0 if sub.kept else self.sizes.state)
 
     def _next_row(self) -> None:

@@ -6,7 +6,8 @@ Costs are closed forms too, so a plan for n = 10⁹ takes microseconds; its ops 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
 from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule
@@ -17,7 +18,7 @@ __all__ = ["Binomial", "fitting_states", "peak_states", "predict", "stack_depths
 
 @dataclass(frozen=True)
 class Binomial(OneLevelPlanner):
-    """The least advances that so many kept states allow, when every step is recorded just before it is pulled back."""
+    """As many kept states as fit, and the least advances they allow where no tape is stored for later."""
 
     name: ClassVar[str] = "binomial"
     summary: ClassVar[str] = "states only, optimal placement in closed form (Revolve); any n at once"
@@ -52,7 +53,7 @@ def stack_depths(ranges: int, slots: int) -> tuple[int, int]:
 
 
 def peak_states(ranges: int, before: int, after: int) -> int:
-    """States live at the peak, the working set included, for so many kept before and after the turn.
+    """States live at the peak: those kept `before` or `after` the turn, and the working set.
 
     Recording a range takes two more before the turn (input and output) and three after it (and a cotangent).
     """
@@ -60,12 +61,12 @@ def peak_states(ranges: int, before: int, after: int) -> int:
 
 
 def states_text(level: Level, slots: int) -> str:
-    """The class of schedules that keep states: in bytes, one more might fit before the turn, so the number is said."""
+    """The class of the claim: in bytes, one state more might fit before the turn, so the number is part of it."""
     return "states only" if level.slots is not None else f"at most {slots} kept state{'s' * (slots != 1)}"
 
 
 def fitting_states(loop: Loop, level: Level, chunk: int) -> int:
-    """The most states that fit the level beside the working set, in ranges of `chunk` steps; too few is an error."""
+    """The most states that fit the level with ranges of `chunk` steps; too few raise an InfeasibleError."""
     ranges = -(-loop.units // chunk)
     least = 0 if ranges <= 1 else 1
     if level.slots is not None:
