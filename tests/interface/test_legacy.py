@@ -213,7 +213,7 @@ def test_savings_as_documented(steps, count, percent):
         assert stats["savings_ratio"] == pytest.approx(steps / count)
 
 
-def test_the_true_cost_stands_beside():
+def test_the_true_cost_has_keys_of_its_own():
     stats = remat.get_memory_savings(1000)
     assert f"{stats['recomputation_factor']:.1f}" == "32.3"
     assert (stats["forward_steps"], stats["extra_forward_steps"]) == (3439, 2439)
