@@ -15,7 +15,7 @@ def stacked(inputs: Any, steps: int) -> Any:
 
 
 def with_first(first: Any, after: Any, steps: int) -> Any:
-    """The initial value and those after each step: one tensor, or a list of so many if a value is a container."""
+    """The initial value and those after each step: one tensor, or a list of them if a value is a container."""
     return sequences.with_first(first, after, steps, _joined)
 
 
