@@ -597,18 +597,18 @@ def test_saved_tensors_may_be_looked_at_outside_of_a_backward():
 def test_hooks_for_saved_tensors_mix_with_segments():
     packed = []
 
-    def encode(tensor):
+    def pack(tensor):
         packed.append(tuple(tensor.shape))
         return tensor.numpy(force=True).copy()
 
     x = leaf(6)
-    with torch.autograd.graph.saved_tensors_hooks(encode, torch.from_numpy):
+    with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
         y = remat.checkpoint(lambda x: x.sin().exp(), x * 2)
     around = list(packed)
 
     def inside(x):
         h = x.sin()
-        with torch.autograd.graph.saved_tensors_hooks(encode, torch.from_numpy):
+        with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
             h = h.exp()
         return h.cos()
 

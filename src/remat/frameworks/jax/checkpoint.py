@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from remat.frameworks import jax_is_tracing
 from remat.frameworks.jax.avals import differentiable, nbytes
+from remat.frameworks.jax.ownership import is_tracing
 from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
 from remat.frameworks.jax.policies import policy_of
 from remat.profiling.call_record import CallRecord
@@ -42,7 +42,7 @@ def checkpoint(
     policy = policy_of(options.policy)
     name, depth = display_name(fn), nesting_depth()
     with segment_pass(name, "forward", depth), nested(depth):
-        if not jax_is_tracing():
+        if not is_tracing():
             return fn(*args, **kwargs)
         flat = _Flat(fn, name, args, kwargs)
         if options.threshold is None and not CheckpointProfiler.is_tracking():

@@ -16,6 +16,8 @@ from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint, weights
 from remat.execute.rng_state import private_rng_state
 from remat.frameworks.torch.functorch import escaped_its_transform
+from remat.pytree import TreeDef
+from remat.pytree import flatten as flatten_value
 
 __all__ = [
     "TensorSpec",
@@ -25,13 +27,16 @@ __all__ = [
     "device_fingerprint",
     "empty",
     "fast_match",
+    "flatten",
     "flows",
     "matches_spec",
     "nbytes",
+    "prepend",
     "quick_fingerprint",
     "reject_tracer",
     "require_grad_roots",
     "spec_of",
+    "stack",
     "unpack",
 ]
 
@@ -39,8 +44,23 @@ _NUMBERS = (bool, int, float, complex)  # each promotes to those after it
 
 
 def unpack(value: Any) -> Any:
-    """The value itself: PyTorch has no containers of its own."""
+    """The value: PyTorch has no containers of its own."""
     return value
+
+
+def flatten(value: Any) -> tuple[list[Any], TreeDef]:
+    """The leaves of a value, and its structure."""
+    return flatten_value(value)
+
+
+def stack(rows: Sequence[Any]) -> Any:
+    """One tensor of several, along a new first axis."""
+    return torch.stack([torch.as_tensor(row) for row in rows])
+
+
+def prepend(first: Any, rows: Any) -> Any:
+    """A tensor with one more row, the first."""
+    return torch.cat([torch.as_tensor(first).unsqueeze(0), rows])
 
 
 @dataclass(frozen=True)
