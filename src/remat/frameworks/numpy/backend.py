@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from autograd.core import vspace
+from autograd.extend import vspace
 
 from remat.errors import StepError
 from remat.execute.gradients import Gradients

@@ -1,8 +1,9 @@
 """Segments under autograd: one primitive, whose forward keeps nothing but its inputs.
 
-In: a function and its arguments. Out: what it returns, which autograd differentiates. The function runs on plain arrays
-first, and in a trace of its own when its cotangent comes; all of it, for autograd has no hook to stop it early. If
-leaves or cotangents are traced themselves, so is what is done here, and derivatives of any order come out.
+In: a function and its arguments. Out: what it returns, which autograd differentiates. The function first runs on plain
+arrays, and again in a trace of its own when its cotangent comes; completely, since autograd has no hook by which to
+stop it early. If inputs or cotangents are boxes of an outer trace, so is all that is computed here, and derivatives of
+any order come out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -47,7 +48,7 @@ def checkpoint(
         boxes = segment.take_values()
         if boxes:
             flowing = _segment(segment, *boxes)
-            return segment.given.with_flowing(flowing)
+            return segment.outputs.with_flowing(flowing)
     if call is not None:
         call.steps = 1
     name, depth = display_name(fn), nesting_depth()
@@ -58,7 +59,7 @@ def checkpoint(
 class CheckpointCall:
     """One call of a function whose tape is not kept."""
 
-    given: SegmentOutputs
+    outputs: SegmentOutputs
 
     def __init__(
         self,
@@ -79,56 +80,57 @@ class CheckpointCall:
         self._replay: SegmentReplay | None = None
 
     def take_values(self) -> list[Any]:
-        """The boxes among arguments and in closures, given away."""
+        """The boxes among arguments and in closures; they are not kept here."""
         boxes = [self._leaves[place] for place in self._places]
         for place in self._places:
             self._leaves[place] = None
         return boxes + self._captured.take_values()
 
     def forward(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """The results that gradients flow through."""
+        """Run the function for the first time; the outputs that gradients flow through."""
         check = self._check.wanted
         tracking = CheckpointProfiler.is_tracking() and not is_recomputing()
         self._replay = SegmentReplay(self._captured.replayable_states)
         with segment_pass(self.name, "forward", self.depth):
             if self.options.threshold is None and not tracking:
-                self.given = SegmentOutputs(
+                self.outputs = SegmentOutputs(
                     self._called([readonly_view(value) for value in values]), self.name, check=check
                 )
             else:
                 self._record_first(values, check, tracking)
         self._replay.forget_unused()
-        return self.given.flowing()
+        return self.outputs.flowing()
 
     def _record_first(self, values: Sequence[Any], check: bool, tracking: bool) -> None:
-        """Record the first run, to weigh its tape and to keep it if the outputs are within the threshold."""
+        """Record the first run, to count the bytes of its tape, or to keep it if its outputs are small."""
         with fresh_trace() as trace:
             boxes, roots = box_leaves([readonly_view(value) for value in values], [True] * len(values), trace)
-            self.given = SegmentOutputs(self._called(boxes), self.name, trace, check=check)
-        nodes, threshold = self.given.nodes, self.options.threshold
-        if threshold is not None and nbytes_of(self.given.leaves) <= threshold:
+            self.outputs = SegmentOutputs(self._called(boxes), self.name, trace, check=check)
+        nodes, threshold = self.outputs.nodes, self.options.threshold
+        if threshold is not None and nbytes_of(self.outputs.leaves) <= threshold:
             self._tape = roots, nodes
         elif tracking:
             outside = _Arrays()
             ConvertedClosure(outside, self._captured.step)
-            there = [*values, *self.given.leaves, *(leaf for leaf in self._leaves if leaf is not None), *outside.found]
-            CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], there))  # type: ignore[arg-type]
-        self.given.nodes = []
+            arguments = [leaf for leaf in self._leaves if leaf is not None]
+            shared = [*values, *self.outputs.leaves, *arguments, *outside.arrays]
+            CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], shared))  # type: ignore[arg-type]
+        self.outputs.nodes = []
 
     def reverse(self, values: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
         """The gradients of the wanted inputs."""
-        atomic_types = not any(map(is_boxed, [*values, *cotangents]))
-        if self._tape is not None and atomic_types:
+        first_order = not any(map(is_boxed, [*values, *cotangents]))
+        if self._tape is not None and first_order:
             roots, nodes = self._tape
         else:
             with self._again(), fresh_trace() as trace:
                 boxes, roots = box_leaves(values, [i in wanted for i in range(len(values))], trace)
-                nodes = self.given.compared(self._called(boxes), trace)
+                nodes = self.outputs.compared(self._called(boxes), trace)
             self._check.mark_passed()
         began = perf_counter()
-        ends = [(node, part) for node, part in zip(nodes, cotangents, strict=True) if node is not None]
+        ends = [(node, bar) for node, bar in zip(nodes, cotangents, strict=True) if node is not None]
         sums = pull_back([ends], {})
-        with segment_pass(self.name, "pullback", self.depth, since=began):  # it comes after those of inner segments
+        with segment_pass(self.name, "pullback", self.depth, since=began):  # noted after those of inner segments
             pass
         return [sums[roots[i]][0] if roots[i] in sums else vspace(values[i]).zeros() for i in wanted]
 
@@ -136,13 +138,13 @@ class CheckpointCall:
         """The tangents of the results, from those of the wanted inputs."""
         with self._again(), fresh_trace() as trace:
             boxes, _ = box_leaves(values, [i in wanted for i in range(len(values))], trace, tangents)
-            nodes = self.given.compared(self._called(boxes), trace)
-        zeros = [vspace(leaf).zeros() for leaf in self.given.like]
+            nodes = self.outputs.compared(self._called(boxes), trace)
+        zeros = [vspace(leaf).zeros() for leaf in self.outputs.like]
         return boxed_tuple([zero if node is None else node.g for node, zero in zip(nodes, zeros, strict=True)])
 
     @contextmanager
     def _again(self) -> Iterator[None]:
-        """A block in which the function runs again as it did at first."""
+        """A block in which the function is recomputed: random generators start from where they were at first."""
         assert self._replay is not None
         with recomputing(True), segment_pass(self.name, "recompute", self.depth), self._replay.rewound():
             yield
@@ -190,17 +192,17 @@ ATOMIC_TYPES = (np.ndarray, np.generic, Box, int, float, complex, str, bytes, ty
 
 
 class _Arrays(BaseCaptureFilter):
-    """Looks in closures for arrays, which are there whether a tape is kept or not; see `execute.captured.Boxes`."""
+    """Collects the arrays in closures, which stay alive whether a tape is kept or not."""
 
     opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box)
     atomic_types: ClassVar[frozenset[type]] = frozenset()
 
     def __init__(self) -> None:
-        self.found: list[Any] = []
+        self.arrays: list[Any] = []
 
     def accepts(self, leaf: Any) -> bool:
         if isinstance(leaf, np.ndarray):
-            self.found.append(leaf)
+            self.arrays.append(leaf)
         elif isinstance(leaf, Box):
-            self.found.append(getval(leaf))
+            self.arrays.append(getval(leaf))
         return False

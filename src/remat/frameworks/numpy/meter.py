@@ -19,7 +19,7 @@ class NumpyMeter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count in the block; who counts already goes on afterwards."""
+        """Count in the block; if tracemalloc is running already, it is not stopped."""
         gc.collect()
         running = tracemalloc.is_tracing()
         if not running:
@@ -39,5 +39,5 @@ class NumpyMeter:
         return tracemalloc.get_traced_memory()[1]
 
     def reset_peak(self) -> None:
-        """Begin anew with the peak."""
+        """Let the peak start again from the bytes that are allocated now."""
         tracemalloc.reset_peak()

@@ -1,4 +1,4 @@
-"""What a segment returns, taken apart: leaves that gradients flow through, and those that go beside autograd."""
+"""The outputs of a segment: leaves that gradients flow through, and leaves that autograd does not see."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -18,20 +18,20 @@ __all__ = ["SegmentOutputs", "nbytes_of"]
 
 
 class SegmentOutputs:
-    """The results of a first run, and how they are known again when they are computed once more."""
+    """The outputs of a first run, and their specs and fingerprints, with which recomputed ones are compared."""
 
     def __init__(self, out: Any, name: str, trace: float = -1.0, *, check: bool) -> None:
         self.name = name
-        found, self.tree = flatten(out, unpack)
+        leaves, self.tree = flatten(out, unpack)
         self._names = list(self.tree.paths("its result"))
-        pairs = [unbox(leaf, trace) for leaf in found]
+        pairs = [unbox(leaf, trace) for leaf in leaves]
         for (value, _), leaf_name in zip(pairs, self._names, strict=True):
             _refuse(value, leaf_name, name)
         self.leaves = [ensure_writable(value) for value, _ in pairs]
         self._flows = [is_boxable(leaf) for leaf in self.leaves]
         self.nodes = [node for (_, node), flows in zip(pairs, self._flows, strict=True) if flows]
         self._specs = [_spec(leaf) for leaf in self.leaves]
-        self._noted = [
+        self._fingerprints = [
             fingerprint(leaf) if check and spec is not None else None
             for leaf, spec in zip(self.leaves, self._specs, strict=True)
         ]
@@ -41,7 +41,7 @@ class SegmentOutputs:
         return tuple(leaf for leaf, flows in zip(self.leaves, self._flows, strict=True) if flows)
 
     def with_flowing(self, flowing: Any) -> Any:
-        """The results with these leaves where gradients flow; the first ones are let go."""
+        """The outputs with these leaves where gradients flow; those of the first run are dropped."""
         rest = iter([flowing[i] for i in range(len(flowing))])
         out = self.tree.unflatten([next(rest) if f else leaf for leaf, f in zip(self.leaves, self._flows, strict=True)])
         self.leaves = []
@@ -49,19 +49,19 @@ class SegmentOutputs:
 
     @property
     def like(self) -> list[Any]:
-        """Arrays that look like the leaves that gradients flow through."""
+        """Zeros of the shape and dtype of the leaves that gradients flow through, without memory."""
         specs = [spec for spec, flows in zip(self._specs, self._flows, strict=True) if flows]
         return [np.broadcast_to(np.zeros((), spec.dtype), spec.shape) for spec in specs if spec is not None]
 
     def compared(self, out: Any, trace: float) -> list[Any]:
-        """The nodes of leaves that gradients flow through; a DeterminismError if the results are other ones."""
+        """The nodes of recomputed leaves that gradients flow through; a DeterminismError if the outputs differ."""
         try:
-            found = self.tree.flatten_like(out, "its result", unpack)
+            leaves = self.tree.flatten_like(out, "its result", unpack)
         except StructureMismatch as error:
             raise_nondeterministic(self.name, str(error))
         nodes = []
-        for leaf, name, spec, noted, flows in zip(
-            found, self._names, self._specs, self._noted, self._flows, strict=True
+        for leaf, name, spec, recorded, flows in zip(
+            leaves, self._names, self._specs, self._fingerprints, self._flows, strict=True
         ):
             value, node = unbox(leaf, trace)
             if flows:
@@ -70,7 +70,7 @@ class SegmentOutputs:
             now = _spec(plain)
             if now != spec:
                 raise_nondeterministic(self.name, f"{name} was {spec or 'no array'} and became {now or 'no array'}")
-            far = 0.0 if noted is None or spec is None else mismatch(plain, noted, spec.eps**0.75)
+            far = 0.0 if recorded is None or spec is None else mismatch(plain, recorded, spec.eps**0.75)
             if far:
                 raise_nondeterministic(self.name, f"{name}, {spec}, was another one by {far:.1g} of its size")
         return nodes
@@ -80,7 +80,7 @@ _PLAIN = (np.generic, Number, str, bytes, bool, type(None), Enum, type, np.dtype
 
 
 def _refuse(leaf: Any, where: str, name: str) -> None:
-    """Raise a StepError for a result that is traced, or that gradients could be lost in."""
+    """Raise a StepError for an output that is still traced, or of a type in which gradients would be lost."""
     if is_boxed(leaf):
         raise StepError(
             f"{where} is still traced by autograd where it must not be: the segment {name} uses a traced variable that "
@@ -89,9 +89,9 @@ def _refuse(leaf: Any, where: str, name: str) -> None:
             "items of lists and dicts, and globals are searched"
         )
     if not isinstance(leaf, _PLAIN) and not (isinstance(leaf, np.ndarray) and leaf.dtype != object):
-        kind = "an array of objects" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__qualname__}"
+        which = "an array of objects" if isinstance(leaf, np.ndarray) else f"a {type(leaf).__qualname__}"
         raise StepError(
-            f"{where} of the segment {name} is {kind}, in which gradients would be lost. Return arrays, numbers and "
+            f"{where} of the segment {name} is {which}, in which gradients would be lost. Return arrays, numbers and "
             "texts, in any nesting of tuples, named tuples, lists, dicts (also OrderedDict and defaultdict) and "
             "dataclasses"
         )
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _spec(leaf: Any) -> ArraySpec | None:
-    """The looks of an array or a number; None for anything else."""
+    """The spec of an array or a number; None for anything else."""
     if isinstance(leaf, bool | int | float | complex) or (
         isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
     ):

@@ -171,8 +171,8 @@ def pull_back(groups: Sequence[Ends], sums: dict[Any, tuple[Any, bool]]) -> dict
         if not node.parents:
             continue  # a root: its sum is a result
         cotangent = sums.pop(node)[0]
-        for parent, part in zip(node.parents, node.vjp(cotangent), strict=True):
-            sums[parent] = add_outgrads(sums.get(parent), part)
+        for parent, parent_bar in zip(node.parents, node.vjp(cotangent), strict=True):
+            sums[parent] = add_outgrads(sums.get(parent), parent_bar)
     return sums
 
 
@@ -189,24 +189,24 @@ def tape_size(tape: Tape, shared: Sequence[Any]) -> int:
     size = 0
     stack: list[Any] = [tape]
     while stack:
-        thing = stack.pop()
-        if id(thing) in seen:
+        value = stack.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(thing))
-        if isinstance(thing, np.ndarray):
-            buffer = _buffer(thing)
-            size += header(thing)
-            if buffer is thing or id(buffer) not in seen:
+        seen.add(id(value))
+        if isinstance(value, np.ndarray):
+            buffer = _buffer(value)
+            size += header(value)
+            if buffer is value or id(buffer) not in seen:
                 seen.add(id(buffer))
                 size += buffer.nbytes
-        elif not isinstance(thing, _SHARED):
-            size += sys.getsizeof(thing)
-            if isinstance(thing, FunctionType):
-                size += sys.getsizeof(thing.__closure__) if thing.__closure__ else 0
-                stack.extend(thing.__closure__ or ())
-                stack.extend(thing.__defaults__ or ())
+        elif not isinstance(value, _SHARED):
+            size += sys.getsizeof(value)
+            if isinstance(value, FunctionType):
+                size += sys.getsizeof(value.__closure__) if value.__closure__ else 0
+                stack.extend(value.__closure__ or ())
+                stack.extend(value.__defaults__ or ())
             else:
-                stack.extend(gc.get_referents(thing))
+                stack.extend(gc.get_referents(value))
     return size
 
 

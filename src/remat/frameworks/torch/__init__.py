@@ -1,12 +1,17 @@
-"""PyTorch: the room for tensors.
+"""PyTorch: loops and segments on tensors.
 
-Loops: `calls.py` takes a user's values apart, `opening.py` records the first step to see what it depends on, `loop.py`
-is the flat autograd function, `results.py` what it gives. `verbs.py` is what the interpreter asks for, `tape.py` a
-recorded range. `captured.py` finds what a step closes over, `sources.py` what it draws on, `modes.py` how it is called;
-`measuring.py` and `meter.py` weigh it, `guard.py` compares. `derived.py` goes beyond first order, `mapped.py` is vmap.
+Loops: `scan.py` flattens a user's values, `probe.py` records the first step to see what it depends on, `function.py` is
+the flat autograd function, `loop_outputs.py` its results. `backend.py` is what the interpreter calls, `tape.py` a
+recorded range of steps. `measure.py` measures a step, by `meter.py`; `device_determinism.py` compares fingerprints on a
+device. `second_order.py` goes beyond first derivatives, `vmap.py` is torch.func.vmap.
 
-Segments: `segments.py` recomputes one function, `held.py` stands for what its backward needs, `lifted.py`, `drawn.py`
-and `standing.py` are what it starts from again, `dropped.py` is the wrapper of a module.
+Segments: `checkpoint.py` recomputes one function, and says by which rules; `recompute.py` is one recomputation,
+`saved_tensors.py` what stands for saved tensors. `checkpointed_module.py` wraps a module.
+
+What both start again from: `capture_filter.py`, `segment_closure.py` and `detached_cells.py` find captured tensors,
+`replayable_state.py` random generators and buffers, `leaf_state.py` flags, hooks and versions, `autocast.py` autocast.
+
+Private names of PyTorch are used in `functorch.py`, `fsdp.py`, `graph.py`, `modules.py` and `meter.py` only.
 """
 
 from remat.frameworks.torch.checkpoint import checkpoint

@@ -1,4 +1,4 @@
-"""The modes in which a loop was called: autocast, and whether its steps run with gradients on."""
+"""Autocast as it was when a loop or segment was called, for steps that run later."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,32 +12,32 @@ _DEVICES = ("cpu", "cuda")
 
 
 class AutocastState:
-    """Autocast as it was when this was made."""
+    """The state of autocast, on the CPU and on CUDA, when this was made."""
 
     def __init__(self) -> None:
-        self._then = _autocast()
-        self._any = any(enabled for enabled, _ in self._then)
+        self._at_call = _autocast()
+        self._enabled = any(enabled for enabled, _ in self._at_call)
 
     def __repr__(self) -> str:
-        return f"Modes({self._then})"
+        return f"AutocastState({self._at_call})"
 
     def active(self, *, grad: bool) -> AbstractContextManager[Any]:
-        """A block in which autocast is as it was then, and graphs are recorded or not."""
+        """A block in which autocast is as it was at the call, and graphs are recorded or not."""
         now = _autocast()
-        if self._then == now and not self._any:
+        if self._at_call == now and not self._enabled:
             return torch.set_grad_enabled(grad)
-        return self._active(self._then != now, grad)
+        return self._active(self._at_call != now, grad)
 
     @contextmanager
     def _active(self, changed: bool, grad: bool) -> Iterator[None]:
-        """A block in which autocast is as it was then, and graphs are recorded or not.
+        """The same, where autocast is on or has to be changed.
 
-        Autocast remembers weights that it has cast, and with them whether they were cast with gradients on. So what was
-        cast here is forgotten at both ends: else a weight that was cast without would lose its gradient elsewhere.
+        Autocast caches the weights that it has cast, with or without a graph. The cache is cleared at both ends: a
+        weight that was cast without a graph in one place would otherwise lose its gradient in another.
         """
         with ExitStack() as stack:
             if changed:
-                for device, (enabled, dtype) in zip(_DEVICES, self._then, strict=True):
+                for device, (enabled, dtype) in zip(_DEVICES, self._at_call, strict=True):
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             torch.clear_autocast_cache()
             stack.callback(torch.clear_autocast_cache)

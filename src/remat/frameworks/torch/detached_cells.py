@@ -1,7 +1,8 @@
-"""A function without the tensors that it closes over: these are inputs of a segment like its arguments.
+"""A function without the tensors in its closure cells: these become inputs of a segment, like its arguments.
 
-A segment that held its function with all its cells would hold tensors that an outer segment lets go, and later values
-of variables that were assigned again. So tensors in cells that the function only reads are lifted out.
+A segment keeps its function until the backward. With all its cells, it would keep tensors alive that an outer segment
+drops, and would see later values of variables that are assigned again. So tensors in cells that the function only
+reads are taken out.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +17,11 @@ __all__ = ["DetachedCells"]
 
 
 class DetachedCells:
-    """A function whose tensors were lifted out of its closure; `with_values` puts others there, in a copy of it."""
+    """A function without the tensors in its cells; `with_values` makes a copy of it with tensors in these cells."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn, self._places = fn, list[int]()
-        self.tensors: list[Tensor] = []  # for the caller, who takes them away
+        self.tensors: list[Tensor] = []  # taken away by the caller, so that they are not kept alive here
         if not isinstance(fn, FunctionType) or not fn.__closure__:
             return
         cells, assigned = list(fn.__closure__), _assigned(fn)
@@ -45,29 +46,29 @@ class DetachedCells:
 
 
 def _with_cells(fn: FunctionType, cells: Sequence[CellType]) -> FunctionType:
-    made = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, tuple(cells))
-    made.__kwdefaults__, made.__qualname__ = fn.__kwdefaults__, fn.__qualname__
-    made.__dict__.update(fn.__dict__)
-    return made
+    copy = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, tuple(cells))
+    copy.__kwdefaults__, copy.__qualname__ = fn.__kwdefaults__, fn.__qualname__
+    copy.__dict__.update(fn.__dict__)
+    return copy
 
 
 def _is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is held by others anyway, who expect to find it itself."""
+    """Whether a tensor is a leaf whose `.grad` and hooks are used: that very tensor must be in the cell."""
     return tensor.is_leaf and tensor.requires_grad
 
 
 def _assigned(fn: FunctionType) -> set[int]:
-    """The cells that a function, or one that it closes over, assigns to."""
-    found: set[int] = set()
+    """The ids of the cells that a function, or one that it closes over, assigns to."""
+    assigned: set[int] = set()
     seen, waiting = {id(fn)}, [fn]
     while waiting:
         function = waiting.pop()
         names = assigned_names(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name in names:
-                found.add(id(cell))
+                assigned.add(id(cell))
             content = CellRef(cell).get()
             if isinstance(content, FunctionType) and id(content) not in seen:
                 seen.add(id(content))
                 waiting.append(content)
-    return found
+    return assigned

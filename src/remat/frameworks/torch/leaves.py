@@ -1,8 +1,8 @@
 """Leaves of PyTorch: tensors and numbers; their specs, copies, sizes and fingerprints.
 
 In: values as a step takes and returns them. Out: a `TensorSpec` for each leaf to check later values against, private
-copies, and one fingerprint a leaf, by which a recomputed value is compared with the first. The module as a whole is
-the `LeafOps` of PyTorch.
+copies, and one fingerprint for each leaf, by which a recomputed value is compared with the first. The module as a whole
+is the `LeafOps` of PyTorch.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ __all__ = [
     "unpack",
 ]
 
-_NUMBERS = (bool, int, float, complex)  # in the order in which one gives way to another
+_NUMBERS = (bool, int, float, complex)  # each promotes to those after it
 
 
 def unpack(value: Any) -> Any:
@@ -65,7 +65,7 @@ def prepend(first: Any, rows: Any) -> Any:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a leaf looks like: shape, dtype and device; a Python number is `weak`, a random generator is `opaque`."""
+    """Shape, dtype and device of a leaf; a Python number is `weak`, a random generator is `opaque`."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -84,7 +84,7 @@ class TensorSpec:
         return torch.finfo(self.dtype).eps if self.differentiable else 2.0**-52
 
     def promotes_to(self, other: "TensorSpec") -> bool:
-        """Whether a leaf that looks like `other` may follow this one: a number may become a tensor without axes."""
+        """Whether a leaf of spec `other` may follow one of this: a Python number may become a tensor without axes."""
         if self == other:
             return True
         if not self.weak or self.shape != other.shape:
@@ -92,11 +92,11 @@ class TensorSpec:
         return not other.weak or _NUMBERS.index(self.dtype) <= _NUMBERS.index(other.dtype)
 
     def promoted(self, other: "TensorSpec") -> "TensorSpec":
-        """What to hold later values against, when one like `other` has followed."""
+        """The spec to check later values against, when a leaf of spec `other` has followed one of this."""
         return other if self.weak and self.promotes_to(other) else self
 
     def advice(self, other: "TensorSpec", name: str) -> str:
-        """What to do if one like `other` follows and must not."""
+        """What the user can do, where a leaf of spec `other` follows and does not match."""
         if self.weak:
             return "; start with a tensor of that shape"
         if self.device != other.device and other.device is not None:
@@ -111,7 +111,7 @@ class TensorSpec:
 
 
 def spec_of(leaf: Any, name: str) -> TensorSpec:
-    """The looks of a leaf; what is no tensor, no number and no generator raises a StepError that names it."""
+    """The spec of a leaf; a leaf that is no tensor, number or generator raises a StepError that names it."""
     if isinstance(leaf, Tensor):
         if leaf.layout is not torch.strided:
             raise StepError(f"{name} is a tensor of layout {leaf.layout}: give a dense one, as {name}.to_dense() is")
@@ -120,16 +120,16 @@ def spec_of(leaf: Any, name: str) -> TensorSpec:
         return TensorSpec((), type(leaf), weak=True)
     if isinstance(leaf, torch.Generator) or private_rng_state(leaf) is not None:
         return TensorSpec((), type(leaf), opaque=True)
-    kind = type(leaf)
+    leaf_type = type(leaf)
     raise StepError(
-        f"{name} is a {kind.__module__}.{kind.__qualname__}: a leaf must be a tensor or a number"
-        + ("; torch.from_numpy makes one of an array" if kind.__module__ == "numpy" else "")
+        f"{name} is a {leaf_type.__module__}.{leaf_type.__qualname__}: a leaf must be a tensor or a number"
+        + ("; torch.from_numpy makes one of an array" if leaf_type.__module__ == "numpy" else "")
         + ". Tuples, lists, dicts, named tuples and dataclasses are taken apart; let the step close over the rest"
     )
 
 
 def matches_spec(leaf: Any, spec: TensorSpec) -> bool:
-    """Whether a leaf is a tensor that looks exactly like that."""
+    """Whether a leaf is a tensor of exactly this spec."""
     return (
         isinstance(leaf, Tensor)
         and leaf.shape == spec.shape
@@ -140,13 +140,13 @@ def matches_spec(leaf: Any, spec: TensorSpec) -> bool:
 
 
 def fast_match(spec: TensorSpec) -> Callable[[Any], bool]:
-    """A fast test for leaves like that."""
+    """A fast test for leaves of this spec."""
     shape, dtype, device = spec.shape, spec.dtype, spec.device
     if spec.opaque:
         return lambda value: type(value) is dtype
     if spec.weak:
-        kinds = _NUMBERS[: _NUMBERS.index(dtype) + 1]
-        return lambda value: type(value) in kinds
+        number_types = _NUMBERS[: _NUMBERS.index(dtype) + 1]
+        return lambda value: type(value) in number_types
     return lambda value: (
         isinstance(value, Tensor) and value.shape == shape and value.dtype is dtype and value.device == device
     )
@@ -163,7 +163,7 @@ def _dtype(spec: TensorSpec) -> torch.dtype:
 
 
 def empty(count: int, spec: TensorSpec, like: Any) -> Any:
-    """Room for so many leaves."""
+    """An uninitialized tensor for the rows of `count` leaves."""
     if spec.opaque:
         raise StepError("an output of a step must be a tensor or a number, and one is a random generator")
     if isinstance(like, Tensor):
@@ -171,13 +171,13 @@ def empty(count: int, spec: TensorSpec, like: Any) -> Any:
     return torch.empty((count,), dtype=_dtype(spec))
 
 
-def astype(held: Any, spec: TensorSpec) -> Any:
-    """A tensor of leaves, in the dtype and on the device of others."""
-    return held.to(dtype=_dtype(spec), device=spec.device or held.device)
+def astype(rows: Any, spec: TensorSpec) -> Any:
+    """The rows of a leaf, in the dtype and on the device of a spec."""
+    return rows.to(dtype=_dtype(spec), device=spec.device or rows.device)
 
 
 def reject_tracer(leaf: Any, name: str) -> None:
-    """Raise a StepError if a leaf belongs to a transform of torch.func that is not the one which runs."""
+    """Raise a StepError if a leaf belongs to a transform of torch.func that does not run any more, or not yet."""
     if isinstance(leaf, Tensor) and escaped_its_transform(leaf):
         raise StepError(
             f"{name} is still traced by torch.func where it must not be: the step uses a traced tensor that remat "
@@ -197,7 +197,7 @@ def detached(leaf: Any) -> Any:
 
 
 def require_grad_roots(leaves: Sequence[Any], flowing: Sequence[bool]) -> list[Any]:
-    """Leaves as the beginnings of a graph where gradients flow."""
+    """The leaves, with new graph leaves that require a gradient where gradients flow."""
     return [
         leaf.detach().requires_grad_() if flow and flows(leaf) else leaf
         for leaf, flow in zip(leaves, flowing, strict=True)
@@ -205,12 +205,12 @@ def require_grad_roots(leaves: Sequence[Any], flowing: Sequence[bool]) -> list[A
 
 
 def copy_tensor(leaf: Any) -> Any:
-    """A private copy of a tensor, outside of any graph; numbers are as they are."""
+    """A copy of a tensor, outside of any graph; a number is itself."""
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def nbytes(leaf: Any) -> int:
-    """Bytes of a tensor's numbers; numbers of Python take none on the device."""
+    """Bytes of a tensor's numbers; 0 for Python numbers, which take none on the device."""
     return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
 
 
@@ -218,7 +218,7 @@ _weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
 
 def quick_fingerprint(leaf: Any) -> float:
-    """One number that another value of the leaf is most unlikely to have."""
+    """The fingerprint of a leaf: a weighted sum of its numbers, which another value is most unlikely to have."""
     if not isinstance(leaf, Tensor):
         return fingerprint(leaf) if type(leaf) in _NUMBERS else 0.0
     if leaf.device.type == "cpu" and leaf.dtype is not torch.bfloat16:
@@ -227,7 +227,7 @@ def quick_fingerprint(leaf: Any) -> float:
 
 
 def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
-    """The same as a tensor on the leaf's device, for which nobody has to wait; or that of the sizes of its numbers."""
+    """The fingerprint of a leaf as a tensor on its device, without synchronization; `of_sizes`: of absolute values."""
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf if type(leaf) in _NUMBERS else 0.0, dtype=torch.complex128)
     flat = leaf.detach().reshape(-1)

@@ -1,4 +1,4 @@
-"""What a loop gives: tensors, through some of which gradients flow, and numbers beside them."""
+"""The results of a loop: tensors, which go through the autograd function, and Python numbers, which do not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,24 +15,24 @@ __all__ = ["LoopOutputs", "clone_aliases"]
 
 @dataclass
 class LoopOutputs:
-    """What a loop gives beside its tensors: which leaves of the last carry and of the outputs these are."""
+    """Where the tensors of a loop's results belong among the leaves of the last carry and of the outputs."""
 
-    numbers: list[Any]  # leaves, with None for each tensor
+    numbers: list[Any]  # all leaves, with None in the place of each tensor
     flows: list[bool]
     carry_size: int
     outputs: Any
 
     @classmethod
-    def of(cls, backend: TorchBackend, carry: Any, given: Sequence[Any]) -> "tuple[LoopOutputs, tuple[Tensor, ...]]":
-        """The results of verbs that have run, and their tensors; what is in the memory of something given is copied."""
+    def of(cls, backend: TorchBackend, carry: Any, inputs: Sequence[Any]) -> "tuple[LoopOutputs, tuple[Tensor, ...]]":
+        """The results of a loop that has run, and their tensors; a carry leaf in memory of an input is copied."""
         runner, flows = backend.runner, backend.activity
         backend.output_flows()
-        there = {_memory(leaf) for leaf in given}
+        occupied = {_memory(leaf) for leaf in inputs}
         leaves = []
         for leaf in runner.tree.flatten_like(carry, "carry"):
             memory = _memory(leaf)
-            leaves.append(leaf.clone() if memory in there and memory is not None else leaf)
-            there.add(memory)
+            leaves.append(leaf.clone() if memory in occupied and memory is not None else leaf)
+            occupied.add(memory)
         flowing = [flow and leaf_ops.flows(leaf) for flow, leaf in zip(flows.carry, leaves, strict=True)]
         every = [*leaves, *runner.outputs.leaves]
         numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in every]
@@ -47,14 +47,14 @@ class LoopOutputs:
     def with_arrays(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """All leaves, of the carry and of the outputs, with these for the tensors."""
         rest = iter(tensors)
-        found = [next(rest) if number is None else number for number in self.numbers]
-        return found[: self.carry_size], found[self.carry_size :]
+        leaves = [next(rest) if number is None else number for number in self.numbers]
+        return leaves[: self.carry_size], leaves[self.carry_size :]
 
     def expand_cotangents(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Cotangents of all leaves, of the carry and of the outputs; None where there is none."""
         rest = iter(cotangents)
         expanded = [next(rest) if number is None else None for number in self.numbers]
-        expanded = [part if flow else None for part, flow in zip(expanded, self.flows, strict=True)]
+        expanded = [bar if flow else None for bar, flow in zip(expanded, self.flows, strict=True)]
         return expanded[: self.carry_size], expanded[self.carry_size :]
 
 
@@ -62,7 +62,7 @@ def _memory(leaf: Any) -> int | None:
     return storage_id(leaf) if isinstance(leaf, Tensor) and leaf.numel() else None
 
 
-def clone_aliases(found: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:
-    """What a function returns, with copies for what was given to it: autograd takes such a thing for its own view."""
-    there = {id(arg) for arg in given if arg is not None}
-    return tuple(part.clone() if id(part) in there else part for part in found)
+def clone_aliases(outputs: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The outputs of a Function, cloned where they are inputs: autograd would return a view of such an input."""
+    input_ids = {id(arg) for arg in inputs if arg is not None}
+    return tuple(output.clone() if id(output) in input_ids else output for output in outputs)

@@ -1,8 +1,8 @@
-"""What a step costs, on PyTorch: first on fake tensors, which have no numbers and take no memory, then by real runs.
+"""What a step costs on PyTorch: measured on fake tensors first, which have no numbers and no memory, then by real runs.
 
-So nothing is lost to a step that does not fit: what its tape takes is known before it is run again. The real runs have
-the last word on bytes too: kernels take memory of their own, and the engine adds gradients in place where it can. A
-step that cannot be run on fake tensors, since it looks at numbers or is compiled, is measured as it is.
+So a step that does not fit is refused before it runs out of memory. The real runs decide about bytes too: kernels
+allocate workspace, and the engine accumulates gradients in place where it can. A step that cannot run on fake tensors,
+because it reads numbers or is compiled, is measured by real runs only.
 """
 
 from collections.abc import Sequence
@@ -29,17 +29,15 @@ from remat.units import bytes_text
 
 __all__ = ["measured"]
 
-STEPS = 8  # of which a few are run
-CUDA_OWN = 1 << 19  # bytes of summaries on the device, in blocks of 512
+STEPS = 8  # length of the loop that is measured; only a few of its steps are run
+CUDA_OWN = 1 << 19  # bytes of fingerprints on the device, in blocks of 512
 
 
 def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
     """What a step costs: measured now, or by an earlier loop whose first step is as large."""
     assert call.request.memory is not None
     room = call.request.memory.device.capacity or 0
-    if (
-        call.step.fsdp_modules
-    ):  # all processes agree on it anew each time: none may know it from before while another does not
+    if call.step.fsdp_modules:  # all processes agree on it each time: a cache might answer in one and not in another
         return _estimate_fsdp(call, leaves, [leaf.device for leaf in leaves if isinstance(leaf, Tensor)])
     step, first = call.step, 0 if call.first_step is None else call.first_step.tape.bytes
     specs = tuple(spec_of(leaf, "leaf") for leaf in leaves)
@@ -86,7 +84,7 @@ def _subject(
 
 
 def _truncate_inputs(call: TorchLoopCall, leaves: Sequence[Any], k: int, steps: int) -> Any:
-    """A leaf; of the inputs only the rows of the first steps."""
+    """Leaf k; if it is one of the inputs `xs`, only its rows for the first steps."""
     return leaves[k][:steps] if call.sizes[0] <= k < call.sizes[0] + call.sizes[1] else leaves[k]
 
 
@@ -103,7 +101,7 @@ def _ones(backend: TorchBackend, state: Any, gradients: Gradients | None) -> Gra
 
 
 class _FakeBackend:
-    """Verbs that run on fake tensors, each in the mode that makes them."""
+    """A backend whose operations run in the mode for fake tensors."""
 
     def __init__(self, backend: TorchBackend, mode: Any) -> None:
         self.backend, self.mode = backend, mode
@@ -132,11 +130,11 @@ def _fake(call: TorchLoopCall, leaves: Sequence[Any], steps: int) -> Measurement
     """The same loop on fake tensors, or None if its step cannot be run on them."""
     mode = fake_tensor_mode()
     own = call.sizes[0] + call.sizes[1]
-    given = [_truncate_inputs(call, leaves, k, steps) for k in range(len(leaves))]
-    fakes = [mode.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in given[:own]]
-    held = [leaf if leaf.is_leaf else leaf.detach() for leaf in leaves[own:]]
+    truncated = [_truncate_inputs(call, leaves, k, steps) for k in range(own)]
+    fakes = [mode.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in truncated]
+    captured = [leaf if leaf.is_leaf else leaf.detach() for leaf in leaves[own:]]
     with mode:
-        backend, state = call.new_backend([*fakes, *held], steps)
+        backend, state = call.new_backend([*fakes, *captured], steps)
         backend.counting_bytes = True
         backend.fake_captured = [mode.from_tensor(leaf) for leaf in leaves[own:] if leaf.is_leaf]
         meter = StorageMeter(inside=mode)
@@ -164,10 +162,10 @@ def _check_it_fits(found: StepCost, devices: Sequence[torch.device]) -> None:
 
 
 def _estimate_fsdp(call: TorchLoopCall, leaves: Sequence[Any], devices: Sequence[torch.device]) -> StepCost:
-    """What a step costs that calls modules of FSDP, by its first run.
+    """What a step costs that calls FSDP modules, estimated from its first run.
 
-    It is not run again to be measured: FSDP takes a backward pass for the end of the whole model's. Aside are a tape
-    for what passes, and twice its parameters for their gradients.
+    It is not run again to be measured: FSDP takes any backward for that of the whole model. As workspace count one
+    tape, for cotangents in flight, and twice its parameters, for their gradients.
     """
     assert call.first_step is not None
     state = sum(map(nbytes, call.split(leaves)[0]))
@@ -178,13 +176,13 @@ def _estimate_fsdp(call: TorchLoopCall, leaves: Sequence[Any], devices: Sequence
 
 
 def _is_single_process() -> bool:
-    """Whether no other process trains together with this one."""
+    """Whether torch.distributed is not initialized, or has one process only."""
     distributed = torch.distributed
     return not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
 
 
 def _agree_across_processes(found: StepCost, devices: Sequence[torch.device]) -> StepCost:
-    """What all processes agree on: steps wait for each other, so that all must run the same ranges."""
+    """The largest sizes of all processes: collectives wait for each other, so that all must run the same schedule."""
     if _is_single_process():
         return found
     sizes = [found.workspace, found.bytes_per_range, found.pullback_workspace, found.loop.state, found.loop.tape]

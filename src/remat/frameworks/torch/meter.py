@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # `remat.pytree.flatten` does not see torch.return_types, and takes three times as long for every op that is counted.
 from torch.utils._pytree import tree_leaves
 
-from remat.frameworks.torch.storage import is_dense
+from remat.frameworks.torch.storage import is_dense, storage_id
 from remat.pytree import flatten
 
 __all__ = ["CudaMeter", "StorageMeter", "cuda_of", "fake_tensor_mode", "free_bytes", "free_on", "meter_for"]
@@ -37,12 +37,12 @@ def free_on(*values: Any) -> int | None:
 
 
 def free_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Bytes that are free on the CUDA device among these, what its allocator holds and does not use included."""
+    """Bytes that are free on the CUDA device among these, with those that PyTorch has reserved and does not use."""
     device = cuda_of(devices)
     if device is None:
         return None
-    held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + held)
+    reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + reserved)
 
 
 def fake_tensor_mode() -> Any:
@@ -60,7 +60,7 @@ class CudaMeter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """The allocator counts always; its peak begins anew."""
+        """A block; the allocator always counts, so only its peak is reset."""
         self.reset_peak()
         yield
 
@@ -73,12 +73,12 @@ class CudaMeter:
         return int(torch.cuda.max_memory_allocated(self.device))
 
     def reset_peak(self) -> None:
-        """Begin anew with the peak."""
+        """Let the peak start again from the bytes that are allocated now."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
 class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of all storages that were made while it is on and that are still there; real or fake ones."""
+    """Bytes of the storages that ops have made while it is active and that are still alive; real or fake ones."""
 
     def __init__(self, inside: Any = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -101,28 +101,28 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._peak
 
     def reset_peak(self) -> None:
-        """Begin anew with the peak."""
+        """Let the peak start again from the bytes that are allocated now."""
         self._peak = self._now
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op, and count what it made."""
-        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if is_dense(t)}
+        """Run an op, and count the storages that it made."""
+        inputs = {storage_id(t) for t in tree_leaves((args, kwargs)) if is_dense(t)}
         out = func(*args, **(kwargs or {}))
-        if func.is_view:  # of something that was there before, if it is not counted yet
+        if func.is_view:  # a view makes no storage: that of its input, if it is not counted, existed before
             return out
         for tensor in tree_leaves(out):
             if is_dense(tensor):
                 storage = tensor.untyped_storage()
-                if id(storage) not in given and id(storage) not in self._live:
+                if id(storage) not in inputs and id(storage) not in self._live:
                     self._count(storage)
         return out
 
     def _count(self, storage: Any) -> None:
-        number, size = id(storage), storage.nbytes()
-        self._live[number] = size
+        key, size = id(storage), storage.nbytes()
+        self._live[key] = size
         self._now += size
         self._peak = max(self._peak, self._now)
-        weakref.finalize(storage, self._gone, number)
+        weakref.finalize(storage, self._freed, key)
 
-    def _gone(self, number: int) -> None:
-        self._now -= self._live.pop(number, 0)
+    def _freed(self, key: int) -> None:
+        self._now -= self._live.pop(key, 0)

@@ -1,4 +1,4 @@
-"""The calls: from a user's step and values to a loop that runs, plainly or under autograd."""
+"""`scan` and `while_loop` on tensors: from a user's step and values to a loop, plain or under autograd."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +35,7 @@ def scan(
     rows: dict[int, int] | None = None,
     driven: bool = True,
 ) -> tuple[Any, Any]:
-    """The last carry and the outputs of all steps, or of those that `rows` gives a row; it is driven anyway."""
+    """The last carry and the outputs of all steps, or of those in `rows`; `driven` has no meaning here (JAX)."""
     if vjp is not None:
         raise StepError("vjp= is for NumPy; on PyTorch write a torch.autograd.Function and call it in the step")
     init_leaves, carry = flatten_leaves(leaf_ops, init, "init")
@@ -45,9 +45,9 @@ def scan(
     request.record(steps)
     sizes = (len(init_leaves), len(xs_leaves), 0)
     call = _call(step, None, init_leaves, xs_leaves, carry, inputs, sizes, request, rows, steps)
-    found = _differentiated(call, init_leaves, xs_leaves)
-    if found is not None:
-        return found
+    results = _differentiated(call, init_leaves, xs_leaves)
+    if results is not None:
+        return results
     runner = _new_runner(call, carry, init_leaves, Inputs(xs_leaves, inputs), Outputs(leaf_ops, steps, rows))
     value, done = _begun(call, runner, carry.unflatten(init_leaves))
     value = runner.run(step, value, done, steps)
@@ -71,9 +71,9 @@ def while_loop(
     goes_on = most != 0 and as_truth_value(cond(init))
     if goes_on:
         call.cond_holds = True
-        found = _differentiated(call, leaves, [])
-        if found is not None:
-            return found[0]
+        results = _differentiated(call, leaves, [])
+        if results is not None:
+            return results[0]
     runner = _new_runner(call, carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
     value, done = _begun(call, runner, carry.unflatten(leaves))
     while done != most and (goes_on if done == 0 else as_truth_value(cond(value))):
@@ -97,34 +97,34 @@ def _call(
 ) -> TorchLoopCall:
     flows = Activity([leaf_ops.flows(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs])
     tensors = DifferentiableTensors()
-    graphs = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    graphs = graphs and not in_forward_mode()  # forward mode goes along with a plain loop
-    captured = ConvertedClosure(tensors, step, cond) if graphs else None
+    records = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    records = records and not in_forward_mode()  # forward mode needs no tape: the loop runs plainly
+    captured = ConvertedClosure(tensors, step, cond) if records else None
     private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
-    found = [] if captured is None else [*captured.replayable_states, *tensors.replayable_states]
-    replayable_states = [*global_generators(), *(source for source in private if source is not None), *found]
+    closed_over = [] if captured is None else [*captured.replayable_states, *tensors.replayable_states]
+    replayable_states = [*global_generators(), *(state for state in private if state is not None), *closed_over]
     under_functorch = in_transform()
-    made = TracedStep(captured, AutocastState(), replayable_states, flows, under_functorch=under_functorch)  # type: ignore[arg-type]
-    made.modules, made.compiled = tensors.modules, tensors.compiled
-    return TorchLoopCall(made, carry, inputs, sizes, request, rows, steps)
+    traced = TracedStep(captured, AutocastState(), replayable_states, flows, under_functorch=under_functorch)  # type: ignore[arg-type]
+    traced.modules, traced.compiled = tensors.modules, tensors.compiled
+    return TorchLoopCall(traced, carry, inputs, sizes, request, rows, steps)
 
 
 def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tuple[Any, Any] | None:
     """The results of a loop that gradients flow through, or None: then it is a plain loop."""
     if call.step.captured is None:
         return None
-    known: list[Tensor] | None
-    if (
-        call.step.under_functorch
-    ):  # torch.func runs the loop at another level: all that can flow does, and is put in place there
-        known = call.step.captured.take_values()
-        call.step.capture_ids, call.step.is_leaf = list(range(len(known))), [False] * len(known)
+    captured: list[Tensor] | None
+    if call.step.under_functorch:
+        # torch.func runs the loop at another level: every leaf that can carry a gradient counts as active, and captured
+        # tensors are rebound to the values of that level.
+        captured = call.step.captured.take_values()
+        call.step.capture_ids, call.step.is_leaf = list(range(len(captured))), [False] * len(captured)
         call.step.activity.xs = [leaf_ops.flows(leaf) for leaf in xs]
         call.specs = [spec_of(leaf, name) for leaf, name in zip(init, call.carry.paths("carry"), strict=True)]
     else:
         call.replay = StateReplay(call.step.replayable_states)
         try:
-            known = probe_first_step(call, [*init, *xs], call.step.modules)
+            captured = probe_first_step(call, [*init, *xs], call.step.modules)
         except torch.cuda.OutOfMemoryError as error:
             raise InfeasibleError(
                 f"CUDA ran out of memory in the first step: {error}. Free memory, or make the step smaller; a budget "
@@ -132,19 +132,21 @@ def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tupl
                 sum(map(nbytes, init)),
                 "bytes",
             ) from error
-    if known is None:
+    if captured is None:
         call.replay = None
         return None
-    if call.step.fsdp_modules:  # something must tell autograd that there is a gradient, where parameters do not
-        known = [*known, torch.zeros((), requires_grad=True)]
+    if (
+        call.step.fsdp_modules
+    ):  # parameters of FSDP are not inputs of the Function, and one input must require a gradient
+        captured = [*captured, torch.zeros((), requires_grad=True)]
         call.step.capture_ids.append(-1)
         call.step.is_leaf.append(True)
-    call.sizes = (len(init), len(xs), len(known))
-    return run(call, [*init, *xs, *known])
+    call.sizes = (len(init), len(xs), len(captured))
+    return run(call, [*init, *xs, *captured])
 
 
 def _begun(call: TorchLoopCall, runner: StepRunner, carry: Any) -> tuple[Any, int]:
-    """Where a plain loop begins: after the first step, if that has been run to see whether gradients flow."""
+    """The carry and step at which a plain loop starts: step 1, if the first one has been run as a probe."""
     first_step, call.first_step = call.first_step, None
     if first_step is None:
         return carry, 0

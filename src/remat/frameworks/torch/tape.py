@@ -1,4 +1,4 @@
-"""Tapes of PyTorch: the graph of a recorded range, pulled back by one call of the engine, and its weight in bytes."""
+"""Tapes of PyTorch: the graph of a recorded range of steps, its pullback by one call of the engine, and its bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ __all__ = [
 
 @dataclass(slots=True)
 class Tape:
-    """A recorded range: what went in, and where gradients come in for what came out; None where none flows."""
+    """A recorded range: the leaves of its graph, and the gradient edges of its results; None where none flows."""
 
     start: int
     stop: int
@@ -42,38 +42,38 @@ class Tape:
 
     @property
     def roots(self) -> list[Any]:
-        """All that went in."""
+        """All leaves of the graph: carry, captured tensors, inputs of each step."""
         return [*self.carry_in, *self.captured, *(root for row in self.xs for root in row)]
 
 
 @dataclass
 class FirstStep:
-    """The first step, recorded before anything is planned: how it behaves, and its results, for when it is its turn."""
+    """The first step, recorded before anything is planned, and its results: the first sweep begins with them."""
 
     tape: Tape
     carry: Any
     y: Any
-    number: int  # the least of its nodes' numbers
+    number: int  # its nodes have higher sequence numbers
 
 
 class OutputEdges:
-    """Where gradients come into a graph, with the gradients."""
+    """The gradient edges at which a backward starts, with the cotangents there."""
 
     def __init__(self) -> None:
         self.edges: list[Any] = []
         self.cotangents_of_outputs: list[Any] = []
 
     def add(self, edge: Any, bar: Any) -> None:
-        """One more, if there is something to add."""
+        """Add an edge, unless it or its cotangent is None."""
         if edge is not None and bar is not None:
             self.edges.append(edge)
             self.cotangents_of_outputs.append(bar)
 
 
 class _SeedGradients(torch.autograd.Function):
-    """A node that gives sums of gradients to the tensors they belong to, and nobody holds them meanwhile.
+    """Feeds the running gradients of captured tensors into the engine, which adds to them in the plain loop's order.
 
-    So the engine adds to them in place, and goes on where the range after this one ended.
+    The node gives away its only references to the sums, so that the engine may accumulate in place.
     """
 
     @staticmethod
@@ -84,41 +84,41 @@ class _SeedGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         sums = ctx.sums
-        found = tuple(sums)
+        gradients = tuple(sums)
         sums.clear()
-        return None, *found
+        return None, *gradients
 
 
 def seed_accumulators(ends: OutputEdges, captured: Sequence[Tensor], sums: list[Any]) -> None:
-    """Let the gradients of captured tensors begin with their sums, which are taken away from the list."""
+    """Let the gradients of captured tensors start with their running sums, which are taken out of the list."""
     if all(total is None for total in sums):
         return
     if len({tensor.device for tensor in captured}) > 1:  # a node belongs to one device
         for tensor, total in zip(captured, sums, strict=True):
             ends.add(gradient_edge(tensor), total)
         return
-    given = list(sums)
+    seeds = list(sums)
     sums[:] = [None] * len(sums)
     with torch.enable_grad():
-        end = _SeedGradients.apply(given, *captured)  # type: ignore[no-untyped-call]
+        end = _SeedGradients.apply(seeds, *captured)  # type: ignore[no-untyped-call]
     ends.add(gradient_edge(end), end.detach())
 
 
 def pull(ends: OutputEdges, tape: Tape) -> list[Any]:
-    """The gradients of roots by one call of the engine, None for those without; hooks of captured tensors rest."""
+    """The gradients of the roots by one call of the engine, None for those without; captured tensors run no hooks."""
     roots = tape.roots
-    wanted = [root for root in roots if root is not None]
-    if not ends.edges or not wanted:
+    leaves = [root for root in roots if root is not None]
+    if not ends.edges or not leaves:
         return [None] * len(roots)
     with hooks_suspended(tape.captured):
-        found = iter(torch.autograd.grad(ends.edges, wanted, ends.cotangents_of_outputs, allow_unused=True))
-    return [None if root is None else next(found) for root in roots]
+        gradients = iter(torch.autograd.grad(ends.edges, leaves, ends.cotangents_of_outputs, allow_unused=True))
+    return [None if root is None else next(gradients) for root in roots]
 
 
 def accumulate_grads(ends: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]) -> list[Any]:
-    """The gradients of roots by one call of the engine that also adds to the gradients of all parameters it meets.
+    """The gradients of the roots by a `backward`, which also accumulates into `.grad` of all parameters it reaches.
 
-    Modules that FSDP has sharded gather theirs in this way only. Captured tensors add up too, in place.
+    FSDP reduces gradients of sharded parameters only in this way. Captured tensors accumulate too, in place.
     """
     if ends.edges:
         torch.autograd.backward(ends.edges, ends.cotangents_of_outputs)
@@ -128,16 +128,16 @@ def accumulate_grads(ends: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any])
 
 
 def check_inputs_known(tape: Tape, number: int) -> None:
-    """Raise a StepError if the steps of a tape use a tensor that wants a gradient and that is not known."""
+    """Raise a StepError if the steps of a tape use a tensor that requires a gradient and is not one of its roots."""
     ends = [end.node for end in (*tape.carry_out, *(end for row in tape.ys for end in row)) if end is not None]
-    known = {gradient_edge(root) for root in tape.roots if root is not None}
+    roots = {gradient_edge(root) for root in tape.roots if root is not None}
     for (node, output), is_leaf in external_edges(ends, number).items():
-        if GradientEdge(node, output) not in known:
+        if GradientEdge(node, output) not in roots:
             raise unknown_input_error(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
 
 
 def unknown_input_error(node: Any, is_leaf: bool, steps: str) -> StepError:
-    """What to say of a captured tensor that was not found."""
+    """The error for a captured tensor that closure conversion did not find."""
     what = f"a parameter of shape {list(leaf_of(node).shape)}" if is_leaf else f"a tensor that {node.name()} made"
     return StepError(
         f"{steps} used {what} and that was not found in what the step closes over, so its gradient would be "
