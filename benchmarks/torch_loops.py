@@ -100,7 +100,7 @@ class Bench:
 
     def run(self, loop):
         """Seconds of one gradient, and forward steps."""
-        self.forget()
+        self.reset_peak()
         self.cell.calls = 0
         self.finish()
         began = time.perf_counter()
@@ -111,12 +111,12 @@ class Bench:
 
     def memory(self, loop):
         """Bytes at the peak, and host bytes a step that the forward pass leaves."""
-        self.forget()
+        self.reset_peak()
         self.cell.calls = 0
         gc.collect()
         meter = CudaMeter(self.device) if self.cuda else StorageMeter()
-        with meter.on():
-            meter.forget()
+        with meter.counting():
+            meter.reset_peak()
             before, device = host_bytes(), meter.now()
             loss = loop(self.cell, (self.zeros, self.zeros), self.xs)[0].pow(2).sum()
             host = host_bytes() - before - (0 if self.cuda else meter.now() - device)

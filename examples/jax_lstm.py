@@ -1,6 +1,6 @@
-"""An LSTM trained through 10,000 steps of JAX inside a memory budget, beside what a plain scan takes.
+"""An LSTM trained through 10,000 steps of JAX inside a memory budget, compared with what a plain scan takes.
 
-The memory is XLA's own account of a compiled gradient: its temporaries, beside arguments and results. Nothing is run
+The memory is XLA's own account of a compiled gradient: its temporaries, without arguments and results. Nothing is run
 for it, so that the plain scan's is known where it would not fit. Run it: python examples/jax_lstm.py
 """
 
@@ -53,15 +53,17 @@ def main():
 
     before, expected = plain(params)
     for program in (few, inside):
-        found = program(params)[1]
-        worst = max(float(jnp.max(abs(found[name] - expected[name])) / jnp.max(abs(expected[name]))) for name in found)
+        slopes = program(params)[1]
+        worst = max(
+            float(jnp.max(abs(slopes[name] - expected[name])) / jnp.max(abs(expected[name]))) for name in slopes
+        )
         assert worst < 1e-4
     print(f"gradients of {STEPS:,} steps, by a plain scan and inside a budget, agree to {worst:.1e}")
 
     began = time.perf_counter()
-    _, found = jax.block_until_ready(inside(params))
+    _, slopes = jax.block_until_ready(inside(params))
     seconds = time.perf_counter() - began
-    after, _ = inside(jax.tree.map(lambda value, slope: value - slope, params, found))
+    after, _ = inside(jax.tree.map(lambda value, slope: value - slope, params, slopes))
     print(f"one took {seconds:.1f} s; a step of descent by it takes the loss from {before:.4f} to {after:.4f}")
 
     runs, least = plan.forward_steps / STEPS, remat.plan(remat.Loop(STEPS), slots=31).forward_steps / STEPS

@@ -1,7 +1,7 @@
 """A mechanical system fitted through a solver with adaptive steps: stiffness and friction of a pendulum.
 
 How many steps a solution takes depends on the parameters and on the start, so it is not known beforehand, and it is
-another one for each of the pendulums that are solved at once. `remat.while_loop` keeps a few states of each and
+a different one for each of the pendulums that are solved at once. `remat.while_loop` keeps a few states of each and
 recomputes the rest. Run it: python examples/jax_ode.py
 """
 
@@ -71,9 +71,9 @@ def main():
             return jnp.mean((jax.vmap(lambda start: solver(params, start))(starts) - observed) ** 2)
 
         gradient = jax.jit(jax.grad(loss), static_argnums=1)
-        found = gradient(guess, lambda params, start: solve(params, start, slots=SLOTS)[0])
+        ours = gradient(guess, lambda params, start: solve(params, start, slots=SLOTS)[0])
         fine = gradient(guess, lambda params, start: on_grid(params, start, 4000))
-        worst = float(jnp.max(jnp.abs(found - fine)) / jnp.max(jnp.abs(fine)))
+        worst = float(jnp.max(jnp.abs(ours - fine)) / jnp.max(jnp.abs(fine)))
         print(f"gradients by adaptive steps and by 4000 equal ones agree to {worst:.1e}")
         assert worst < 1e-3
 

@@ -50,8 +50,8 @@ def main():
     params = jax.device_put(params, everywhere)
 
     program = jax.jit(jax.grad(ours)).lower(params, *data).compile()
-    found = program(params, *data)
-    worst = max(float(jnp.max(abs(found[name] - expected[name])) / jnp.max(abs(expected[name]))) for name in found)
+    slopes = program(params, *data)
+    worst = max(float(jnp.max(abs(slopes[name] - expected[name])) / jnp.max(abs(expected[name]))) for name in slopes)
     print(f"gradients on one device and on {count} agree to {worst:.1e}")
     assert worst < 1e-4
 

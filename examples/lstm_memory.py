@@ -55,14 +55,14 @@ def measure(loop, params, xs):
     gradient = value_and_grad(loss)
     gradient(params, loop, xs)
     began = time.perf_counter()
-    value, found = gradient(params, loop, xs)
+    value, slopes = gradient(params, loop, xs)
     seconds = time.perf_counter() - began
     gc.collect()
     tracemalloc.start()
     gradient(params, loop, xs)
     peak = tracemalloc.get_traced_memory()[1] / 2**20
     tracemalloc.stop()
-    return value, found, seconds, peak
+    return value, slopes, seconds, peak
 
 
 def main():

@@ -1,6 +1,6 @@
 """A parameter fit through 10,000 Runge-Kutta steps: stiffness and friction of pendulums, from where they end up.
 
-Plain reverse mode would hold 10,000 tapes; here 100 states are kept. The step's adjoint is written by hand and given as
+Plain reverse mode would hold 10,000 tapes; here 100 states are kept. The step's adjoint is written out and passed as
 `vjp=`, which is some ten times faster than letting autograd record so small a step. Run it: python examples/ode.py
 """
 
@@ -44,7 +44,7 @@ def step_vjp(params, state, bar):
     return (angle_bar, speed_bar), params_bar
 
 
-def swing(params, steps=STEPS, by_hand=True):
+def swing(params, steps=STEPS, written=True):
     """Where the pendulums are after all steps."""
 
     def vjp(state, _, bar, y_bar):
@@ -52,14 +52,14 @@ def swing(params, steps=STEPS, by_hand=True):
         return state_bar, None, {"params": params_bar}
 
     start = (ANGLES, numpy.zeros_like(ANGLES))
-    own = {"vjp": vjp} if by_hand else {}
+    own = {"vjp": vjp} if written else {}
     return remat.scan(lambda state, _: (step(params, state), None), start, length=steps, slots=SLOTS, **own)[0]
 
 
 def main():
     true, params = numpy.array([1.0, 0.1]), numpy.array([1.02, 0.12])
-    by_hand, by_autograd = (grad(lambda p, how=how: np.sum(swing(p, 50, how)[0] ** 2))(params) for how in (True, False))
-    print(f"the adjoint by hand and by autograd agree to {numpy.max(numpy.abs(by_hand / by_autograd - 1)):.1e}")
+    written, by_autograd = (grad(lambda p, how=how: np.sum(swing(p, 50, how)[0] ** 2))(params) for how in (True, False))
+    print(f"the written adjoint and that of autograd agree to {numpy.max(numpy.abs(written / by_autograd - 1)):.1e}")
     observed = swing(true)
 
     def loss(params):

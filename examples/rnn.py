@@ -12,7 +12,7 @@ import autograd.numpy as np
 import numpy
 from autograd import value_and_grad
 
-from remat import ag_tuple, binomial_checkpoint
+from remat.legacy import ag_tuple, binomial_checkpoint
 
 STEPS, SIZE, BATCH, CHECKPOINTS = 400, 32, 32, 20
 
@@ -44,19 +44,19 @@ def main():
         return np.mean((visible[1:, :, 0] - target) ** 2)
 
     loops = {"plain autograd": plain_loop, "binomial_checkpoint": binomial_checkpoint(rnn, STEPS, CHECKPOINTS)}
-    found = {}
+    results = {}
     for name, loop in loops.items():
         gradient = value_and_grad(loss)
         began = time.perf_counter()
-        found[name] = gradient([params, first, inputs], loop)
+        results[name] = gradient([params, first, inputs], loop)
         seconds = time.perf_counter() - began
         gc.collect()
         tracemalloc.start()
         gradient([params, first, inputs], loop)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        print(f"{name:<20} loss {found[name][0]:.12f}  {seconds:.2f} s  {peak / 2**20:7.2f} MiB")
-    (value, plain), (other, checkpointed) = found.values()
+        print(f"{name:<20} loss {results[name][0]:.12f}  {seconds:.2f} s  {peak / 2**20:7.2f} MiB")
+    (value, plain), (other, checkpointed) = results.values()
     assert abs(value - other) < 1e-14
     pairs = [(plain[0][key], checkpointed[0][key]) for key in params]
     pairs += [(plain[1], checkpointed[1]), (plain[2], checkpointed[2])]

@@ -13,7 +13,7 @@ import remat
 STEPS, HIDDEN, BATCH, SLOTS = 800, 32, 16, 20
 
 
-class CellRef(torch.nn.Module):
+class Cell(torch.nn.Module):
     """One step: (carry, input) -> (carry, output), with half of the state dropped at random."""
 
     def __init__(self):
@@ -52,7 +52,7 @@ def gradient(loop, cell, xs, **budget):
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    cell, xs = CellRef(), torch.randn(STEPS, BATCH, 4, requires_grad=True)
+    cell, xs = Cell(), torch.randn(STEPS, BATCH, 4, requires_grad=True)
     expected, runs, then, seconds = gradient(plain, cell, xs)
     print(f"plain         {runs:5} runs of the step  {seconds:.2f} s  next random number {then:.6f}")
     found, runs, now, seconds = gradient(remat.scan, cell, xs, slots=SLOTS)

@@ -13,7 +13,7 @@ import remat
 STEPS, SHORT, HIDDEN, BATCH, MEMORY = 10_000, 300, 16, 8, "2 MiB"
 
 
-class CellRef(torch.nn.Module):
+class Cell(torch.nn.Module):
     """One step: (carry, input) -> (carry, output)."""
 
     def __init__(self):
@@ -43,15 +43,15 @@ def loss(loop, cell, xs, targets, **budget):
 def main():
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    cell = CellRef()
+    cell = Cell()
     xs = torch.rand(STEPS, BATCH, 1)
     targets = torch.cumsum(xs[..., 0], 0) / torch.arange(1, STEPS + 1)[:, None]  # the mean of what came so far
 
     short = xs[:SHORT], targets[:SHORT]
     before = loss(plain, cell, *short)
     expected = torch.autograd.grad(before, cell.parameters())
-    found = torch.autograd.grad(loss(remat.scan, cell, *short, slots=20), cell.parameters())
-    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+    gradients = torch.autograd.grad(loss(remat.scan, cell, *short, slots=20), cell.parameters())
+    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(gradients, expected, strict=True))
     print(f"gradients of {SHORT} steps, plain and with 20 kept states, agree to {worst:.1e}")
     assert worst < 1e-5
 

@@ -68,8 +68,8 @@ def main():
         return torch.mean((path(field, start, **how) - observed) ** 2)
 
     expected = torch.autograd.grad(loss(loop=plain), field.parameters())
-    found = torch.autograd.grad(loss(slots=SLOTS), field.parameters())
-    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+    gradients = torch.autograd.grad(loss(slots=SLOTS), field.parameters())
+    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(gradients, expected, strict=True))
     print(f"gradients of the plain loop and of {SLOTS} kept states agree to {worst:.1e}")
     assert worst < 1e-5
 

@@ -1,17 +1,34 @@
-"""The package as a whole: its public names, what importing it costs, its tables."""
+"""The package as a whole: its public names, what importing it costs, its tables, and the rules that its code keeps."""
 
+import ast
 import importlib
+import pickle
 import pkgutil
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
+from types import FunctionType
+
+import pytest
 
 import remat
 from remat import ops
 from remat.planners import PLANNERS, Planner
 from remat.planners import exhaustive as exhaustive_module
-from remat.planners import loop as loop_room
+from remat.planners import loop as loop_planners
 
-PUBLIC = """
+PUBLIC = {
+    "plan": "Chain InfeasibleError Level Loop Memory Plan Stage plan sweep",
+    "loops": "save_points scan while_loop",
+    "segments": "adaptive_checkpoint checkpoint drop is_recomputing",
+    "see": "Profile Schedule Trace profile report simulate verify",
+    "the rest": "errors legacy ops testing __version__",
+}
+
+# Every name that was public before it moved into remat.ops, remat.errors, remat.legacy, remat.planners or
+# remat.schedule: programs that use them run on.
+OLDER = """
 Advance Chain CheckpointGroup CheckpointProfiler Claim Curve DeterminismError Drop Event Fetch FileError IllegalError
 InfeasibleError Keep Level Live Loop Memory Op Plan Planner PlannerError ProblemError Profile Pullback Record RematError
 ReportError Schedule ScheduleError Stage StepError Trace Turn Verdict __version__ adaptive_checkpoint ag_tuple
@@ -20,29 +37,198 @@ estimate_checkpoint_savings get_memory_savings is_recomputing plan profile repor
 simulate sweep verify while_loop
 """
 
+SOURCE = Path(remat.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+TREES = {path.relative_to(SOURCE): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+
+
+def run_python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
 
 def test_public_names_are_these():
-    assert remat.__all__ == PUBLIC.split()
-    assert all(hasattr(remat, name) for name in PUBLIC.split())
+    assert remat.__all__ == " ".join(PUBLIC.values()).split()
+    assert len(remat.__all__) <= 31
+    assert dir(remat) == sorted(remat.__all__)
+    assert all(hasattr(remat, name) for name in remat.__all__)
+
+
+def test_older_names_are_found_too_and_unknown_ones_are_not():
+    for name in OLDER.split():
+        assert getattr(remat, name) is getattr(remat, name)
+    with pytest.raises(AttributeError, match="module 'remat' has no attribute 'scam'"):
+        _ = remat.scam
+    with pytest.raises(ImportError, match="scam"):
+        exec("from remat import scam")
+    with pytest.raises(AttributeError, match=r"module 'remat\.legacy' has no attribute 'scam'"):
+        _ = remat.legacy.scam
+
+
+def test_names_are_found_at_once_in_any_order():
+    names = sorted({*OLDER.split(), *remat.__all__}, reverse=True)
+    assert run_python(f"from remat import {', '.join(names)}; print(Drop.__name__, drop.__name__)").split() == [
+        "Drop",
+        "drop",
+    ]
+    assert run_python("from remat import *; print(scan.__name__, Loop(3).steps)").split() == ["scan", "3"]
+    code = "import remat; print(remat.ops.Drop is remat.Drop, remat.errors.StepError is remat.StepError)"
+    assert run_python(code).split() == ["True", "True"]
+    code = "import remat; print(remat.legacy.ag_tuple is remat.ag_tuple, remat.testing.check_plan.__name__)"
+    assert run_python(code).split() == ["True", "check_plan"]
+
+
+def test_names_can_be_pickled():
+    for name in ("Loop", "Plan", "Drop", "StepError", "scan", "CheckpointGroup"):
+        value = getattr(remat, name)
+        assert pickle.loads(pickle.dumps(value)) is value
+    plan = remat.plan(remat.Loop(10), slots=3)
+    assert pickle.loads(pickle.dumps(plan)) == plan
+
+
+def test_no_submodule_hides_a_public_function():
+    modules = {module.name for module in pkgutil.iter_modules([str(SOURCE)])}
+    functions = {name for name in {*OLDER.split(), *remat.__all__} if isinstance(getattr(remat, name), FunctionType)}
+    assert {"plan", "profile", "report", "scan", "sweep"} <= functions
+    assert not modules & functions
+
+
+def test_type_checkers_see_the_names_that_are_found():
+    [block] = [node for node in TREES[Path("__init__.py")].body if isinstance(node, ast.If) and is_type_checking(node)]
+    seen = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        star = node.names[0].name == "*"
+        names = importlib.import_module(node.module).__all__ if star else [alias.name for alias in node.names]
+        seen |= dict.fromkeys(names, node.module)
+    modules = {name for name, home in seen.items() if home == "remat"}
+    assert {name: home for name, home in seen.items() if home != "remat"} == remat._HOME_OF
+    assert modules <= remat._SUBMODULES
+    assert seen.keys() | {"__version__"} == {*OLDER.split(), *remat.__all__}
 
 
 def test_importing_remat_imports_no_framework_and_little_else():
-    code = "import sys, remat; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = run_python("import sys, remat; print(*sys.modules)").split()
     assert not {"torch", "jax", "tensorflow", "keras", "autograd", "rich", "hypothesis", "numpy"} & set(loaded)
+    assert sum(name.partition(".")[0] == "remat" for name in loaded) <= 30
 
 
-def test_every_planner_file_has_its_line_in_the_table():
-    found = set()
-    for module in pkgutil.iter_modules(loop_room.__path__, loop_room.__name__ + "."):
+def test_a_plan_has_its_report_without_an_import(tmp_path):
+    code = f"import remat; print(remat.plan(remat.Loop(4), slots=2).report({str(tmp_path / 'plan.txt')!r}))"
+    assert Path(run_python(code).strip()).read_text()
+
+
+def test_every_planner_file_has_its_line_in_the_registry():
+    planners = set()
+    for module in pkgutil.iter_modules(loop_planners.__path__, loop_planners.__name__ + "."):
         for value in vars(importlib.import_module(module.name)).values():
             if isinstance(value, type) and issubclass(value, Planner) and value.__module__ == module.name:
-                found.add(value)
-    found.add(exhaustive_module.Exhaustive)
-    assert found == set(PLANNERS.values()) - {PLANNERS["auto"]}
+                planners.add(value)
+    planners.add(exhaustive_module.Exhaustive)
+    assert planners == set(PLANNERS.values()) - {PLANNERS["auto"]}
     assert all(planner.name == name and planner.summary for name, planner in PLANNERS.items())
 
 
 def test_every_op_says_how_it_is_read():
     for name in ("Advance", "Record", "Keep", "Fetch", "Drop", "Turn", "Pullback"):
         assert "is read as:" in getattr(ops, name).__doc__
+
+
+def functions(tree: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules of an import statement."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
+def is_ours(module: str) -> bool:
+    return module.partition(".")[0] == "remat"
+
+
+def is_type_checking(node: ast.If) -> bool:
+    return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def test_no_two_modules_have_one_name():
+    """Same role, same name holds of the frameworks; a command is named as what it runs."""
+    names = Counter(
+        path.name
+        for path in TREES
+        if path.name != "__init__.py" and path.parts[0] != "cli" and path.parts[:-2] != ("frameworks",)
+    )
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+@pytest.mark.xfail(strict=False, reason="the last long functions are being split")
+def test_no_function_is_longer_than_50_lines():
+    long = [
+        f"{path}: {function.name} has {lines} lines"
+        for path, tree in TREES.items()
+        for function in functions(tree)
+        if (lines := function.end_lineno - function.lineno + 1) > 50
+    ]
+    assert long == []
+
+
+def test_no_file_is_longer_than_400_lines():
+    assert [path.name for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > 400] == []
+
+
+@pytest.mark.xfail(strict=False, reason="the last test files are being split")
+def test_no_test_file_is_longer_than_500_lines():
+    tests = Path(__file__).parent.rglob("*.py")
+    assert [path.name for path in tests if len(path.read_text(encoding="utf-8").splitlines()) > 500] == []
+
+
+# Parts of a framework that need something that may not be installed, or that is slow to import.
+OPTIONAL = {("frameworks", "torch"), ("frameworks", "numpy")}
+
+
+@pytest.mark.xfail(strict=False, reason="the last cycles are being removed")
+def test_our_own_modules_are_imported_at_the_top_of_a_file():
+    inside = [
+        f"{path}: {function.name} imports {module}"
+        for path, tree in TREES.items()
+        if path.parts[:2] not in OPTIONAL
+        for function in functions(tree)
+        for node in ast.walk(function)
+        for module in imported(node)
+        if is_ours(module)
+    ]
+    assert inside == []
+
+
+@pytest.mark.xfail(strict=False, reason="the last cycles are being removed")
+def test_no_import_for_type_checkers_hides_a_cycle():
+    hidden = [
+        f"{path}: {module}"
+        for path, tree in TREES.items()
+        if path != Path("__init__.py")
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and is_type_checking(block)
+        for node in ast.walk(block)
+        for module in imported(node)
+        if is_ours(module)
+    ]
+    assert hidden == []
+
+
+# What JAX declares to be for extensions, or does not declare at all, changes between releases: these files are where to
+# look then. tests/frameworks has the like for PyTorch and autograd.
+INTERNALS = ("jax.core", "jax.extend", "jax.interpreters", "jax._src")
+
+
+@pytest.mark.xfail(strict=False, reason="JAX's internals are being moved into these files")
+def test_internals_of_jax_are_used_in_two_files():
+    used = [
+        f"{path}: {name}"
+        for path, tree in TREES.items()
+        if path.parts[:2] != ("frameworks", "jax") or path.name not in ("avals.py", "primitives.py")
+        for node in ast.walk(tree)
+        for name in ([ast.unparse(node)] if isinstance(node, ast.Attribute) else imported(node))
+        if name.startswith(INTERNALS)
+    ]
+    assert used == []

@@ -1,132 +1,113 @@
 """remat: exact gradients of long loops, deep chains and graphs inside a memory budget.
 
-Importing remat imports no framework.
+The names below are the whole public surface, in five groups. `remat.ops` has the seven ops of a schedule,
+`remat.errors` the exceptions, `remat.legacy` the functions of older systems, `remat.testing` the instruments for tests.
+
+Importing remat imports no framework and none of its own packages: a name is loaded when it is first used.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from remat.errors import (
-    DeterminismError,
-    FileError,
-    IllegalError,
-    InfeasibleError,
-    PlannerError,
-    ProblemError,
-    RematError,
-    ReportError,
-    ScheduleError,
-    StepError,
-)
-from remat.execute import is_recomputing
-from remat.interface import (
-    CheckpointGroup,
-    adaptive_checkpoint,
-    checkpoint,
-    checkpoint_segment,
-    compute_checkpoint_positions,
-    drop,
-    estimate_checkpoint_savings,
-    get_memory_savings,
-    save_points,
-    scan,
-    should_checkpoint,
-    while_loop,
-)
-from remat.legacy import binomial_checkpoint, checkpointed_loop
-from remat.planners import Claim, Curve, Plan, Planner, plan, sweep
-from remat.problem import Chain, Level, Loop, Memory, Stage
-from remat.profiling import CheckpointProfiler, Profile, profile
-from remat.reporting import report
-from remat.schedule import (
-    Advance,
-    Drop,
-    Event,
-    Fetch,
-    Keep,
-    Live,
-    Op,
-    Pullback,
-    Record,
-    Schedule,
-    Trace,
-    Turn,
-    Verdict,
-    simulate,
-    verify,
-)
 from remat.version import __version__
 
-if TYPE_CHECKING:
-    from remat.frameworks.numpy import ag_tuple
+if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test compares the two
+    from remat import errors, legacy, ops, testing
+    from remat.errors import *  # noqa: F403
+    from remat.errors import InfeasibleError
+    from remat.execute import is_recomputing
+    from remat.interface import adaptive_checkpoint, checkpoint, drop, scan, while_loop
+    from remat.legacy import *  # noqa: F403
+    from remat.ops import Advance as Advance
+    from remat.ops import Drop as Drop
+    from remat.ops import Fetch as Fetch
+    from remat.ops import Keep as Keep
+    from remat.ops import Op as Op
+    from remat.ops import Pullback as Pullback
+    from remat.ops import Record as Record
+    from remat.ops import Turn as Turn
+    from remat.planners import Claim as Claim
+    from remat.planners import Curve as Curve
+    from remat.planners import Plan, plan, save_points, sweep
+    from remat.planners import Planner as Planner
+    from remat.problem import Chain, Level, Loop, Memory, Stage
+    from remat.profiling import Profile, profile
+    from remat.reporting import report
+    from remat.schedule import Event as Event
+    from remat.schedule import Live as Live
+    from remat.schedule import Schedule, Trace, simulate, verify
+    from remat.schedule import Verdict as Verdict
 
-__all__ = [
-    "Advance",
+__all__ = [  # noqa: RUF022 (in groups)
+    # plan
     "Chain",
-    "CheckpointGroup",
-    "CheckpointProfiler",
-    "Claim",
-    "Curve",
-    "DeterminismError",
-    "Drop",
-    "Event",
-    "Fetch",
-    "FileError",
-    "IllegalError",
     "InfeasibleError",
-    "Keep",
     "Level",
-    "Live",
     "Loop",
     "Memory",
-    "Op",
     "Plan",
-    "Planner",
-    "PlannerError",
-    "ProblemError",
-    "Profile",
-    "Pullback",
-    "Record",
-    "RematError",
-    "ReportError",
-    "Schedule",
-    "ScheduleError",
     "Stage",
-    "StepError",
-    "Trace",
-    "Turn",
-    "Verdict",
-    "__version__",
-    "adaptive_checkpoint",
-    "ag_tuple",
-    "binomial_checkpoint",
-    "checkpoint",
-    "checkpoint_segment",
-    "checkpointed_loop",
-    "compute_checkpoint_positions",
-    "drop",
-    "estimate_checkpoint_savings",
-    "get_memory_savings",
-    "is_recomputing",
     "plan",
-    "profile",
-    "report",
+    "sweep",
+    # loops
     "save_points",
     "scan",
-    "should_checkpoint",
-    "simulate",
-    "sweep",
-    "verify",
     "while_loop",
+    # segments
+    "adaptive_checkpoint",
+    "checkpoint",
+    "drop",
+    "is_recomputing",
+    # see
+    "Profile",
+    "Schedule",
+    "Trace",
+    "profile",
+    "report",
+    "simulate",
+    "verify",
+    # modules with the rest
+    "errors",
+    "legacy",
+    "ops",
+    "testing",
+    "__version__",
 ]
 
+# Where each name is defined. Those that are not in `__all__` are found here all the same, so that old code runs.
+_HOMES = {
+    "errors": (
+        "DeterminismError FileError IllegalError InfeasibleError PlannerError ProblemError RematError ReportError "
+        "ScheduleError StepError"
+    ),
+    "execute": "is_recomputing",
+    "interface": "adaptive_checkpoint checkpoint drop scan while_loop",
+    "legacy": (
+        "CheckpointGroup CheckpointProfiler ag_tuple binomial_checkpoint checkpoint_segment checkpointed_loop "
+        "compute_checkpoint_positions estimate_checkpoint_savings get_memory_savings should_checkpoint"
+    ),
+    "ops": "Advance Drop Fetch Keep Op Pullback Record Turn",
+    "planners": "Claim Curve Plan Planner plan save_points sweep",
+    "problem": "Chain Level Loop Memory Stage",
+    "profiling": "Profile profile",
+    "reporting": "report",
+    "schedule": "Event Live Schedule Trace Verdict simulate verify",
+}
+_HOME_OF = {name: f"remat.{home}" for home, names in _HOMES.items() for name in names.split()}
+_SUBMODULES = {"errors", "legacy", "ops", "planners", "problem", "profiling", "reporting", "schedule", "testing"}
 
-def __getattr__(name: str) -> Any:
-    """`ag_tuple` is autograd's, which is imported when it is asked for."""
-    if name == "ag_tuple":
-        from remat.frameworks.numpy import ag_tuple
 
-        return ag_tuple
-    raise AttributeError(f"module 'remat' has no attribute {name!r}")
+if not TYPE_CHECKING:  # a checker that saw it would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """The public name, loaded with the module that defines it when it is first used (PEP 562)."""
+        if name in _SUBMODULES:
+            return import_module(f"remat.{name}")
+        if name not in _HOME_OF:
+            raise AttributeError(f"module 'remat' has no attribute {name!r}")
+        value = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value  # the next lookup is an ordinary one
+        return value
 
 
 def __dir__() -> list[str]:

@@ -1,17 +1,53 @@
-"""Loops under the names and signatures of older systems, with exact gradients."""
+"""The documented functions of older systems, with their names, signatures and values, and with exact gradients.
+
+Loops by `binomial_checkpoint` and `checkpointed_loop`, segments by `checkpoint_segment` and `CheckpointGroup`, and
+estimates of what checkpoints save. The keys of an estimate keep their documented meaning; the true cost, that of the
+optimal plan, is returned under keys of its own.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from importlib import import_module
+from math import inf, isqrt
+from numbers import Real
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from remat.errors import ProblemError, StepError
 from remat.frameworks import find_framework
-from remat.interface.estimates import checkpoint_count, compute_checkpoint_positions
+from remat.interface.checkpointing import CheckpointGroup, checkpoint_segment
+from remat.loops.legacy_inputs import stack_inputs, with_initial
 from remat.loops.request import LoopRequest
+from remat.planners import plan
+from remat.planners.loop.save_points import even_positions
+from remat.problem import Loop
+from remat.profiling import CheckpointProfiler
 from remat.profiling.profiler import recorded_call
 from remat.pytree import LEAF, flatten
 from remat.units import to_count
 
-__all__ = ["binomial_checkpoint", "checkpointed_loop"]
+__all__ = [
+    "CheckpointGroup",
+    "CheckpointProfiler",
+    "ag_tuple",
+    "binomial_checkpoint",
+    "checkpoint_segment",
+    "checkpointed_loop",
+    "compute_checkpoint_positions",
+    "estimate_checkpoint_savings",
+    "get_memory_savings",
+    "should_checkpoint",
+]
+
+State = TypeVar("State")
+
+ag_tuple: Any  # autograd's tuple, found by __getattr__
+
+if not TYPE_CHECKING:  # a checker that saw it would take every name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """`ag_tuple` is a class of autograd, which is imported only when the name is used."""
+        if name == "ag_tuple":
+            return import_module("remat.frameworks.numpy").ag_tuple
+        raise AttributeError(f"module 'remat.legacy' has no attribute {name!r}")
 
 
 def binomial_checkpoint(
@@ -19,17 +55,30 @@ def binomial_checkpoint(
 ) -> Callable[[Any, Any, Any], Any]:
     """A function of (parameters, (hidden, visible), inputs) that loops `function` over the inputs.
 
-    `function(parameters, (hidden, visible), input) -> (hidden, visible)`. The result is the `sequence_length + 1`
-    visible states, the initial one first: an array with one row for each, or a list if a visible state is a container.
-    Gradients flow to parameters, state and inputs together, with at most `num_checkpoints` states kept.
+    The loop returns the `sequence_length + 1` visible states, the initial one first: an array with one row for each, or
+    a list if a visible state is a container. Gradients flow to parameters, state and inputs together.
 
-    >>> import autograd.numpy as np
-    >>> from remat import ag_tuple
-    >>> def rnn(weight, state, x):
-    ...     return ag_tuple(()), np.tanh(weight * state[1] + x)
-    >>> loop = binomial_checkpoint(rnn, 3, 2)
-    >>> loop(0.5, (ag_tuple(()), np.zeros(2)), np.ones((3, 2))).shape
-    (4, 2)
+    Args:
+        function: `function(parameters, (hidden, visible), input) -> (hidden, visible)`, one step of the loop.
+        sequence_length: The number of steps.
+        num_checkpoints: The most states that are kept for the gradient.
+
+    Returns:
+        `loop(parameters, (hidden, visible), inputs)`; inputs are an array with one row for each step, or a list.
+
+    Raises:
+        ProblemError: If `function` is not callable, a count is not a positive whole number, or the number of inputs
+            is not `sequence_length`.
+        StepError: If the initial state or what `function` returns is not a pair (hidden, visible).
+
+    Example:
+        >>> import autograd.numpy as np
+        >>> from remat.legacy import ag_tuple
+        >>> def rnn(weight, state, x):
+        ...     return ag_tuple(()), np.tanh(weight * state[1] + x)
+        >>> loop = binomial_checkpoint(rnn, 3, 2)
+        >>> loop(0.5, (ag_tuple(()), np.zeros(2)), np.ones((3, 2))).shape
+        (4, 2)
     """
     if not callable(function):
         raise ProblemError(f"function must be callable, not {function!r:.60}")
@@ -37,61 +86,198 @@ def binomial_checkpoint(
     slots = to_count(num_checkpoints, "num_checkpoints", least=1)
 
     def loop(parameters: Any, state: Any, inputs: Any) -> Any:
-        room = find_framework(parameters, state, inputs)
-        first = room.unpack(state)
-        if not isinstance(first, tuple | list) or len(first) != 2:
-            raise StepError(
-                f"the initial state must be (hidden, visible), not a {type(first).__name__}; where nothing is hidden, "
-                "give (ag_tuple(()), visible)"
-            )
-        inputs = room.stacked(inputs, steps)
-
-        def step(state: Any, x: Any) -> tuple[Any, Any]:
-            after = room.unpack(function(parameters, state, x))
-            if not isinstance(after, tuple | list) or len(after) != 2:
-                raise StepError(f"the function must return (hidden, visible), not a {type(after).__name__}")
-            return tuple(after), after[1]
-
-        request = LoopRequest.parse(None, slots, None, "first", None)
-        with recorded_call("binomial_checkpoint", function) as call:
-            _, after = room.scan(step, tuple(first), inputs, steps, request.for_profile(call, room.NAME))
-        return room.with_first(first[1], after, steps)
+        return _visible_states(function, steps, slots, parameters, state, inputs)
 
     return loop
 
 
+def _visible_states(
+    function: Callable[[Any, Any, Any], Any], steps: int, slots: int, parameters: Any, state: Any, inputs: Any
+) -> Any:
+    """The visible state before the first step and after each one."""
+    framework = find_framework(parameters, state, inputs)
+    first = framework.unpack(state)
+    if not isinstance(first, tuple | list) or len(first) != 2:
+        raise StepError(
+            f"the initial state must be (hidden, visible), not a {type(first).__name__}; where nothing is hidden, "
+            "give (ag_tuple(()), visible)"
+        )
+    inputs = stack_inputs(framework, inputs, steps)
+
+    def step(state: Any, x: Any) -> tuple[Any, Any]:
+        after = framework.unpack(function(parameters, state, x))
+        if not isinstance(after, tuple | list) or len(after) != 2:
+            raise StepError(f"the function must return (hidden, visible), not a {type(after).__name__}")
+        return tuple(after), after[1]
+
+    request = LoopRequest.parse(None, slots, None, "first", None)
+    with recorded_call("binomial_checkpoint", function) as call:
+        _, visible = framework.scan(step, tuple(first), inputs, steps, request.for_profile(call, framework.NAME))
+    return with_initial(framework, first[1], visible, steps)
+
+
 def checkpointed_loop(
-    func: Callable[[Any], Any], initial_state: Any, seq_length: int, num_checkpoints: int | None = None
-) -> tuple[Any, dict[int, Any]]:
+    func: Callable[[State], State], initial_state: State, seq_length: int, num_checkpoints: int | None = None
+) -> tuple[State, dict[int, State]]:
     """The state after `seq_length` times `state = func(state)`, and the states at the checkpoints by position.
 
-    There are √n checkpoints by default, at `compute_checkpoint_positions`. Both results are differentiable; a gradient
-    keeps as many states, placed for the least recomputation.
+    Both results are differentiable. A gradient keeps as many states as there are checkpoints, placed for the least
+    recomputation.
 
-    >>> import numpy as np
-    >>> final, checkpoints = checkpointed_loop(lambda x: x + 1, np.zeros(1), 20, 4)
-    >>> final, sorted(checkpoints)
-    (array([20.]), [4, 8, 12, 16])
+    Args:
+        func: One step, from a state to the next one.
+        initial_state: Arrays and numbers in any nesting of containers.
+        seq_length: The number of steps.
+        num_checkpoints: The number of checkpoints, √n rounded down by default.
+
+    Returns:
+        The last state, and a dict from the positions of `compute_checkpoint_positions` to the states there.
+
+    Raises:
+        ProblemError: If `func` is not callable or a count is not a whole number.
+
+    Example:
+        >>> import numpy as np
+        >>> final, checkpoints = checkpointed_loop(lambda x: x + 1, np.zeros(1), 20, 4)
+        >>> final, sorted(checkpoints)
+        (array([20.]), [4, 8, 12, 16])
     """
     if not callable(func):
         raise ProblemError(f"func must be callable, not {func!r:.60}")
-    steps, count = checkpoint_count(seq_length, num_checkpoints)
+    steps, count = _checkpoint_count(seq_length, num_checkpoints)
     positions = compute_checkpoint_positions(steps, count)
     if steps == 0:
         return initial_state, {}
     later = [position for position in positions if position]
-    rows = {position - 1: row for row, position in enumerate(later)}
-
-    def step(state: Any, x: None) -> tuple[Any, Any]:
-        after = func(state)
-        return after, after
-
-    request = LoopRequest.parse(None, max(1, count), None, "first", None)
-    room = find_framework(initial_state)
-    with recorded_call("checkpointed_loop", func) as call:
-        final, shown = room.scan(step, initial_state, None, steps, request.for_profile(call, room.NAME), rows=rows)
+    final, shown = _scan_with_rows(func, initial_state, steps, max(1, count), later)
     checkpoints = {0: initial_state} if 0 in positions else {}
     leaves, tree = flatten(shown)
     for row, position in enumerate(later):
         checkpoints[position] = leaves[0][row] if tree is LEAF else tree.unflatten([leaf[row] for leaf in leaves])
     return final, checkpoints
+
+
+def _scan_with_rows(func: Callable[[Any], Any], init: Any, steps: int, slots: int, positions: list[int]) -> Any:
+    """The last state, and the states at these positions stacked: no other output is written."""
+
+    def step(state: Any, x: None) -> tuple[Any, Any]:
+        after = func(state)
+        return after, after
+
+    rows = {position - 1: row for row, position in enumerate(positions)}
+    request = LoopRequest.parse(None, slots, None, "first", None)
+    framework = find_framework(init)
+    with recorded_call("checkpointed_loop", func) as call:
+        return framework.scan(step, init, None, steps, request.for_profile(call, framework.NAME), rows=rows)
+
+
+def _checkpoint_count(seq_length: int, num_checkpoints: int | None) -> tuple[int, int]:
+    """The length and the number of checkpoints, √n rounded down by default, as whole numbers."""
+    steps = to_count(seq_length, "seq_length")
+    return steps, isqrt(steps) if num_checkpoints is None else to_count(num_checkpoints, "num_checkpoints")
+
+
+def compute_checkpoint_positions(seq_length: int, num_checkpoints: int) -> list[int]:
+    """Evenly spaced positions of the checkpoints, the longer gaps last; every position if there are enough.
+
+    These are the positions that `checkpointed_loop` returns; what it keeps for gradients is placed optimally.
+
+    Args:
+        seq_length: The number of steps.
+        num_checkpoints: The number of checkpoints.
+
+    Returns:
+        The positions, increasing.
+
+    Raises:
+        ProblemError: If a count is not a whole number.
+
+    Example:
+        >>> compute_checkpoint_positions(100, 5)
+        [16, 32, 49, 66, 83]
+    """
+    steps, count = _checkpoint_count(seq_length, num_checkpoints)
+    if count >= steps:
+        return list(range(steps))
+    return even_positions(steps, count)
+
+
+def get_memory_savings(seq_length: int, num_checkpoints: int | None = None) -> dict[str, Any]:
+    """What checkpoints save in a loop, counted in states.
+
+    Args:
+        seq_length: The number of steps, n.
+        num_checkpoints: The number of checkpoints, k; √n rounded down by default.
+
+    Returns:
+        A dict. `recomputation_factor` is n/k, as it always was documented; what is truly computed is `forward_steps`,
+        of which `extra_forward_steps` are recomputed, and `peak_states` states are live at the peak of the optimal
+        reversal.
+
+    Raises:
+        ProblemError: If a count is not a whole number.
+
+    Example:
+        >>> stats = get_memory_savings(1000)
+        >>> stats["num_checkpoints"], round(stats["savings_percent"], 1), round(stats["recomputation_factor"], 1)
+        (31, 96.9, 32.3)
+        >>> stats["forward_steps"], stats["extra_forward_steps"], stats["peak_states"]
+        (3439, 2439, 34)
+    """
+    steps, count = _checkpoint_count(seq_length, num_checkpoints)
+    used = min(count, steps)
+    optimal = plan(Loop(steps, tape=0), slots=max(1, used))
+    ratio = steps / used if used else (inf if steps else 1.0)
+    return {
+        "without_checkpointing": steps,
+        "with_checkpointing": used,
+        "savings_percent": 100.0 * (1 - used / steps) if steps else 0.0,
+        "savings_ratio": ratio,
+        "num_checkpoints": used,
+        "recomputation_factor": ratio,
+        "peak_states": optimal.peak,
+        "forward_steps": optimal.forward_steps,
+        "extra_forward_steps": optimal.recomputed,
+    }
+
+
+def estimate_checkpoint_savings(seq_length: int, num_checkpoints: int | None = None) -> dict[str, Any]:
+    """The same as `get_memory_savings`, under its other name.
+
+    Args:
+        seq_length: The number of steps.
+        num_checkpoints: The number of checkpoints, √n rounded down by default.
+
+    Returns:
+        The dict of `get_memory_savings`.
+
+    Raises:
+        ProblemError: If a count is not a whole number.
+
+    Example:
+        >>> estimate_checkpoint_savings(100)["savings_percent"]
+        90.0
+    """
+    return get_memory_savings(seq_length, num_checkpoints)
+
+
+def should_checkpoint(seq_length: int, threshold: float = 0.5) -> bool:
+    """Whether √n checkpoints save at least the share `threshold` of the memory of n states.
+
+    Args:
+        seq_length: The number of steps, n.
+        threshold: A share between 0 and 1.
+
+    Returns:
+        True if they save at least that much.
+
+    Raises:
+        ProblemError: If `seq_length` is not a whole number or `threshold` is not such a share.
+
+    Example:
+        >>> should_checkpoint(1000), should_checkpoint(1)
+        (True, False)
+    """
+    if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold <= 1:
+        raise ProblemError(f"threshold is a share between 0 and 1, not {threshold!r:.40}")
+    return bool(get_memory_savings(seq_length)["savings_percent"] >= 100.0 * threshold)

@@ -1,10 +1,29 @@
-"""The seven ops. Each addresses a range of units or one state, so that a million-step loop stays short."""
+"""The seven ops. Each addresses a range of units or one state, so that the schedule of a million steps stays short.
+
+`OP_TABLE` says how they are written: every encoding (text, columns of a trace, the data of a report) reads it. What an
+op *means* is said where it matters, by a `match`: in the machine, the rules, the clock of the simulator.
+"""
 
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["TAPE", "Advance", "Drop", "Fetch", "Keep", "Op", "Pullback", "Record", "Turn"]
+__all__ = [
+    "OPS_BY_TYPE",
+    "OPS_BY_WORD",
+    "OP_TABLE",
+    "TAPE",
+    "Advance",
+    "Drop",
+    "Fetch",
+    "Keep",
+    "Op",
+    "OpSpec",
+    "Pullback",
+    "Record",
+    "Turn",
+]
 
-TAPE = "tape"  # the level name in `Fetch(9, "tape")`: the state is taken from a held tape
+TAPE = "tape"  # the level in `Fetch(9, "tape")`: the state is taken from the tape of unit 8, not from a kept copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +39,9 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Run units and hold their tape.
+    """Run units and store their tape.
 
-    `Record(9, 12)` is read as: from working state 9, run units 9..11 and hold their tape; working state is now 12.
+    `Record(9, 12)` is read as: from working state 9, run units 9..11 and store their tape; working state is now 12.
     """
 
     start: int
@@ -45,7 +64,7 @@ class Fetch:
     """Go back to a kept state.
 
     `Fetch(9, "ram")` is read as: make the state 9 kept in ram the working state again; it stays kept.
-    `Fetch(9, "tape")` is read as: take state 9 from the held tape of unit 8, where tapes hold their unit's output.
+    `Fetch(9, "tape")` is read as: take state 9 from the tape of unit 8, if tapes contain their unit's output.
     """
 
     state: int
@@ -84,3 +103,37 @@ class Pullback:
 
 
 Op = Advance | Record | Keep | Fetch | Drop | Turn | Pullback
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """How one op is written: its class, its word in text, its number in columns, and its fields in order."""
+
+    op: type[Any]
+    word: str
+    code: int
+    fields: tuple[str, ...]
+
+    @property
+    def is_range(self) -> bool:
+        """Whether the op addresses the units start..stop-1."""
+        return "start" in self.fields
+
+    @property
+    def has_level(self) -> bool:
+        """Whether the op addresses a state in a level."""
+        return "level" in self.fields
+
+
+# The codes are part of the data of saved HTML reports (page/data.js): new ops go at the end.
+OP_TABLE: tuple[OpSpec, ...] = (
+    OpSpec(Advance, "advance", 0, ("start", "stop")),
+    OpSpec(Record, "record", 1, ("start", "stop")),
+    OpSpec(Pullback, "pullback", 2, ("stop", "start")),
+    OpSpec(Keep, "keep", 3, ("state", "level")),
+    OpSpec(Fetch, "fetch", 4, ("state", "level")),
+    OpSpec(Drop, "drop", 5, ("state", "level")),
+    OpSpec(Turn, "turn", 6, ()),
+)
+OPS_BY_TYPE: dict[type, OpSpec] = {spec.op: spec for spec in OP_TABLE}
+OPS_BY_WORD: dict[str, OpSpec] = {spec.word: spec for spec in OP_TABLE}

@@ -1,6 +1,6 @@
-"""Progress: an object that a caller passes in to hear how far long work is. The library itself is silent.
+"""Progress: an object that a caller passes in, whose `update` is called during long work. The library prints nothing.
 
-Long work anywhere calls `report_progress`; whoever listens in this context, by `with heard_by(progress):`, hears it.
+Long work anywhere calls `report_progress`, which reaches the object of the innermost `with reporting_to(progress):`.
 """
 
 from collections.abc import Iterator
@@ -14,13 +14,13 @@ __all__ = ["Progress", "check_progress", "report_progress", "reporting_to"]
 
 
 class Progress(Protocol):
-    """Told how much is done, of how much in all (None: not known yet).
+    """Receives how much is done, of how much in all (None: not known yet).
 
-    A job has parts, such as measuring, planning and running: a new part begins when `done` starts again.
+    A job has stages, such as measuring, planning and running: a new one begins when `done` starts again.
     """
 
     def update(self, done: int, total: int | None) -> None:
-        """`done` of `total` is behind us."""
+        """`done` of `total` is done."""
         ...
 
 
@@ -29,7 +29,7 @@ _listener: ContextVar[Progress | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def reporting_to(progress: Progress | None) -> Iterator[None]:
-    """Let `progress` hear what is told in the block; None changes nothing."""
+    """Send what the block reports to `progress`; None changes nothing."""
     if progress is None:
         yield
         return
@@ -41,13 +41,13 @@ def reporting_to(progress: Progress | None) -> Iterator[None]:
 
 
 def report_progress(done: int, total: int | None) -> None:
-    """Say to whoever listens that `done` of `total` is behind us."""
+    """Tell the current listener, if there is one, that `done` of `total` is done."""
     listener = _listener.get()
     if listener is not None:
         listener.update(done, total)
 
 
 def check_progress(progress: object) -> None:
-    """Raise a ProblemError for what cannot be told anything."""
+    """Raise a ProblemError unless `progress` is None or has an `update` method."""
     if progress is not None and not callable(getattr(progress, "update", None)):
         raise ProblemError(f"progress must have a method update(done, total), and {progress!r:.60} has none")

@@ -7,10 +7,15 @@ hypothesis.
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from remat.errors import ProblemError
+from remat.frameworks import find_framework
 from remat.planners import Plan, Prediction
 from remat.problem import Level, Loop, Memory, Problem
 from remat.pytree import flatten
 from remat.schedule import Op, Trace, simulate, verify
+from remat.segments import display_name
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
@@ -19,7 +24,12 @@ __all__ = ["check_gradient", "check_plan", "check_schedule", "loops", "memories"
 
 
 def check_schedule(schedule: Iterable[Op], problem: Problem, memory: Memory) -> Trace:
-    """The trace of a schedule that is legal inside the memory; one that is not raises an AssertionError."""
+    """The trace of a schedule that is legal inside the memory; one that is not raises an AssertionError.
+
+    >>> from remat import Loop, Memory, Schedule
+    >>> check_schedule(Schedule.parse("record 0 3; turn; pullback 3 0"), Loop(3), Memory("1 KiB")).forward_steps
+    3
+    """
     verdict = verify(schedule, problem, memory)
     if not verdict:
         raise AssertionError(str(verdict))
@@ -34,16 +44,16 @@ def check_plan(plan: Plan) -> Trace:
     316
     """
     trace = check_schedule(plan.schedule, plan.problem, plan.memory)
-    found = Prediction.of(trace)
-    if not plan.predicted.agrees(found):
-        raise AssertionError(f"the plan predicts {plan.predicted}, and its ops cost {found}")
+    cost = Prediction.of(trace)
+    if not plan.predicted.agrees(cost):
+        raise AssertionError(f"the plan predicts {plan.predicted}, and its ops cost {cost}")
     if plan.memory.device.capacity is not None and trace.peak > plan.memory.device.capacity:
         raise AssertionError(f"a peak of {trace.peak} bytes in a memory of {plan.memory.device.capacity}")
     return trace
 
 
 def loops(most_steps: int = 60) -> "SearchStrategy[Loop]":
-    """Random loops of up to so many steps, of all sizes and times."""
+    """Random loops of at most `most_steps` steps, of all sizes and times."""
     from hypothesis import strategies as st
 
     times = st.floats(0, 10, allow_nan=False).map(lambda x: round(x, 3))
@@ -80,29 +90,122 @@ def memories(most_levels: int = 3) -> "SearchStrategy[Memory]":
 
 
 def check_gradient(
-    function: Callable[..., Any], reference: Callable[..., Any], *args: Any, tolerance: float = 1e-12
+    function: Callable[..., Any], reference: Callable[..., Any], *args: Any, tolerance: float | None = None
 ) -> None:
-    """Raise an AssertionError unless both functions have the same value and the same autograd gradients at `args`.
+    """Raise an AssertionError unless both functions have the same value and the same gradients at `args`.
 
-    Differences are relative to the largest number of each array.
+    The framework is that of the arguments: autograd for NumPy arrays and numbers, PyTorch for tensors and modules, JAX
+    for its arrays. On PyTorch and JAX gradients are taken for all floating-point leaves of the arguments, and for the
+    parameters of modules among them.
 
-    >>> import autograd.numpy as np
-    >>> import remat
-    >>> def loop(x):
-    ...     return remat.scan(lambda x, _: (np.sin(x), None), x, length=9, slots=2)[0]
-    >>> def plain(x):
-    ...     for _ in range(9):
-    ...         x = np.sin(x)
-    ...     return x
-    >>> check_gradient(loop, plain, 0.5)
+    Args:
+        function: A function of `args` that returns one number; here, one that uses remat.
+        reference: The same, computed plainly.
+        *args: Arrays and numbers in any nesting of containers.
+        tolerance: The largest difference, relative to the largest number of each array; by default 1e-12 for doubles
+            and 64 roundings for shorter numbers.
+
+    Raises:
+        AssertionError: If a value or a gradient differs; it says which, and by how much.
+        ProblemError: If a function does not return one number, or there is nothing to differentiate.
+
+    Example:
+        >>> import autograd.numpy as np
+        >>> import remat
+        >>> def loop(x):
+        ...     return remat.scan(lambda x, _: (np.sin(x), None), x, length=9, slots=2)[0]
+        >>> def plain(x):
+        ...     for _ in range(9):
+        ...         x = np.sin(x)
+        ...     return x
+        >>> check_gradient(loop, plain, 0.5)
     """
-    import numpy as np
+    differentiate = _DIFFERENTIATE[find_framework(*args, using=(function, reference)).NAME]
+    actual, expected = differentiate(function, args), differentiate(reference, args)
+    for name, (right, rounding) in expected.items():
+        error = float(np.max(np.abs(actual[name][0] - right), initial=0.0))
+        scale = float(np.max(np.abs(right), initial=0.0))
+        allowed = max(1e-12, 64 * rounding) if tolerance is None else tolerance
+        if not error <= allowed * scale:
+            raise AssertionError(f"{name} differs by {error:.3g}, where its largest number is {scale:.3g}")
+
+
+# Of a value and of each gradient, by name: the numbers in double precision, and the rounding of their own precision.
+_Results = dict[str, tuple[Any, float]]
+_VALUE, _GRADIENTS = "(value, gradients)[0]", "(value, gradients)[1]"
+_NOTHING = "there is nothing to differentiate: no argument has a leaf of floating-point numbers"
+
+
+def _doubled(array: Any) -> tuple[Any, float]:
+    """An array in double precision, and its own rounding; a dtype that NumPy does not know must be converted before."""
+    array = np.asarray(array)
+    if not np.issubdtype(array.dtype, np.inexact):  # whole numbers are exact
+        return array.astype(np.float64), 0.0
+    return array.astype(np.result_type(array.dtype, np.float64)), float(np.finfo(array.dtype).eps)
+
+
+def _differentiate_autograd(function: Callable[..., Any], args: tuple[Any, ...]) -> _Results:
     from autograd import value_and_grad
 
-    found, expected = (value_and_grad(f, tuple(range(len(args))))(*args) for f in (function, reference))
-    leaves, tree = flatten(expected)
-    for name, a, b in zip(tree.paths("(value, gradients)"), tree.flatten_like(found, "found"), leaves, strict=True):
-        error = float(np.max(np.abs(np.asarray(a) - b), initial=0.0))
-        scale = float(np.max(np.abs(b), initial=0.0))
-        if not error <= tolerance * scale:
-            raise AssertionError(f"{name} differs by {error:.3g}, where its largest number is {scale:.3g}")
+    leaves, tree = flatten(value_and_grad(function, tuple(range(len(args))))(*args))
+    return {name: _doubled(leaf) for name, leaf in zip(tree.paths("(value, gradients)"), leaves, strict=True)}
+
+
+def _differentiate_torch(function: Callable[..., Any], args: tuple[Any, ...]) -> _Results:
+    import torch
+
+    def doubled(tensor: torch.Tensor) -> tuple[Any, float]:
+        double = torch.complex128 if tensor.is_complex() else torch.float64
+        rounding = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 0.0
+        return tensor.detach().to("cpu", double).numpy(), rounding
+
+    leaves, tree = flatten(args)
+    inputs: dict[str, torch.Tensor] = {}
+    for index, (leaf, name) in enumerate(zip(leaves, tree.paths(_GRADIENTS), strict=True)):
+        if isinstance(leaf, torch.nn.Module):
+            inputs |= {f"{name}.{key}": each for key, each in leaf.named_parameters() if each.requires_grad}
+        elif isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            leaves[index] = inputs[name] = leaf.detach().clone().requires_grad_()
+    if not inputs:
+        raise ProblemError(_NOTHING)
+    value = function(*tree.unflatten(leaves))
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise ProblemError(f"a function must return a tensor of one number, and {display_name(function)} gave {shape}")
+    grads: tuple[torch.Tensor | None, ...] = (None,) * len(inputs)
+    if value.requires_grad:
+        grads = torch.autograd.grad(value.sum(), list(inputs.values()), allow_unused=True)
+    pairs = zip(inputs.items(), grads, strict=True)
+    gradients = {name: doubled(torch.zeros_like(leaf) if grad is None else grad) for (name, leaf), grad in pairs}
+    return {_VALUE: doubled(value), **gradients}
+
+
+def _differentiate_jax(function: Callable[..., Any], args: tuple[Any, ...]) -> _Results:
+    import jax
+    import jax.numpy as jnp
+
+    def is_active(leaf: Any) -> bool:
+        numbers = isinstance(leaf, jax.Array | np.ndarray | np.generic | float | complex)
+        return numbers and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+    def doubled(array: Any) -> tuple[Any, float]:
+        double = jnp.promote_types(array.dtype, jnp.float32)  # NumPy has no bfloat16
+        return _doubled(array.astype(double))[0], float(jnp.finfo(array.dtype).eps)  # type: ignore[no-untyped-call]
+
+    paths_and_leaves, tree = jax.tree_util.tree_flatten_with_path(args)
+    leaves = [leaf for _, leaf in paths_and_leaves]
+    active = {index: leaf for index, leaf in enumerate(leaves) if is_active(leaf)}
+    if not active:
+        raise ProblemError(_NOTHING)
+
+    def of_active(active: dict[int, Any]) -> Any:
+        return function(
+            *jax.tree_util.tree_unflatten(tree, [active.get(index, leaf) for index, leaf in enumerate(leaves)])
+        )
+
+    value, grads = jax.value_and_grad(of_active)(active)
+    names = {index: f"{_GRADIENTS}{jax.tree_util.keystr(paths_and_leaves[index][0])}" for index in active}
+    return {_VALUE: doubled(value), **{names[index]: doubled(grad) for index, grad in grads.items()}}
+
+
+_DIFFERENTIATE = {"numpy": _differentiate_autograd, "torch": _differentiate_torch, "jax": _differentiate_jax}

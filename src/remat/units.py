@@ -1,7 +1,6 @@
 """Bytes, seconds and whole numbers: parsed from what people write, printed as people read them.
 
 In: an int, or text such as "64 MiB", "1.5 GB", "20 ms". Out: exact ints (bytes) and floats (seconds).
-Every room uses this one; it uses only `errors`.
 """
 
 import math
@@ -96,7 +95,7 @@ def to_seconds_per_byte(value: Any, name: str) -> float:
 
 
 def bytes_text(size: int, *, up: bool = False) -> str:
-    """`size` as text in binary units; with `up` never less than it truly is, so that it can be given back.
+    """`size` as text in binary units; with `up` never less than `size`, so that the text can be used as a budget.
 
     >>> bytes_text(67108864), bytes_text(35), bytes_text(1048577, up=True)
     ('64 MiB', '35 B', '1.01 MiB')

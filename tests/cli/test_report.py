@@ -117,14 +117,14 @@ def test_files_that_cannot_be_shown(run, tmp_path, content):
 def test_a_damaged_profile_is_one_clear_error(run, files):
     data = json.loads((files / "profile.json").read_text())
     call = data["calls"][0]
-    plan, trace_step = call["plan"], call["trace"]
-    turned = [line if not line.startswith("record") else "turn" for line in trace_step["ops"]]
+    plan, trace = call["plan"], call["trace"]
+    turned = [line if not line.startswith("record") else "turn" for line in trace["ops"]]
     damages = [
         *({"plan": {"planner": "x"}}, {"plan": plan | {"claim": None}}, {"plan": plan | {"problem": 3}}),
         *([{"plan": plan | {"prediction": plan["prediction"] | {name: "<b>"}}} for name in ("advances", "peak")]),
         *({name: "abc"} for name in ("seconds", "steps", "site", "runs", "budget")),
-        *({"site": call["site"] | {"line": "abc"}}, {"seconds": float("nan")}, {"trace": trace_step | {"ops": turned}}),
-        {"trace": trace_step | {"at_peak": [["a", "b"]]}},
+        *({"site": call["site"] | {"line": "abc"}}, {"seconds": float("nan")}, {"trace": trace | {"ops": turned}}),
+        {"trace": trace | {"at_peak": [["a", "b"]]}},
     ]
     for damage in ({"calls": 3}, {"calls": [{}]}, *({"calls": [call | damage]} for damage in damages)):
         (files / "bad.json").write_text(json.dumps(data | damage))

@@ -21,10 +21,10 @@ def test_planned_and_measured_steps_bytes_and_seconds():
         slope()
     (call,) = run.calls
     assert (call.what, call.framework, call.steps, call.status) == ("scan", "numpy", 10, "done")
-    assert call.plan.forward_steps == call.trace_step.forward_steps == 25
-    assert call.trace_step.peak > 0
-    assert call.trace_step.complete
-    assert call.total_seconds >= call.trace_step.seconds > 0
+    assert call.plan.forward_steps == call.trace.forward_steps == 25
+    assert call.trace.peak > 0
+    assert call.trace.complete
+    assert call.total_seconds >= call.trace.seconds > 0
     assert call.site.function == "<lambda>"
     assert call.site.file == call.step.file == __file__
 
@@ -45,8 +45,8 @@ def test_every_kind_of_call_is_recorded():
     ]
     assert [call.steps for call in run.calls] == [10, 7, 7, 7, 9, 5]
     assert [call.status for call in run.calls] == ["done", "no gradient", "done", "no gradient", "done", "done"]
-    assert run.calls[2].trace_step.forward_steps == run.calls[2].plan.forward_steps
-    assert run.calls[1].trace_step is None
+    assert run.calls[2].trace.forward_steps == run.calls[2].plan.forward_steps
+    assert run.calls[1].trace is None
 
 
 def test_nothing_is_recorded_outside_and_nothing_is_measured_then(monkeypatch):
@@ -80,7 +80,7 @@ def test_a_profile_of_the_main_thread_hears_the_others():
         for thread in threads:
             thread.join()
     assert len(run) == 20
-    assert all(call.status == "done" and call.trace_step.forward_steps == 25 for call in run.calls)
+    assert all(call.status == "done" and call.trace.forward_steps == 25 for call in run.calls)
 
 
 def test_a_profile_of_another_thread_hears_its_own():
@@ -129,7 +129,7 @@ def test_what_is_reversed_after_the_block_is_still_recorded():
     with remat.profile() as run:
         vjp, _ = make_vjp(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=10, slots=3)[0])(0.3)
     assert run.calls[0].status == "forward only"
-    assert not run.calls[0].trace_step.complete
+    assert not run.calls[0].trace.complete
     vjp(1.0)
     assert run.calls[0].status == "done"
     vjp(1.0)
@@ -149,7 +149,7 @@ def test_an_interrupted_run_is_reported(tmp_path):
         grad(lambda x: remat.scan(step, x, length=30, slots=4)[0])(0.3)
     (call,) = run.calls
     assert call.status == "stopped by KeyboardInterrupt"
-    assert 0 < call.trace_step.totals.ops < len(call.plan.schedule.ops())
+    assert 0 < call.trace.totals.ops < len(call.plan.schedule.ops())
     assert "stopped by KeyboardInterrupt" in str(run)
     text = run.report(tmp_path / "partial.txt").read_text()
     assert "not complete" in text
@@ -177,8 +177,8 @@ def test_events_are_held_for_a_few_calls_of_a_site_and_totals_for_all(monkeypatc
     with remat.profile() as run:
         for _ in range(5):
             slope()
-    assert [len(list(call.trace_step)) > 0 for call in run.calls] == [True, True, False, False, False]
-    assert {call.trace_step.forward_steps for call in run.calls} == {25}
+    assert [len(list(call.trace)) > 0 for call in run.calls] == [True, True, False, False, False]
+    assert {call.trace.forward_steps for call in run.calls} == {25}
 
 
 def test_a_profile_is_saved_and_loaded(tmp_path):
@@ -188,7 +188,7 @@ def test_a_profile_is_saved_and_loaded(tmp_path):
     run.save(tmp_path / "run.json")
     loaded = remat.Profile.load(tmp_path / "run.json")
     assert str(loaded) == str(run)
-    assert [e.op for e in loaded.calls[0].trace_step] == [e.op for e in run.calls[0].trace_step]
+    assert [e.op for e in loaded.calls[0].trace] == [e.op for e in run.calls[0].trace]
     assert loaded.to_dict() == run.to_dict()
     assert loaded.report(tmp_path / "a.txt").read_text() == run.report(tmp_path / "b.txt").read_text()
 
@@ -206,15 +206,15 @@ def test_the_allocator_is_asked_if_that_is_wanted():
     with remat.profile(memory=True) as run:
         grad(loss)(w)
     assert not tracemalloc.is_tracing()
-    trace_step = run.calls[0].trace_step
-    assert trace_step.totals.allocated == max(event.allocated for event in trace_step)
-    assert trace_step.totals.allocated <= 4 * 2**20 + 3 * w.nbytes
-    assert trace_step.always["parameters and what else is captured"] >= w.nbytes
-    assert run.calls[0].plan.simulate().peak == pytest.approx(trace_step.peak, rel=0.05)
-    assert trace_step.peak == pytest.approx(trace_step.totals.allocated, rel=0.2)
+    trace = run.calls[0].trace
+    assert trace.totals.allocated == max(event.allocated for event in trace)
+    assert trace.totals.allocated <= 4 * 2**20 + 3 * w.nbytes
+    assert trace.always["parameters and what else is captured"] >= w.nbytes
+    assert run.calls[0].plan.simulate().peak == pytest.approx(trace.peak, rel=0.05)
+    assert trace.peak == pytest.approx(trace.totals.allocated, rel=0.2)
     with remat.profile() as run:
         grad(loss)(w)
-    assert run.calls[0].trace_step.totals.allocated is None
+    assert run.calls[0].trace.totals.allocated is None
 
 
 def test_a_call_site_is_the_line_of_the_user_also_in_a_step():
@@ -242,11 +242,11 @@ def test_an_op_that_is_cut_off_is_part_of_the_trace(tmp_path):
     plan = remat.plan(remat.Loop(100), slots=0, planner=SavePoints(()))
     with pytest.raises(KeyboardInterrupt), remat.profile() as run:
         grad(lambda h: np.sum(remat.scan(step, h, length=100, plan=plan)[0]))(numpy.ones((50, 20)))
-    trace_step = run.calls[0].trace_step
-    assert [event.op for event in trace_step] == [remat.Record(0, 30)]
-    assert trace_step.peak > 30 * 50 * 20 * 8
-    assert trace_step.seconds > 0
-    assert trace_step.at_peak[0][0] == "tape 0..29"
+    trace = run.calls[0].trace
+    assert [event.op for event in trace] == [remat.Record(0, 30)]
+    assert trace.peak > 30 * 50 * 20 * 8
+    assert trace.seconds > 0
+    assert trace.at_peak[0][0] == "tape 0..29"
     page = run.report(tmp_path / "cut.html").read_text()
     assert "The run is not complete: stopped by KeyboardInterrupt after 1 op." in page
     assert "30 steps had run of 100" in page
@@ -261,8 +261,8 @@ def test_a_device_of_another_name_is_weighed_too():
             slopes.append(
                 grad(lambda x, plan=plan: remat.scan(lambda x, _: (np.sin(x), None), x, plan=plan, length=20)[0])(0.3)
             )
-        peaks.append(run.calls[0].trace_step.peak)
-        assert run.calls[0].trace_step.device == name
+        peaks.append(run.calls[0].trace.peak)
+        assert run.calls[0].trace.device == name
     assert slopes[0] == slopes[1]
     assert peaks[0] == peaks[1]
 
@@ -280,7 +280,7 @@ def test_many_kept_states_are_profiled_in_time_that_grows_with_their_number(monk
     with remat.profile() as run:
         slope(length=300, slots=300)
     assert made[0] == 0  # they are found when somebody asks
-    assert len(run.calls[0].trace_step.at_peak) > 250
+    assert len(run.calls[0].trace.at_peak) > 250
     assert made[0] == 1
 
 
@@ -313,7 +313,7 @@ def test_the_allocator_is_left_alone_after_the_block():
     vjp(1.0)
     vjp(1.0)
     assert not tracemalloc.is_tracing()
-    assert len(list(run.calls[0].trace_step)) > 10
+    assert len(list(run.calls[0].trace)) > 10
 
 
 def test_blocks_may_end_in_any_order():
@@ -349,7 +349,7 @@ def test_the_allocator_is_asked_before_values_are_weighed():
     tracemalloc.stop()
     with remat.profile(memory=True) as run:
         grad(loss)(w)
-    assert run.calls[0].trace_step.totals.allocated == pytest.approx(plain, rel=0.05)
+    assert run.calls[0].trace.totals.allocated == pytest.approx(plain, rel=0.05)
 
 
 def test_a_block_that_ends_in_another_thread_is_closed():

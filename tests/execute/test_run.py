@@ -1,4 +1,4 @@
-"""The interpreter alone, with verbs of Python numbers: no framework is needed to run a schedule."""
+"""The interpreter alone, with a backend of Python numbers: no framework is needed to run a schedule."""
 
 import math
 import weakref
@@ -9,6 +9,7 @@ from hypothesis import given, settings
 import remat
 from remat.execute import Interpreter
 from remat.execute.determinism import DeterminismCheck
+from remat.execute.state_store import RamStore
 from remat.profiling import CallRecord
 from remat.profiling.source_location import SourceLocation
 from remat.testing import loops, memories
@@ -61,7 +62,7 @@ class Numbers:
 
     replayable_states = ()
 
-    def persistent_bytes(self):
+    def persistent_bytes(self, gradients):
         return {}
 
     def failed_at(self):
@@ -70,25 +71,27 @@ class Numbers:
     def meter(self):
         return None
 
-    def summary(self, state):
+    def fingerprint(self, state):
         return [state.value]
 
-    def differ(self, state, summary, *, recorded):
-        return None if state.value == summary[0] else "state was another one"
+    def mismatch(self, state, fingerprint, *, recorded):
+        return None if state.value == fingerprint[0] else "state was another one"
 
 
-def run_through(schedule, units, guard=None):
+def run_through(schedule, units, determinism=None, **options):
     backend = Numbers()
-    run = Interpreter(backend, Number(1.0), units, guard=guard)
+    run = Interpreter(backend, Number(1.0), units, determinism=determinism, **options)
     assert run.play(schedule)
     result = run.state.value
     return result, run.reverse(1.0), backend
 
 
-def recorded(schedule, units, backend=None, call=None):
+def recorded(schedule, units, backend=None, call=None, restartable=False):
     backend, call = backend or Numbers(), call or CallRecord("test", SourceLocation("", 0, ""))
     state = Number(1.0)
-    run = Interpreter(backend, state, units, recorder=call.recorder(backend, state))
+    recorder = call.recorder(backend, state, restartable=restartable)
+    run = Interpreter(backend, state, units, observer=recorder, restartable=restartable)
+    del recorder
     del state
     run.play(schedule)
     run.reverse(1.0)
@@ -105,12 +108,12 @@ def expected(units):
 @given(loops(most_steps=40), memories(most_levels=1))
 @settings(max_examples=80, deadline=None)
 def test_any_plan_in_one_level_gives_the_derivative_with_the_steps_it_says(loop, memory):
-    loop = remat.Loop(**{**loop.to_dict(), "restartable": False})
     try:
         plan = remat.plan(loop, memory)
     except remat.InfeasibleError:
         return
-    result, slope, backend = run_through(plan.schedule, loop.units, DeterminismCheck(loop.units))
+    check = DeterminismCheck(loop.units)
+    result, slope, backend = run_through(plan.schedule, loop.units, check, restartable=loop.restartable)
     x, by_hand = expected(loop.units)
     assert result == x
     assert slope == pytest.approx(by_hand, rel=1e-12, abs=1e-300)
@@ -125,6 +128,84 @@ def test_levels_are_kept_apart():
     assert backend.evaluations == plan.forward_steps
 
 
+RESTARTING = remat.Loop(20, state=8, tape=16, restartable=True)
+
+
+def test_states_are_fetched_from_tapes_that_hold_them():
+    plan = remat.plan(RESTARTING, slots=3, planner="mixed")
+    assert any(isinstance(op, remat.Fetch) and op.level == "tape" for op in plan.schedule)
+    result, slope, backend = run_through(plan.schedule, 20, DeterminismCheck(20), restartable=True)
+    assert (result, slope) == pytest.approx(expected(20), rel=1e-12)
+    assert backend.evaluations == plan.forward_steps
+
+
+def test_a_tape_that_holds_its_output_is_as_large_as_both():
+    plan = remat.plan(RESTARTING, slots=3, planner="mixed")
+    trace, simulated = recorded(plan.schedule, 20, restartable=True).trace, plan.simulate()
+    assert [(e.op, e.live) for e in trace] == [(e.op, e.live) for e in simulated]
+    assert trace.at_peak == simulated.at_peak
+
+
+def test_what_tapes_held_is_free_in_the_end():
+    ALIVE.clear()
+    run_through(remat.plan(RESTARTING, slots=3, planner="mixed").schedule, 20, restartable=True)
+    assert not ALIVE
+
+
+def test_tapes_that_hold_no_outputs_are_not_fetched_from():
+    plan = remat.plan(RESTARTING, slots=3, planner="mixed")
+    with pytest.raises(remat.IllegalError, match=r"not legal at 'fetch \d+ tape', rule R4 .*restartable is False"):
+        run_through(plan.schedule, 20)
+
+
+class CountingStore(RamStore):
+    """A store that counts what is put, fetched and dropped."""
+
+    def __init__(self):
+        super().__init__()
+        self.puts = self.gets = self.drops = 0
+
+    def put(self, number, state):
+        self.puts += 1
+        super().put(number, state)
+
+    def get(self, number):
+        self.gets += 1
+        return super().get(number)
+
+    def drop(self, number):
+        self.drops += 1
+        super().drop(number)
+
+
+def test_every_level_has_its_store():
+    memory = remat.Memory(levels=[remat.Level("ram", slots=2), remat.Level("disk", slots=3, read=1, write=1)])
+    plan, stores = remat.plan(remat.Loop(30), memory), {"ram": CountingStore(), "disk": CountingStore()}
+    _, slope, _ = run_through(plan.schedule, 30, stores=stores)
+    assert slope == pytest.approx(expected(30)[1])
+    simulated = plan.simulate()
+    for level, store in stores.items():
+        assert store.puts == store.drops == simulated.keeps[level] > 0
+        assert store.gets == simulated.fetches[level]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("advance 1 2", "R2"), ("record 0 1; advance 0 1", "R2"), ("fetch 0 ram", "R4"), ("keep 0 ram; keep 0 ram", "R3")],
+)
+def test_an_illegal_op_is_not_run_and_the_rule_is_named(text, rule):
+    with pytest.raises(remat.IllegalError, match=f"rule {rule} "):
+        run_through(remat.Schedule.parse(text), 2)
+
+
+def test_a_schedule_that_ends_too_early_is_an_error():
+    backend = Numbers()
+    run = Interpreter(backend, Number(1.0), 2)
+    assert run.play(remat.Schedule.parse("keep 0 ram; advance 0 1; record 1 2; turn; pullback 2 1"))
+    with pytest.raises(remat.IllegalError, match=r"units 0..0 are not pulled back"):
+        run.reverse(1.0)
+
+
 @pytest.mark.parametrize("slots", [1, 2, 5, 9])
 def test_what_is_dropped_is_free(slots):
     ALIVE.clear()
@@ -135,19 +216,19 @@ def test_what_is_dropped_is_free(slots):
 
 def test_the_trace_is_that_of_the_simulation():
     plan = remat.plan(remat.Loop(20, state=8, tape=8), slots=3)
-    trace_step = recorded(plan.schedule, 20).trace_step
+    trace = recorded(plan.schedule, 20).trace
     simulated = plan.simulate()
-    assert [(e.op, e.live) for e in trace_step] == [(e.op, e.live) for e in simulated]
-    assert trace_step.peak == simulated.peak
-    assert trace_step.at_peak == simulated.at_peak
-    assert (trace_step.keeps, trace_step.totals.written, trace_step.totals.read) == (
+    assert [(e.op, e.live) for e in trace] == [(e.op, e.live) for e in simulated]
+    assert trace.peak == simulated.peak
+    assert trace.at_peak == simulated.at_peak
+    assert (trace.keeps, trace.totals.written, trace.totals.read) == (
         simulated.keeps,
         simulated.totals.written,
         simulated.totals.read,
     )
-    assert trace_step.complete
-    assert trace_step.measured
-    assert trace_step.recomputed == plan.recomputed
+    assert trace.complete
+    assert trace.measured
+    assert trace.recomputed == plan.recomputed
 
 
 def test_a_run_that_is_interrupted_leaves_a_trace_of_what_was_done():
@@ -161,14 +242,14 @@ def test_a_run_that_is_interrupted_leaves_a_trace_of_what_was_done():
     call = CallRecord("test", SourceLocation("", 0, ""))
     with pytest.raises(KeyboardInterrupt):
         recorded(plan.schedule, 10, Interrupted(), call)
-    trace_step = call.trace_step
-    assert not trace_step.complete
+    trace = call.trace
+    assert not trace.complete
     assert call.status == "stopped by KeyboardInterrupt"
-    ops = [event.op for event in trace_step]
+    ops = [event.op for event in trace]
     assert tuple(ops) == plan.schedule.ops()[: len(ops)]
     assert 0 < len(ops) < len(plan.schedule.ops())
-    assert trace_step.recomputed == trace_step.forward_steps - 10
-    assert "early" in str(trace_step)
+    assert trace.recomputed == trace.forward_steps - 10
+    assert "early" in str(trace)
 
 
 def test_a_loop_of_a_million_steps_needs_no_recursion():
@@ -188,12 +269,12 @@ def test_a_loop_of_a_million_steps_needs_no_recursion():
     assert backend.evaluations == plan.forward_steps
 
 
-def test_the_guard_thins_out_what_it_notes_of_a_loop_of_unknown_length():
-    guard, backend = DeterminismCheck(None), Numbers()
+def test_the_determinism_check_thins_out_what_it_records_of_a_loop_of_unknown_length():
+    determinism, backend = DeterminismCheck(None), Numbers()
     for position in range(1, 100_001):
-        guard.note(position, backend, Number(float(position)))
-    assert len(guard._numbers) <= 2 * 1024
-    assert guard.stride == 64
-    guard.compare(64 * 1234, backend, Number(64.0 * 1234), recorded=0)
+        determinism.record(position, backend, Number(float(position)))
+    assert len(determinism._numbers) <= 2 * 1024
+    assert determinism.stride == 64
+    determinism.compare(64 * 1234, backend, Number(64.0 * 1234), recorded=0)
     with pytest.raises(remat.DeterminismError):
-        guard.compare(64 * 1234, backend, Number(5.0), recorded=0)
+        determinism.compare(64 * 1234, backend, Number(5.0), recorded=0)

@@ -64,7 +64,7 @@ def test_random_nestings(value):
 
 def test_names_read_as_python():
     value = {"a": (Point(1.0, [2.0]), Frozen(3.0)), 7: 4.0}
-    assert list(flatten(value)[1].names("carry")) == [
+    assert list(flatten(value)[1].paths("carry")) == [
         "carry['a'][0].x",
         "carry['a'][0].y[0]",
         "carry['a'][1].a",

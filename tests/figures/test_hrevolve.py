@@ -31,10 +31,10 @@ def planned(n, slots, write, read, forward, backward):
 def test_the_table(size, cost_of_disk, cost, advances, writes, reads):
     n, ram, disk = size
     found = planned(n, (ram, disk), (0, cost_of_disk), (0, cost_of_disk), 1, 1)
-    trace_step = simulate(found.schedule, found.problem, found.memory)
-    assert found.seconds == trace_step.seconds == cost
+    trace = simulate(found.schedule, found.problem, found.memory)
+    assert found.seconds == trace.seconds == cost
     # Several schedules may have the same cost: what the table's schedule costs, ours does too.
-    moved = cost_of_disk * (trace_step.keeps["l1"] + trace_step.fetches["l1"])
+    moved = cost_of_disk * (trace.keeps["l1"] + trace.fetches["l1"])
     assert found.advances + n + moved == advances + n + cost_of_disk * (writes + reads)
 
 

@@ -21,7 +21,7 @@ def every_length(slots, longest):
     """(length, advances) as the sweep goes on, were the loop to end there."""
     sweep = Sweep(slots)
     for n in range(1, longest + 1):
-        yield n, n - 1 + (reversal_advances(sweep.held, n - 1, slots) if sweep.held else 0)
+        yield n, n - 1 + (reversal_advances(sweep.kept, n - 1, slots) if sweep.kept else 0)
         sweep.pass_over(n - 1)
 
 

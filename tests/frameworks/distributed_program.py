@@ -15,7 +15,7 @@ import remat
 BUDGETS = {"slots": {"slots": 3}, "memory": {"memory": 12_000}}
 
 
-class CellRef(torch.nn.Module):
+class Cell(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.inner, self.outer = torch.nn.Linear(6, 6), torch.nn.Linear(6, 6)
@@ -29,7 +29,7 @@ class Model(torch.nn.Module):
     def __init__(self, budget, spare=False):
         super().__init__()
         torch.manual_seed(0)
-        self.cell, self.head, self.budget = CellRef(), torch.nn.Linear(6, 1), budget
+        self.cell, self.head, self.budget = Cell(), torch.nn.Linear(6, 1), budget
         if spare:
             self.spare = torch.nn.Linear(3, 3)
 
@@ -79,7 +79,7 @@ def main(kind, budget):
     plans = [None, None]
     dist.all_gather_object(plans, [str(op) for op in run.calls[0].plan.schedule])
     assert plans[0] == plans[1]
-    assert run.calls[0].trace_step.forward_steps == run.calls[0].plan.forward_steps
+    assert run.calls[0].trace.forward_steps == run.calls[0].plan.forward_steps
     dist.barrier()
 
 

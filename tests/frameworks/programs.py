@@ -74,7 +74,7 @@ def complex_wave(params, z, x):
 
 
 @dataclass
-class StaticLayout:
+class Program:
     step: object
     params: object
     init: object
@@ -85,23 +85,23 @@ class StaticLayout:
 def programs(steps=11):
     batch, hidden = 3, 2
     return {
-        "lstm": StaticLayout(
+        "lstm": Program(
             lstm,
             {"wx": _random(1, 4, 4 * hidden), "wh": _random(2, hidden, 4 * hidden), "b": _random(3, 4 * hidden)},
             State(_random(4, batch, hidden), _random(5, batch, hidden)),
             _random(6, steps, batch, 4),
             steps,
         ),
-        "rnn": StaticLayout(rnn, {"w": _random(7, 3, 3)}, _random(8, 3), _random(9, steps, 3), steps),
-        "ode": StaticLayout(ode, {"k": 1.3, "d": 0.1}, [0.4, -0.2], None, steps),
-        "odd": StaticLayout(
+        "rnn": Program(rnn, {"w": _random(7, 3, 3)}, _random(8, 3), _random(9, steps, 3), steps),
+        "ode": Program(ode, {"k": 1.3, "d": 0.1}, [0.4, -0.2], None, steps),
+        "odd": Program(
             odd,
             (_random(10, 2), {"stiff": 0.7}),
             (0, OrderedDict(a=(0.3, None), b=1.5), Particle(_random(11, 2), _random(12, 2), 0)),
             {"push": _random(13, steps, 2)},
             steps,
         ),
-        "complex": StaticLayout(
+        "complex": Program(
             complex_wave, {"w": 0.3}, _random(14, 2) + 1j * _random(15, 2), _random(16, steps, 2), steps
         ),
     }

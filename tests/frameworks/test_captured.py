@@ -283,7 +283,7 @@ def test_layers_made_in_a_python_loop_see_their_own_variables_again():
     assert_same(grad(loss)(weights, True), grad(loss)(weights, False))
 
 
-class CellRef:
+class Cell:
     def __init__(self, w):
         self.w, self.calls = w, 0
 
@@ -320,11 +320,11 @@ WAYS = {
     "keyword default": lambda w: lambda h, x, *, w=w: rnn_step(w, h, x),
     "partial": lambda w: functools.partial(rnn_step, w),
     "partial keyword": lambda w: functools.partial(rnn_step_of_tuple, pair=(w, {"b": 1.0})),
-    "bound method": lambda w: CellRef(w).step,
-    "callable object": lambda w: CellRef(w),
+    "bound method": lambda w: Cell(w).step,
+    "callable object": lambda w: Cell(w),
     "slots": lambda w: Slotted(w).step,
     "partial of a bound method in a list": lambda w: (lambda fs: lambda h, x: fs[0](h, x))(
-        [functools.partial(CellRef(w).step)]
+        [functools.partial(Cell(w).step)]
     ),
     "dict in closure": lambda w: (lambda p: lambda h, x: rnn_step(p["layers"][0]["w"], h, x))({"layers": [{"w": w}]}),
 }
@@ -348,7 +348,7 @@ def test_a_bound_method_counts_on_its_own_object():
     cells = []
 
     def loss(w):
-        cells.append(CellRef(w))
+        cells.append(Cell(w))
         return remat.scan(cells[0].step, 0.1, numpy.zeros(10), slots=3)[0]
 
     grad(loss)(0.7)

@@ -84,19 +84,19 @@ def test_results_gradients_and_statistics_are_those_without_it():
 
 def test_attributes_are_those_of_the_module():
     block = Block()
-    checkpoint_module = remat.drop(block)
-    assert isinstance(checkpoint_module, CheckpointedModule)
-    assert checkpoint_module.factor == 2.0
-    assert checkpoint_module.first is block.first
-    assert checkpoint_module.describe() == "a block of factor 2.0"
-    checkpoint_module.factor = 3.0
-    checkpoint_module.second = nn.Identity()
+    dropped = remat.drop(block)
+    assert isinstance(dropped, CheckpointedModule)
+    assert dropped.factor == 2.0
+    assert dropped.first is block.first
+    assert dropped.describe() == "a block of factor 2.0"
+    dropped.factor = 3.0
+    dropped.second = nn.Identity()
     assert block.factor == 3.0
     assert isinstance(block.second, nn.Identity)
-    del checkpoint_module.factor
+    del dropped.factor
     assert not hasattr(block, "factor")
     with pytest.raises(AttributeError, match="nothing"):
-        _ = checkpoint_module.nothing
+        _ = dropped.nothing
     assert isinstance(remat.drop(nn.Sequential(nn.Tanh()))[0], nn.Tanh)
 
 
@@ -141,11 +141,11 @@ def test_keyword_arguments_reach_the_module():
 def test_hooks_of_modules_are_called_as_without_it():
     calls = []
     block = Block()
-    checkpoint_module = remat.drop(block)
-    checkpoint_module.register_forward_hook(lambda *_: calls.append("outside"))
-    checkpoint_module.register_full_backward_hook(lambda *_: calls.append("backward"))
+    dropped = remat.drop(block)
+    dropped.register_forward_hook(lambda *_: calls.append("outside"))
+    dropped.register_full_backward_hook(lambda *_: calls.append("backward"))
     block.register_forward_hook(lambda *_: calls.append(f"inside {remat.is_recomputing()}"))
-    checkpoint_module(torch.randn(3, 4, requires_grad=True)).sum().backward()
+    dropped(torch.randn(3, 4, requires_grad=True)).sum().backward()
     assert calls[:2] == ["inside False", "outside"]
     assert calls.count("outside") == 1
     assert calls.count("backward") == 1

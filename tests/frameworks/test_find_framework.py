@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import remat
-from remat.frameworks import find_framework, find_framework_of, jax_is_tracing
+from remat.frameworks import find_framework, find_framework_of_call
+from remat.frameworks.jax.ownership import is_tracing as jax_is_tracing
 
 
 @jax.tree_util.register_pytree_node_class
@@ -43,7 +44,7 @@ def found_while(transform):
     def run(x):
         assert jax_is_tracing()
         found.append(name(find_framework(1.0, numpy.ones(2))))
-        found.append(name(find_framework_of(numpy.sin, (1.0,), {})))
+        found.append(name(find_framework_of_call(numpy.sin, (1.0,), {})))
         found.append(name(find_framework(torch.ones(2))))
         autograd.grad(lambda y: found.append(name(find_framework(y))) or y)(1.0)
         return x
@@ -65,8 +66,8 @@ def found_while(transform):
 )
 def test_arrays_of_jax_are_jaxs_in_any_container(values):
     assert name(find_framework(*values())) == "jax"
-    assert name(find_framework_of(lambda *args: None, values(), {})) == "jax"
-    assert name(find_framework_of(lambda **kwargs: None, (), {"a": values()})) == "jax"
+    assert name(find_framework_of_call(lambda *args: None, values(), {})) == "jax"
+    assert name(find_framework_of_call(lambda **kwargs: None, (), {"a": values()})) == "jax"
     arrays, seen = [leaf for leaf in jax.tree.leaves(values()) if isinstance(leaf, jax.Array)], []
     jax.jit(lambda arrays: seen.append(name(find_framework(*arrays))))(arrays)
     assert seen == ["jax"]
@@ -83,17 +84,17 @@ def test_what_is_no_array_of_jax_is_anyones():
         jax.ShapeDtypeStruct((2,), "float32"),
     ):
         assert name(find_framework(value)) == "numpy"
-        assert name(find_framework_of(numpy.sin, (value,), {})) == "numpy"
+        assert name(find_framework_of_call(numpy.sin, (value,), {})) == "numpy"
 
 
 def test_two_frameworks_are_an_error():
     array, tensor = jnp.ones(2), torch.ones(2)
-    for find in (find_framework, lambda *values: find_framework_of(max, values, {})):
+    for find in (find_framework, lambda *values: find_framework_of_call(max, values, {})):
         for values in [(array, tensor), (tensor, [array]), (Node(array), {"t": tensor})]:
             with pytest.raises(remat.StepError, match=r"two frameworks, one of .*and no gradient flows"):
                 find(*values)
     with pytest.raises(remat.StepError, match=r"one of PyTorch \(torch.Linear\) and one of JAX \(jaxlib"):
-        find_framework_of(torch.nn.Linear(2, 2), (array,), {})
+        find_framework_of_call(torch.nn.Linear(2, 2), (array,), {})
     with pytest.raises(remat.StepError, match=r"one of autograd"):
         autograd.grad(lambda x: remat.checkpoint(lambda x, a: x, x, array))(1.0)
     assert name(find_framework(tensor, 1.0, numpy.ones(2))) == "torch"
@@ -141,24 +142,24 @@ class Model:
 def test_numbers_are_of_the_framework_that_the_function_uses(make):
     for value, expected in [(jnp.ones(2), "jax"), (numpy.ones(2), "numpy")]:
         function = make(value)
-        assert name(find_framework_of(function, (1.0,), {})) == expected
+        assert name(find_framework_of_call(function, (1.0,), {})) == expected
         assert name(find_framework(1.0, numpy.ones(2), using=(function,))) == expected
     assert name(find_framework(1.0)) == "numpy"
     assert name(find_framework(torch.ones(2), using=(make(jnp.ones(2)),))) == "torch"
-    assert name(find_framework_of(lambda x: x * torch.ones(1), (1.0,), {})) == "numpy"  # it makes its own
+    assert name(find_framework_of_call(lambda x: x * torch.ones(1), (1.0,), {})) == "numpy"  # it makes its own
     tensor = torch.ones(1)
-    assert name(find_framework_of(lambda x: x * tensor, (1.0,), {})) == "torch"
+    assert name(find_framework_of_call(lambda x: x * tensor, (1.0,), {})) == "torch"
 
 
 def test_modules_of_equinox_are_jaxs():
     module = equinox.nn.Linear(2, 2, key=jax.random.key(0))
-    assert name(find_framework_of(module, (numpy.ones(2),), {})) == "jax"
-    assert name(find_framework_of(remat.drop(module), (numpy.ones(2),), {})) == "jax"
+    assert name(find_framework_of_call(module, (numpy.ones(2),), {})) == "jax"
+    assert name(find_framework_of_call(remat.drop(module), (numpy.ones(2),), {})) == "jax"
 
 
 def test_boxes_of_autograd_are_numpys_whatever_the_function_uses():
     w, found = jnp.ones(2), []
-    autograd.grad(lambda x: found.append(name(find_framework_of(lambda x: x * w, (x,), {}))) or anp.sin(x))(1.0)
+    autograd.grad(lambda x: found.append(name(find_framework_of_call(lambda x: x * w, (x,), {}))) or anp.sin(x))(1.0)
     assert found == ["numpy"]
 
 

@@ -34,12 +34,8 @@ def test_any_plan_is_run_as_it_is(plan):
         found, count = counter.of(jax.value_and_grad(ours, (0, 1, 2)), *args)
     close(found, jax.value_and_grad(plain, (0, 1, 2))(*args))
     assert count == made.forward_steps
-    trace_step = run.calls[0].trace_step
-    assert (trace_step.forward_steps, run.calls[0].status, run.calls[0].framework) == (
-        made.forward_steps,
-        "done",
-        "jax",
-    )
+    trace = run.calls[0].trace
+    assert (trace.forward_steps, run.calls[0].status, run.calls[0].framework) == (made.forward_steps, "done", "jax")
 
 
 def test_progress_is_told_to_the_end():
@@ -102,8 +98,8 @@ def test_memory_is_planned_with_tapes_in_it():
         found = jax.value_and_grad(ours, (0, 1, 2))(*args)
     close(found, jax.value_and_grad(plain, (0, 1, 2))(*args))
     call = run.calls[0]
-    assert call.trace_step.forward_steps == call.plan.forward_steps
-    assert call.trace_step.peak <= 30 * 1024
+    assert call.trace.forward_steps == call.plan.forward_steps
+    assert call.trace.peak <= 30 * 1024
 
 
 def test_cotangents_are_the_callers():

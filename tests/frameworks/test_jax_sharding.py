@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("jax")
-PROGRAM = Path(__file__).with_name("sharding_program.py")
+PROGRAM = Path(__file__).with_name("sharding_program.py")  # -P: folders torch, numpy lie next to it
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ PROGRAM = Path(__file__).with_name("sharding_program.py")
 )
 def test_gradients_and_buffers_are_those_of_one_device(part, count):
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, str(PROGRAM), part]
+    command = [sys.executable, "-P", str(PROGRAM), part]
     run = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=150)
     assert run.returncode == 0, run.stderr[-2000:]
     found = json.loads(run.stdout)

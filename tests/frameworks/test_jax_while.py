@@ -427,7 +427,7 @@ def parts(tree):
 
 @pytest.mark.parametrize(("start", "body", "cond"), [pytest.param(*rest, id=name) for name, *rest in carries()])
 def test_carries_of_every_kind(start, body, cond):
-    def unroll_factor(x):
+    def unrolled(x):
         carry = start(x)
         while cond(carry):
             carry = body(carry)
@@ -437,7 +437,7 @@ def test_carries_of_every_kind(start, body, cond):
         return parts(remat.while_loop(cond, body, start(x), slots=2))
 
     xs = abs(XS[:2])
-    expected = jnp.stack([jax.grad(unroll_factor)(x) for x in xs])
+    expected = jnp.stack([jax.grad(unrolled)(x) for x in xs])
 
     @jax.jit
     def found(xs):

@@ -24,10 +24,10 @@ def test_no_more_states_are_alive_than_the_slots_and_the_working_set(monkeypatch
         most[0] = max(most[0], len(alive))
         return array
 
-    from remat.frameworks.numpy import backend as backend
+    from remat.frameworks.numpy import backend
 
-    original = backend.copied
-    monkeypatch.setattr(backend, "copied", lambda leaf: watch(original(leaf)))
+    original = backend.frozen_copy
+    monkeypatch.setattr(backend, "frozen_copy", lambda leaf: watch(original(leaf)))
 
     def step(h, x):
         after = np.tanh(h * 1.1)
@@ -91,7 +91,7 @@ def test_more_memory_means_less_recomputation_and_enough_of_it_none():
     for memory in ("600 KiB", "2 MiB", "64 MiB"):
         with remat.profile() as run:
             grad(lambda w, memory=memory: loss(w, memory=memory))(w)
-        counts.append(run.calls[0].trace_step.forward_steps)
+        counts.append(run.calls[0].trace.forward_steps)
     assert counts[0] > counts[1] > counts[2] == 60
 
 
@@ -99,25 +99,25 @@ def test_a_fraction_is_of_what_is_free():
     loss, w = lstm_like(steps=20)
     with remat.profile() as run:
         grad(lambda w: loss(w, memory=0.5))(w)
-    assert run.calls[0].trace_step.recomputed == 0
+    assert run.calls[0].trace.recomputed == 0
 
 
 def test_a_measured_trace_agrees_with_the_simulation_of_its_plan():
     loss, w = lstm_like(steps=40)
     with remat.profile() as run:
         grad(lambda w: loss(w, slots=5))(w)
-    plan, trace_step = run.calls[0].plan, run.calls[0].trace_step
-    assert plan.forward_steps == trace_step.forward_steps
-    state = next(iter(trace_step)).live.state["ram"] // 2  # a kept state and the working one
-    tape = max(event.live.tape for event in trace_step)
+    plan, trace = run.calls[0].plan, run.calls[0].trace
+    assert plan.forward_steps == trace.forward_steps
+    state = next(iter(trace)).live.state["ram"] // 2  # a kept state and the working one
+    tape = max(event.live.tape for event in trace)
     simulated = remat.plan(remat.Loop(40, state=state, tape=tape), slots=5).simulate()
-    assert [event.op for event in trace_step] == [event.op for event in simulated]
-    assert [event.live.state for event in trace_step] == [event.live.state for event in simulated]
-    assert trace_step.peak == pytest.approx(simulated.peak, rel=0.05)
-    assert (trace_step.advances, trace_step.records) == (simulated.advances, simulated.records)
-    assert trace_step.seconds > 0
-    assert {what for what, _, _ in trace_step.at_peak} == {what for what, _, _ in simulated.at_peak}
-    assert "forward" in str(trace_step)
+    assert [event.op for event in trace] == [event.op for event in simulated]
+    assert [event.live.state for event in trace] == [event.live.state for event in simulated]
+    assert trace.peak == pytest.approx(simulated.peak, rel=0.05)
+    assert (trace.advances, trace.records) == (simulated.advances, simulated.records)
+    assert trace.seconds > 0
+    assert {what for what, _, _ in trace.at_peak} == {what for what, _, _ in simulated.at_peak}
+    assert "forward" in str(trace)
 
 
 def test_progress_is_told():

@@ -438,25 +438,25 @@ def test_modules_of_equinox_are_functions_with_parameters(x):
 
 def test_a_dropped_module_is_a_pytree_of_its_parameters(x):
     module = equinox.nn.MLP(5, 5, 4, 2, key=jax.random.key(0))
-    checkpoint_module = remat.drop(module)
-    assert jax.tree.leaves(checkpoint_module) == jax.tree.leaves(module)
-    assert checkpoint_module.layers[0].weight is module.layers[0].weight
-    assert repr(checkpoint_module).startswith("drop(MLP(")
-    assert segments_of(lambda x: checkpoint_module(x), x) == 1
+    dropped = remat.drop(module)
+    assert jax.tree.leaves(dropped) == jax.tree.leaves(module)
+    assert dropped.layers[0].weight is module.layers[0].weight
+    assert repr(dropped).startswith("drop(MLP(")
+    assert segments_of(lambda x: dropped(x), x) == 1
 
     @equinox.filter_jit
     @equinox.filter_value_and_grad
     def loss(module, x):
         return jnp.sum(module(module(x)))
 
-    (value, found), (other, expected) = loss(checkpoint_module, x), loss(module, x)
+    (value, found), (other, expected) = loss(dropped, x), loss(module, x)
     assert float(value) == pytest.approx(float(other), rel=1e-14)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         numpy.testing.assert_allclose(a, b, rtol=1e-12)
-    stepped = equinox.apply_updates(checkpoint_module, jax.tree.map(lambda g: -0.1 * g, found))
-    assert isinstance(stepped, type(checkpoint_module))
+    stepped = equinox.apply_updates(dropped, jax.tree.map(lambda g: -0.1 * g, found))
+    assert isinstance(stepped, type(dropped))
     assert_equal(stepped.layers[0].bias, module.layers[0].bias - 0.1 * expected.layers[0].bias, 1e-12)
-    changed = equinox.tree_at(lambda m: m.layers[0].bias, checkpoint_module, jnp.zeros(4))
+    changed = equinox.tree_at(lambda m: m.layers[0].bias, dropped, jnp.zeros(4))
     assert not changed.layers[0].bias.any()
 
 
@@ -481,17 +481,13 @@ def _times(a, b):
 
 
 def test_a_dropped_pytree_can_be_copied_and_watched(x):
-    checkpoint_module = remat.drop(jax.tree_util.Partial(_times, x))
-    for made in (
-        copy.copy(checkpoint_module),
-        copy.deepcopy(checkpoint_module),
-        jax.tree.map(lambda leaf: leaf, checkpoint_module),
-    ):
-        assert type(made) is type(checkpoint_module)
-        assert jax.tree.structure(made) == jax.tree.structure(checkpoint_module)
+    dropped = remat.drop(jax.tree_util.Partial(_times, x))
+    for made in (copy.copy(dropped), copy.deepcopy(dropped), jax.tree.map(lambda leaf: leaf, dropped)):
+        assert type(made) is type(dropped)
+        assert jax.tree.structure(made) == jax.tree.structure(dropped)
         assert_equal(made(x), x * x)
     with remat.profile() as run:
-        found = jax.grad(lambda checkpoint_module: jnp.sum(checkpoint_module(x)))(checkpoint_module)
+        found = jax.grad(lambda dropped: jnp.sum(dropped(x)))(dropped)
     assert_equal(found.args[0], x)
     assert [(call.what, call.framework) for call in run.calls] == [("drop", "jax")]
     assert [each.name for each in run.passes] == ["_times"]

@@ -543,7 +543,7 @@ def test_a_backward_inside_a_segment_works():
 
 
 def test_a_reentrant_backward_of_a_custom_function_works():
-    class Reentrant(torch.autograd.DifferentiableFunction):
+    class Reentrant(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)
@@ -566,7 +566,7 @@ def test_a_reentrant_backward_of_a_custom_function_works():
 def test_saved_tensors_may_be_asked_for_twice():
     runs = []
 
-    class Twice(torch.autograd.DifferentiableFunction):
+    class Twice(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)
@@ -597,18 +597,18 @@ def test_saved_tensors_may_be_looked_at_outside_of_a_backward():
 def test_hooks_for_saved_tensors_mix_with_segments():
     packed = []
 
-    def encode(tensor):
+    def pack(tensor):
         packed.append(tuple(tensor.shape))
         return tensor.numpy(force=True).copy()
 
     x = leaf(6)
-    with torch.autograd.graph.saved_tensors_hooks(encode, torch.from_numpy):
+    with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
         y = remat.checkpoint(lambda x: x.sin().exp(), x * 2)
     around = list(packed)
 
     def inside(x):
         h = x.sin()
-        with torch.autograd.graph.saved_tensors_hooks(encode, torch.from_numpy):
+        with torch.autograd.graph.saved_tensors_hooks(pack, torch.from_numpy):
             h = h.exp()
         return h.cos()
 
@@ -1267,7 +1267,7 @@ def test_two_closures_of_one_code_are_two_functions():
 def test_saved_tensors_that_are_asked_for_often_are_computed_twice_at_most():
     runs = []
 
-    class Many(torch.autograd.DifferentiableFunction):
+    class Many(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *args):
             ctx.save_for_backward(*args)

@@ -7,44 +7,45 @@ import pytest
 import torch
 
 import remat
-from remat.frameworks import room_named
+from remat.frameworks import load_framework
+from remat.loops.legacy_inputs import stack_inputs, with_initial
 
-ARRAYS = {"numpy": numpy.asarray, "torch": torch.as_tensor, "jax": jnp.asarray}
-each_room = pytest.mark.parametrize("name", ARRAYS)
+ARRAYS = {"autograd": numpy.asarray, "torch": torch.as_tensor, "jax": jnp.asarray}
+each_framework = pytest.mark.parametrize("name", ARRAYS)
 
 
-@each_room
+@each_framework
 def test_a_list_of_inputs_is_stacked(name):
-    room, array = room_named(name), ARRAYS[name]
+    framework, array = load_framework(name), ARRAYS[name]
     rows = array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    assert room.stacked(rows, 3) is rows
-    assert room.stacked(list(rows), 3).tolist() == rows.tolist()
-    found = room.stacked([{"a": row, "b": (float(i),)} for i, row in enumerate(rows)], 3)
+    assert stack_inputs(framework, rows, 3) is rows
+    assert stack_inputs(framework, list(rows), 3).tolist() == rows.tolist()
+    found = stack_inputs(framework, [{"a": row, "b": (float(i),)} for i, row in enumerate(rows)], 3)
     assert found["a"].tolist() == rows.tolist()
     assert found["b"][0].tolist() == [0.0, 1.0, 2.0]
-    assert room.stacked([], 0) is None
+    assert stack_inputs(framework, [], 0) is None
 
 
-@each_room
+@each_framework
 def test_inputs_that_do_not_fit_are_errors(name):
-    room, one = room_named(name), ARRAYS[name]([1.0])
+    framework, one = load_framework(name), ARRAYS[name]([1.0])
     with pytest.raises(remat.ProblemError, match="there are 2 inputs for 3 steps"):
-        room.stacked([one, one], 3)
+        stack_inputs(framework, [one, one], 3)
     with pytest.raises(remat.ProblemError, match="the same structure"):
-        room.stacked([one, (one,)], 2)
+        stack_inputs(framework, [one, (one,)], 2)
 
 
-@each_room
+@each_framework
 def test_the_initial_value_comes_first(name):
-    room, array = room_named(name), ARRAYS[name]
+    framework, array = load_framework(name), ARRAYS[name]
     first, after = array([1.0, 2.0]), array([[3.0, 4.0], [5.0, 6.0]])
-    assert room.with_first(first, after, 2).tolist() == [[1, 2], [3, 4], [5, 6]]
-    found = room.with_first({"a": first, "b": 7.0}, {"a": after, "b": array([8.0, 9.0])}, 2)
+    assert with_initial(framework, first, after, 2).tolist() == [[1, 2], [3, 4], [5, 6]]
+    found = with_initial(framework, {"a": first, "b": 7.0}, {"a": after, "b": array([8.0, 9.0])}, 2)
     assert [(each["a"].tolist(), float(each["b"])) for each in found] == [([1, 2], 7), ([3, 4], 8), ([5, 6], 9)]
 
 
 def test_keys_of_jax_are_stacked_too():
-    room, keys = room_named("jax"), list(jax.random.split(jax.random.key(0), 3))
-    assert room.stacked(keys, 3).shape == (3,)
-    assert room.with_first(keys[0], room.stacked(keys[1:], 2), 2).shape == (3,)
-    assert room.unpack(keys) is keys
+    framework, keys = load_framework("jax"), list(jax.random.split(jax.random.key(0), 3))
+    assert stack_inputs(framework, keys, 3).shape == (3,)
+    assert with_initial(framework, keys[0], stack_inputs(framework, keys[1:], 2), 2).shape == (3,)
+    assert framework.unpack(keys) is keys

@@ -43,7 +43,7 @@ def test_a_tensor_and_what_was_made_from_it_are_not_counted_twice():
     compared(make, [W], h, xs, memory="64 KiB")
 
 
-class LiveItem:
+class Holder:
     def __init__(self, W):
         self.W = W
 
@@ -67,8 +67,8 @@ def test_wherever_they_are(kind, made):
         return {
             "closure": inner,
             "partial": functools.partial(lambda w, h, x: (torch.tanh(h @ w + x), h), U),
-            "method": LiveItem(U).step,
-            "object": LiveItem(U),
+            "method": Holder(U).step,
+            "object": Holder(U),
             "list": lambda h, x: (torch.tanh(h @ items[0] + x), h),
             "dict": lambda h, x: (torch.tanh(h @ table["w"][0] + x), h),
             "default": lambda h, x, w=U: (torch.tanh(h @ w + x), h),
@@ -191,7 +191,7 @@ def test_steps_that_are_compiled():
 
 
 def test_custom_functions_in_the_step():
-    class Cube(torch.autograd.DifferentiableFunction):
+    class Cube(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
             ctx.save_for_backward(x)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
-PROGRAM = Path(__file__).with_name("distributed_program.py")
+PROGRAM = Path(__file__).with_name("distributed_program.py")  # -P: folders torch, numpy lie next to it
 
 
 @pytest.mark.parametrize("budget", ["slots", "memory"])
@@ -23,7 +23,7 @@ def test_gradients_are_those_of_one_process_and_all_run_the_same_plan(kind, budg
     for rank in range(2):
         env = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "LOCAL_RANK": str(rank)}
-        command = [sys.executable, str(PROGRAM), kind, budget]
+        command = [sys.executable, "-P", str(PROGRAM), kind, budget]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         running.append(subprocess.Popen(command, env={**os.environ, **env}, **pipes))
     try:

@@ -299,9 +299,9 @@ def test_a_profile_hears_loops_on_tensors():
         gradients(remat.scan, step, carry, xs, wanted, slots=3)
     (call,) = run.calls
     assert (call.framework, call.steps, call.status) == ("torch", 20, "done")
-    assert call.trace_step.forward_steps == call.plan.forward_steps == step.calls
-    assert call.trace_step.always["gradients"] == sum(8 * t.numel() for t in (xs, *cell.parameters()))
-    assert call.trace_step.totals.allocated >= call.trace_step.peak > 0
+    assert call.trace.forward_steps == call.plan.forward_steps == step.calls
+    assert call.trace.always["gradients"] == sum(8 * t.numel() for t in (xs, *cell.parameters()))
+    assert call.trace.totals.allocated >= call.trace.peak > 0
 
 
 @pytest.mark.parametrize("check", ["first", "always"])

@@ -72,8 +72,8 @@ def test_predicted_and_measured_peaks_agree():
     with remat.profile() as run:
         remat.scan(cell, carry, xs, memory="4 MiB")[0][0].sum().backward()
     (call,) = run.calls
-    assert call.trace_step.peak == pytest.approx(call.plan.peak, rel=0.02)
-    assert call.trace_step.forward_steps == call.plan.forward_steps
+    assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.02)
+    assert call.trace.forward_steps == call.plan.forward_steps
 
 
 def test_a_fraction_is_of_what_is_free():

@@ -9,7 +9,7 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.loops import loop_call as loop_calls
+from remat.measuring import cost_cache as loop_calls
 
 
 def measured(step, init, steps=50, memory="50 MiB"):
@@ -97,7 +97,7 @@ def test_tape_sizes_agree_with_what_is_allocated():
 
     with remat.profile() as run:
         grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, slots=3)[0][0]))(numpy.ones((32, 64)))
-    by_walking = max(event.live.tape for event in run.calls[0].trace_step)
+    by_walking = max(event.live.tape for event in run.calls[0].trace)
     grad(lambda h: np.sum(remat.scan(step, (h, h), length=10, memory="4 MiB")[0][0]))(numpy.ones((32, 64)))
     found = next(iter(loop_calls._costs.values()))[1]
     assert by_walking == pytest.approx(found.loop.tape + found.bytes_per_range, rel=0.1)
@@ -168,7 +168,7 @@ def test_a_step_that_was_measured_in_little_room_is_measured_again_where_there_i
     with pytest.raises(remat.InfeasibleError):
         gradient("300 KiB")
     call = gradient("8 MiB")
-    assert call.trace_step.peak == pytest.approx(call.plan.peak, rel=0.05)
+    assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.05)
 
 
 @pytest.mark.parametrize(("hidden", "memory"), [(16, "1 MiB"), (48, "4 MiB"), (96, "16 MiB")])
@@ -191,5 +191,5 @@ def test_predictions_hold_and_budgets_are_used(hidden, memory):
     with remat.profile() as run:
         grad(loss)(w)
     (call,) = run.calls
-    assert call.trace_step.peak == pytest.approx(call.plan.peak, rel=0.05)
-    assert call.trace_step.peak >= 0.6 * to_bytes(memory, "memory") or call.trace_step.recomputed == 0
+    assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.05)
+    assert call.trace.peak >= 0.6 * to_bytes(memory, "memory") or call.trace.recomputed == 0

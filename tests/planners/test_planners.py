@@ -46,8 +46,8 @@ def test_a_pool_of_levels_costs_what_it_predicts(loop, memory):
     ranked = sorted(memory.levels, key=lambda level: level.read + level.write)
     found = best_pool(loop, memory, ranked, [level.slots or 3 for level in ranked])
     if found is not None:
-        trace_step = simulate(Schedule(found[0]), loop, memory)
-        assert found[1].agrees(Prediction.of(trace_step))
+        trace = simulate(Schedule(found[0]), loop, memory)
+        assert found[1].agrees(Prediction.of(trace))
 
 
 @pytest.mark.parametrize("host", ["6 GB", "64 GB"])

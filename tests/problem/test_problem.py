@@ -79,11 +79,16 @@ def test_an_unknown_length_says_what_to_do():
         _ = Loop(None).units
 
 
+def as_chain(loop):
+    stage = Stage(loop.forward, loop.backward, loop.record, loop.state, loop.tape)
+    return Chain([stage] * loop.units, input=loop.state, restartable=loop.restartable)
+
+
 @given(st.integers(1, 40), st.integers(1, 6))
 def test_a_loop_as_a_chain_costs_the_same(n, slots):
     loop = Loop(n, state=3, tape=5, forward=1.5, record=2, backward=4)
     schedule = plan(loop, slots=slots).schedule
-    one, other = simulate(schedule, loop), simulate(schedule, loop.as_chain())
+    one, other = simulate(schedule, loop), simulate(schedule, as_chain(loop))
     assert (one.advances, one.peak, one.seconds) == pytest.approx((other.advances, other.peak, other.seconds))
 
 
@@ -113,3 +118,15 @@ def test_a_damaged_file_says_what_is_wrong(damage, said):
 def test_hostile_text_is_one_clear_error(text):
     with pytest.raises(FileError):
         Loop.from_json(text)
+
+
+def test_a_problem_describes_itself():
+    loop, chain = Loop(1000, "1 MiB", "9 MiB"), Chain([Stage(output=4, tape=7), Stage(output=2)], input=8)
+    assert (loop.title, Loop(None).title, chain.title) == ("1,000 steps", "steps of unknown number", "2 stages")
+    assert loop.describe() == [("step", "state 1 MiB, tape 9 MiB")]
+    assert chain.describe(times=True) == [
+        ("stages", "states up to 8 B, tapes up to 7 B"),
+        ("all times", "forward 2, record 2, backward 4"),
+    ]
+    assert "largest tape (7 B)" in chain.shrink_advice()
+    assert Chain([]).describe() == [("stages", "states up to 1 B, tapes up to 0 B")]

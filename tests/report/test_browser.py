@@ -24,7 +24,7 @@ def plan():
 
 @pytest.fixture(scope="module")
 def path(plan, tmp_path_factory):
-    return plan.report(tmp_path_factory.mktemp("page") / "plan.html")
+    return plan.report(tmp_path_factory.mktemp("page") / "plan.html", tradeoff=True)
 
 
 def test_it_opens_offline_without_a_word_of_trouble_and_draws(open_page, path):
@@ -41,10 +41,10 @@ def test_it_opens_offline_without_a_word_of_trouble_and_draws(open_page, path):
 
 def test_the_answers_can_be_read(open_page, path, plan):
     text = open_page(path).page.inner_text("body")
-    trace_step = plan.simulate()
-    assert f"What is the peak?\n\n{bytes_text(trace_step.peak)}" in re.sub(r"\n+", "\n\n", text)
-    assert f"op {trace_step.totals.peak_index + 1:,} of {trace_step.totals.ops:,}" in text
-    assert f"{trace_step.recomputed:,} steps" in text
+    trace = plan.simulate()
+    assert f"What is the peak?\n\n{bytes_text(trace.peak)}" in re.sub(r"\n+", "\n\n", text)
+    assert f"op {trace.totals.peak_index + 1:,} of {trace.totals.ops:,}" in text
+    assert f"{trace.recomputed:,} steps" in text
     assert "more would remove" in text
     assert "kept states" in text
 
@@ -119,21 +119,21 @@ def test_a_rounded_column_is_exact_at_the_peak(open_page, tmp_path):
     rng, columns = random.Random(0), Columns("ram")
     for event in remat.plan(remat.Loop(5_000), slots=60).simulate():
         columns.append(event.op, rng.lognormvariate(-7, 1), Live("ram", {"ram": rng.randrange(47_000)}, 0, 0))
-    trace_step = Trace(5_000, "ram", Totals.of(columns), columns, lambda _: (), measured=True)
-    assert trace_step.totals.ops > 25_000
-    opened = open_page(trace_step.report(tmp_path / "x.html"))
+    trace = Trace(5_000, "ram", Totals.of(columns), columns, lambda _: (), measured=True)
+    assert trace.totals.ops > 25_000
+    opened = open_page(trace.report(tmp_path / "x.html"))
     opened.page.locator(CHART).focus()
     opened.page.keyboard.press("p")
-    assert f"live {bytes_text(trace_step.peak)} =" in opened.settled().page.inner_text(".readout")
+    assert f"live {bytes_text(trace.peak)} =" in opened.settled().page.inner_text(".readout")
 
 
 def test_everything_can_be_reached_by_tab(open_page, path):
     page = open_page(path).page
-    depends_on = set()
+    reached = set()
     for _ in range(30):
         page.keyboard.press("Tab")
-        depends_on.add(page.evaluate("document.activeElement.className + document.activeElement.tagName"))
-    assert {"chartCANVAS", "stairsCANVAS", "replayINPUT", "playBUTTON", "axisSELECT"} <= depends_on
+        reached.add(page.evaluate("document.activeElement.className + document.activeElement.tagName"))
+    assert {"chartCANVAS", "stairsCANVAS", "replayINPUT", "playBUTTON", "axisSELECT"} <= reached
     unnamed = (
         "[...document.querySelectorAll('canvas[tabindex], input, button, select')].filter(e => !(e.ariaLabel || "
         "e.textContent || e.labels?.length || e.getAttribute('aria-label'))).length"
@@ -193,8 +193,8 @@ def test_a_phone_needs_no_scrolling_sideways(open_page, path, plan, tmp_path, ki
 def test_names_do_nothing(open_page, tmp_path):
     evil = "</script><img src=x onerror='window.hacked = 1'><script>window.hacked = 2</script>"
     chain = remat.Chain([remat.Stage(name=evil, tape=50), remat.Stage(name=evil)])
-    trace_step = remat.simulate(remat.Schedule.parse("record 0 2; turn; pullback 2 0"), chain)
-    opened = open_page(remat.report(trace_step, tmp_path / "evil.html", title=evil, labels=[evil]))
+    trace = remat.simulate(remat.Schedule.parse("record 0 2; turn; pullback 2 0"), chain)
+    opened = open_page(remat.report(trace, tmp_path / "evil.html", title=evil, labels=[evil]))
     box = opened.page.locator(CHART).bounding_box()
     opened.page.mouse.move(box["x"] + 400, box["y"] + 100)
     opened.settled()
@@ -215,8 +215,8 @@ def spiked(count=100_000, at=61_234):
 
 @pytest.mark.parametrize("count", [100_000, 300_000])
 def test_a_single_large_event_among_very_many_is_seen(open_page, tmp_path, count):
-    trace_step = spiked(count)
-    opened = open_page(trace_step.report(tmp_path / "spike.html"))
+    trace = spiked(count)
+    opened = open_page(trace.report(tmp_path / "spike.html"))
     top = """() => {
       const { width, height } = document.querySelector("canvas.chart");
       const pen = document.querySelector("canvas.chart").getContext("2d");
@@ -229,7 +229,7 @@ def test_a_single_large_event_among_very_many_is_seen(open_page, tmp_path, count
     x, y, width, height = opened.settled().page.evaluate(top)
     assert y < 0.2 * height  # as high as the chart goes
     assert x == pytest.approx(70 + 61_234 / count * (width - 82), abs=3)
-    assert bytes_text(trace_step.peak) in opened.page.inner_text("dl.card")
+    assert bytes_text(trace.peak) in opened.page.inner_text("dl.card")
     opened.page.locator(CHART).focus()
     for _ in range(5):
         opened.page.keyboard.press("+")

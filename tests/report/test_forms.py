@@ -11,8 +11,8 @@ import pytest
 from autograd import grad
 
 import remat
-from remat.reporting import formats as forms
-from remat.reporting import text_report
+from remat.reporting import formats, text_report
+from remat.reporting.formats import curve_for
 from remat.reporting.report_subject import subjects_of
 from remat.reporting.summary import summarise
 from remat.reporting.svg import liveness_svg, standalone
@@ -32,6 +32,12 @@ def run():
     with remat.profile() as run:
         grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=40, slots=4)[0])(0.3)
     return run
+
+
+def summary_of(value):
+    """The summary of one subject, with its memory curve."""
+    (subject,) = subjects_of(value)
+    return summarise(subject, curve_for(subject, tradeoff=True))
 
 
 class Reader(HTMLParser):
@@ -57,7 +63,7 @@ def test_every_form_of_every_subject(plan, run, form, tmp_path):
         "trace": plan.simulate(),
         "profile": run,
         "call": run.calls[0],
-        "measured": run.calls[0].trace_step,
+        "measured": run.calls[0].trace,
     }
     for name, subject in subjects.items():
         path = remat.report(subject, tmp_path / f"{name}.{form}")
@@ -69,9 +75,9 @@ def test_every_form_of_every_subject(plan, run, form, tmp_path):
 def test_the_page_says_what_the_trace_says(plan, tmp_path):
     page = plan.report(tmp_path / "plan.html").read_text()
     read = Reader(page)
-    trace_step = plan.simulate()
-    assert f"{trace_step.recomputed:,} steps" in read.text
-    assert bytes_text(trace_step.peak) in read.text
+    trace = plan.simulate()
+    assert f"{trace.recomputed:,} steps" in read.text
+    assert bytes_text(trace.peak) in read.text
     assert "What would more memory buy?" in read.text
     assert "http://" not in page
     assert "https://" not in page
@@ -79,7 +85,7 @@ def test_the_page_says_what_the_trace_says(plan, tmp_path):
     assert not [value for name, value in read.attributes if name in ("src", "href") or name.startswith("on")]
     assert "default-src 'none'" in page
     data = json.loads(re.search(r'id="remat-data">(.*?)</script>', page, re.DOTALL)[1])
-    assert data["views"][0]["peak"]["size"] == trace_step.peak
+    assert data["views"][0]["peak"]["size"] == trace.peak
     assert data["views"][0]["budget"] == 64 * 2**20
 
 
@@ -87,9 +93,9 @@ def test_the_page_says_what_the_trace_says(plan, tmp_path):
 def test_names_from_user_code_are_only_text(plan, tmp_path, form):
     chain = remat.Chain([remat.Stage(name=EVIL), remat.Stage(name="b")])
     schedule = remat.Schedule.parse("record 0 2; turn; pullback 2 0")
-    trace_step = remat.simulate(schedule, chain)
-    assert EVIL in trace_step.at_peak[0][0]
-    page = remat.report(trace_step, tmp_path / f"evil.{form}", title=EVIL, labels=[EVIL]).read_text()
+    trace = remat.simulate(schedule, chain)
+    assert EVIL in trace.at_peak[0][0]
+    page = remat.report(trace, tmp_path / f"evil.{form}", title=EVIL, labels=[EVIL]).read_text()
     if form == "html":
         read = Reader(page)
         assert "img" not in read.tags
@@ -100,8 +106,8 @@ def test_names_from_user_code_are_only_text(plan, tmp_path, form):
         assert "img" not in {element.tag for element in ET.fromstring(page).iter()}
     elif "json" in form:
         json.loads(page)
-    assert "<img" not in trace_step._repr_html_()
-    assert ET.fromstring(trace_step._repr_svg_().partition("\n")[2]) is not None
+    assert "<img" not in trace._repr_html_()
+    assert ET.fromstring(trace._repr_svg_().partition("\n")[2]) is not None
 
 
 def test_text_is_80_columns_wide_and_answers_the_questions(plan, run):
@@ -116,7 +122,7 @@ def test_text_is_80_columns_wide_and_answers_the_questions(plan, run):
             "What would more memory",
         ):
             assert word in text
-    assert "tip: " in text_report(plan)
+    assert "tip: " in text_report(plan, tradeoff=True)
     assert "Predicted and measured" in text_report(run)
 
 
@@ -186,15 +192,15 @@ def test_anonymous_reports_have_no_names(run, tmp_path):
 
 
 def test_tips_say_what_more_memory_buys(plan):
-    summary = summarise(subjects_of(plan)[0])
+    summary = summary_of(plan)
     assert any("more would remove" in tip for tip in summary.tips)
-    chosen = summary.tradeoff.chosen
+    chosen = summary.curve.chosen
     assert (chosen.budget, chosen.forward_steps) == (64 * 2**20, plan.forward_steps)
-    steps = [point.forward_steps for point in summary.tradeoff.points]
+    steps = [point.forward_steps for point in summary.curve.points]
     assert steps[-1] == 100
     assert steps == sorted(steps, reverse=True) or max(b / a for a, b in pairwise(steps)) < 1.05
     more = re.search(r"^(.*) more would remove (\d+)%", summary.tips[0])
-    better = next(p for p in summary.tradeoff.points if summary.tradeoff.text(p.budget - chosen.budget) == more[1])
+    better = next(p for p in summary.curve.points if summary.curve.text(p.budget - chosen.budget) == more[1])
     share = (chosen.forward_steps - better.forward_steps) / plan.recomputed
     assert f"{share:.0%}" == f"{more[2]}%"
 
@@ -202,9 +208,9 @@ def test_tips_say_what_more_memory_buys(plan):
 @pytest.mark.parametrize("planner", ["binomial", "mixed", "chunks", "save-points", "keep-all"])
 def test_every_planner_has_a_tradeoff(planner):
     found = remat.plan(remat.Loop(60, state=10, tape=30), slots=200 if planner == "keep-all" else 5, planner=planner)
-    summary = summarise(subjects_of(found)[0])
-    assert summary.tradeoff.chosen.forward_steps == found.forward_steps
-    assert len(summary.tradeoff.points) > 3
+    summary = summary_of(found)
+    assert summary.curve.chosen.forward_steps == found.forward_steps
+    assert len(summary.curve.points) > 3
 
 
 def test_what_cannot_be_shown_says_so(plan, run, tmp_path):
@@ -253,9 +259,9 @@ def test_png_needs_its_extra(plan, tmp_path, monkeypatch):
 
 def test_a_hundred_thousand_events_fit_into_400_kb(tmp_path):
     plan = remat.plan(remat.Loop(16_700, state=4096, tape=30_000), slots=100)
-    trace_step = plan.simulate()
-    assert 90_000 < trace_step.totals.ops <= 100_000
-    page = trace_step.report(tmp_path / "long.html")
+    trace = plan.simulate()
+    assert 90_000 < trace.totals.ops <= 100_000
+    page = trace.report(tmp_path / "long.html")
     assert page.stat().st_size < 400_000
     assert "groups of" not in page.read_text()
 
@@ -274,17 +280,17 @@ def test_noisy_times_and_sizes_fit_too(tmp_path):
         live = Live("ram", {"ram": rng.randrange(10**9)}, rng.randrange(10**9), rng.randrange(10**6))
         columns.append(event.op, rng.lognormvariate(-7, 1), live, rng.randrange(3 * 10**9))
     totals = Totals.of(columns)
-    trace_step = Trace(16_700, "ram", totals, columns, lambda _: (), measured=True)
-    page = trace_step.report(tmp_path / "noisy.html")
+    trace = Trace(16_700, "ram", totals, columns, lambda _: (), measured=True)
+    page = trace.report(tmp_path / "noisy.html")
     assert page.stat().st_size < 400_000
     data = json.loads(re.search(r'id="remat-data">(.*?)</script>', page.read_text(), re.DOTALL)[1])
-    assert data["views"][0]["peak"]["size"] == trace_step.peak
+    assert data["views"][0]["peak"]["size"] == trace.peak
 
 
 def test_more_events_than_that_are_put_together_and_the_page_says_so(tmp_path):
-    trace_step = remat.plan(remat.Loop(20_000), slots=100).simulate()
-    assert trace_step.totals.ops > 100_000
-    page = trace_step.report(tmp_path / "longer.html")
+    trace = remat.plan(remat.Loop(20_000), slots=100).simulate()
+    assert trace.totals.ops > 100_000
+    page = trace.report(tmp_path / "longer.html")
     assert page.stat().st_size < 400_000
     assert "are drawn in groups of" in page.read_text()
 
@@ -309,12 +315,12 @@ def test_tips_of_a_run_hold_for_the_budget_one_asks_for():
         return run
 
     run = recomputed(2**20)
-    summary = summarise(subjects_of(run)[0])
-    trace_step, curve = summary.subject.trace_step, summary.tradeoff
-    assert trace_step.recomputed > 0
-    assert curve.chosen.budget == summary.budget == 2**20
+    summary = summary_of(run)
+    trace, curve = summary.subject.trace, summary.curve
+    assert trace.recomputed > 0
+    assert curve.chosen.budget == summary.requested_bytes == 2**20
     for point in curve.points[1 :: max(1, len(curve.points) // 4)]:  # the least may not be enough when measured again
-        assert recomputed(point.budget).calls[0].trace_step.forward_steps == point.forward_steps
+        assert recomputed(point.budget).calls[0].trace.forward_steps == point.forward_steps
     assert curve.points[-1].forward_steps == 60
     assert "of the budget of 1 MiB" in text_report(run)
 
@@ -340,8 +346,8 @@ def test_text_obeys_no_terminal(plan, tmp_path):
     evil = "a\x1b[31mb\x07"
     data = plan.simulate().envelope() | {"device": evil, "always": {evil: 5}, "at_peak": [[evil, evil, 3]]}
     data["state"] = {evil: data["state"]["ram"]}
-    trace_step = remat.Trace.from_json(json.dumps(data))
-    text = remat.report(trace_step, tmp_path / "x.txt", title=evil, labels=[evil]).read_text()
+    trace = remat.Trace.from_json(json.dumps(data))
+    text = remat.report(trace, tmp_path / "x.txt", title=evil, labels=[evil]).read_text()
     assert "\x1b" not in text
     assert "\x07" not in text
 
@@ -367,7 +373,7 @@ def test_what_is_wrong_with_the_path_shows_before_the_work(plan, tmp_path, monke
     def never(*args, **kwargs):
         raise AssertionError("the work was begun")
 
-    monkeypatch.setattr(forms, "_summaries", never)
+    monkeypatch.setattr(formats, "_summaries", never)
     for name in ("no/plan.html", "plan.doc"):
         with pytest.raises(remat.ReportError):
             plan.report(tmp_path / name)
@@ -392,11 +398,11 @@ def test_tips_of_a_run_in_slots_hold_for_slots():
             grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=60, slots=slots)[0])(0.3)
         return run
 
-    summary = summarise(subjects_of(ran(6))[0])
-    assert summary.tradeoff.unit == "slots"
-    assert summary.tradeoff.chosen.budget == 6
-    for point in summary.tradeoff.points[::6]:
-        assert ran(point.budget).calls[0].trace_step.forward_steps == point.forward_steps
+    summary = summary_of(ran(6))
+    assert summary.curve.unit == "slots"
+    assert summary.curve.chosen.budget == 6
+    for point in summary.curve.points[::6]:
+        assert ran(point.budget).calls[0].trace.forward_steps == point.forward_steps
     assert any("may hold tapes" in tip for tip in summary.tips)
     most = text_report(remat.plan(remat.Loop(100), slots=100))
     assert "nothing in slots" in most

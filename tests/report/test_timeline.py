@@ -23,18 +23,18 @@ def test_it_agrees_with_the_trace(loop, memory):
         plan = remat.plan(loop, memory)
     except remat.InfeasibleError:
         return
-    trace_step = plan.simulate()
-    timeline = Timeline.of(trace_step)
+    trace = plan.simulate()
+    timeline = Timeline.of(trace)
     rows = timeline.rows
-    events = list(trace_step)
+    events = list(trace)
     assert len(rows) == len(events)
     assert [rows.total(i) for i in range(len(rows))] == [event.live.total() for event in events]
-    assert timeline.peak.size == trace_step.peak == sum(timeline.at_peak.values())
-    assert timeline.peak.index == trace_step.totals.peak_index
-    assert sum(timeline.seconds.values()) == pytest.approx(trace_step.seconds)
+    assert timeline.peak.size == trace.peak == sum(timeline.at_peak.values())
+    assert timeline.peak.index == trace.totals.peak_index
+    assert sum(timeline.seconds.values()) == pytest.approx(trace.seconds)
     assert sum(units for units in timeline.histogram.values()) == loop.units
-    assert sum(times * units for times, units in timeline.histogram.items()) == trace_step.forward_steps
-    assert timeline.all_kept == len(timeline.kept) == sum(isinstance(event.op, Keep) for event in events)
+    assert sum(times * units for times, units in timeline.histogram.items()) == trace.forward_steps
+    assert len(timeline.kept) == sum(isinstance(event.op, Keep) for event in events)
     for level, column in rows.elsewhere.items():
         assert column == [event.live.total(level) for event in events]
 
@@ -73,11 +73,11 @@ def test_a_long_trace_is_put_together_in_groups_without_losing_its_peak(monkeypa
     monkeypatch.setattr(module, "GROUPS", 100)
     monkeypatch.setattr(module, "MOST_KEPT", 20)
     memory = remat.Memory(levels=[remat.Level("ram", slots=4), remat.Level("disk", slots=9, read=1, write=1)])
-    trace_step = remat.plan(remat.Loop(400), memory).simulate()
-    timeline, events = Timeline.of(trace_step), list(trace_step)
+    trace = remat.plan(remat.Loop(400), memory).simulate()
+    timeline, events = Timeline.of(trace), list(trace)
     with monkeypatch.context() as whole:
         whole.setattr(module, "MOST_EVENTS", 10**6)
-        phases = Timeline.of(trace_step).rows.phase
+        phases = Timeline.of(trace).rows.phase
     assert timeline.group == -(-len(events) // 100)
     assert len(timeline.rows) <= 100
     rows = timeline.rows
@@ -98,10 +98,10 @@ def test_a_long_trace_is_put_together_in_groups_without_losing_its_peak(monkeypa
         for event in events[row * timeline.group : (row + 1) * timeline.group]:
             shares[phases[event.index]] += event.seconds
         assert shares[rows.phase[row]] == max(shares.values())
-    assert timeline.peak.size == trace_step.peak
-    assert max(map(sum, timeline.envelope(10))) == trace_step.peak
-    assert len(timeline.kept) == 20 < timeline.all_kept
-    assert sum(times * units for times, units in timeline.histogram.items()) == trace_step.forward_steps
+    assert timeline.peak.size == trace.peak
+    assert max(map(sum, timeline.envelope(10))) == trace.peak
+    assert len(timeline.kept) == 20 < sum(trace.keeps.values())
+    assert sum(times * units for times, units in timeline.histogram.items()) == trace.forward_steps
 
 
 def test_a_loop_that_takes_no_time_is_drawn_by_ops():
@@ -135,7 +135,7 @@ def test_a_measured_timeline_has_the_shape_of_the_simulated_one(budget):
     from remat.reporting.report_subject import subjects_of
 
     (subject,) = subjects_of(run)
-    measured, simulated = Timeline.of(subject.trace_step), Timeline.of(subject.predicted)
+    measured, simulated = Timeline.of(subject.trace), Timeline.of(subject.predicted)
     assert measured.rows.op == simulated.rows.op
     assert measured.rows.phase == simulated.rows.phase
     assert measured.kept == simulated.kept

@@ -30,15 +30,15 @@ MEMORY = Memory(levels=[Level("ram", slots=3), Level("disk", slots=3, read=0.5, 
 
 
 def test_totals_are_those_worked_out_by_hand():
-    trace_step = simulate(Schedule.parse(TEXT), LOOP, MEMORY)
-    assert (trace_step.advances, trace_step.records, trace_step.forward_steps, trace_step.recomputed) == (3, 3, 6, 3)
-    assert (trace_step.keeps, trace_step.fetches) == ({"ram": 1, "disk": 1}, {"ram": 2})
+    trace = simulate(Schedule.parse(TEXT), LOOP, MEMORY)
+    assert (trace.advances, trace.records, trace.forward_steps, trace.recomputed) == (3, 3, 6, 3)
+    assert (trace.keeps, trace.fetches) == ({"ram": 1, "disk": 1}, {"ram": 2})
     # 3 advances, 3 records and ranges, 3 pullbacks, one state of 2 bytes written to disk
-    assert trace_step.seconds == 3 * 1 + 3 * 1.75 + 3 * 4 + 2 * 10
+    assert trace.seconds == 3 * 1 + 3 * 1.75 + 3 * 4 + 2 * 10
     # while unit 1 is recorded: state 0, its input and output, its tape, a cotangent
-    assert trace_step.peak == 2 + 4 + 5 + 2
-    assert trace_step.peaks == {"ram": 13, "disk": 2}
-    assert set(trace_step.at_peak) == {
+    assert trace.peak == 2 + 4 + 5 + 2
+    assert trace.peaks == {"ram": 13, "disk": 2}
+    assert set(trace.at_peak) == {
         ("state 0", "ram", 2),
         ("state 2", "disk", 2),
         ("tape 1", "ram", 5),
@@ -63,12 +63,12 @@ def test_events_say_what_is_live_by_level_and_kind():
 
 @given(st.integers(0, 60), st.integers(1, 6))
 def test_totals_are_sums_and_maxima_of_the_events(n, slots):
-    trace_step = simulate(plan(Loop(n, 3, 4), slots=slots).schedule, Loop(n, 3, 4))
-    events = list(trace_step)
-    assert events == list(trace_step.events)
-    assert sum(event.seconds for event in events) == pytest.approx(trace_step.seconds)
-    assert max(event.live.total() for event in events) == trace_step.peak
-    assert sum(size for _, level, size in trace_step.at_peak if level == "ram") == trace_step.peak
+    trace = simulate(plan(Loop(n, 3, 4), slots=slots).schedule, Loop(n, 3, 4))
+    events = list(trace)
+    assert events == list(trace.events)
+    assert sum(event.seconds for event in events) == pytest.approx(trace.seconds)
+    assert max(event.live.total() for event in events) == trace.peak
+    assert sum(size for _, level, size in trace.at_peak if level == "ram") == trace.peak
     assert all(b.start == pytest.approx(a.start + a.seconds) for a, b in pairwise(events))
 
 
@@ -84,10 +84,10 @@ def test_the_only_level_is_the_device_whatever_its_name():
 
 def test_a_chain_has_workspace_and_unequal_sizes():
     chain = Chain([Stage(1, 2, 3, 10, 100, 1000, 0), Stage(4, 5, 6, 20, 200, 0, 5000)], input=1)
-    trace_step = simulate(Schedule.parse("record 0 1\nrecord 1 2\nturn\npullback 2 1\npullback 1 0"), chain)
-    live = [event.live.total() for event in trace_step]
+    trace = simulate(Schedule.parse("record 0 1\nrecord 1 2\nturn\npullback 2 1\npullback 1 0"), chain)
+    live = [event.live.total() for event in trace]
     assert live == [1 + 10 + 100 + 1000, 10 + 20 + 300, 300 + 20, 300 + 10 + 20 + 5000, 100 + 10 + 1]
-    assert trace_step.seconds == 3 + 6 + 5 + 2
+    assert trace.seconds == 3 + 6 + 5 + 2
 
 
 def test_the_text_of_a_trace_names_what_is_live_at_the_peak():

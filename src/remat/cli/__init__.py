@@ -1,4 +1,4 @@
-"""The command line: `remat COMMAND`, one file a command. Data goes to stdout, narration to stderr.
+"""The command line: `remat COMMAND`, one file a command. Data goes to stdout, messages to stderr.
 
 Exit status: 0 yes, 1 no (illegal, infeasible), 2 usage (an argument or a file that makes no sense).
 """
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader went away, and has what it wanted
+    except BrokenPipeError:  # the reader of the pipe has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (InfeasibleError, IllegalError) as error:

@@ -84,8 +84,8 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 def read_memory(arguments: argparse.Namespace) -> Memory:
     """The memory that the arguments describe."""
-    given = [value for value in (arguments.slots, arguments.memory, arguments.level) if value is not None]
-    if len(given) != 1:
+    budgets = [value for value in (arguments.slots, arguments.memory, arguments.level) if value is not None]
+    if len(budgets) != 1:
         raise ProblemError("give one of --slots N, --memory SIZE or --level NAME,SIZE")
     if arguments.level is not None:
         return Memory(levels=[_level(text) for text in arguments.level])
@@ -100,7 +100,7 @@ def add_planner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk", metavar="K", help="steps in a range, for the chunks planner")
 
 
-def read_planner(arguments: argparse.Namespace) -> Planner:
+def read_planner(arguments: argparse.Namespace) -> Planner[Loop]:
     """The planner that the arguments name."""
     if arguments.chunk is None:
         return find_planner(arguments.planner)
@@ -110,13 +110,13 @@ def read_planner(arguments: argparse.Namespace) -> Planner:
 
 
 def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Loop, Memory | None]:
-    """The schedule in a file (a saved plan, or text; - is stdin), its loop, and its memory if one is known.
+    """The schedule in a file (a saved plan, or text; - is stdin), its loop, and its memory if it has one.
 
-    A saved plan brings its own loop and memory; arguments given beside it are used instead.
+    A saved plan contains a loop and a memory; arguments override them.
     """
     loop = None if arguments.steps is None else read_loop(arguments)
-    given = any(value is not None for value in (arguments.slots, arguments.memory, arguments.level))
-    memory = read_memory(arguments) if given else None
+    has_budget = any(value is not None for value in (arguments.slots, arguments.memory, arguments.level))
+    memory = read_memory(arguments) if has_budget else None
     if arguments.file != "-" and _is_json(Path(arguments.file)):
         data = check_envelope(read_json(read_limited(arguments.file)), Plan.kind, Plan.version)
         loop = loop or Loop.from_envelope(data.get("problem"))
@@ -142,20 +142,20 @@ def _is_json(path: Path) -> bool:
 
 
 def _level(text: str) -> Level:
-    name, _, rest = text.partition(",")
-    parts = rest.split(",")
-    if len(parts) not in (1, 3) or not parts[0]:
+    name, _, values = text.partition(",")
+    size, *speeds = values.split(",")
+    if len(speeds) not in (0, 2) or not size:
         raise ProblemError(f"--level {text[:60]!r}: write NAME,SIZE or NAME,SIZE,READ,WRITE")
-    read, write = (_time(part) for part in parts[1:]) if len(parts) == 3 else (0.0, 0.0)
-    if parts[0] == "inf":
+    read, write = map(_time, speeds) if speeds else (0.0, 0.0)
+    if size == "inf":
         return Level(name, read=read, write=write)
-    if parts[0].endswith("slots"):
-        return Level(name, slots=read_whole(parts[0].removesuffix("slots"), "slots"), read=read, write=write)
-    return Level(name, parts[0], read=read, write=write)
+    if size.endswith("slots"):
+        return Level(name, slots=read_whole(size.removesuffix("slots"), "slots"), read=read, write=write)
+    return Level(name, size, read=read, write=write)
 
 
 def read_whole(text: str, name: str) -> int:
-    """The whole number that an argument spells."""
+    """An argument as a whole number."""
     try:
         if len(text) > 40:
             raise ValueError
@@ -172,6 +172,6 @@ def _time(text: str) -> float | str:
 
 
 def refuse_to_overwrite(path: str, force: bool) -> None:
-    """Raise a FileError if something is at `path` already, unless forced."""
+    """Raise a FileError if `path` exists, unless `force` is set."""
     if Path(path).exists() and not force:
         raise FileError(f"{path} exists; give --force to write over it")

@@ -34,5 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
             show=arguments.open,
         )
     else:
-        print(text_report(*subjects, title=arguments.title, labels=labels, anonymous=arguments.anonymous), end="")
+        text = text_report(
+            *subjects, title=arguments.title, labels=labels, anonymous=arguments.anonymous, tradeoff=True
+        )
+        print(text, end="")
     return 0

@@ -1,4 +1,4 @@
-"""One LSTM cell, for the commands that show a loop at work; `np` is the framework's way to spell NumPy."""
+"""One LSTM cell, for the demo commands; `np` is the framework's namespace with NumPy's names."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reports as files: what is saved is read, a page is written, and shown in the browser if that is asked for."""
+"""What the reporting commands share: reading saved values, writing a report, showing it in the browser."""
 
 import argparse
 import sys
@@ -20,7 +20,7 @@ from remat.schedule import Trace
 
 __all__ = ["add_output", "check_output", "read_shown", "write_report"]
 
-_KINDS: tuple[type[Plan] | type[Trace] | type[Profile], ...] = (Plan, Trace, Profile)
+_SAVED_TYPES: tuple[type[Plan] | type[Trace] | type[Profile], ...] = (Plan, Trace, Profile)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def check_output(arguments: argparse.Namespace, *inputs: str) -> None:
-    """Raise now what writing would raise later; no input is written over, however much it is forced."""
+    """Raise what writing would raise, before any work is done; not even --force writes over an input."""
     if arguments.output and any(_same(arguments.output, name) for name in inputs):
         raise FileError(f"{arguments.output} is what the report is about; give another -o")
     if arguments.output:
@@ -56,11 +56,11 @@ def _same(a: str, b: str) -> bool:
 def read_shown(name: str) -> Plan | Trace | Profile:
     """The plan, trace or profile that was saved in a file."""
     data = read_json(read_limited(name))
-    kind = data.get("remat") if isinstance(data, dict) else None
-    for each in _KINDS:
-        if kind == each.kind:
-            return each.from_envelope(data)
-    what = "no saved remat value" if kind is None else f"a saved {str(kind)[:40]!r}"
+    tag = data.get("remat") if isinstance(data, dict) else None
+    for saved_type in _SAVED_TYPES:
+        if tag == saved_type.kind:
+            return saved_type.from_envelope(data)
+    what = "no saved remat value" if tag is None else f"a saved {str(tag)[:40]!r}"
     raise FileError(f"{name} is {what}; a report is about a saved plan, trace or profile")
 
 
@@ -75,11 +75,19 @@ def write_report(
     tables: Sequence[Table] = (),
     show: bool = False,
 ) -> None:
-    """Write a report with a bar on the terminal, say where it is, and open it if asked."""
+    """Write a report with its memory curve, a progress bar meanwhile; print its path, and open it if `show` is set."""
     with Bars() as bars:
         bars.say("writing the report")
         written = report(
-            *subjects, path, form=form, title=title, labels=labels, anonymous=anonymous, tables=tables, progress=bars
+            *subjects,
+            path,
+            form=form,
+            title=title,
+            labels=labels,
+            anonymous=anonymous,
+            tables=tables,
+            tradeoff=True,
+            progress=bars,
         )
     print(f"wrote {written}", file=sys.stderr)
     if show and not webbrowser.open(Path(written).resolve().as_uri()):

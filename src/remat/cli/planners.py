@@ -1,4 +1,4 @@
-"""`remat planners`: which planners there are."""
+"""`remat planners`: the list of planners."""
 
 import argparse
 

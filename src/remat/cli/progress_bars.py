@@ -1,4 +1,4 @@
-"""Progress bars on a terminal's stderr; in a pipe nothing at all."""
+"""Progress bars on stderr if that is a terminal; in a pipe nothing is written."""
 
 from types import TracebackType
 
@@ -6,7 +6,7 @@ __all__ = ["Bars"]
 
 
 class Bars:
-    """One bar for the job, and one below it for the long work inside, which tells how far it is by `update`."""
+    """One bar for the job, and one below it for the long computation inside, which reports by `update`."""
 
     def __enter__(self) -> "Bars":
         from rich.console import Console
@@ -19,7 +19,7 @@ class Bars:
             console=console,
             disable=not console.is_terminal,
             transient=True,
-            redirect_stdout=False,  # data that is printed meanwhile is not narration
+            redirect_stdout=False,  # data goes to stdout, not to the console of the bars
             redirect_stderr=False,
         )
         self._bars.start()
@@ -33,14 +33,14 @@ class Bars:
         self._bars.stop()
 
     def say(self, what: str, total: int | None = None) -> None:
-        """A new part of the job begins."""
+        """Begin a new stage of the job."""
         self._bars.reset(self._job, description=what, total=total)
         self._bars.update(self._inside, visible=False)
 
     def step(self) -> None:
-        """A piece of the part is done."""
+        """One unit of the stage is done."""
         self._bars.advance(self._job)
 
     def update(self, done: int, total: int | None) -> None:
-        """So much of the work inside is done."""
+        """Show how much of the computation inside is done."""
         self._bars.update(self._inside, completed=done, total=total, visible=True)

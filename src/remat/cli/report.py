@@ -29,5 +29,5 @@ def run(arguments: argparse.Namespace) -> int:
             show=arguments.open,
         )
     else:
-        print(text_report(subject, title=arguments.title, anonymous=arguments.anonymous), end="")
+        print(text_report(subject, title=arguments.title, anonymous=arguments.anonymous, tradeoff=True), end="")
     return 0

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Check and say what was found."""
+    """Check, and print the verdict."""
     schedule, loop, memory = read_subject(arguments)
     if memory is None:
         raise ProblemError("text does not say what may be kept: give --slots N, --memory SIZE or --level NAME,SIZE")

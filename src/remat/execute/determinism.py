@@ -5,14 +5,15 @@ of these states again is compared with it.
 """
 
 from array import array
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 from remat.errors import DeterminismError, ProblemError
-from remat.execute.backend_protocol import Backend
+from remat.execute.backend_protocol import FingerprintedBackend
 
-__all__ = ["CHECKS", "DeterminismCheck", "parse_check"]
+__all__ = ["CHECKS", "Check", "DeterminismCheck", "parse_check"]
 
-CHECKS = ("first", "always", "never")
+Check = Literal["first", "always", "never"]
+CHECKS = get_args(Check)
 MOST_NUMBERS = 1024  # of all summaries of a loop: 8 KiB
 
 
@@ -39,7 +40,7 @@ class DeterminismCheck:
             return start + 1
         return min(stop, (start // self.stride + 1) * self.stride)
 
-    def record(self, position: int, backend: Backend, state: Any) -> None:
+    def record(self, position: int, backend: FingerprintedBackend, state: Any) -> None:
         """Hold the summary of a state that the first sweep reached, if one is due there."""
         if self.stride == 0:
             fingerprint = backend.fingerprint(state)
@@ -57,7 +58,7 @@ class DeterminismCheck:
                 self._numbers.extend([float("nan")] * gap)
                 self._numbers.extend(backend.fingerprint(state))
 
-    def record_kept(self, position: int, backend: Backend, state: Any) -> None:
+    def record_kept(self, position: int, backend: FingerprintedBackend, state: Any) -> None:
         """Hold the summary of a state that the first sweep keeps."""
         self._kept[position] = backend.fingerprint(state)
 
@@ -71,12 +72,12 @@ class DeterminismCheck:
         expected = self._numbers[place : place + self._width]
         return None if place < 0 or len(expected) < self._width else expected
 
-    def may_differ(self, position: int, backend: Backend, state: Any) -> bool:
+    def may_differ(self, position: int, backend: FingerprintedBackend, state: Any) -> bool:
         """Whether a state is another one than that of the first sweep, be it by rounding that has grown."""
         expected = self.fingerprint_at(position)
         return expected is not None and backend.mismatch(state, expected, recorded=0) is not None
 
-    def compare(self, position: int, backend: Backend, state: Any, *, recorded: int) -> None:
+    def compare(self, position: int, backend: FingerprintedBackend, state: Any, *, recorded: int) -> None:
         """Raise a DeterminismError if the state is not what the first sweep saw at that position."""
         expected = self.fingerprint_at(position)
         if expected is None:
@@ -85,7 +86,7 @@ class DeterminismCheck:
         if found is not None:
             self.raise_mismatch(found, position)
 
-    def finish(self, backend: Backend) -> None:
+    def finish(self, backend: FingerprintedBackend) -> None:
         """The reverse sweep is done: raise what was not raised yet."""
 
     @staticmethod

@@ -1,63 +1,121 @@
 """The interpreter: one plain loop over ops, the same for every framework.
 
-In: ops (whole schedules, or a few at a time for a loop of unknown length) and the verbs of a framework. Out: state n at
-the turn, the cotangent of state 0 at the end. What a schedule drops is free at once: nothing here or in a caller's
-frame holds a state or a tape longer than the schedule says.
+In: ops (whole schedules, or a few at a time for a loop of unknown length) and a backend. Out: state n at the turn, the
+gradients at the end. What each op means, and whether it is legal, is the `Machine`'s to say, as it is for `verify` and
+`simulate`; here the values that the machine counts are moved. What a schedule drops is free at once: nothing here or in
+a caller's frame holds a state or a tape longer than the schedule says.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, MutableMapping
+from typing import Any, Generic, Protocol, TypeVar
 
 from remat.errors import IllegalError
 from remat.execute.backend_protocol import Backend
 from remat.execute.determinism import DeterminismCheck
 from remat.execute.rng_state import StateReplay
-from remat.profiling.trace_recorder import TraceRecorder
+from remat.execute.state_store import RamStore, StateStore
+from remat.ops import TAPE, Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+from remat.problem import Memory, Sizes
 from remat.progress import Progress
-from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+from remat.schedule.machine import Machine
 from remat.schedule.notation import format_op
+from remat.schedule.rules import BEFORE, unfinished
 
-__all__ = ["Interpreter"]
+__all__ = ["Interpreter", "Observer"]
 
-LONG = 4  # steps of a recorded range over which rounding may grow so much that a comparison says nothing
+B = TypeVar("B", bound=Backend)
+
+LONG = 4  # recorded steps over which rounding may grow so much that comparing fingerprints says nothing
+UNKNOWN_LENGTH = 2**62  # units of a loop that has not ended yet
 
 
-class Interpreter:
-    """One run of a schedule: `play` its ops up to the turn, take `state`, then `reverse` the cotangent of it."""
+class Observer(Protocol):
+    """Is called around every op, and says how many bytes the values have; see `profiling.trace_recorder`."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes that the machine counts with."""
+        ...
+
+    @property
+    def memory(self) -> Memory | None:
+        """The memory that the machine counts in."""
+        ...
+
+    def begin(self, op: Op) -> None:
+        """An op begins."""
+        ...
+
+    def measure(self, op: Op, run: "Interpreter[Any]") -> None:
+        """An op has run: measure what it made, before the machine counts it."""
+        ...
+
+    def end(self, op: Op, run: "Interpreter[Any]") -> None:
+        """The machine has counted an op."""
+        ...
+
+    def stop(self, error: BaseException, run: "Interpreter[Any]") -> None:
+        """The run ends early."""
+        ...
+
+
+class Interpreter(Generic[B]):
+    """One run of a schedule: `play` its ops up to the turn, take `state`, then `reverse` the gradients.
+
+    `stores` maps the names of levels to where their states are kept; a level without one keeps them in RAM. With
+    `restartable`, every tape keeps the state that its range ended in, for `Fetch(i, "tape")`.
+    """
 
     def __init__(
         self,
-        backend: Backend,
+        backend: B,
         state: Any,
         units: int | None,
         *,
+        stores: MutableMapping[str, StateStore] | None = None,
+        restartable: bool = False,
         determinism: DeterminismCheck | None = None,
+        replay: StateReplay | None = None,
         progress: Progress | None = None,
         total: int | None = None,
-        recorder: TraceRecorder | None = None,
-        replay: StateReplay | None = None,
+        observer: Observer | None = None,
     ) -> None:
-        self.backend, self.units, self.recorder = backend, units, recorder
+        self.backend, self.units, self.observer = backend, units, observer
+        self._fingerprinted: Any = backend  # with `determinism`, it is a FingerprintedBackend
         self.determinism, self.progress, self.total = determinism, progress, total
-        self.at: int | None = 0  # the number of the working state
-        self.pulled: int | None = None  # the state whose cotangent is in flight; None before the turn
-        self.cotangent: Any = None
-        self.kept: dict[tuple[int, str], tuple[Any, Any]] = {}  # state and mark of the random generators
+        sizes, memory = (_Unsized(restartable), None) if observer is None else (observer.sizes, observer.memory)
+        self.machine = Machine(sizes, memory)
+        self.machine.units = UNKNOWN_LENGTH if units is None else units
+        self.stores: MutableMapping[str, StateStore] = defaultdict(RamStore) if stores is None else stores
+        self.restartable = restartable
         self.tapes: dict[tuple[int, int], Any] = {}
-        self.replay = StateReplay(backend.replayable_states) if replay is None else replay
-        self.done = 0
-        self._fetched: tuple[int, Any] = (-1, None)  # the last state that was fetched, and its mark
+        self.replay = StateReplay() if replay is None else replay
+        self.done = 0  # units that were run or pulled back
+        self._tape_ends: dict[int, tuple[Any, Any]] = {}  # by the state that a tape ended in: that, and its rng state
+        self._rng: dict[tuple[int, str], Any] = {}  # the rng state at each kept state
+        self._fetched: tuple[int, Any] = (-1, None)  # the number of the last fetched state, and its rng state
         self._rest: Iterator[Op] = iter(())
         self._working = [state]  # in a list, so that it can be handed over without being held here
+        self._gradients: list[Any] = []
 
     @property
     def state(self) -> Any:
         """The working state."""
         return self._working[0]
 
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a working state."""
+        return bool(self._working)
+
+    @property
+    def gradients(self) -> Any:
+        """The gradients so far; None before the turn, and while they are handed over."""
+        return self._gradients[0] if self._gradients else None
+
     def take(self) -> Any:
         """The result, at the turn; it is not held here any longer."""
-        self.at = None
         return self._working.pop()
 
     def play(self, ops: Iterable[Op]) -> bool:
@@ -65,132 +123,172 @@ class Interpreter:
         try:
             return self._play(ops)
         except BaseException as error:  # Ctrl-C too
-            if self.recorder is not None:
-                self.recorder.stop(error, self)
+            if self.observer is not None:
+                self.observer.stop(error, self)
             raise
 
     def _play(self, ops: Iterable[Op]) -> bool:
-        recorder, progress = self.recorder, self.progress
+        observer, progress, apply = self.observer, self.progress, self.machine.apply
         self._rest = iter(ops)
         for op in self._rest:
-            if recorder is not None:
-                recorder.begin(op)
-            match op:
-                case Advance(start, stop):
-                    self._expect(op, self.at == start)
-                    self._advance(start, stop)
-                case Record(start, stop):
-                    self._expect(op, self.at == start)
-                    self._record(start, stop)
-                case Pullback(stop, start):
-                    self._expect(op, self.pulled == stop and (start, stop) in self.tapes)
-                    self._pull_back(start, stop)
-                case Keep(state, level):
-                    self._expect(op, self.at == state)
-                    self._working = [self.backend.copy(self._working.pop())]  # go on with the private copy
-                    if self.determinism is not None and self.pulled is None and state > 0:
-                        self.determinism.record_kept(state, self.backend, self._working[0])
-                    # Whether the generators may have moved; before the first step they have not.
-                    may_have_moved = state > 0 and (self.pulled is None or self.replay.used)
-                    self.kept[state, level] = (
-                        self._working[0],
-                        self.replay.snapshot() if may_have_moved else self.replay.initial,
-                    )
-                case Fetch(state, level):
-                    self._expect(op, (state, level) in self.kept)
-                    kept, snapshot = self.kept[state, level]
-                    self.replay.restore(snapshot)
-                    self._working, self.at, self._fetched = [kept], state, (state, snapshot)
-                    del kept
-                case Drop(state, level):
-                    self._expect(op, (state, level) in self.kept)
-                    del self.kept[state, level]
-                case Turn():
-                    self._expect(op, self.pulled is None and (self.units is None or self.at == self.units))
-                    self.replay.snapshot()
-                    self.units = self.pulled = self.at
-            if recorder is not None:
-                recorder.end(op, self)
+            if observer is not None:
+                observer.begin(op)
+            if type(op) is Turn and self.units is None:
+                self.units = self.machine.units = self.machine.working or 0
+            self._check_legal(op)
+            _RUN[type(op)](self, op)
+            if observer is not None:
+                observer.measure(op, self)
+            apply(op)
+            if observer is not None:
+                observer.end(op, self)
             if progress is not None:
                 progress.update(self.done, self.total)
             if type(op) is Turn:
                 return True
         return False
 
-    def reverse(self, cotangent: Any) -> Any:
-        """The cotangent of state 0: play the ops after the turn, with the cotangent of state n."""
-        self._working, self.at = [], None  # the result is out
-        self.cotangent = cotangent
-        del cotangent
-        outside = self.replay.snapshot() if self.replay.used else None
+    def reverse(self, gradients: Any) -> Any:
+        """The gradients at state 0: play the ops after the turn, with the gradients at state n."""
+        self._working = []  # the result is out
+        self._gradients = [gradients]
+        del gradients
+        rng_outside = self.replay.snapshot() if self.replay.used else None
         try:
             self.play(self._rest)
         finally:
-            self.replay.restore(outside)
+            self.replay.restore(rng_outside)
         if self.determinism is not None:
-            self.determinism.finish(self.backend)
-        if self.pulled != 0 or self.kept or self.tapes:
+            self.determinism.finish(self._fingerprinted)
+        left = unfinished(self.machine)
+        if left is not None:
+            kept = sum(map(len, self.machine.kept.values()))
             raise IllegalError(
-                f"the schedule ended with the cotangent at state {self.pulled}, {len(self.kept)} states kept and "
-                f"{len(self.tapes)} tapes held; at its end all is pulled back and nothing is held"
+                f"the schedule ended with the cotangent at state {self.machine.cotangent}, {kept} states kept and "
+                f"{len(self.tapes)} tapes held ({left}); at its end all is pulled back and nothing is held"
             )
-        return self.cotangent
+        return self._gradients.pop()
 
-    def _advance(self, start: int, stop: int) -> None:
-        if self.pulled is None and self.determinism is not None:
-            at = start
-            while at < stop:
-                at, before = self.determinism.next_stop(at, stop), at
-                self._working.append(self.backend.advance(self._working.pop(), before, at))
-                self.determinism.record(at, self.backend, self._working[0])
+    def _check_legal(self, op: Op) -> None:
+        for rule in BEFORE[type(op)]:
+            fact = rule.check(self.machine, op)
+            if fact is not None:
+                raise IllegalError(
+                    f"the schedule is not legal at {format_op(op)!r}, rule R{rule.number} ({rule.title}): {fact}. "
+                    f"Live: {self.machine.describe()}. Hint: {rule.hint}"
+                )
+
+    def _advance(self, op: Advance) -> None:
+        start, stop = op.start, op.stop
+        if self.machine.cotangent is None and self.determinism is not None:
+            position = start
+            while position < stop:
+                position, before = self.determinism.next_stop(position, stop), position
+                self._working.append(self.backend.advance(self._working.pop(), before, position))
+                self.determinism.record(position, self._fingerprinted, self._working[0])
         else:
             self._working.append(self.backend.advance(self._working.pop(), start, stop))
             if self.determinism is not None:
-                self.determinism.compare(stop, self.backend, self._working[0], recorded=0)
-        self.at = stop
+                self.determinism.compare(stop, self._fingerprinted, self._working[0], recorded=0)
         self.done += stop - start
 
-    def _record(self, start: int, stop: int) -> None:
+    def _record(self, op: Record) -> None:
+        start, stop = op.start, op.stop
         origin = self._origin(start, stop)
         state, tape = self.backend.record(self._working.pop(), start, stop)
-        if self.pulled is not None and self.determinism is not None:
-            self.determinism.compare(stop, self.backend, state, recorded=stop - start)
-            if origin and self.determinism.may_differ(stop, self.backend, state):
+        if self.machine.cotangent is not None and self.determinism is not None:
+            self.determinism.compare(stop, self._fingerprinted, state, recorded=stop - start)
+            if origin and self.determinism.may_differ(stop, self._fingerprinted, state):
                 self._confirm(*origin, start, stop)
+        if self.restartable:
+            state = self.backend.copy(state)  # go on with the private copy
+            self._tape_ends[stop] = state, self.replay.snapshot()
         self._working.append(state)
         self.tapes[start, stop] = tape
-        self.at = stop
         self.done += stop - start
 
     def _origin(self, start: int, stop: int) -> tuple[Any, Any] | None:
-        """The state and the mark from which a long range is recorded again; its tape holds that state anyway."""
-        if self.determinism is None or self.pulled is None or stop - start < LONG or self._fetched[0] != start:
+        """The state and the rng state from which a long range is recorded again; its tape holds that state anyway."""
+        if self.determinism is None or self.machine.cotangent is None:
+            return None
+        if stop - start < LONG or self._fetched[0] != start:
             return None
         return self._working[0], self._fetched[1]
 
-    def _confirm(self, state: Any, snapshot: Any, start: int, stop: int) -> None:
-        """Run steps again as the first sweep ran them: rounding that has grown over a recorded range is not there."""
+    def _confirm(self, state: Any, rng: Any, start: int, stop: int) -> None:
+        """Run steps again as the first sweep ran them, without a tape: then rounding cannot explain a difference."""
         assert self.determinism is not None
-        now = self.replay.snapshot()
-        self.replay.restore(snapshot)
+        rng_now = self.replay.snapshot()
+        self.replay.restore(rng)
         try:
             state = self.backend.advance(self.backend.copy(state), start, stop)
-            self.determinism.compare(stop, self.backend, state, recorded=0)
+            self.determinism.compare(stop, self._fingerprinted, state, recorded=0)
         finally:
-            self.replay.restore(now)
+            self.replay.restore(rng_now)
 
-    def _pull_back(self, start: int, stop: int) -> None:
-        if self.at is not None and self.at >= start:
-            self._working, self.at = [], None  # nothing can use a state at or past the cotangent
-        cotangent, self.cotangent = [self.cotangent], None
-        self.cotangent = self.backend.pull_back(self.tapes.pop((start, stop)), cotangent.pop())
-        self.pulled = start
-        self.done += stop - start
+    def _pull_back(self, op: Pullback) -> None:
+        if self.machine.working is not None and self.machine.working >= op.start:
+            self._working = []  # nothing can use a state at or past the cotangent
+        self._tape_ends.pop(op.stop, None)
+        self._gradients.append(self.backend.pull_back(self.tapes.pop((op.start, op.stop)), self._gradients.pop()))
+        self.done += op.stop - op.start
 
-    def _expect(self, op: Op, holds: bool) -> None:
-        if not holds:
-            raise IllegalError(
-                f"the schedule is not legal at {format_op(op)!r}: the working state is {self.at}, the cotangent is at "
-                f"{self.pulled}, {len(self.kept)} states are kept, {len(self.tapes)} tapes are held; "
-                "remat.verify names the broken rule"
-            )
+    def _keep(self, op: Keep) -> None:
+        self._working = [self.backend.copy(self._working.pop())]  # go on with the private copy
+        first_sweep = self.machine.cotangent is None
+        if self.determinism is not None and first_sweep and op.state > 0:
+            self.determinism.record_kept(op.state, self._fingerprinted, self._working[0])
+        # The generators have not moved before the first step; in the reverse sweep, if they were not used before.
+        may_have_moved = op.state > 0 and (first_sweep or self.replay.used)
+        self.stores[op.level].put(op.state, self._working[0])
+        self._rng[op.state, op.level] = self.replay.snapshot() if may_have_moved else self.replay.initial
+
+    def _fetch(self, op: Fetch) -> None:
+        if op.level == TAPE:
+            state, rng = self._tape_ends[op.state]
+        else:
+            state, rng = self.stores[op.level].get(op.state), self._rng[op.state, op.level]
+        self.replay.restore(rng)
+        self._working, self._fetched = [state], (op.state, rng)
+
+    def _drop(self, op: Drop) -> None:
+        self.stores[op.level].drop(op.state)
+        del self._rng[op.state, op.level]
+
+    def _turn(self, op: Turn) -> None:
+        self.replay.snapshot()  # see which generators the first sweep used
+
+
+_RUN: dict[type, Any] = {
+    Advance: Interpreter._advance,
+    Record: Interpreter._record,
+    Pullback: Interpreter._pull_back,
+    Keep: Interpreter._keep,
+    Fetch: Interpreter._fetch,
+    Drop: Interpreter._drop,
+    Turn: Interpreter._turn,
+}
+
+
+class _Unsized:
+    """Sizes of a run that nobody measures: the machine then counts what is live, and not how large it is."""
+
+    units = 0
+
+    def __init__(self, restartable: bool) -> None:
+        self.restartable = restartable
+
+    def unit_name(self, unit: int) -> str:
+        return ""
+
+    def state_size(self, state: int) -> int:
+        return 0
+
+    def tape_size(self, start: int, stop: int) -> int:
+        return 0
+
+    def running_size(self, start: int, stop: int, *, record: bool) -> int:
+        return 0
+
+    def pulling_size(self, start: int, stop: int) -> int:
+        return 0

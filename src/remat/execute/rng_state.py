@@ -100,12 +100,12 @@ class _NumpyRng:
 
     def get(self) -> Any:
         if hasattr(self.generator, "bit_generator"):
-            return self.generator.bit_generator.whole_state
+            return self.generator.bit_generator.state
         return self.generator.get_state(legacy=False)
 
     def set(self, snapshot: Any) -> None:
         if hasattr(self.generator, "bit_generator"):
-            self.generator.bit_generator.whole_state = snapshot
+            self.generator.bit_generator.state = snapshot
         else:
             self.generator.set_state(snapshot)
 

@@ -1,190 +1,178 @@
-"""The frameworks: the only rooms that may import one.
+"""The frameworks, and the registry that finds the one to use: the only packages that may import a framework.
 
-In: the values that a user gives. Out: the room that can differentiate them, found by the types of the leaves; no
-framework is imported for its own sake. A framework is one folder here and one line in `ROOMS`.
+In: the values and functions that a user passes. Out: the `Framework` that can differentiate them, found by the types of
+their leaves. A framework is asked only if its package is loaded already: no framework is imported for its own sake.
 """
 
 import sys
-from collections.abc import Callable, Iterable
-from functools import wraps
+from collections.abc import Iterable, Iterator
 from importlib import import_module
-from types import ModuleType
-from typing import Any, ClassVar, ParamSpec, TypeVar
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import Any, ClassVar, NamedTuple, cast
 
 from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
 from remat.errors import StepError
+from remat.frameworks.framework import Framework
 from remat.pytree import flatten
 
-__all__ = ["find_framework", "find_framework_of", "jax_is_tracing", "outside_compilers", "room_named"]
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-# package of a leaf's type → room
-ROOMS = {
-    "numpy": "remat.frameworks.numpy",
-    "autograd": "remat.frameworks.numpy",
-    "torch": "remat.frameworks.torch",
-    "jax": "remat.frameworks.jax",
-}
-_KNOWN = {"tensorflow": "TensorFlow", "keras": "Keras"}
+__all__ = [
+    "Framework",
+    "find_framework",
+    "find_framework_of_call",
+    "framework_of_module",
+    "load_framework",
+    "register",
+]
 
 
-def outside_compilers(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, run as it is where torch.compile comes upon it: a schedule is no graph to be compiled."""
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.compiler.is_compiling():
-            return torch._dynamo.disable(function)(*args, **kwargs)  # type: ignore[no-any-return]
-        return function(*args, **kwargs)
-
-    return run
+class _Entry(NamedTuple):
+    package: str  # the package of its arrays
+    attribute: str  # what that package has when it is fully imported
+    module: str  # our module for it
 
 
-def room_named(package: str) -> ModuleType:
-    """The room for arrays of a package."""
-    return import_module(ROOMS[package])
-
-
-def find_framework(*values: Any, using: Iterable[Any] = ()) -> ModuleType:
-    """The room for the leaves of these values; numbers alone are NumPy's, unless JAX traces.
-
-    Where JAX is loaded and the values could be anyone's, they are JAX's if one of the functions in `using` uses an
-    array of JAX.
-    """
-    found = _decided(values)
-    if found is None and _jax() is not None and (jax_is_tracing() or _things_used(using, _jax_kinds())):
-        found = "jax"
-    return room_named(found or "numpy")
-
-
-def find_framework_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleType:
-    """The room for a call: that of its arguments; if these are no traced arrays, that of what the function uses."""
-    torch = _torch()
-    if torch is not None and args and not kwargs and all(isinstance(each, torch.Tensor) for each in args):
-        return room_named("torch")  # the usual case takes no time
-    found = _decided((fn, args, kwargs))
-    if found is None and jax_is_tracing():
-        found = "jax"
-    elif found is None and (torch is not None or _jax() is not None):
-        torch_kinds = () if torch is None else (torch.Tensor, torch.nn.Module)
-        used = _things_used([fn], (*torch_kinds, *_jax_kinds()))
-        if used:
-            found = "torch" if issubclass(used, torch_kinds) else "jax"
-    return room_named(found or "numpy")
-
-
-def jax_is_tracing() -> bool:
-    """Whether the code that asks is run by a transformation of JAX, such as grad, jit or vmap."""
-    jax = _jax()
-    if jax is None:
-        return False
-    for name in ("jax.core", "jax._src.core"):  # it is not public in every release
-        is_clean = getattr(sys.modules.get(name), "trace_state_clean", None)
-        if is_clean is not None:
-            return not is_clean()
-    return isinstance(jax.numpy.zeros(()), jax.core.Tracer)  # jit's alone, in releases to come
-
-
-def _decided(values: Any) -> str | None:
-    """The framework of leaves that can only be one's; None if there are none, and an error if there are several's."""
-    first: dict[str, Any] = {}
-    for leaf in flatten(values)[0]:
-        found = _owner(leaf)
-        if found is not None:
-            first.setdefault(found, leaf)
-    if "jax" in first and len(first) > 1:
-        said = " and ".join(f"one of {_NAMES[name]} ({_kind_of(leaf)})" for name, leaf in first.items())
-        raise StepError(
-            f"there are arrays of two frameworks, {said}, and no gradient flows from one to the other. Give those of "
-            "one; jax.numpy.from_dlpack(tensor) and torch.from_dlpack(array) convert them"
-        )
-    return "torch" if "torch" in first else next(iter(first), None)
-
-
-_NAMES = {"jax": "JAX", "torch": "PyTorch", "autograd": "autograd"}
-
-
-def _owner(leaf: Any) -> str | None:
-    """The framework that a leaf belongs to and to no other."""
-    kind = type(leaf)
-    if kind in _ANYONES or kind.__module__ == "numpy":
-        return None
-    if _jax() is not None and any(isinstance(each, _jax_kinds()) for each in _parts_for_jax(leaf)):
-        return "jax"
-    packages = {each.__module__.partition(".")[0] for each in kind.__mro__}
-    if "torch" in packages:
-        return "torch"
-    for package in packages & _KNOWN.keys():
-        raise StepError(
-            f"{_KNOWN[package]} cannot be run by this release: a leaf is a {package}.{kind.__name__}. "
-            "Give NumPy arrays, PyTorch tensors or JAX arrays; remat.plan plans for every framework"
-        )
-    return "autograd" if _is_box(kind) else None
-
-
+# To add a framework, add its line here. Those before others in this list are preferred where arrays of both meet.
+REGISTRY = [
+    _Entry("torch", "Tensor", "remat.frameworks.torch"),
+    _Entry("jax", "Array", "remat.frameworks.jax"),
+    _Entry("autograd", "grad", "remat.frameworks.numpy"),
+]
+DEFAULT = "autograd"  # whose plain arrays and numbers are anyone's, and its own if nothing else decides
+UNSUPPORTED = {"tensorflow": "TensorFlow", "keras": "Keras"}
+_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
 _ANYONES = frozenset({int, float, bool, complex, str, bytes, type(None)})
 
 
-def _kind_of(leaf: Any) -> str:
-    kind = type(leaf)
-    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+def register(package: str, attribute: str, module: str) -> None:
+    """Add a framework that lives outside of remat; `module` is the name of one that satisfies `Framework`."""
+    REGISTRY.append(_Entry(package, attribute, module))
 
 
-def _is_box(kind: type) -> bool:
-    return any(each.__module__ == "autograd.tracer" and each.__name__ == "Box" for each in kind.__mro__)
+def load_framework(package: str) -> Framework:
+    """The framework for arrays of a package."""
+    entry = next(entry for entry in REGISTRY if entry.package == package)
+    return cast(Framework, import_module(entry.module))
 
 
-def _torch() -> Any:
-    """PyTorch, if it is loaded."""
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and hasattr(torch, "Tensor") else None
+def find_framework(*values: Any, using: Iterable[Any] = ()) -> Framework:
+    """The framework of the leaves of these values.
+
+    Where these could be anyone's, it is the one that traces the calling code, or one that decides by what the functions
+    in `using` capture; else NumPy.
+    """
+    owner = _owner_of_values(values) or _tracing()
+    return owner or _owner_of_captures(using, "DECIDES_LOOPS") or load_framework(DEFAULT)
 
 
-def _jax() -> Any:
-    """JAX, if it is loaded."""
-    jax = sys.modules.get("jax")
-    return jax if jax is not None and hasattr(jax, "Array") and hasattr(jax, "core") else None
+def find_framework_of_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Framework:
+    """The framework of a call: that of its arguments, of a trace, or of what the function captures; else NumPy."""
+    if args and not kwargs:  # the usual case, arrays of one framework, takes no time
+        first = _OWNERS.get(type(args[0]))
+        alone = first is not None and (first.MIXES or isinstance(fn, _FUNCTIONS))
+        if first is not None and alone and all(_OWNERS.get(type(arg)) is first for arg in args):
+            return first
+    owner = _owner_of_values((fn, args, kwargs)) or _tracing()
+    return owner or _owner_of_captures([fn], "DECIDES_SEGMENTS") or load_framework(DEFAULT)
 
 
-def _jax_kinds() -> tuple[type, ...]:
-    jax = _jax()
-    return () if jax is None else (jax.Array, jax.core.Tracer)
+def framework_of_module(fn: Any) -> Framework | None:
+    """The framework whose module this is, or None for a plain function."""
+    return next((framework for framework in _loaded() if framework.is_module(fn)), None)
 
 
-def _parts_for_jax(leaf: Any) -> list[Any]:
-    """The leaf, or what is in it if it is a container that only JAX knows."""
-    jax = _jax()
-    if isinstance(leaf, _jax_kinds()) or type(leaf).__module__.partition(".")[0] in ("numpy", "torch", "autograd"):
-        return [leaf]
-    return jax.tree_util.tree_leaves(leaf)  # type: ignore[no-any-return]
+def _loaded() -> Iterator[Framework]:
+    """The frameworks whose packages are imported."""
+    for entry in REGISTRY:
+        if hasattr(sys.modules.get(entry.package), entry.attribute):
+            yield cast(Framework, import_module(entry.module))
 
 
-def _things_used(functions: Iterable[Any], kinds: tuple[type, ...]) -> type | None:
-    """The kind of the first thing of these kinds that the functions use."""
-    things = _Things(kinds)
+def _tracing() -> Framework | None:
+    return next((framework for framework in _loaded() if framework.is_tracing()), None)
+
+
+def _owner_of_values(values: Any) -> Framework | None:
+    """The framework whose arrays are among the leaves; None without any, an error if two do not mix."""
+    first_leaves: dict[str, Any] = {}
+    owners: dict[str, Framework] = {}
+    for leaf in flatten(values)[0]:
+        owner = _owner(leaf)
+        if owner is not None:
+            owners[owner.NAME] = owner
+            first_leaves.setdefault(owner.NAME, leaf)
+    if len(owners) > 1 and not all(owner.MIXES for owner in owners.values()):
+        raise _mixed(owners, first_leaves)
+    return next((framework for framework in _loaded() if framework.NAME in owners), None) if owners else None
+
+
+def _mixed(owners: dict[str, Framework], first_leaves: dict[str, Any]) -> StepError:
+    described = [f"one of {owners[name].TITLE} ({_type_name(leaf)})" for name, leaf in first_leaves.items()]
+    conversions = [owner.CONVERSION for owner in owners.values() if owner.CONVERSION]
+    return StepError(
+        f"there are arrays of two frameworks, {' and '.join(described)}, and no gradient flows from one to the other. "
+        f"Give those of one; {' and '.join(conversions)} convert{'s' * (len(conversions) == 1)} them"
+    )
+
+
+_OWNERS: dict[type, Framework] = {}  # of types that decide by themselves
+
+
+def _owner(leaf: Any) -> Framework | None:
+    """The framework that a leaf belongs to and to no other."""
+    leaf_type = type(leaf)
+    if leaf_type in _ANYONES or leaf_type.__module__ == "numpy":
+        return None
+    owner = _OWNERS.get(leaf_type)
+    if owner is not None:
+        return owner
+    for framework in _loaded():
+        if isinstance(leaf, framework.ARRAY_TYPES):
+            _OWNERS[leaf_type] = framework
+            return framework
+    owner = next((framework for framework in _loaded() if framework.owns(leaf)), None)
+    if owner is None:
+        for package in {base.__module__.partition(".")[0] for base in leaf_type.__mro__} & UNSUPPORTED.keys():
+            raise StepError(
+                f"{UNSUPPORTED[package]} cannot be run by this release: a leaf is a {package}.{leaf_type.__name__}. "
+                "Give NumPy arrays, PyTorch tensors or JAX arrays; remat.plan plans for every framework"
+            )
+    return owner
+
+
+def _type_name(leaf: Any) -> str:
+    leaf_type = type(leaf)
+    return f"{leaf_type.__module__.partition('.')[0]}.{leaf_type.__name__}"
+
+
+def _owner_of_captures(functions: Iterable[Any], attribute: str) -> Framework | None:
+    """The framework that decides, by its attribute, by the first value of these types that a function captures."""
+    candidates: list[tuple[Framework, tuple[type, ...]]] = [(each, getattr(each, attribute)) for each in _loaded()]
+    types = tuple(each for _, its_types in candidates for each in its_types)
+    if not types:
+        return None
+    search = _FirstOfTypes(types)
     for function in functions:
-        if things.found is None:
-            ConvertedClosure(things, function)
-    return things.found
+        if search.first is None:
+            ConvertedClosure(search, function)
+    if search.first is None:
+        return None
+    return next(framework for framework, its_types in candidates if issubclass(search.first, its_types))
 
 
-class _Things(BaseCaptureFilter):
-    """Looks in closures for anything of some kinds; see `execute.captured.Boxes`."""
+class _FirstOfTypes(BaseCaptureFilter):
+    """Remembers the type of the first value of some types that a function captures; accepts nothing."""
 
     opaque_types: ClassVar[tuple[type, ...]] = ()
     atomic_types: ClassVar[frozenset[type]] = frozenset()
 
-    def __init__(self, kinds: tuple[type, ...]) -> None:
-        self.found: type | None = None
-        self._kinds = kinds
+    def __init__(self, types: tuple[type, ...]) -> None:
+        self.first: type | None = None
+        self._types = types
 
     def accepts(self, leaf: Any) -> bool:
         self.visit(leaf, "")
         return False
 
     def visit(self, value: Any, name: str) -> None:
-        if self.found is None and isinstance(value, self._kinds):
-            self.found = type(value)
+        if self.first is None and isinstance(value, self._types):
+            self.first = type(value)

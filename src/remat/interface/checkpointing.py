@@ -1,21 +1,22 @@
 """Segments: functions and modules that are run again in the backward, so that what it needs is not kept."""
 
 import inspect
-import sys
 from collections.abc import Callable
 from functools import partial, wraps
-from types import ModuleType
-from typing import Any, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from remat.errors import ProblemError, StepError
-from remat.execute.determinism import parse_check
-from remat.frameworks import find_framework, find_framework_of, room_named
+from remat.execute.determinism import Check, parse_check
+from remat.frameworks import Framework, find_framework_of_call, framework_of_module
+from remat.frameworks.compilers import compiled_checkpoint, is_compiling
 from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
 from remat.units import to_bytes
 
 __all__ = ["CheckpointGroup", "adaptive_checkpoint", "checkpoint", "checkpoint_segment", "drop"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Policy = Callable[..., Any] | str | None
 _ALWAYS = CheckpointOptions()
@@ -35,49 +36,72 @@ _ELSEWHERE = {  # options of torch.utils.checkpoint and jax.checkpoint, and why 
 }
 
 
-def checkpoint(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """What `fn(*args, **kwargs)` returns; what its backward needs is not kept, and computed again when it is needed.
+def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `fn(*args, **kwargs)` returns; its residuals are not kept, but recomputed when its backward needs them.
 
-    Arguments and results are anything, with arrays in any nesting of containers. Gradients flow to them and to all that
-    `fn` uses; they are those of the plain call. Random numbers are drawn again as they were, statistics of modules are
-    gathered once. Segments nest: an inner one keeps nothing while the outer one runs for the first time. On PyTorch a
-    segment stops as soon as all that is needed was computed again; autograd's are run to their end. On JAX it is
-    `jax.checkpoint`: arrays of JAX and NumPy are traced, all other arguments and results stay as they are.
+    Gradients are those of the plain call, for the arguments and for all that `fn` uses. Random numbers are drawn again
+    as they were, statistics of modules are gathered once. Segments nest: an inner one keeps nothing while the outer one
+    runs for the first time. On PyTorch a recomputation stops as soon as all that is needed was computed; autograd's run
+    to their end. On JAX it is `jax.checkpoint`: arrays of JAX and NumPy are traced, all else stays as it is.
 
-    >>> import autograd.numpy as np, numpy
-    >>> from autograd import grad
-    >>> a, b = numpy.array([[1.0, 2.0], [3.0, 4.0]]), numpy.array([[5.0, 6.0], [7.0, 8.0]])
-    >>> grad(lambda a: np.sum(checkpoint(np.dot, a, b) ** 2))(a)
-    array([[ 454.,  618.],
-           [1030., 1402.]])
+    Args:
+        fn: A function or module; it must compute the same each time.
+        *args: Its arguments: anything, with arrays in any nesting of containers.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        What `fn` returns.
+
+    Raises:
+        ProblemError: If `fn` is not callable.
+        StepError: If `fn` cannot be recomputed, or is passed an option of another library that it does not take.
+        DeterminismError: In the backward, if `fn` computed something else when it was run again.
+
+    Example:
+        >>> import autograd.numpy as np, numpy
+        >>> from autograd import grad
+        >>> a, b = numpy.array([[1.0, 2.0], [3.0, 4.0]]), numpy.array([[5.0, 6.0], [7.0, 8.0]])
+        >>> grad(lambda a: np.sum(checkpoint(np.dot, a, b) ** 2))(a)
+        array([[ 454.,  618.],
+               [1030., 1402.]])
     """
-    return _run("checkpoint", fn, args, kwargs, _ALWAYS)
+    result: T = _run("checkpoint", fn, args, kwargs, _ALWAYS)
+    return result
 
 
 @overload
-def drop(fn: F, *, check: str = "first", early_stop: bool = True, policy: Policy = None) -> F: ...
+def drop(fn: F, *, check: Check = "first", early_stop: bool = True, policy: Policy = None) -> F: ...
 
 
 @overload
-def drop(*, check: str = "first", early_stop: bool = True, policy: Policy = None) -> Callable[[F], F]: ...
+def drop(*, check: Check = "first", early_stop: bool = True, policy: Policy = None) -> Callable[[F], F]: ...
 
 
-def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True, policy: Policy = None) -> Any:
+def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, policy: Policy = None) -> Any:
     """The function or module, each call of which is a `checkpoint`; without one, a decorator that makes it.
 
     A module becomes a module, with the same parameters, buffers, attributes and saved state; one of equinox, or another
-    pytree of JAX that is callable, becomes a pytree. `check` says when
-    recomputed values are compared with the first ones: until the "first" backward through the function has shown that
-    it repeats itself, "always", or "never", which leaves shapes and dtypes. `early_stop` lets a recomputation end when
-    all that is needed was computed again. Both mean nothing for JAX: what it traced repeats itself, and XLA leaves out
-    what is not needed. `policy`, for JAX only, says what is kept all the same: one of `jax.checkpoint_policies` or its
-    name, such as "dots_saveable".
+    pytree of JAX that is callable, becomes a pytree.
 
-    >>> import autograd.numpy as np
-    >>> from autograd import grad
-    >>> block = drop(lambda x: np.sin(np.sin(x)))
-    >>> print(f"{grad(block)(0.5):.6f}")
-    0.778644
+    Args:
+        fn: A function or module.
+        check: When recomputed values are compared with the first ones: until the "first" backward through `fn` has
+            shown that it repeats itself, "always", or "never", which leaves shapes and dtypes. Without effect on JAX.
+        early_stop: Whether a recomputation ends when all that is needed was computed. Without effect on JAX.
+        policy: What JAX keeps all the same: one of `jax.checkpoint_policies` or its name, such as "dots_saveable".
+
+    Returns:
+        A function or module of the same signature.
+
+    Raises:
+        ProblemError: If `fn` is not callable, or an option is out of range or not for this framework.
+
+    Example:
+        >>> import autograd.numpy as np
+        >>> from autograd import grad
+        >>> block = drop(lambda x: np.sin(np.sin(x)))
+        >>> print(f"{grad(block)(0.5):.6f}")
+        0.778644
     """
     if fn is _LATER:
         return partial(drop, check=check, early_stop=early_stop, policy=policy)
@@ -87,10 +111,10 @@ def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True, pol
     if not (policy is None or isinstance(policy, str) or callable(policy)):
         raise ProblemError(f"policy must be a function or its name, not {policy!r:.40}")
     options = CheckpointOptions(parse_check(check), early_stop, policy=policy)
-    room = _room_of_module(fn)
-    if room is not None:
-        _check_policy(room, options)
-        return room.checkpoint_module(fn, options)
+    framework = framework_of_module(fn)
+    if framework is not None:
+        _check_policy(framework, options)
+        return framework.checkpoint_module(fn, options)
 
     @wraps(fn)
     def dropped(*args: Any, **kwargs: Any) -> Any:
@@ -99,64 +123,101 @@ def drop(fn: Any = _LATER, *, check: str = "first", early_stop: bool = True, pol
     return dropped
 
 
-def adaptive_checkpoint(fn: Callable[..., Any], *args: Any, threshold: int | str = "10 KiB", **kwargs: Any) -> Any:
+def adaptive_checkpoint(fn: Callable[..., T], *args: Any, threshold: int | str = "10 KiB", **kwargs: Any) -> T:
     """What `fn` returns, as a `checkpoint` if the arrays of its result are larger than `threshold` in all.
 
     A result of that size or less is left alone: what its backward needs is kept. The function is run once either way.
 
-    >>> import autograd.numpy as np, numpy
-    >>> from autograd import grad
-    >>> grad(lambda x: np.sum(adaptive_checkpoint(np.sin, x, threshold=1000)))(numpy.zeros(4))
-    array([1., 1., 1., 1.])
+    Args:
+        fn: A function or module; it must compute the same each time.
+        *args: Its arguments.
+        threshold: Bytes of the result, as a number or as text.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        What `fn` returns.
+
+    Raises:
+        ProblemError: If `fn` is not callable or `threshold` is not a size.
+        StepError, DeterminismError: As in `checkpoint`.
+
+    Example:
+        >>> import autograd.numpy as np, numpy
+        >>> from autograd import grad
+        >>> grad(lambda x: np.sum(adaptive_checkpoint(np.sin, x, threshold=1000)))(numpy.zeros(4))
+        array([1., 1., 1., 1.])
     """
     size = to_bytes(threshold, "threshold")
-    return _run("adaptive_checkpoint", fn, args, kwargs, CheckpointOptions(threshold=size))
+    result: T = _run("adaptive_checkpoint", fn, args, kwargs, CheckpointOptions(threshold=size))
+    return result
 
 
-def checkpoint_segment(fn: Callable[..., Any], inputs: Any) -> Any:
+def checkpoint_segment(fn: Callable[..., T], inputs: Any) -> T:
     """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
 
-    >>> import autograd.numpy as np
-    >>> from autograd import grad
-    >>> print(grad(lambda a: checkpoint_segment(lambda inputs: inputs[0] * inputs[1], [a, 3.0]))(2.0))
-    3.0
+    Args:
+        fn: A function or module of all inputs as one argument, or of each as an argument.
+        inputs: A tuple or list of arrays, or one array.
+
+    Returns:
+        What `fn` returns.
+
+    Raises:
+        ProblemError: If `fn` is not callable.
+        StepError: If `fn` takes the inputs in neither way; or as in `checkpoint`.
+
+    Example:
+        >>> import autograd.numpy as np
+        >>> from autograd import grad
+        >>> print(grad(lambda a: checkpoint_segment(lambda inputs: inputs[0] * inputs[1], [a, 3.0]))(2.0))
+        3.0
     """
-    return _run("checkpoint_segment", fn, _spread(fn, inputs), {}, _ALWAYS)
+    result: T = _run("checkpoint_segment", fn, _spread(fn, inputs), {}, _ALWAYS)
+    return result
 
 
 class CheckpointGroup:
     """Checkpoints of functions with any number of results.
 
-    >>> import autograd.numpy as np, numpy
-    >>> from autograd import grad
-    >>> def loss(a):
-    ...     c, transposed = CheckpointGroup().checkpoint_fn((a, numpy.eye(2)), lambda a, b: (a @ b, (a @ b).T))
-    ...     return np.sum(c) + np.sum(transposed)
-    >>> grad(loss)(numpy.ones((2, 2)))
-    array([[2., 2.],
-           [2., 2.]])
+    Example:
+        >>> import autograd.numpy as np, numpy
+        >>> from autograd import grad
+        >>> def loss(a):
+        ...     c, transposed = CheckpointGroup().checkpoint_fn((a, numpy.eye(2)), lambda a, b: (a @ b, (a @ b).T))
+        ...     return np.sum(c) + np.sum(transposed)
+        >>> grad(loss)(numpy.ones((2, 2)))
+        array([[2., 2.],
+               [2., 2.]])
     """
 
-    def checkpoint_fn(self, inputs: Any, fn: Callable[..., Any]) -> Any:
-        """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one."""
-        return _run("CheckpointGroup", fn, _spread(fn, inputs), {}, _ALWAYS)
+    def checkpoint_fn(self, inputs: Any, fn: Callable[..., T]) -> T:
+        """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
+
+        Args:
+            inputs: A tuple or list of arrays, or one array.
+            fn: A function or module of all inputs as one argument, or of each as an argument.
+
+        Returns:
+            What `fn` returns.
+        """
+        result: T = _run("CheckpointGroup", fn, _spread(fn, inputs), {}, _ALWAYS)
+        return result
 
 
 def _run(
     what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: CheckpointOptions
 ) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.compiler.is_compiling():  # its compiler knows its own segments, and sees into them
+    if is_compiling():  # the compiler knows torch's own segments, and sees into them
         if options.policy is not None:
             raise ProblemError(_NO_POLICY.format("torch"))
-        return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
+        return compiled_checkpoint(fn, args, kwargs)
     _check_callable(fn)
     if kwargs:
         _check_options(what, fn, kwargs)
-    room = find_framework_of(fn, args, kwargs)
-    _check_policy(room, options)
+    framework = find_framework_of_call(fn, args, kwargs)
+    _check_policy(framework, options)
     with recorded_call(what, fn) as call:
-        return room.checkpoint(fn, args, kwargs, options, call)
+        return framework.checkpoint(fn, args, kwargs, options, call)
 
 
 _NO_POLICY = (
@@ -165,9 +226,9 @@ _NO_POLICY = (
 )
 
 
-def _check_policy(room: ModuleType, options: CheckpointOptions) -> None:
-    if options.policy is not None and room.NAME != "jax":
-        raise ProblemError(_NO_POLICY.format(room.NAME))
+def _check_policy(framework: Framework, options: CheckpointOptions) -> None:
+    if options.policy is not None and not framework.HAS_POLICIES:
+        raise ProblemError(_NO_POLICY.format(framework.NAME))
 
 
 def _check_callable(fn: Any) -> None:
@@ -217,13 +278,3 @@ def _binds(signature: inspect.Signature, *args: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _room_of_module(fn: Any) -> ModuleType | None:
-    """The room of a framework whose module this is, or None for a function."""
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and isinstance(fn, torch.nn.Module):
-        return find_framework(fn)
-    if jax is not None and not jax.tree_util.all_leaves([fn]):
-        return room_named("jax")
-    return None

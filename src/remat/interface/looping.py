@@ -1,10 +1,12 @@
 """Loops: `scan` for a known number of steps, `while_loop` for an unknown one."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from remat.errors import ProblemError
-from remat.frameworks import find_framework, outside_compilers
+from remat.execute.determinism import Check
+from remat.frameworks import find_framework
+from remat.frameworks.compilers import not_compiled
 from remat.loops.request import LoopRequest
 from remat.planners import Plan
 from remat.problem.memory import Capacity
@@ -13,82 +15,116 @@ from remat.progress import Progress
 
 __all__ = ["scan", "while_loop"]
 
+# Stacked rows have the type of one row, as in jax.lax.scan: that is true of tensors and of containers of them. Rows of
+# a NumPy vector are numbers, so `xs` is `X | Any`: X is inferred where it can be, and no loop over numbers is an error.
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
 
-@outside_compilers
+
+@not_compiled
 def scan(
-    step: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
-    xs: Any = None,
+    step: Callable[[Carry, X], tuple[Carry, Y]],
+    init: Carry,
+    xs: X | Any = None,
     *,
     length: int | None = None,
     memory: Capacity | float = None,
     slots: int | None = None,
     plan: Plan | None = None,
     vjp: Callable[..., Any] | None = None,
-    check: str = "first",
+    check: Check = "first",
     progress: Progress | None = None,
     driven: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[Carry, Y]:
     """The last carry and the stacked outputs of `step(carry, x) -> (carry, y)`, differentiable inside a memory budget.
 
-    Carry, x and y are arrays and numbers in any nesting of tuples, named tuples, lists, dicts and dataclasses; leaves
-    of `xs` have one row for each step, or `length` says how many there are. Gradients flow to `init`, to `xs` and to
-    all that the step closes over. The budget is `memory` (bytes, "64 MiB", or a fraction of what is free), `slots` (a
-    count of states) or a `plan`. Without a gradient to compute it is a plain loop.
+    Args:
+        step: One step. Carry, x and y are arrays and numbers in any nesting of containers and dataclasses.
+        init: The first carry.
+        xs: The inputs; each leaf has one row for each step. None: the step gets None.
+        length: The number of steps, needed where there is no `xs`.
+        memory: The budget for the peak: bytes, text such as "64 MiB", a fraction of what is free, or a `Memory`.
+        slots: The budget as a count of kept states, instead of `memory`.
+        plan: A plan to run, instead of a budget.
+        vjp: `vjp(carry, x, carry_bar, y_bar) -> (carry_bar, x_bar)`, used instead of differentiating the step; a third
+            result `{"W": W_bar}` has the gradients of traced variables that the step closes over, by name.
+        check: When recomputed states are compared with the first ones: the "first" reverse sweep, "always", "never".
+        progress: An object with `update(done, total)`.
+        driven: On JAX, run op by op outside of jit, with progress and traces; other frameworks always do.
 
-    `check` compares recomputed states with the first ones, in the "first" reverse sweep of a call, "always" or "never".
-    `vjp(carry, x, carry_bar, y_bar) -> (carry_bar, x_bar)` is used instead of differentiating the step; where the step
-    closes over traced variables it also returns their gradients: `(carry_bar, x_bar, {"W": W_bar})`.
+    Returns:
+        The last carry and the stacked outputs, with gradients for `init`, `xs` and all that the step closes over.
 
-    On JAX the loop is part of the traced function, with the contract of `jax.lax.scan`. `driven` runs it op by op
-    instead, outside of jit, so that progress is told and traces are taken; elsewhere loops are always driven.
+    Raises:
+        ProblemError, StepError: If arguments contradict each other, or what the step returns is not a pair that fits.
+        InfeasibleError: If no plan fits the budget; it carries the smallest one that works.
+        DeterminismError: If a recomputed state differs from the first one.
 
-    >>> import autograd.numpy as np
-    >>> from autograd import grad
-    >>> def last(x):
-    ...     return scan(lambda x, _: (np.tanh(1.1 * x + 0.1), None), x, length=6, slots=2)[0]
-    >>> print(f"{grad(last)(0.3):.15f}")
-    0.143826393402950
+    Example:
+        >>> from autograd import grad, numpy as np
+        >>> last = lambda x: scan(lambda x, _: (np.tanh(1.1 * x + 0.1), None), x, length=6, slots=2)[0]
+        >>> print(f"{grad(last)(0.3):.15f}")
+        0.143826393402950
     """
     _check_callable(step, "step")
-    if vjp is not None:
-        _check_callable(vjp, "vjp")
-    room = find_framework(init, xs, using=(step,))
-    request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: room.free_bytes(init, xs))
+    _check_callable(vjp, "vjp", optional=True)
+    framework = find_framework(init, xs, using=(step,))
+    request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call:
-        return room.scan(step, init, xs, length, request.for_profile(call, room.NAME), vjp, driven=driven)  # type: ignore[no-any-return]
+        return framework.scan(step, init, xs, length, request.for_profile(call, framework.NAME), vjp, driven=driven)
 
 
-@outside_compilers
+@not_compiled
 def while_loop(
-    cond: Callable[[Any], Any],
-    body: Callable[[Any], Any],
-    init: Any,
+    cond: Callable[[Carry], Any],
+    body: Callable[[Carry], Carry],
+    init: Carry,
     *,
     max_steps: int | None = None,
     memory: Capacity | float = None,
     slots: int | None = None,
-    check: str = "first",
+    check: Check = "first",
     progress: Progress | None = None,
-) -> Any:
-    """The carry after `carry = body(carry)` was run as long as `cond(carry)` held, `max_steps` times at the most.
+) -> Carry:
+    """The carry after `carry = body(carry)` was run while `cond(carry)` was true.
 
-    The number of steps need not be known: states are kept as the loop goes on, `slots` of them at the most (or as many
-    as fit `memory`), and the reverse sweep recomputes the others from these.
+    The number of steps need not be known: states are kept as the loop goes on, and the reverse sweep recomputes the
+    others from these.
 
-    >>> import autograd.numpy as np
-    >>> from autograd import grad
-    >>> print(grad(lambda x: while_loop(lambda x: x > 1.0, lambda x: x / 2.0, x, slots=3))(100.0))
-    0.0078125
+    Args:
+        cond: Whether to go on; one bool.
+        body: One step, from a carry to the next one.
+        init: The first carry: arrays and numbers in any nesting of containers and dataclasses.
+        max_steps: The most steps to run; the loop ends there without an error.
+        memory: The budget for the peak: bytes, text such as "64 MiB", a fraction of what is free, or a `Memory`.
+        slots: The budget as a count of kept states, instead of `memory`.
+        check: When recomputed states are compared with the first ones: the "first" reverse sweep, "always", "never".
+        progress: An object with `update(done, total)`.
+
+    Returns:
+        The carry for which `cond` was false, or that after `max_steps`. Gradients flow to `init` and to all that the
+        body closes over.
+
+    Raises:
+        ProblemError, StepError, InfeasibleError, DeterminismError: As in `scan`.
+
+    Example:
+        >>> import autograd.numpy as np
+        >>> from autograd import grad
+        >>> print(grad(lambda x: while_loop(lambda x: x > 1.0, lambda x: x / 2.0, x, slots=3))(100.0))
+        0.0078125
     """
     _check_callable(cond, "cond")
     _check_callable(body, "body")
-    room = find_framework(init, using=(cond, body))
-    request = LoopRequest.parse(memory, slots, None, check, progress, lambda: room.free_bytes(init))
+    framework = find_framework(init, using=(cond, body))
+    request = LoopRequest.parse(memory, slots, None, check, progress, lambda: framework.free_bytes(init))
     with recorded_call("while_loop", body) as call:
-        return room.while_loop(cond, body, init, max_steps, request.for_profile(call, room.NAME))
+        return framework.while_loop(  # type: ignore[no-any-return]
+            cond, body, init, max_steps, request.for_profile(call, framework.NAME)
+        )
 
 
-def _check_callable(function: Any, name: str) -> None:
-    if not callable(function):
+def _check_callable(function: Any, name: str, optional: bool = False) -> None:
+    if not (callable(function) or (optional and function is None)):
         raise ProblemError(f"{name} must be a function, not {function!r:.60}")

@@ -1,44 +1,53 @@
-"""Sequences in time, on every framework: inputs as a list of steps, outputs with the initial one put first."""
+"""Sequences as older tools take and return them: inputs as a list of steps, outputs with the initial one put first."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from remat.errors import ProblemError
-from remat.pytree import flatten
 
-__all__ = ["stacked", "with_first"]
+__all__ = ["LeafArrays", "stack_inputs", "with_initial"]
 
 
-def stacked(
-    inputs: Any, steps: int, stack: Callable[[Sequence[Any]], Any], unpack: Callable[[Any], Any] | None = None
-) -> Any:
+class LeafArrays(Protocol):
+    """What is needed of a framework here; `frameworks.framework.Framework` has it."""
+
+    def unpack(self, value: Any, /) -> Any:
+        """The framework's own containers as plain ones."""
+        ...
+
+    def flatten(self, value: Any, /) -> tuple[list[Any], Any]:
+        """The leaves of a value, and its structure."""
+        ...
+
+    def stack(self, rows: Sequence[Any], /) -> Any:
+        """One array of several, along a new first axis."""
+        ...
+
+    def prepend(self, first: Any, rows: Any, /) -> Any:
+        """An array with one more row, the first."""
+        ...
+
+
+def stack_inputs(framework: LeafArrays, inputs: Any, steps: int) -> Any:
     """Inputs with one row for each step: a list or tuple of inputs is stacked, anything else is that already."""
+    inputs = framework.unpack(inputs)
     if type(inputs) not in (list, tuple):
         return inputs
     if len(inputs) != steps:
         raise ProblemError(f"there are {len(inputs)} inputs for {steps} steps")
     if steps == 0:
         return None
-    leaves, trees = zip(*[flatten(value, unpack) for value in inputs], strict=True)
-    if any(tree != trees[0] for tree in trees):
+    leaves, structures = zip(*[framework.flatten(value) for value in inputs], strict=True)
+    if any(structure != structures[0] for structure in structures):
         raise ProblemError("the inputs of all steps must have the same structure")
-    return trees[0].build([stack(rows) for rows in zip(*leaves, strict=True)])
+    return structures[0].unflatten([framework.stack(rows) for rows in zip(*leaves, strict=True)])
 
 
-def with_first(
-    first: Any,
-    after: Any,
-    steps: int,
-    join: Callable[[Any, Any], Any],
-    unpack: Callable[[Any], Any] | None = None,
-) -> Any:
-    """The initial value and those after each step: one array, or a list of so many if a value is a container.
-
-    `join` puts one leaf before the rows of the others.
-    """
-    leaves, tree = flatten(first, unpack)
-    rows = tree.flatten_like(after, "visible")
-    joined = [join(leaf, others) for leaf, others in zip(leaves, rows, strict=True)]
-    if tree.node_type is None:
+def with_initial(framework: LeafArrays, initial: Any, after: Any, steps: int) -> Any:
+    """The initial value and those after each step: one array, or a list with `steps + 1` entries for a container."""
+    leaves, structure = framework.flatten(initial)
+    rows, _ = framework.flatten(after)
+    joined = [framework.prepend(first, others) for first, others in zip(leaves, rows, strict=True)]
+    if structure == framework.flatten(0.0)[1]:
         return joined[0]
-    return [tree.unflatten([leaf[i] for leaf in joined]) for i in range(steps + 1)]
+    return [structure.unflatten([leaf[i] for leaf in joined]) for i in range(steps + 1)]

@@ -7,24 +7,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from remat.execute import Backend, Interpreter
+from remat.execute import Interpreter
+from remat.execute.backend_protocol import ObservableBackend
 from remat.execute.determinism import DeterminismCheck
-from remat.execute.rng_state import preserved_state
+from remat.execute.rng_state import ReplayableState, StateReplay, preserved_state
 from remat.loops.request import LoopRequest
 from remat.measuring import StepCost
 from remat.planners import Plan
 from remat.problem import Memory
 from remat.pytree import TreeDef
 
-__all__ = ["LoopCall", "cached_cost"]
+__all__ = ["LoopBackend", "LoopCall"]
 
-V = TypeVar("V", bound=Backend)
 
-CACHE_SIZE = 256
-# By code and looks: the size of the first tape, what was found, and in how much room.
-_costs: dict[Any, tuple[int, StepCost, int]] = {}
+class LoopBackend(ObservableBackend, Protocol):
+    """A backend that runs the step of a loop."""
+
+    @property
+    def replayable_states(self) -> Sequence[ReplayableState]:
+        """What steps change besides their carry, apart from the global random generators."""
+        ...
+
+
+V = TypeVar("V", bound=LoopBackend)
 
 
 @dataclass
@@ -46,7 +53,8 @@ class LoopCall(ABC, Generic[V]):
     cond_holds: bool = False  # whether the condition is known to hold at first
     plan: Plan | None = None
     needs_grad: list[bool] = field(default_factory=list)
-    pending: tuple[V, Interpreter] | None = None
+    pending: tuple[V, Interpreter[V]] | None = None
+    replay: StateReplay | None = None  # of the first run, if one was begun before
     initial_rng: Any = None  # the state of the random generators before the first step, if steps draw
 
     @abstractmethod
@@ -66,7 +74,7 @@ class LoopCall(ABC, Generic[V]):
         a, b = self.sizes[0], self.sizes[0] + self.sizes[1]
         return list(leaves[:a]), list(leaves[a:b]), list(leaves[b:])
 
-    def first_sweep(self, leaves: Sequence[Any]) -> tuple[V, Interpreter]:
+    def first_sweep(self, leaves: Sequence[Any]) -> tuple[V, Interpreter[V]]:
         """Run forward up to the turn; the run waits for its cotangent."""
         determinism = None if self.request.check == "never" else self.new_determinism_check()
         backend, run = self.pending = self.forward_sweep(leaves, determinism)
@@ -74,7 +82,7 @@ class LoopCall(ABC, Generic[V]):
         return backend, run
 
     @contextmanager
-    def at_turn(self, leaves: Sequence[Any]) -> Iterator[tuple[V, Interpreter]]:
+    def at_turn(self, leaves: Sequence[Any]) -> Iterator[tuple[V, Interpreter[V]]]:
         """A run at its turn: the one that waits, or for a second reverse sweep one that runs forward again first."""
         if self.pending is not None:
             pending, self.pending = self.pending, None
@@ -91,13 +99,28 @@ class LoopCall(ABC, Generic[V]):
         """Whoever compares what is computed again with what was computed first."""
         return DeterminismCheck(self.steps)
 
-    def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter]:
-        """Verbs, and a run at the initial state."""
+    def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
+        """A backend, and a run from the initial state, which the profile records."""
         backend, state = self.new_backend(leaves, self.steps or 0)
-        total = None if self.plan is None or self.steps is None else self.plan.forward_steps + self.steps
-        return backend, self.request.new_run(backend, state, self.steps, determinism, total)
+        request, replay, self.replay = self.request, self.replay, None
+        memory = request.memory if request.plan is None else request.plan.memory
+        restartable = self.plan is not None and self.plan.problem.restartable
+        recorder = None
+        if request.call is not None:
+            recorder = request.call.recorder(backend, state, memory, restartable=restartable)
+        return backend, Interpreter(
+            backend,
+            state,
+            self.steps,
+            restartable=restartable,
+            determinism=determinism,
+            replay=StateReplay(backend.replayable_states) if replay is None else replay,
+            progress=request.progress,
+            total=None if self.plan is None or self.steps is None else self.plan.forward_steps + self.steps,
+            observer=recorder,
+        )
 
-    def forward_sweep(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter]:
+    def forward_sweep(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
         """Run the first sweep, up to the turn."""
         if self.plan is None and self.cond is not None:
             return self._run_online(leaves, determinism)
@@ -108,7 +131,7 @@ class LoopCall(ABC, Generic[V]):
         run.play(self.plan.schedule)
         return backend, run
 
-    def _run_online(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter]:
+    def _run_online(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
         """Go on to the end of the loop, keeping states as if any step could be the last; then its schedule is known."""
         backend, run = self.new_run(leaves, determinism)
         goes_on = self.cond_holds or self.evaluate_cond(backend, run.state)
@@ -123,15 +146,3 @@ class LoopCall(ABC, Generic[V]):
         self.steps = self.plan.problem.units
         self.request.record(self.steps, self.plan)
         return backend, run
-
-
-def cached_cost(key: Any, first: int, room: int, measure: Callable[[], StepCost]) -> StepCost:
-    """What a step costs: as an earlier loop with this key found it whose first tape was as large, or measured anew."""
-    known = _costs.get(key)
-    if known is not None and room > known[2] and known[1].worth_remeasuring(room):
-        known = None
-    if known is None or not 0.98 * known[0] <= first <= 1.02 * known[0]:
-        while len(_costs) >= CACHE_SIZE:
-            _costs.pop(next(iter(_costs)))
-        known = _costs[key] = first, measure(), room
-    return known[1]

@@ -206,7 +206,7 @@ class StepRunner:
             self.specs, self.matches = specs, structure_check(self.leaf_ops, self.tree, specs)
         return leaves
 
-    def recorded_call(self, carry: Any) -> list[Any]:
+    def observed(self, carry: Any) -> list[Any]:
         """The leaves of a carry, and those of the last output where every step puts one out."""
         leaves = self.tree.flatten_like(carry, "carry")
         if self.outputs.tree is not None and self.outputs.rows is None:

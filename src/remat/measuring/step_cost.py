@@ -1,11 +1,13 @@
 """One step, measured: once to warm up, once with the meter on, then a few times with the clock on; medians count."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from time import perf_counter
 from typing import Any, Protocol
 
+from remat.execute.backend_protocol import Backend
+from remat.execute.gradients import Gradients
 from remat.memory_meter import Meter
 from remat.problem import Loop
 from remat.progress import report_progress
@@ -24,24 +26,8 @@ DEFAULT_TIMES = (
 LONGEST = 4  # steps of the range that is compared with single steps
 
 
-class MeasurableBackend(Protocol):
-    """The verbs of the interpreter that measuring needs."""
-
-    def advance(self, state: Any, start: int, stop: int) -> Any:
-        """State `stop` from state `start`."""
-        ...
-
-    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
-        """State `stop` and a tape."""
-        ...
-
-    def pull_back(self, tape: Any, cotangent: Any) -> Any:
-        """The cotangent before the tape."""
-        ...
-
-    def copy(self, state: Any) -> Any:
-        """A private copy of a state."""
-        ...
+class MeasurableBackend(Backend, Protocol):
+    """A backend that says how large its values are."""
 
     def size(self, value: Any) -> int:
         """Bytes of a state or a tape."""
@@ -80,17 +66,27 @@ class StepCost:
 
 @dataclass(frozen=True)
 class MeasurementSetup:
-    """What is measured: verbs, a state to begin with, how to make a cotangent for a state, and the meter of it all.
+    """What is measured: a backend, a state to start from, and the meter of the memory that they use.
 
-    `finish` waits until all that was asked of the device is done.
+    `ones_like(state, gradients)` makes the gradients that a pullback from that state starts with; it goes on with the
+    sums of `gradients`, if there are any yet. `finish` waits until the device has done all its work.
     """
 
     backend: MeasurableBackend
     meter: Meter
     state: Any
-    ones_like: Callable[[Any], Any]
+    ones_like: Callable[[Any, Gradients | None], Gradients]
     finish: Callable[[], Any] = lambda: None
-    timed: bool = True  # if not, times are taken to be usual ones: where others must come to the same plan
+    timed: bool = True  # False: default times, where several processes must come to the same plan
+    _gradients: list[Gradients] = field(default_factory=list, repr=False)  # of the last pullback
+
+    def new_gradients(self, state: Any) -> Gradients:
+        """Gradients for a pullback that starts at this state."""
+        return self.ones_like(state, self._gradients.pop() if self._gradients else None)
+
+    def pull_back(self, tape: Any, gradients: list[Gradients]) -> None:
+        """Pull back through a tape, and hold the sums for the next pullback, as a real reverse sweep does."""
+        self._gradients.append(replace(self.backend.pull_back(tape, gradients.pop()), carry=None))
 
     def at(self, step: int) -> "MeasurementSetup":
         """The same, at the state before a later step, after all has been run once."""
@@ -101,46 +97,40 @@ class MeasurementSetup:
         return later
 
 
-def measure_step(
-    subject: MeasurementSetup, steps: int, room: int, *, weighed: MeasurementSetup | None = None
-) -> StepCost:
-    """What a step of the loop costs, from runs of its first `steps` steps; the state that is given is not changed.
+def measure_step(setup: MeasurementSetup, steps: int, room: int) -> StepCost:
+    """What a step of the loop costs, from runs of its first `steps` steps; the setup's state is not changed.
 
-    No more than `room` bytes are used, if that is enough for one step. Bytes are measured on another subject if one is
-    given: one without numbers, which needs no memory.
+    No more than `room` bytes are used, if that is enough for one step.
     """
-    report_progress(
-        0, None
-    )  # whoever listens hears that something goes on, and nothing more: it is a few runs of a step
+    report_progress(0, None)  # work has begun; it is a few runs of a step, so there is no more to report
     at = min(3, steps - 1)  # not the first step, which may start from numbers that become arrays, or be run with care
-    subject = subject.at(at)
-    weighed = subject if weighed is None else weighed.at(at)
-    with weighed.meter.counting():
-        sizes = _Sizes.of(weighed, at)
-    backend, state = subject.backend, subject.state
-    forward = _seconds(subject, lambda: backend.advance(backend.copy(state), at, at + 1))
-    record, backward = _range_times(subject, at, at + 1)
+    setup = setup.at(at)
+    with setup.meter.counting():
+        sizes = _Sizes.of(setup, at)
+    backend, state = setup.backend, setup.state
+    forward = _seconds(setup, lambda: backend.advance(backend.copy(state), at, at + 1))
+    record, backward = _range_times(setup, at, at + 1)
     longer = min(LONGEST, steps - at, _tapes_in(room, sizes.workspace, sizes.state, sizes.tape))
     tape, per_range, pullback_workspace, aside = sizes.tape, 0.0, 0, sizes.workspace
     if longer > 1:
         # What a second step adds is not what every further one adds: sums of gradients need room as soon as there are
         # two of them, and no more room for more of them.
         short = min(2, longer - 1)
-        with weighed.meter.counting():
-            one, some, several = (_range_sizes(weighed, at, at + count) for count in (1, short, longer))
+        with setup.meter.counting():
+            one, some, several = (_range_sizes(setup, at, at + count) for count in (1, short, longer))
         slopes = [max(0, -((a - b) // (longer - short))) for a, b in zip(some, several, strict=True)]
         tape, pullback_workspace = max(slopes[:2]), slopes[2]
         aside += max(0, some[2] - one[2] - (short - 1) * pullback_workspace)
-    if not subject.timed:
+    if not setup.timed:
         forward, record, backward, per_range = DEFAULT_TIMES
     elif forward + record + backward < QUICK:
         forward = median(
-            _seconds(subject, lambda: backend.advance(backend.copy(state), at, at + 1)) for _ in range(TIMES)
+            _seconds(setup, lambda: backend.advance(backend.copy(state), at, at + 1)) for _ in range(TIMES)
         )
-        times = [_range_times(subject, at, at + 1) for _ in range(TIMES)]
+        times = [_range_times(setup, at, at + 1) for _ in range(TIMES)]
         record, backward = (median(part) for part in zip(*times, strict=True))
         if longer > 1:
-            whole = median(sum(_range_times(subject, at, at + longer)) for _ in range(TIMES))
+            whole = median(sum(_range_times(setup, at, at + longer)) for _ in range(TIMES))
             single = record + backward  # in a noisy run less than what the range seems to take by itself
             per_range = min(0.9 * single, max(0.0, (longer * single - whole) / (longer - 1)))
             per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range  # within the noise
@@ -158,12 +148,12 @@ class _Sizes:
     workspace: int
 
     @classmethod
-    def of(cls, subject: MeasurementSetup, at: int) -> "_Sizes":
+    def of(cls, setup: MeasurementSetup, at: int) -> "_Sizes":
         """Bytes of a state and of a tape, and the most that is live beside them and the working set of the planners.
 
         The working set is two states while a step runs, and two cotangents while it is pulled back.
         """
-        backend, meter, state = subject.backend, subject.meter, subject.state
+        backend, meter, state = setup.backend, setup.meter, setup.state
         before = meter.now()
         kept = [backend.copy(state) for _ in range(COPIES if backend.size(state) < SMALL else 1)]
         size = max(backend.size(kept[0]), (meter.now() - before) // len(kept))
@@ -172,7 +162,7 @@ class _Sizes:
         before = meter.now() - size
         after = backend.advance(kept.pop(), at, at + 1)
         running = meter.peak() - before - 2 * size
-        cotangent = [subject.ones_like(after)]
+        gradients = [setup.new_gradients(after)]
         del after
         kept.append(backend.copy(state))
         meter.reset_peak()
@@ -186,7 +176,7 @@ class _Sizes:
         tapes = [tape]
         del tape
         meter.reset_peak()
-        backend.pull_back(tapes.pop(), cotangent.pop())
+        setup.pull_back(tapes.pop(), gradients)
         pulling = meter.peak() - before - held - size  # one cotangent was there before
         return cls(size, held, max(0, running, recording, pulling))
 
@@ -196,32 +186,32 @@ def _tapes_in(room: int, aside: int, state: int, tape: int) -> int:
     return (room - aside - 6 * state) // max(1, tape)
 
 
-def _range_sizes(subject: MeasurementSetup, start: int, stop: int) -> tuple[int, int, int]:
+def _range_sizes(setup: MeasurementSetup, start: int, stop: int) -> tuple[int, int, int]:
     """Bytes of the tape of a range: by weighing it, and by the meter; and what is allocated while it is pulled back."""
-    backend, meter = subject.backend, subject.meter
-    given = [backend.copy(subject.state)]
+    backend, meter = setup.backend, setup.meter
+    given = [backend.copy(setup.state)]
     before = meter.now()
     after, tape = backend.record(given.pop(), start, stop)
-    cotangent, tapes = [subject.ones_like(after)], [tape]
+    gradients, tapes = [setup.new_gradients(after)], [tape]
     del after, tape
     weighed, held = backend.size(tapes[0]), meter.now()
     meter.reset_peak()
-    backend.pull_back(tapes.pop(), cotangent.pop())
+    setup.pull_back(tapes.pop(), gradients)
     return weighed, held - before, meter.peak() - held
 
 
-def _seconds(subject: MeasurementSetup, call: Callable[[], Any]) -> float:
-    subject.finish()
+def _seconds(setup: MeasurementSetup, call: Callable[[], Any]) -> float:
+    setup.finish()
     began = perf_counter()
     call()
-    subject.finish()
+    setup.finish()
     return perf_counter() - began
 
 
-def _range_times(subject: MeasurementSetup, start: int, stop: int) -> tuple[float, float]:
+def _range_times(setup: MeasurementSetup, start: int, stop: int) -> tuple[float, float]:
     """Seconds to record a range, and to pull it back."""
-    given, made = [subject.backend.copy(subject.state)], list[Any]()
-    recorded = _seconds(subject, lambda: made.extend(subject.backend.record(given.pop(), start, stop)))
+    given, made = [setup.backend.copy(setup.state)], list[Any]()
+    recorded = _seconds(setup, lambda: made.extend(setup.backend.record(given.pop(), start, stop)))
     tapes = [made.pop()]
-    cotangent = [subject.ones_like(made.pop())]
-    return recorded, _seconds(subject, lambda: subject.backend.pull_back(tapes.pop(), cotangent.pop()))
+    gradients = [setup.new_gradients(made.pop())]
+    return recorded, _seconds(setup, lambda: setup.pull_back(tapes.pop(), gradients))

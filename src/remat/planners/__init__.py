@@ -1,24 +1,28 @@
 """WHO DECIDES: planners, each one file, and the plans they make.
 
 In: a `Problem` and a `Memory`. Out: a `Plan`: a schedule, the claim that is proved of it, and its predicted cost.
-`loop/` has one file for each planner of loops, `table.py` one line for each; `recurrence/` is their mathematics.
+`loop/` has one file for each planner of loops, `registry.py` one line for each; `dp/` has their recurrences.
 """
+
+from typing import Any
 
 from remat.errors import ProblemError
 from remat.planners.auto import Auto
+from remat.planners.claim import Claim, Prediction
 from remat.planners.exhaustive import Exhaustive
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll
 from remat.planners.loop.levels import Levels
 from remat.planners.loop.mixed import Mixed
-from remat.planners.loop.online import Driver, Online
-from remat.planners.loop.save_points import SavePoints
-from remat.planners.plan import Claim, Plan, Prediction
+from remat.planners.loop.online import Online
+from remat.planners.loop.online_driver import Driver
+from remat.planners.loop.save_points import SavePoints, save_points
+from remat.planners.plan import Plan
 from remat.planners.planner import Planner
-from remat.planners.registry import PLANNERS, find_planner
+from remat.planners.registry import PLANNERS, find_planner, planner_for
 from remat.planners.sweeping import Curve, Point, sweep
-from remat.problem import Chain, Loop, Memory, Problem
+from remat.problem import Memory, Problem, is_problem, kind_names
 from remat.problem.memory import Capacity
 from remat.progress import Progress, check_progress, reporting_to
 
@@ -42,6 +46,7 @@ __all__ = [
     "SavePoints",
     "find_planner",
     "plan",
+    "save_points",
     "sweep",
 ]
 
@@ -51,12 +56,12 @@ def plan(
     memory: Capacity = None,
     *,
     slots: int | None = None,
-    planner: str | Planner = "auto",
+    planner: str | Planner[Any] = "auto",
     progress: Progress | None = None,
 ) -> Plan:
     """The plan that reverses `problem` inside `memory` (bytes, text, a `Memory`) or `slots` (a count of states).
 
-    `progress.update(done, total)` is told how far a search is that takes long.
+    `progress.update(done, total)` is called while a long search goes on.
     A memory in which nothing fits raises an InfeasibleError that carries the smallest one that works.
 
     >>> from remat import Loop
@@ -65,11 +70,11 @@ def plan(
     >>> plan(Loop(1000), slots=31, planner="mixed").forward_steps
     2488
     """
-    if not isinstance(problem, Loop | Chain):
+    if not is_problem(problem):
         raise ProblemError(
-            f"a plan is made for a Loop or a Chain, not {problem!r:.60}; did you mean Loop({problem!r:.20})?"
+            f"a plan is made for {kind_names()}, not {problem!r:.60}; did you mean Loop({problem!r:.20})?"
         )
-    chosen = find_planner(planner)
+    chosen = planner_for(problem, planner)
     budget = Memory.of(memory, slots)
     chosen.check(problem, budget)
     check_progress(progress)

@@ -16,14 +16,14 @@ from remat.planners.loop.levels import Levels
 from remat.planners.loop.mixed import Mixed
 from remat.planners.loop.online import Online
 from remat.planners.plan import Plan
-from remat.planners.planner import Planner, wants_loop
-from remat.problem import Loop, Memory, Problem
+from remat.planners.planner import Planner
+from remat.problem import Loop, Memory
 
 __all__ = ["Auto"]
 
 
 @dataclass(frozen=True)
-class Auto(Planner):
+class Auto(Planner[Loop]):
     """Chooses among the other planners; the plan's `reason` says which and why.
 
     `most` bounds the additions for an exact plan of states and tapes, as in `Mixed`: about a second by default. `fine`
@@ -35,14 +35,10 @@ class Auto(Planner):
 
     name: ClassVar[str] = "auto"
     summary: ClassVar[str] = "pick the best of the others for the problem and memory, and say why"
+    problem_type: ClassVar[type[Loop]] = Loop
 
-    def accepts(self, problem: Problem, memory: Memory) -> str | None:
-        """None if the problem is a loop."""
-        return wants_loop(problem)
-
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The best plan that some planner makes, with the reason."""
-        assert isinstance(problem, Loop)
         several = len(memory.levels) > 1 or not memory.device.free
         if problem.steps is None:
             Online().check(problem, memory)
@@ -57,7 +53,7 @@ class Auto(Planner):
         return _fastest(problem, memory, [], Mixed(self.most, self.fine))
 
 
-def _fastest(loop: Loop, memory: Memory, planners: list[Planner], mixed: Mixed) -> Plan:
+def _fastest(loop: Loop, memory: Memory, planners: list[Planner[Loop]], mixed: Mixed) -> Plan:
     """The fastest of the plans in all levels (by `planners`) and those in the device alone."""
     device = Memory(levels=[memory.device])
     if memory.device.free:
@@ -71,7 +67,7 @@ def _fastest(loop: Loop, memory: Memory, planners: list[Planner], mixed: Mixed) 
         try:
             plans.append(planner.plan(loop, memory if isinstance(planner, Levels) else device))
         except InfeasibleError as error:
-            errors.append(error.with_traceback(None))  # which would hold the frames of all callers
+            errors.append(error.with_traceback(None))  # a traceback would keep the frames of all callers alive
     if not plans:
         raise min(errors, key=lambda error: error.minimum)
     best, *others = sorted(plans, key=lambda plan: plan.seconds)

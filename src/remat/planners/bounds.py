@@ -11,7 +11,7 @@ from remat.schedule.revolve import advances
 
 __all__ = ["anything_restarts", "level_seconds", "states_only", "states_or_tapes"]
 
-MANY_LAYERS = 100  # from so many forward steps a step on, layers say no more than the simple bound
+MANY_LAYERS = 100  # forward steps a step, from which on layers say no more than the simple bound
 
 
 def states_only(steps: int, slots: int) -> int:
@@ -24,31 +24,32 @@ def states_only(steps: int, slots: int) -> int:
 
 
 def anything_restarts(steps: int, units: int) -> int:
-    """Forward steps of any schedule that holds `units` things, if each were a tape to pull back *and* to restart from.
+    """Forward steps of any schedule that stores `units` things, if each were a tape to pull back *and* to restart from.
 
     Things that are either state or tape can only be worse. The first of them is the initial state or the first tape, so
-    the rest are `steps - 1` with a free start and `units - 1` things: there E(r) = C(units+r, r) - 1 steps can be run
-    at most r times each, and filling these layers in order gives r·n + r - C(units+r, r-1).
+    `steps - 1` steps remain, with a free start and `units - 1` things: there E(r) = C(units+r, r) - 1 steps can be run
+    at most r times each, by the argument of `schedule.revolve`, and filling these layers in order gives
+    r·n + r - C(units+r, r-1).
 
     >>> anything_restarts(1000, 31), anything_restarts(10, 9), anything_restarts(10, 1)
     (2440, 10, 46)
     """
     if steps <= 1 or units < 1:
         return steps
-    rest = steps - 1
+    remaining = steps - 1
     low, high = 0, 1
-    while comb(units + high, high) - 1 < rest:
+    while comb(units + high, high) - 1 < remaining:
         low, high = high, high * 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if comb(units + middle, middle) - 1 < rest else (low, middle)
-    return 1 + high * rest + high - comb(units + high, high - 1)
+        low, high = (middle, high) if comb(units + middle, middle) - 1 < remaining else (low, middle)
+    return 1 + high * remaining + high - comb(units + high, high - 1)
 
 
 def states_or_tapes(loop: Loop, level: Level, fine: int = MOST_EXACT) -> int:
-    """Forward steps of any schedule that keeps states and holds tapes in one level of such a size.
+    """Forward steps of any schedule that keeps states and stores tapes in one level of that size.
 
-    By layers (see `recurrence.layers`) on a grid of about `fine` budgets, or by `anything_restarts` if that says more.
+    By layers (see `dp.layer_bound`) on a grid of about `fine` budgets, or by `anything_restarts` if that says more.
 
     >>> states_or_tapes(Loop(1000, tape=3), Level("ram", slots=31))
     2802
@@ -58,10 +59,10 @@ def states_or_tapes(loop: Loop, level: Level, fine: int = MOST_EXACT) -> int:
     smallest = min(loop.state, loop.tape)
     if loop.units <= 1 or smallest == 0:
         return loop.units
-    simple = anything_restarts(loop.units, (budget.held + budget.early) // smallest)
+    simple = anything_restarts(loop.units, (budget.size + budget.early) // smallest)
     if simple > MANY_LAYERS * loop.units:
         return simple
-    grid = on_grid(sizes, budget.held, up=False, fine=fine)
+    grid = on_grid(sizes, budget.size, up=False, fine=fine)
     if grid is None:
         return simple
     layers = LayerBound(*grid, loop.units)

@@ -1,7 +1,7 @@
 """Exhaustive: every legal schedule of a tiny problem is considered. The oracle for the other planners.
 
-A shortest-path search (A*) over what is live: the working state, what is kept in each level, which tapes are held,
-which cotangent is in flight. It shares no code with the recurrences, nor with the verifier's machine.
+A shortest-path search (A*) over what is live: the working state, the states kept in each level, the tapes stored, the
+cotangent in flight. It shares no code with the recurrences, nor with the verifier's machine.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,10 @@ from typing import ClassVar, NamedTuple
 
 from remat.errors import InfeasibleError
 from remat.ops import TAPE
-from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import Planner, wants_loop
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
+from remat.planners.planner import Planner
+from remat.problem import Level, Loop, Memory
 from remat.progress import report_progress
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
 
@@ -34,25 +35,23 @@ class _Now(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Exhaustive(Planner):
+class Exhaustive(Planner[Loop]):
     """The least time that any schedule takes, found by trying them all; for up to eight steps."""
 
     name: ClassVar[str] = "exhaustive"
     summary: ClassVar[str] = f"try every schedule; the oracle for up to {MOST_STEPS} steps"
+    problem_type: ClassVar[type[Loop]] = Loop
 
-    def accepts(self, problem: Problem, memory: Memory) -> str | None:
-        """None if the problem is a short loop."""
-        if not isinstance(problem, Loop):
-            return wants_loop(problem)
+    def refuses(self, problem: Loop, memory: Memory) -> str | None:
+        """The reason, unless the loop is short."""
         if problem.steps is None or problem.steps > MOST_STEPS:
             return f"it tries every schedule, which takes too long for more than {MOST_STEPS} steps"
         if problem.per_range:
             return "it records steps one by one, so a cost per range has no meaning"
         return None
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan of least time, ties broken by fewer forward steps."""
-        assert isinstance(problem, Loop)
         ops = _search(problem, memory)
         if ops is None:
             least, unit = _least(problem, memory), "bytes" if memory.device.slots is None else "slots"
@@ -158,8 +157,8 @@ def _fits(op: Op, before: _Now, after: _Now, loop: Loop, levels: tuple[Level, ..
         if k:
             size = states * loop.state if level.slots is None else states
         elif level.slots is not None:
-            held = after.tapes.bit_count() - (after.just_recorded >= 0)
-            if states * loop.state + held * loop.tape > level.slots * loop.state:
+            tapes = after.tapes.bit_count() - (after.just_recorded >= 0)
+            if states * loop.state + tapes * loop.tape > level.slots * loop.state:
                 return False
             continue
         else:
@@ -171,7 +170,7 @@ def _fits(op: Op, before: _Now, after: _Now, loop: Loop, levels: tuple[Level, ..
 
 
 def _working_set(op: Op, before: _Now, after: _Now, loop: Loop) -> int:
-    """Bytes on the device while `op` runs, beside kept states."""
+    """Bytes on the device while `op` runs, without the kept states."""
     cotangent = loop.state if after.cotangent >= 0 else 0
     match op:
         case Advance() | Record():

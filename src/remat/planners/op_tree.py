@@ -1,13 +1,15 @@
-"""A schedule as subproblems inside subproblems: stored once each, streamed with a stack, costed by adding up.
+"""A schedule as a tree of shared subtrees (a DAG): each is stored once, streamed with a stack, and costed once.
 
-In: a root and a function that gives the ops of any subproblem relative to its start, with smaller subproblems among
-them. Subproblems repeat so much that a million steps need hundreds of them. Out: a source for `Schedule`, and its cost.
+In: a root and a function that expands any node into ops relative to its start, with smaller nodes among them. Steps of
+a loop are equal, so a node is the same wherever it starts: a million steps need hundreds of distinct nodes. Out: a
+source for `Schedule`, and its cost. (`predict` is for loops, where the sizes of a node do not depend on its place; a
+tree for unequal units has absolute nodes, and is costed by `simulate`.)
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from remat.planners.plan import Prediction
+from remat.planners.claim import Prediction
 from remat.problem import Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 
@@ -15,30 +17,30 @@ __all__ = ["OpTree", "RelativeOp", "Subtree", "relative"]
 
 
 class Subtree(NamedTuple):
-    """A subproblem inside another, `offset` steps after its start."""
+    """A node inside another, `offset` steps after its start."""
 
     offset: int
     node: Hashable
 
 
-RelativeOp = tuple[Any, int, Any]  # an op relative to its subproblem: its class and its two arguments
-ItemRef = RelativeOp | Subtree
+RelativeOp = tuple[Any, int, Any]  # an op relative to its node's start: its class and its two arguments
+Item = RelativeOp | Subtree
 
 
 class _Cost(NamedTuple):
     advances: int
     ranges: int
     moving: float  # seconds of keeping and fetching
-    peak: int  # bytes on the device, beside what is held around the subproblem
+    peak: int  # bytes on the device, without what is stored around the node
     turns: bool  # whether the turn is inside; if not, a cotangent is in flight from the start
 
 
 class OpTree:
     """The ops of a whole schedule, streamed; `predict` says what they cost."""
 
-    def __init__(self, root: Hashable, expand: Callable[[Any], Iterable[ItemRef]]) -> None:
+    def __init__(self, root: Hashable, expand: Callable[[Any], Iterable[Item]]) -> None:
         self.root = root
-        self.items: dict[Hashable, list[ItemRef]] = {}
+        self.items: dict[Hashable, list[Item]] = {}
         waiting = [root]
         while waiting:
             node = waiting.pop()
@@ -60,7 +62,7 @@ class OpTree:
             yield last
 
     def _walk(self) -> Iterator[Op]:
-        stack: list[tuple[int, Iterator[ItemRef]]] = [(0, iter(self.items[self.root]))]
+        stack: list[tuple[int, Iterator[Item]]] = [(0, iter(self.items[self.root]))]
         while stack:
             offset, items = stack[-1]
             item = next(items, None)
@@ -69,16 +71,16 @@ class OpTree:
             elif isinstance(item, Subtree):
                 stack.append((offset + item.offset, iter(self.items[item.node])))
             else:
-                kind, first, second = item
-                if kind is Turn:
+                op_type, first, second = item
+                if op_type is Turn:
                     yield Turn()
                 elif isinstance(second, str):
-                    yield kind(first + offset, second)
+                    yield op_type(first + offset, second)
                 else:
-                    yield kind(first + offset, second + offset)
+                    yield op_type(first + offset, second + offset)
 
     def predict(self, loop: Loop, memory: Memory) -> Prediction:
-        """What the ops cost, counted once for each distinct subproblem."""
+        """What the ops cost, added up once for each distinct node."""
         costs: dict[Hashable, _Cost] = {}
         for node in self._inside_out():
             costs[node] = _cost(self.items[node], costs, loop, memory)
@@ -87,7 +89,7 @@ class OpTree:
         return Prediction(whole.advances, n, whole.peak, seconds + whole.ranges * loop.per_range + whole.moving)
 
     def _inside_out(self) -> Iterator[Hashable]:
-        """Every subproblem after those inside it."""
+        """Every node after those inside it."""
         seen: set[Hashable] = set()
         stack = [(self.root, False)]
         while stack:
@@ -101,7 +103,7 @@ class OpTree:
 
 
 def relative(op: Op, first: int = 0) -> RelativeOp:
-    """`op` relative to a subproblem that starts at `first`."""
+    """`op` relative to a node that starts at `first`."""
     match op:
         case Turn():
             return Turn, 0, 0
@@ -113,43 +115,43 @@ def relative(op: Op, first: int = 0) -> RelativeOp:
             return type(op), start - first, stop - first
 
 
-def _cost(items: list[ItemRef], costs: dict[Hashable, _Cost], loop: Loop, memory: Memory) -> _Cost:
-    """Add up one subproblem; the sizes are those of `schedule.machine`, with what is held around it left out."""
+def _cost(items: list[Item], costs: dict[Hashable, _Cost], loop: Loop, memory: Memory) -> _Cost:
+    """The cost of one node; the sizes are those of `schedule.machine`, without what is stored around the node."""
     state, device = loop.state, memory.device.name
     levels = {level.name: level for level in memory.levels}
     turns = any(costs[item.node].turns if isinstance(item, Subtree) else item[0] is Turn for item in items)
-    advances = ranges = peak = held = 0
+    advances = ranges = peak = stored = 0
     moving = 0.0
     cotangent = 0 if turns else state
     for item in items:
         if isinstance(item, Subtree):
-            part = costs[item.node]
-            advances, ranges, moving = advances + part.advances, ranges + part.ranges, moving + part.moving
-            live = held + part.peak
-            cotangent = state if part.turns else cotangent
+            inner = costs[item.node]
+            advances, ranges, moving = advances + inner.advances, ranges + inner.ranges, moving + inner.moving
+            live = stored + inner.peak
+            cotangent = state if inner.turns else cotangent
         else:
-            kind, first, second = item
-            live = held + state + cotangent
-            if kind is Advance:
+            op_type, first, second = item
+            live = stored + state + cotangent
+            if op_type is Advance:
                 advances += second - first
                 live += state
-            elif kind is Record:
+            elif op_type is Record:
                 ranges += 1
-                held += (second - first) * loop.tape
+                stored += (second - first) * loop.tape
                 live += (second - first) * loop.tape + state
-            elif kind is Pullback:
-                live = held + 2 * state
-                held -= (first - second) * loop.tape
-            elif kind is Turn:
+            elif op_type is Pullback:
+                live = stored + 2 * state
+                stored -= (first - second) * loop.tape
+            elif op_type is Turn:
                 cotangent = state
-            elif kind is Keep:
+            elif op_type is Keep:
                 moving += levels[second].write * state
-                held += state if second == device else 0
-                live = held + state + cotangent
-            elif kind is Fetch and second in levels:
+                stored += state if second == device else 0
+                live = stored + state + cotangent
+            elif op_type is Fetch and second in levels:
                 moving += levels[second].read * state
-            elif kind is Drop:
-                held -= state if second == device else 0
+            elif op_type is Drop:
+                stored -= state if second == device else 0
                 live = 0
         peak = max(peak, live)
     return _Cost(advances, ranges, moving, peak, turns)

@@ -7,74 +7,42 @@ In: from a planner. Out: a value that people read (`print(plan)`), executors run
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from math import ceil, isclose, isfinite
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TextIO
+from typing import Any, ClassVar, Protocol, TextIO
 
 from remat.errors import FileError, PlannerError, ScheduleError
-from remat.problem import Loop, Memory
+from remat.planners.claim import Claim, Prediction
+from remat.problem import Memory, Problem, load_problem
 from remat.problem.serialization import Serializable
-from remat.schedule import Schedule, Trace, Verdict, simulate, verify
+from remat.schedule import Op, Schedule, Trace, Verdict, simulate, verify
 from remat.schedule.display import Displayable
 from remat.schedule.notation import parse_lines
 from remat.units import bytes_text, count_text
 
-if TYPE_CHECKING:
-    from remat.planners.loop.online import Driver
-
-__all__ = ["Claim", "Plan", "Prediction", "saved_ops"]
+__all__ = ["Plan", "ScheduleDriver", "saved_ops"]
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What is proved of a plan: `factor` 1.0 is optimal, inside `within` if that is given.
+class ScheduleDriver(Protocol):
+    """Makes the schedule of a loop whose length is not known, one unit at a time while the loop runs."""
 
-    A larger factor is over a lower bound that `bounds` computed; None proves nothing.
+    at: int  # units that have run
 
-    >>> print(Claim(1.0)), print(Claim(1.0, "states only")), print(Claim(1.0271)), print(Claim(None))
-    optimal
-    optimal within states only
-    at most 1.028x the bound
-    heuristic
-    (None, None, None, None)
-    """
+    def advance(self) -> tuple[Op, ...]:
+        """The ops that run the next unit, which is not the last."""
+        ...
 
-    factor: float | None
-    within: str = ""
+    def last(self) -> Schedule:
+        """The rest of the schedule, when the next unit is the last one."""
+        ...
 
-    @property
-    def optimal(self) -> bool:
-        """Whether nothing in its class is better."""
-        return self.factor == 1.0
+    def ended(self) -> Schedule:
+        """The rest of the schedule, when there is no next unit."""
+        ...
 
-    def __str__(self) -> str:
-        inside = f" within {self.within}" if self.within else ""
-        if self.factor is None:
-            return f"heuristic{inside}"
-        if self.optimal:
-            return f"optimal{inside}"
-        # Rounded up, so that what is printed is still true.
-        return f"at most {ceil(self.factor * 1000) / 1000:.3f}".rstrip("0").rstrip(".") + f"x the bound{inside}"
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a schedule will cost: units run without and with tape, peak bytes of the device, seconds."""
-
-    advances: int
-    records: int
-    peak: int
-    seconds: float
-
-    @classmethod
-    def of(cls, trace: Trace) -> "Prediction":
-        """What a trace says: the way to predict for planners without a formula of their own."""
-        return cls(trace.advances, trace.records, trace.peak, trace.seconds)
-
-    def agrees(self, other: "Prediction") -> bool:
-        """Whether both say the same, but for the rounding of sums of times."""
-        counts = (self.advances, self.records, self.peak) == (other.advances, other.records, other.peak)
-        return counts and isclose(self.seconds, other.seconds, rel_tol=1e-6, abs_tol=1e-12)
+    def plan(self) -> "Plan":
+        """The whole plan, once the loop ended."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -84,14 +52,14 @@ class Plan(Displayable, Serializable):
     A plan for a loop of unknown length has no schedule yet: `start()` gives the driver that makes it as the loop runs.
     """
 
-    problem: Loop
+    problem: Problem
     memory: Memory
     planner: str
     claim: Claim
     prediction: Prediction | None
     source: Schedule | None = None
     reason: str = ""
-    starter: "Callable[[], Driver] | None" = field(default=None, repr=False, compare=False)
+    starter: Callable[[], ScheduleDriver] | None = field(default=None, repr=False, compare=False)
 
     kind: ClassVar[str] = "plan"
 
@@ -102,7 +70,7 @@ class Plan(Displayable, Serializable):
             raise PlannerError("the loop's length is not known yet: run it with plan.start(), then take driver.plan()")
         return self.source
 
-    def start(self) -> "Driver":
+    def start(self) -> ScheduleDriver:
         """A fresh driver, for a loop of unknown length."""
         if self.starter is None:
             raise PlannerError("this plan's schedule is known: iterate plan.schedule instead of driving it")
@@ -162,11 +130,9 @@ class Plan(Displayable, Serializable):
         return replace(self, reason=reason, memory=memory or self.memory)
 
     def __str__(self) -> str:
-        loop = self.problem
-        length = "steps of unknown number" if loop.steps is None else f"{count_text(loop.steps)} steps"
         rows = [
-            ("plan", f"{length} in {self.memory}"),
-            ("step", f"state {bytes_text(loop.state)}, tape {bytes_text(loop.tape)}"),
+            ("plan", f"{self.problem.title} in {self.memory}"),
+            *self.problem.describe(),
             ("planner", self.planner + (f": {self.reason}" if self.reason else "")),
             ("claim", str(self.claim)),
         ]
@@ -175,14 +141,15 @@ class Plan(Displayable, Serializable):
         return "\n".join(f"{name:<9}{value}" for name, value in rows)
 
     def _cost_rows(self) -> Iterator[tuple[str, str]]:
-        per_step = f" ({self.forward_steps / self.problem.units:.2f} a step)" if self.problem.units else ""
-        yield "forward", f"{count_text(self.forward_steps)} step evaluations{per_step}"
+        units, unit = self.problem.units, self.problem.unit
+        per_unit = f" ({self.forward_steps / units:.2f} a {unit})" if units else ""
+        yield "forward", f"{count_text(self.forward_steps)} {unit} evaluations{per_unit}"
         yield "", f"= {count_text(self.records)} recorded + {count_text(self.advances)} advanced"
         yield "", f"{count_text(self.recomputed)} more than once each"
         yield "peak", f"{bytes_text(self.peak)} on {self.memory.device.name}"
-        least = self.problem.record_time(0, self.problem.units) + self.problem.pullback_time(0, self.problem.units)
+        least = self.problem.record_time(0, units) + self.problem.pullback_time(0, units)
         ratio = f", {self.seconds / least:.2f}x of recording everything once" if least else ""
-        yield "time", f"{self.seconds:.6g} in the unit of the step's times{ratio}"
+        yield "time", f"{self.seconds:.6g} in the unit of the {unit}'s times{ratio}"
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, its ops as lines of text."""
@@ -194,8 +161,8 @@ class Plan(Displayable, Serializable):
 
     @classmethod
     def from_summary(cls, data: dict[str, Any], schedule: Schedule) -> "Plan":
-        """The plan that a summary tells of, with its ops from elsewhere."""
-        problem, memory = Loop.from_envelope(data["problem"]), Memory.from_envelope(data["memory"])
+        """The plan of a summary, with its ops from elsewhere."""
+        problem, memory = load_problem(data["problem"]), Memory.from_envelope(data["memory"])
         claim = Claim(_factor(data["claim"]["factor"]), str(data["claim"]["within"]))
         cost = Prediction(**data["prediction"])
         return cls(problem, memory, str(data["planner"]), claim, cost, schedule, str(data["reason"]))
@@ -216,17 +183,15 @@ class Plan(Displayable, Serializable):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Plan":
-        """The plan from plain data; ops that cannot be read, are not legal or cost something else are a FileError."""
-        schedule = saved_ops(data)
-        told = cls.from_summary(data, schedule)
-        problem, memory = told.problem, told.memory
-        verdict = verify(schedule, problem, memory)
+        """The plan from plain data; ops that cannot be read, are not legal or cost something else raise a FileError."""
+        saved = cls.from_summary(data, saved_ops(data))
+        verdict = saved.verify()
         if not verdict:
             raise FileError(f"the saved plan is damaged: {verdict}")
-        found = Prediction.of(simulate(schedule, problem, memory))
-        if not told.predicted.agrees(found):
-            raise FileError(f"the saved plan is damaged: it says {told.predicted}, and its ops cost {found}")
-        return told
+        cost = Prediction.of(saved.simulate())
+        if not saved.predicted.agrees(cost):
+            raise FileError(f"the saved plan is damaged: it says {saved.predicted}, and its ops cost {cost}")
+        return saved
 
     def _head(self) -> dict[str, Any]:
         return {

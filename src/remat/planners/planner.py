@@ -1,32 +1,46 @@
-"""What a planner is: frozen configuration that says what it takes, and plans it.
+"""What a planner is: frozen configuration that says which problems and memories it takes, and plans them.
 
 In: a problem and a memory. Out: a `Plan`, or an InfeasibleError with the smallest memory that works. To add one, write
-a file in `loop/` (or `chain/`, `graph/`) with a final class like this one, and a line in `table.py`.
+a file in `loop/` (or a folder for another kind of problem) with a final class like these, and a line in `registry.py`.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from remat.errors import InfeasibleError, PlannerError
 from remat.planners.plan import Plan
 from remat.problem import Level, Loop, Memory, Problem
 from remat.units import bytes_text, count_text
 
-__all__ = ["LoopPlanner", "Planner", "infeasible", "wants_known_loop", "wants_loop"]
+__all__ = ["UNKNOWN_LENGTH", "OneLevelPlanner", "Planner", "infeasible"]
+
+P = TypeVar("P", bound=Problem)
+
+UNKNOWN_LENGTH = "the loop's length is not known (steps=None); the online planner takes it"
 
 
-class Planner(ABC):
-    """Decides what is kept, dropped and recomputed. Final classes are frozen dataclasses."""
+class Planner(ABC, Generic[P]):
+    """Decides what is kept, dropped and recomputed. Final classes are frozen dataclasses.
+
+    `problem_type` is the class of the problems that it plans, the same as its type parameter.
+    """
 
     name: ClassVar[str]
     summary: ClassVar[str]
+    problem_type: ClassVar[type[Any]]
 
-    @abstractmethod
     def accepts(self, problem: Problem, memory: Memory) -> str | None:
         """None if this planner can plan the problem in the memory, else the reason why not."""
+        if not isinstance(problem, self.problem_type):
+            return f"it plans {self.problem_type.kind}s, and this is a {type(problem).__name__.lower()}"
+        return self.refuses(problem, memory)
+
+    def refuses(self, problem: P, memory: Memory) -> str | None:
+        """The reason not to plan a problem of the right type in the memory; None by default."""
+        return None
 
     @abstractmethod
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: P, memory: Memory) -> Plan:
         """The plan; the problem and memory must be ones that it accepts."""
 
     def check(self, problem: Problem, memory: Memory) -> None:
@@ -36,14 +50,15 @@ class Planner(ABC):
             raise PlannerError(f"the {self.name} planner does not take this: {reason}")
 
 
-class LoopPlanner(Planner):
+class OneLevelPlanner(Planner[Loop]):
     """A planner for loops of known length in one level whose states move at no cost."""
 
-    def accepts(self, problem: Problem, memory: Memory) -> str | None:
-        """None if the problem is a loop of known length and the memory is one free level."""
-        reason = wants_known_loop(problem)
-        if reason is not None:
-            return reason
+    problem_type: ClassVar[type[Loop]] = Loop
+
+    def refuses(self, problem: Loop, memory: Memory) -> str | None:
+        """The reason, unless the length is known and the memory is one level without costs."""
+        if problem.steps is None:
+            return UNKNOWN_LENGTH
         if len(memory.levels) > 1:
             return f"it plans one level, and the memory has {len(memory.levels)}; the levels planner takes several"
         if not memory.device.free:
@@ -51,19 +66,7 @@ class LoopPlanner(Planner):
         return None
 
 
-def wants_loop(problem: Problem) -> str | None:
-    """The reason to refuse what is no loop."""
-    return None if isinstance(problem, Loop) else f"it plans loops, and this is a {type(problem).__name__.lower()}"
-
-
-def wants_known_loop(problem: Problem) -> str | None:
-    """The reason to refuse what is no loop of known length."""
-    if isinstance(problem, Loop) and problem.steps is None:
-        return "the loop's length is not known (steps=None); the online planner takes it"
-    return wants_loop(problem)
-
-
-def infeasible(loop: Loop, level: Level, minimum: int, why: str) -> InfeasibleError:
+def infeasible(problem: Problem, level: Level, minimum: int, why: str) -> InfeasibleError:
     """The error for a level that is too small: `minimum` is in slots if the level is, else in bytes."""
     if level.slots is not None:
         least = f"{count_text(minimum)} slot{'s' * (minimum != 1)}"
@@ -76,7 +79,7 @@ def infeasible(loop: Loop, level: Level, minimum: int, why: str) -> InfeasibleEr
     exact = f"{least}, {count_text(minimum)} bytes" if minimum >= 1024 else least
     return InfeasibleError(
         f"no plan fits {level}: the smallest that works is {exact} ({why}). Give at least that, "
-        f"or make a step's tape ({bytes_text(loop.tape)}) or state ({bytes_text(loop.state)}) smaller",
+        f"or {problem.shrink_advice()}",
         minimum,
         "bytes",
     )

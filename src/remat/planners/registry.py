@@ -1,5 +1,7 @@
 """The table of planners: one line each. `plan(..., planner=name)` finds them here, `remat planners` lists them."""
 
+from typing import Any
+
 from remat.errors import PlannerError
 from remat.planners.auto import Auto
 from remat.planners.exhaustive import Exhaustive
@@ -11,10 +13,11 @@ from remat.planners.loop.mixed import Mixed
 from remat.planners.loop.online import Online
 from remat.planners.loop.save_points import SavePoints
 from remat.planners.planner import Planner
+from remat.problem import Problem
 
-__all__ = ["PLANNERS", "find_planner"]
+__all__ = ["PLANNERS", "find_planner", "planner_for"]
 
-PLANNERS: dict[str, type[Planner]] = {
+PLANNERS: dict[str, type[Planner[Any]]] = {
     "auto": Auto,
     "keep-all": KeepAll,
     "save-points": SavePoints,
@@ -27,7 +30,7 @@ PLANNERS: dict[str, type[Planner]] = {
 }
 
 
-def find_planner(planner: str | Planner) -> Planner:
+def find_planner(planner: str | Planner[Any]) -> Planner[Any]:
     """The planner of that name with its defaults, or the planner itself.
 
     >>> find_planner("chunks")
@@ -38,3 +41,11 @@ def find_planner(planner: str | Planner) -> Planner:
     if not isinstance(planner, str) or planner not in PLANNERS:
         raise PlannerError(f"there is no planner {str(planner)[:40]!r}; there are {', '.join(PLANNERS)}")
     return PLANNERS[planner]()
+
+
+def planner_for(problem: Problem, planner: str | Planner[Any]) -> Planner[Any]:
+    """The planner of that name, where "auto" means the first in the table that plans problems of this type."""
+    if planner == Auto.name:
+        planners = (entry for entry in PLANNERS.values() if isinstance(problem, entry.problem_type))
+        return next(planners, Auto)()
+    return find_planner(planner)

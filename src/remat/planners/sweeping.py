@@ -2,13 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from remat.errors import InfeasibleError, ProblemError
-from remat.planners.loop.keep_all import least_for_all
+from remat.planners.loop.keep_all import keep_all_bytes
 from remat.planners.plan import Plan
 from remat.planners.planner import Planner
-from remat.planners.registry import find_planner
-from remat.problem import Level, Loop, Memory
+from remat.planners.registry import planner_for
+from remat.problem import Loop, Memory, Problem, is_problem, kind_names  # noqa: F401 (Loop: the doctest)
 from remat.progress import Progress, check_progress
 from remat.units import bytes_text, count_text, to_bytes, to_count
 
@@ -35,7 +36,7 @@ class Point:
 class Curve:
     """Points from little memory to much; print it for a table."""
 
-    problem: Loop
+    problem: Problem
     unit: str
     points: tuple[Point, ...]
     infeasible: tuple[tuple[int, int], ...] = ()  # budgets in which nothing fits, and what would
@@ -48,10 +49,10 @@ class Curve:
 
     def __str__(self) -> str:
         shown = bytes_text if self.unit == "bytes" else count_text
-        head = f"{self.unit:>12} {'forward steps':>16} {'a step':>7} {'time':>12} {'peak':>12}  planner"
-        steps = max(self.problem.units, 1)
+        per_unit, units = f"a {self.problem.unit}", max(self.problem.units, 1)
+        head = f"{self.unit:>12} {'forward steps':>16} {per_unit:>7} {'time':>12} {'peak':>12}  planner"
         rows = [
-            f"{shown(p.budget):>12} {count_text(p.forward_steps):>16} {p.forward_steps / steps:>7.2f} "
+            f"{shown(p.budget):>12} {count_text(p.forward_steps):>16} {p.forward_steps / units:>7.2f} "
             f"{p.seconds:>12.6g} {bytes_text(p.peak):>12}  {p.planner}"
             for p in self.points
         ]
@@ -60,39 +61,39 @@ class Curve:
 
 
 def sweep(
-    problem: Loop,
+    problem: Problem,
     memory: Iterable[int | str] | int | str | None = None,
     *,
     slots: Iterable[int] | int | None = None,
-    planner: str | Planner = "auto",
+    planner: str | Planner[Any] = "auto",
     points: int = 16,
     progress: Progress | None = None,
 ) -> Curve:
-    """The curve memory → forward steps and time, at the budgets given, or at `points` from the least to all tapes.
+    """The curve memory → forward steps and time, at these budgets, or at `points` from the least to all tapes.
 
-    `progress.update(done, total)` is told of budgets as they are planned, which for long loops takes seconds each.
-    Budgets in which nothing fits are listed apart; if all are such, the InfeasibleError of the largest is raised.
+    `progress.update(done, total)` is called before each budget is planned, which for long loops takes seconds. Budgets
+    in which nothing fits are listed apart; if all are such, the InfeasibleError of the largest is raised.
 
     >>> print(sweep(Loop(1000), slots=[10, 31]))
            slots    forward steps  a step         time         peak  planner
               10            4,636    4.64         6636         14 B  binomial
               31            3,439    3.44         5439         35 B  binomial
     """
-    if not isinstance(problem, Loop):
-        raise ProblemError(f"a sweep is made for a Loop, not {problem!r:.60}")
+    if not is_problem(problem):
+        raise ProblemError(f"a sweep is made for {kind_names()}, not {problem!r:.60}")
     memory = [memory] if isinstance(memory, int | str) else memory
     slots = [slots] if isinstance(slots, int) else slots
     if memory is not None and slots is not None:
         raise ProblemError("give a sweep memory= or slots=, not both")
-    chosen = find_planner(planner)
+    chosen = planner_for(problem, planner)
     if slots is not None:
         budgets = sorted({to_count(value, "slots") for value in slots})
     elif memory is not None:
         budgets = sorted({to_bytes(value, "memory") for value in memory})
     else:
         budgets = _spread(problem, chosen, to_count(points, "points", least=2))
-    found: list[Point] = []
-    short: list[tuple[int, int]] = []
+    planned: list[Point] = []
+    too_small: list[tuple[int, int]] = []
     error: InfeasibleError | None = None
     check_progress(progress)
     for done, budget in enumerate(budgets):
@@ -101,29 +102,29 @@ def sweep(
         level = Memory(slots=budget) if slots is not None else Memory(budget)
         chosen.check(problem, level)
         try:
-            found.append(Point.of(budget, chosen.plan(problem, level)))
+            planned.append(Point.of(budget, chosen.plan(problem, level)))
         except InfeasibleError as caught:
             error = caught.with_traceback(None)
-            short.append((budget, caught.minimum))
-    if not found:
+            too_small.append((budget, caught.minimum))
+    if not planned:
         raise error or ProblemError("a sweep needs at least one budget")
-    return Curve(problem, "slots" if slots is not None else "bytes", tuple(found), tuple(short))
+    return Curve(problem, "slots" if slots is not None else "bytes", tuple(planned), tuple(too_small))
 
 
 def spread(least: int, most: int, points: int) -> list[int]:
-    """So many budgets from the least to the most, evenly spread in ratio."""
+    """About `points` budgets from the least to the most, evenly spread in ratio."""
     if most <= least:
         return [least]
     ratio = (most / least) ** (1 / (points - 1))
     return sorted({least, most, *(int(least * ratio**i) for i in range(1, points - 1))})
 
 
-def _spread(loop: Loop, planner: Planner, points: int) -> list[int]:
+def _spread(problem: Problem, planner: Planner[Any], points: int) -> list[int]:
     """Budgets from the least that the planner takes to what holds all tapes, evenly spread in ratio."""
-    most = max(least_for_all(loop, Level("ram", 0)), 1)
+    most = max(keep_all_bytes(problem), 1)
     try:
-        planner.check(loop, Memory(0))
-        planner.plan(loop, Memory(0))
+        planner.check(problem, Memory(0))
+        planner.plan(problem, Memory(0))
         least = 1
     except InfeasibleError as error:
         least = error.minimum

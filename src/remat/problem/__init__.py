@@ -1,12 +1,26 @@
 """WHAT is reversed, and in how much memory.
 
-In: numbers that a person writes or `measure` found. Out: immutable values, `Loop`, `Chain` and `Memory`, which
-the planners, the verifier and the simulator read. They know nothing of schedules or frameworks.
+In: numbers from a user or from measuring. Out: immutable values, `Loop`, `Chain` and `Memory`, which the planners, the
+verifier and the simulator read. They know nothing of schedules or frameworks. `problem_kinds.py` has one line for each
+kind of problem.
 """
 
 from remat.problem.chain import Chain, Stage
 from remat.problem.loop import Loop
 from remat.problem.memory import Level, Memory
 from remat.problem.problem import Problem, Sizes
+from remat.problem.problem_kinds import PROBLEM_KINDS, is_problem, kind_names, load_problem
 
-__all__ = ["Chain", "Level", "Loop", "Memory", "Problem", "Sizes", "Stage"]
+__all__ = [
+    "PROBLEM_KINDS",
+    "Chain",
+    "Level",
+    "Loop",
+    "Memory",
+    "Problem",
+    "Sizes",
+    "Stage",
+    "is_problem",
+    "kind_names",
+    "load_problem",
+]

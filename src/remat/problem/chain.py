@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from remat.errors import ProblemError
 from remat.problem.serialization import Serializable
-from remat.units import to_bytes, to_seconds
+from remat.units import bytes_text, count_text, to_bytes, to_seconds
 
 __all__ = ["Chain", "Stage"]
 
@@ -57,7 +57,7 @@ class Stage:
 
 @dataclass(frozen=True, init=False)
 class Chain(Serializable):
-    """Stages that run one after another on an `input` of so many bytes.
+    """Stages that run one after another; `input` is the bytes of the first one's input.
 
     >>> Chain([Stage(output=4), Stage(output=2)], input=8).state_size(1)
     4
@@ -69,6 +69,7 @@ class Chain(Serializable):
     _sums: tuple[tuple[float, ...], ...] = field(repr=False, compare=False)
 
     kind: ClassVar[str] = "chain"
+    unit: ClassVar[str] = "stage"
 
     def __init__(self, stages: Iterable[Stage], input: int | str = 1, restartable: bool = False) -> None:
         put = object.__setattr__
@@ -89,8 +90,27 @@ class Chain(Serializable):
         """The number of stages."""
         return len(self.stages)
 
+    @property
+    def title(self) -> str:
+        """How many stages there are, in words."""
+        return f"{count_text(self.units)} stages"
+
+    def describe(self, *, times: bool = False) -> list[tuple[str, str]]:
+        """Rows about the largest sizes of a stage and, if asked for, the times of all stages together."""
+        state, tape = self._largest()
+        rows = [("stages", f"states up to {bytes_text(state)}, tapes up to {bytes_text(tape)}")]
+        if times:
+            forward, record, backward = (self._between(column, 0, self.units) for column in range(3))
+            rows.append(("all times", f"forward {forward:.4g}, record {record:.4g}, backward {backward:.4g}"))
+        return rows
+
+    def shrink_advice(self) -> str:
+        """What to make smaller so that the chain fits less memory."""
+        state, tape = self._largest()
+        return f"make the largest tape ({bytes_text(tape)}) or state ({bytes_text(state)}) smaller"
+
     def unit_name(self, unit: int) -> str:
-        """The name of the stage, or nothing."""
+        """The name of the stage, or an empty text."""
         return self.stages[unit].name if unit < len(self.stages) else ""
 
     def state_size(self, state: int) -> int:
@@ -114,7 +134,7 @@ class Chain(Serializable):
         return self._between(0, start, stop)
 
     def record_time(self, start: int, stop: int) -> float:
-        """Time to run stages start..stop-1 and hold their tape."""
+        """Time to run stages start..stop-1 and store their tape."""
         return self._between(1, start, stop)
 
     def pullback_time(self, start: int, stop: int) -> float:
@@ -130,6 +150,11 @@ class Chain(Serializable):
     def from_dict(cls, data: dict[str, Any]) -> "Chain":
         """The chain from plain data."""
         return cls([Stage(**stage) for stage in data["stages"]], data["input"], data["restartable"])
+
+    def _largest(self) -> tuple[int, int]:
+        """Bytes of the largest state and of the largest tape."""
+        states = [self.state_size(state) for state in range(self.units + 1)]
+        return max(states), max((stage.tape for stage in self.stages), default=0)
 
     def _pair(self, stage: int) -> int:
         return self.state_size(stage) + self.state_size(stage + 1)

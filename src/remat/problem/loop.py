@@ -4,9 +4,8 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 from remat.errors import ProblemError
-from remat.problem.chain import Chain, Stage
 from remat.problem.serialization import Serializable
-from remat.units import to_bytes, to_count, to_seconds
+from remat.units import bytes_text, count_text, to_bytes, to_count, to_seconds
 
 __all__ = ["Loop"]
 
@@ -16,8 +15,8 @@ class Loop(Serializable):
     """`steps` equal steps, each with its sizes and times.
 
     `steps=None` is a loop whose length is not known beforehand. Sizes are bytes (an int, or text like "1 MiB"),
-    times are in any unit. `record` is the time of a step that also holds its tape (default: `forward`);
-    `restartable` says that the tape of a step also holds its output; `per_range` is a fixed time for each
+    times are in any unit. `record` is the time of a step that also stores its tape (default: `forward`);
+    `restartable` says that the tape of a step contains its output; `per_range` is a fixed time for each
     recorded range, whatever its length.
 
     >>> Loop(1000, state="1 MiB", tape="9 MiB").tape
@@ -34,6 +33,7 @@ class Loop(Serializable):
     per_range: float
 
     kind: ClassVar[str] = "loop"
+    unit: ClassVar[str] = "step"
 
     def __init__(
         self,
@@ -74,8 +74,25 @@ class Loop(Serializable):
         """The same loop with another number of steps."""
         return Loop(**{**self.to_dict(), "steps": steps})
 
+    @property
+    def title(self) -> str:
+        """How many steps there are, in words."""
+        return "steps of unknown number" if self.steps is None else f"{count_text(self.steps)} steps"
+
+    def describe(self, *, times: bool = False) -> list[tuple[str, str]]:
+        """Rows about a step's sizes and, if asked for, its times."""
+        rows = [("step", f"state {bytes_text(self.state)}, tape {bytes_text(self.tape)}")]
+        if times:
+            seconds = f"forward {self.forward:.4g}, record {self.record:.4g}, backward {self.backward:.4g}"
+            rows.append(("step's times", seconds))
+        return rows
+
+    def shrink_advice(self) -> str:
+        """What to make smaller so that the loop fits less memory."""
+        return f"make a step's tape ({bytes_text(self.tape)}) or state ({bytes_text(self.state)}) smaller"
+
     def unit_name(self, unit: int) -> str:
-        """Nothing: the steps of a loop are numbered."""
+        """An empty text: the steps of a loop are numbered, not named."""
         return ""
 
     def state_size(self, state: int) -> int:
@@ -99,17 +116,12 @@ class Loop(Serializable):
         return (stop - start) * self.forward
 
     def record_time(self, start: int, stop: int) -> float:
-        """Time to run steps start..stop-1 and hold their tape, as one range."""
+        """Time to run steps start..stop-1 and store their tape, as one range."""
         return (stop - start) * self.record + self.per_range
 
     def pullback_time(self, start: int, stop: int) -> float:
         """Time to pull a cotangent back through steps start..stop-1."""
         return (stop - start) * self.backward
-
-    def as_chain(self) -> Chain:
-        """The loop as a chain of equal stages (a cost per range has no place there and is left out)."""
-        stage = Stage(self.forward, self.backward, self.record, self.state, self.tape)
-        return Chain([stage] * self.units, input=self.state, restartable=self.restartable)
 
     def to_dict(self) -> dict[str, Any]:
         """The loop as plain data."""

@@ -1,8 +1,8 @@
-"""Memory: the levels where states are kept, fastest first, and how much each may hold.
+"""Memory: the levels where states are kept, fastest first, and the capacity of each.
 
 The first level is the device: tapes, the working state and cotangents live there too. A capacity in *bytes* bounds
 the whole peak of the device; a capacity in *slots* is the theory's budget, in units of one state: kept states and
-held tapes count, the working state, cotangents and the one tape that is pulled back at once do not.
+stored tapes count; the working state, cotangents and a tape that is pulled back right after it was recorded do not.
 """
 
 from collections.abc import Iterable
@@ -70,7 +70,7 @@ class Level:
 
 @dataclass(frozen=True, init=False)
 class Memory(Serializable):
-    """One level of so many bytes or slots, or several levels, fastest first.
+    """One level with a capacity in bytes or slots, or several levels, fastest first.
 
     >>> print(Memory("64 MiB")), print(Memory(slots=31))
     ram 64 MiB
@@ -108,7 +108,7 @@ class Memory(Serializable):
 
     @classmethod
     def of(cls, memory: Capacity = None, slots: int | None = None) -> "Memory":
-        """The memory that a user's `memory=` or `slots=` means; both or neither is an error."""
+        """The memory that a user's `memory=` or `slots=` means; both or neither raise a ProblemError."""
         if isinstance(memory, float):
             raise ProblemError(
                 f"memory={memory!r} is a fraction of what is free on a device, and a plan has no device; "

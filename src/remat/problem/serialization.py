@@ -1,7 +1,7 @@
 """Values as versioned JSON: one small envelope for every kind of value that remat saves.
 
-`{"remat": "loop", "version": 1, ...}`. In: text or a path from anywhere, trusted or not. Out: the value, or one
-FileError that says what is wrong with the file.
+`{"remat": "loop", "version": 1, ...}`. In: text or a path, trusted or not. Out: the value, or one FileError that says
+what is wrong with the file.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 
 from remat.errors import FileError, ProblemError
 
-__all__ = ["Serializable", "check_envelope", "read_json"]
+__all__ = ["Serializable", "check_envelope", "envelope_kind", "read_json", "read_limited", "wrong_kind"]
 
 LARGEST = 256 * 2**20  # bytes of JSON that are read at the most; a million-step plan takes about half
 
@@ -84,16 +84,27 @@ def read_json(text: str | bytes) -> Any:
 
 
 def check_envelope(data: Any, kind: str, version: int) -> dict[str, Any]:
-    """The fields inside the envelope, after its kind and version were found right."""
-    if not isinstance(data, dict) or "remat" not in data:
-        raise FileError(f'this is no saved remat value: it has no "remat" field (expected "{kind}")')
-    fields = dict(data)
-    found, found_version = fields.pop("remat"), fields.pop("version", None)
-    if found != kind:
-        raise FileError(f"this is a saved {str(found)[:40]!r}, not a {kind}")
-    if found_version != version or isinstance(found_version, bool):
+    """The fields inside the envelope; a wrong kind or version raises a FileError."""
+    saved_kind = envelope_kind(data, kind)
+    if saved_kind != kind:
+        raise wrong_kind(saved_kind, kind)
+    fields = {name: value for name, value in data.items() if name != "remat"}
+    saved_version = fields.pop("version", None)
+    if saved_version != version or isinstance(saved_version, bool):
         raise FileError(
-            f"this {kind} is of format version {str(found_version)[:20]}; this remat reads version {version}. "
+            f"this {kind} is of format version {str(saved_version)[:20]}; this remat reads version {version}. "
             "Save it again with a matching remat"
         )
     return fields
+
+
+def envelope_kind(data: Any, expected: str) -> str:
+    """The kind that an envelope states; data without one raises a FileError that says what was expected."""
+    if not isinstance(data, dict) or "remat" not in data:
+        raise FileError(f'this is no saved remat value: it has no "remat" field (expected "{expected}")')
+    return str(data["remat"])
+
+
+def wrong_kind(kind: str, expected: str) -> FileError:
+    """The error for a saved value of another kind than the `expected` one."""
+    return FileError(f"this is a saved {kind[:40]!r}, not a {expected}")

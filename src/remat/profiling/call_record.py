@@ -3,43 +3,21 @@
 In: from the interface, and a recorder for each run. Out: the numbers of the profile's table; as plain data, a file.
 """
 
-from collections.abc import Callable
 from dataclasses import asdict, fields
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 from remat.errors import FileError
-from remat.execute.backend_protocol import Backend
+from remat.execute.backend_protocol import ObservableBackend
+from remat.measuring import StepCost
+from remat.planners.plan import Plan
 from remat.problem import Memory
 from remat.profiling.source_location import SourceLocation
 from remat.profiling.trace_recorder import ActiveMeters, TraceRecorder
 from remat.schedule import Trace
 from remat.schedule.events import Totals
 
-__all__ = ["CallRecord", "Planned", "SavedRun"]
-
-
-class Planned(Protocol):
-    """What a profile says of a plan."""
-
-    @property
-    def planner(self) -> str:
-        """Who made it."""
-        ...
-
-    @property
-    def claim(self) -> Any:
-        """What is proved of it."""
-        ...
-
-    @property
-    def forward_steps(self) -> int:
-        """Steps that it runs in all."""
-        ...
-
-    def summary(self) -> dict[str, Any]:
-        """It as plain data, without its ops."""
-        ...
+__all__ = ["CallRecord", "SavedPlan", "SavedRun"]
 
 
 class CallRecord:
@@ -60,15 +38,19 @@ class CallRecord:
         self.framework = ""
         self.steps: int | None = None
         self.budget: int | None = None  # bytes that were asked for; the plan has what is left beside what is set aside
-        self.plan: Planned | None = None
-        self.plan_in: Callable[[int], Planned] | None = None  # the plan that would be made in so many bytes
+        self.plan: Plan | SavedPlan | None = None
+        self.step_cost: StepCost | None = None  # measured to plan a budget in bytes; a saved profile has none
         self.runs: list[TraceRecorder | SavedRun] = []
         self.seconds = 0.0  # of the call itself: measuring, planning, the first sweep
         self.stopped = ""  # the name of the error that ended the call
 
-    def recorder(self, backend: Backend, state: Any, memory: Memory | None = None) -> TraceRecorder:
+    def recorder(
+        self, backend: ObservableBackend, state: Any, memory: Memory | None = None, *, restartable: bool = False
+    ) -> TraceRecorder:
         """The recorder of a new run."""
-        run = TraceRecorder(backend, state, memory=memory, traced=self.traced, meters=self.meters)
+        run = TraceRecorder(
+            backend, state, memory=memory, restartable=restartable, traced=self.traced, meters=self.meters
+        )
         self.runs.append(run)
         return run
 
@@ -175,6 +157,7 @@ class SavedPlan:
         Memory.from_envelope(data["memory"])  # whether it can be read
 
     def summary(self) -> dict[str, Any]:
+        """The plan as plain data, as it was saved."""
         return self.data
 
 

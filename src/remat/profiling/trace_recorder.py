@@ -7,18 +7,17 @@ even in the middle of an op.
 from array import array
 from contextlib import ExitStack
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from remat.execute.backend_protocol import Backend
+from remat.execute.backend_protocol import ObservableBackend
+from remat.execute.interpreter import Interpreter
 from remat.memory_meter import Meter
 from remat.problem import Memory
 from remat.schedule import Advance, Op, Pullback, Record, Trace, Turn
-from remat.schedule.events import LiveItem, Totals
+from remat.schedule.events import Totals
+from remat.schedule.live import LiveItem
 from remat.schedule.machine import Machine
 from remat.schedule.trace_columns import Columns
-
-if TYPE_CHECKING:
-    from remat.execute.interpreter import Interpreter
 
 __all__ = ["ActiveMeters", "TraceRecorder"]
 
@@ -48,18 +47,19 @@ class TraceRecorder:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: ObservableBackend,
         state: Any,
         *,
         memory: Memory | None = None,
+        restartable: bool = False,
         traced: bool = True,
         meters: ActiveMeters | None = None,
     ) -> None:
         self.traced, self.memory, self.meters = traced, memory, meters
-        self.sizes = MeasuredSizes(backend.size(state))
-        self.machine = Machine(self.sizes, memory)
-        self.totals = Totals(peaks={self.machine.device: self.machine.device_size})
-        self.events = Columns(self.machine.device)
+        self.device = "ram" if memory is None else memory.device.name
+        self.sizes = MeasuredSizes(backend.size(state), restartable=restartable)
+        self.totals = Totals(peaks={self.device: self.sizes.state})
+        self.events = Columns(self.device)
         self.backward_seconds = 0.0  # seconds after the turn
         self.stopped = ""
         self.complete = False
@@ -70,19 +70,20 @@ class TraceRecorder:
         self._made = array("q"), array("q")  # bytes of the working state after each op, and of the tape that it made
         self._turned = False
         self._op: Op | None = None
-        self._began = 0.0
+        self._began = self._seconds = 0.0
+        self._allocated: int | None = None
 
     @property
     def peak(self) -> int:
         """The most bytes that were live."""
-        return self.totals.peaks[self.machine.device]
+        return self.totals.peaks[self.device]
 
     @property
     def trace(self) -> Trace:
         """What happened so far, or in all."""
         return Trace(
             self.sizes.units,
-            self.machine.device,
+            self.device,
             self.totals,
             self.events,
             self._holders,
@@ -99,54 +100,56 @@ class TraceRecorder:
         self._op = op
         self._began = perf_counter()
 
-    def end(self, op: Op, run: "Interpreter") -> None:
-        """An op has ended: add its event."""
-        seconds, self._op = perf_counter() - self._began, None
-        allocated = self._allocated()  # before values are weighed, which takes memory too
+    def measure(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
+        """An op has run: take its time, then the bytes of what it made."""
+        self._seconds, self._op = perf_counter() - self._began, None
+        self._allocated = self._allocated_bytes()  # first, since measuring allocates too
         self.sizes.measure(op, run)
-        self._add(op, seconds, allocated)
+
+    def end(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
+        """The machine has counted an op: add its event."""
+        self._add(op, run)
         if isinstance(op, Turn):
             self._turned = True
         elif isinstance(op, Pullback) and op.start == 0:
             self.complete = True
-            self.always = run.backend.persistent_bytes()
+            self.always = run.backend.persistent_bytes(run.gradients)
 
-    def stop(self, error: BaseException, run: "Interpreter") -> None:
+    def stop(self, error: BaseException, run: Interpreter[ObservableBackend]) -> None:
         """The run ends early; what was done of the op that is under way is an event of its own."""
-        seconds, op, self._op = perf_counter() - self._began, self._op, None
+        self._seconds, op, self._op = perf_counter() - self._began, self._op, None
         self.stopped = type(error).__name__
-        allocated = self._allocated()
+        self._allocated = self._allocated_bytes()
         self.sizes.units = run.units or 0
         reached, tape = run.backend.failed_at()
         if isinstance(op, Advance | Record) and op.start < reached < op.stop:
             part = type(op)(op.start, reached)
             if isinstance(part, Record):
                 self.sizes.tapes[part.start, part.stop] = tape
-            self._add(part, seconds, allocated)
-        self.always = run.backend.persistent_bytes()
+            run.machine.apply(part)
+            self._add(part, run)
+        self.always = run.backend.persistent_bytes(run.gradients)
 
-    def _allocated(self) -> int | None:
+    def _allocated_bytes(self) -> int | None:
         if self.meter is None or self.meters is None or not self.meters.open:
             return None
         return max(0, self.meter.peak() - self._before - self.events.nbytes)
 
-    def _add(self, op: Op, seconds: float, allocated: int | None) -> None:
-        if allocated is not None:
-            self.totals.allocated = max(self.totals.allocated or 0, allocated)
-        self.machine.units = self.sizes.units
-        self.machine.apply(op)
-        self.totals.count(self.machine, self.totals.ops, op)
-        self.totals.seconds += seconds
+    def _add(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
+        if self._allocated is not None:
+            self.totals.allocated = max(self.totals.allocated or 0, self._allocated)
+        self.totals.count(run.machine, self.totals.ops, op)
+        self.totals.seconds += self._seconds
         if self._turned:
-            self.backward_seconds += seconds
+            self.backward_seconds += self._seconds
         if self.traced:
-            self.events.append(op, seconds, self.machine.live(), allocated)
+            self.events.append(op, self._seconds, run.machine.live(), self._allocated)
             self._made[0].append(self.sizes.state)
             self._made[1].append(self.sizes.tapes[op.start, op.stop] if isinstance(op, Record) else 0)
 
     def _holders(self, at: int) -> tuple[LiveItem, ...]:
-        """Who was live while op `at` ran, found by going through the ops again; nobody knows if they were not held."""
-        sizes = MeasuredSizes(self._first)
+        """What was live while op `at` ran, found by applying the ops again; nothing if their events were not traced."""
+        sizes = MeasuredSizes(self._first, restartable=self.sizes.restartable)
         machine = Machine(sizes, self.memory)
         for event, state, tape in zip(self.events, *self._made, strict=False):
             sizes.state = state
@@ -163,20 +166,22 @@ class MeasuredSizes:
     """Sizes as they were measured last: the problem that a real run turned out to be."""
 
     units = 0
-    restartable = False
 
-    def __init__(self, state: int) -> None:
+    def __init__(self, state: int, *, restartable: bool) -> None:
+        self.restartable = restartable
         self.state = self._cotangent = state
         self.tapes: dict[tuple[int, int], int] = {}
 
-    def measure(self, op: Op, run: "Interpreter") -> None:
+    def measure(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
         """Take the sizes of what the op made."""
+        if run.has_state:
+            self.state = run.backend.size(run.state)
         if isinstance(op, Record):
-            self.tapes[op.start, op.stop] = run.backend.size(run.tapes[op.start, op.stop])
+            tape = run.backend.size(run.tapes[op.start, op.stop])
+            self.tapes[op.start, op.stop] = tape + (self.state if self.restartable else 0)
         elif isinstance(op, Pullback):
             self.tapes.pop((op.start, op.stop), None)
-        if run.at is not None:
-            self.state = run.backend.size(run.state)
+        self.units = run.units or 0
         self.units = run.units or 0
 
     def unit_name(self, unit: int) -> str:

@@ -1,4 +1,4 @@
-"""Subjects without names and paths, to be shown to strangers: numbers stay, what users call things goes."""
+"""Subjects without names and paths, for reports that are shared: numbers stay, the user's names go."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,11 +14,11 @@ __all__ = ["anonymous"]
 
 
 def anonymous(subject: ReportSubject, number: int) -> ReportSubject:
-    """The same run as `run <number>`; levels are numbered, sources, stages and reasons are left out."""
+    """The same run under the label `run <number>`; levels are numbered; sources, stages and reasons are left out."""
     memory = subject.plan.memory if subject.plan else subject.trace.memory
     levels = [] if memory is None else [level.name for level in memory.levels]
-    known = dict.fromkeys([*levels, subject.trace.device, *subject.trace.keeps, *subject.trace.peaks])
-    names = {name: f"level{i}" for i, name in enumerate(known)} | {TAPE: TAPE}
+    distinct = dict.fromkeys([*levels, subject.trace.device, *subject.trace.keeps, *subject.trace.peaks])
+    names = {name: f"level{i}" for i, name in enumerate(distinct)} | {TAPE: TAPE}
     return replace(
         subject,
         label=f"{'run' if subject.trace.measured else 'plan'} {number}",
@@ -32,7 +32,7 @@ def anonymous(subject: ReportSubject, number: int) -> ReportSubject:
 
 
 def _trace(trace: Trace, names: dict[str, str]) -> Trace:
-    holders = tuple((what.partition(" (")[0], names.get(level, level), size) for what, level, size in trace.at_peak)
+    at_peak = tuple((what.partition(" (")[0], names.get(level, level), size) for what, level, size in trace.at_peak)
     tables = ("keeps", "fetches", "written", "read", "peaks")
     renamed: dict[str, Any] = {name: _renamed(getattr(trace.totals, name), names) for name in tables}
     return replace(
@@ -40,7 +40,7 @@ def _trace(trace: Trace, names: dict[str, str]) -> Trace:
         device=names[trace.device],
         totals=replace(trace.totals, **renamed),
         events=_Events(trace.events, names),
-        find_holders=lambda _: holders,
+        find_holders=lambda _: at_peak,
         memory=None if trace.memory is None else _memory(trace.memory, names),
     )
 
@@ -67,7 +67,7 @@ def _renamed(sizes: dict[str, int], names: dict[str, str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Events:
-    """Events with other names for their levels."""
+    """Events with new names for their levels."""
 
     events: Iterable[Event]
     names: dict[str, str]

@@ -1,16 +1,19 @@
-"""Cards: the five questions that everyone asks of a run, each with its answer in a few words."""
+"""Cards: the five questions that a reader has about a run, each with its answer in a few words.
+
+In: a summary. Out: cards, which pages, text and notebooks lay out.
+"""
 
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from remat.planners.memory_curve import has_memory_curve
+from remat.reporting.summary import Summary
+from remat.schedule import Drop, Fetch, Keep, Op, Turn
+from remat.schedule.notation import format_op
 from remat.units import bytes_text, count_text
 
-if TYPE_CHECKING:
-    from remat.reporting.summary import Summary
-
-__all__ = ["Card", "cards_of", "holder_text"]
+__all__ = ["Card", "cards_of", "item_text"]
 
 
 @dataclass(frozen=True)
@@ -22,40 +25,43 @@ class Card:
     detail: str
 
 
-def cards_of(summary: "Summary") -> tuple[Card, ...]:
-    """The peak, when it is, who holds it, how much is recomputed, what more memory would buy."""
-    return (_peak(summary), _when(summary), _who(summary), _recomputed(summary), _more(summary))
+def cards_of(summary: Summary) -> tuple[Card, ...]:
+    """The peak, when it is reached, what is live then, how much is recomputed, what more memory would save."""
+    return (_peak(summary), _when(summary), _live_at_peak(summary), _recomputed(summary), _more_memory(summary))
 
 
-def holder_text(what: str) -> str:
-    """Who is live, as people say it: tape 3..9 is the tape of steps 3 to 9."""
+def item_text(what: str) -> str:
+    """What is live, in words: tape 3..9 is the tape of steps 3 to 9."""
     several = re.sub(r"^tape (\d+)\.\.(\d+)", r"tape of steps \1 to \2", what)
     return re.sub(r"^tape (\d+)", r"tape of step \1", several)
 
 
-def _peak(summary: "Summary") -> Card:
-    trace, share = summary.subject.trace, summary.share
-    parts = [] if share is None else [_of_budget(trace.peak, share, summary.budget or share)]
+def _peak(summary: Summary) -> Card:
+    trace, plan_bytes = summary.subject.trace, summary.plan_bytes
+    clauses = []
+    if plan_bytes is not None:
+        clauses.append(_of_budget(trace.peak, plan_bytes, summary.requested_bytes or plan_bytes))
     if trace.totals.allocated is not None:
-        parts.append(f"the allocator saw {bytes_text(trace.totals.allocated)}, with all that steps allocate")
+        clauses.append(f"the allocator saw {bytes_text(trace.totals.allocated)}, with all that steps allocate")
     if trace.always:
-        parts.append(f"{bytes_text(sum(trace.always.values()))} are always live besides")
-    return Card("What is the peak?", bytes_text(trace.peak), "; ".join(parts) or "no budget in bytes was given")
+        clauses.append(f"{bytes_text(sum(trace.always.values()))} are always live besides")
+    return Card("What is the peak?", bytes_text(trace.peak), "; ".join(clauses) or "no budget in bytes was given")
 
 
-def _of_budget(peak: int, share: int, budget: int) -> str:
-    """How a peak compares with the bytes that there are for states and tapes, and with what was asked for."""
-    whole = f"the budget of {bytes_text(budget)}"
-    if peak > budget:
-        return f"{peak / budget - 1:.1%} over {whole}"
-    used = "all" if peak == budget else f"{int(1000 * peak / budget) / 10:g}%"  # never rounded up to all of it
-    if share >= budget:
-        return f"{used} of {whole}"
-    rest = f"{bytes_text(share)} of it are for states and tapes, the rest for running steps and bookkeeping"
-    return f"{used} of {whole}; {rest}"
+def _of_budget(peak: int, plan_bytes: int, requested_bytes: int) -> str:
+    """How a peak compares with the requested budget, and how much of that the plan has for states and tapes."""
+    budget = f"the budget of {bytes_text(requested_bytes)}"
+    if peak > requested_bytes:
+        return f"{peak / requested_bytes - 1:.1%} over {budget}"
+    # Rounded down: 100% would say that nothing is left.
+    used = "all" if peak == requested_bytes else f"{int(1000 * peak / requested_bytes) / 10:g}%"
+    if plan_bytes >= requested_bytes:
+        return f"{used} of {budget}"
+    split = f"{bytes_text(plan_bytes)} of it are for states and tapes, the rest for running steps and bookkeeping"
+    return f"{used} of {budget}; {split}"
 
 
-def _when(summary: "Summary") -> Card:
+def _when(summary: Summary) -> Card:
     peak, trace = summary.timeline.peak, summary.subject.trace
     if peak is None:
         return Card("When?", "never", "there are no events")
@@ -69,26 +75,20 @@ def _when(summary: "Summary") -> Card:
     times = sum(1 for row in range(len(rows)) if rows.total(row) == peak.size)
     again = f"; reached {count_text(times)} times, this is the first" if times > 2 else ""
     when = f"at {summary.time(peak.time)} of {summary.time(summary.timeline.span)}"
-    op = f"op {count_text(peak.index + 1)} of {count_text(trace.totals.ops)} ({_op_text(peak.op)})"
+    op = f"op {count_text(peak.index + 1)} of {count_text(trace.totals.ops)} ({format_op(peak.op).partition(' ')[0]})"
     return Card("When?", f"{words[peak.phase]}, {_step_text(peak.op)}", f"{when}, {op}{again}")
 
 
-def _step_text(op: str) -> str:
+def _step_text(op: Op) -> str:
     """Where in the loop an op is."""
-    kind, *numbers = op.split()
-    if kind == "turn":
+    if isinstance(op, Turn):
         return "at the turn"
-    if kind in ("keep", "fetch", "drop"):
-        return f"at state {numbers[0]}"
-    low, high = sorted(map(int, numbers))
-    return f"at step {low}" if high - low == 1 else f"at steps {low} to {high - 1}"
+    if isinstance(op, Keep | Fetch | Drop):
+        return f"at state {op.state}"
+    return f"at step {op.start}" if op.stop - op.start == 1 else f"at steps {op.start} to {op.stop - 1}"
 
 
-def _op_text(op: str) -> str:
-    return op.partition(" ")[0]
-
-
-def _who(summary: "Summary") -> Card:
+def _live_at_peak(summary: Summary) -> Card:
     trace = summary.subject.trace
     sizes: Counter[str] = Counter()
     names: dict[str, list[str]] = {}
@@ -110,10 +110,10 @@ def _count(kind: str, names: list[str]) -> str:
 
 
 def _one(what: str) -> str:
-    return f"kept {what}" if what.startswith("state") else f"the {holder_text(what)}"
+    return f"kept {what}" if what.startswith("state") else f"the {item_text(what)}"
 
 
-def _recomputed(summary: "Summary") -> Card:
+def _recomputed(summary: Summary) -> Card:
     trace, question = summary.subject.trace, "How much is recomputed?"
     units = trace.problem_units
     if trace.recomputed == 0:
@@ -132,19 +132,31 @@ def _recomputed(summary: "Summary") -> Card:
     )
 
 
-def _more(summary: "Summary") -> Card:
+def _more_memory(summary: Summary) -> Card:
     question = "What would more memory buy?"
     ended = not summary.subject.trace.complete
-    if summary.tradeoff is None or ended:
-        return Card(question, "not known", "the run ended early" if ended else "no plan is known to compare with")
+    if summary.curve is None or ended:
+        return _more_memory_unknown(summary, question)
     if summary.subject.trace.recomputed == 0:
         return Card(question, "nothing", "no step is recomputed; see below what less would cost")
     tips = [tip for tip in summary.tips if " more would remove" in tip or "nothing would be recomputed" in tip]
     if not tips:
-        if summary.tradeoff.unit == "slots":
+        if summary.curve.unit == "slots":
             return Card(
                 question, "nothing in slots", "slots count states only; a budget in bytes may hold tapes as well"
             )
         return Card(question, "nothing", "no larger budget recomputes less")
     answer = re.sub(r" \(.*?\)", "", tips[0]).removesuffix(".")
     return Card(question, answer, " ".join(tips[1:]) or "see the trade-off below")
+
+
+def _more_memory_unknown(summary: Summary, question: str) -> Card:
+    """Why no other budgets are compared, and how to have them compared."""
+    subject = summary.subject
+    if not subject.trace.complete:
+        return Card(question, "not known", "the run ended early")
+    if subject.sized is None or not has_memory_curve(subject.sized, subject.requested_bytes, subject.step_cost):
+        return Card(question, "not known", "no plan is known to compare with")
+    if subject.trace.recomputed == 0:
+        return Card(question, "nothing", "no step is recomputed; a report with tradeoff=True says what less would cost")
+    return Card(question, "not computed", "a report with tradeoff=True plans for other budgets, and draws the curve")

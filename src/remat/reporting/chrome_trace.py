@@ -1,4 +1,7 @@
-"""The report as a file for Perfetto and chrome://tracing: a track of ops and a counter of live bytes."""
+"""The report as a file for Perfetto and chrome://tracing: a track of ops and a counter of live bytes.
+
+In: summaries. Out: a dict in the Trace Event Format.
+"""
 
 from typing import Any
 
@@ -12,7 +15,7 @@ MICRO = 1e6  # times are written in microseconds; a simulated time unit counts a
 
 
 def chrome_of(summaries: list[Summary]) -> dict[str, Any]:
-    """The events of all subjects, each a process of its own."""
+    """The events of all subjects; each subject is shown as one process."""
     events: list[dict[str, Any]] = []
     for process, summary in enumerate(summaries, 1):
         events.append({"ph": "M", "pid": process, "tid": 1, "name": "process_name", "args": {"name": summary.label}})
@@ -21,14 +24,16 @@ def chrome_of(summaries: list[Summary]) -> dict[str, Any]:
         for row in range(len(rows)):
             start, phase = rows.start[row] * MICRO, PHASES[rows.phase[row]]
             sizes = {"state": rows.state[row], "tape": rows.tape[row], "cotangent": rows.cotangent[row]}
-            same = {"pid": process, "tid": 1, "ts": start}
+            where = {"pid": process, "tid": 1, "ts": start}
             op = {"index": rows.index[row], "phase": phase, "live bytes": rows.total(row)}
             name = format_op(rows.op[row])
-            events.append({"ph": "X", "name": name, "cat": phase, "dur": rows.seconds[row] * MICRO, "args": op, **same})
-            events.append({"ph": "C", "name": "live bytes", "args": sizes, **same})
+            events.append(
+                {"ph": "X", "name": name, "cat": phase, "dur": rows.seconds[row] * MICRO, "args": op, **where}
+            )
+            events.append({"ph": "C", "name": "live bytes", "args": sizes, **where})
             if rows.allocated:
                 events.append(
-                    {"ph": "C", "name": "allocated bytes", "args": {"allocated": rows.allocated[row]}, **same}
+                    {"ph": "C", "name": "allocated bytes", "args": {"allocated": rows.allocated[row]}, **where}
                 )
         if len(rows):
             end = {"pid": process, "tid": 1, "ts": summary.timeline.span * MICRO}

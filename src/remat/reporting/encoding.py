@@ -1,7 +1,7 @@
-"""Columns of numbers in little room: whole numbers as differences, in bytes of varying count, deflated, in base64.
+"""Compact columns of numbers: whole numbers as differences, in variable-length bytes, deflated, in base64.
 
-In: the rows of a timeline. Out: small dicts for the page's data, which `page/data.js` reads. A column of 100,000 events
-takes some ten to ninety kilobytes, by how regular it is.
+In: the rows of a timeline. Out: small dicts for the page's data, which `page/data.js` decodes. A column of 100,000
+events takes some ten to ninety kilobytes, depending on how regular it is.
 """
 
 import zlib
@@ -15,37 +15,38 @@ from remat.reporting.timeline import Kept
 from remat.reporting.timeline_rows import Rows
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 
-__all__ = ["encode", "encode_kept", "encode_rows", "encode_times"]
+__all__ = ["OP_WORDS", "encode", "encode_kept", "encode_rows", "encode_times"]
 
 CODES: dict[type, int] = {Advance: 0, Record: 1, Pullback: 2, Keep: 3, Fetch: 4, Drop: 5, Turn: 6}
-ROOMY = 20_000  # rows up to which every digit is kept
-SHORTEST = 1e-200  # of any time; what is shorter is none
-TIGHT = 0.9  # bytes of a packed time, above which digits are dropped
-STEPS = 1024  # parts of the largest size that sizes are rounded to, where they are many and no two alike
+OP_WORDS = tuple(op.__name__.lower() for op in CODES)  # by code
+MOST_EXACT_ROWS = 20_000  # up to here, columns are encoded with all their digits
+SHORTEST = 1e-200  # seconds; a shorter time is encoded as 0
+MOST_BYTES = 0.9  # for each value of a longer column; if it takes more, digits are dropped
+ROUNDED_TO = 1024  # sizes in a longer irregular column are rounded to this fraction of the largest
 
 
 def encode(values: Sequence[int]) -> dict[str, Any]:
-    """Whole numbers of any sign; `k` is their common factor, `d` says whether differences are packed."""
+    """Whole numbers of any sign; `k` is their common factor, `d` says whether differences are encoded."""
     factor = reduce(gcd, values, 0) or 1
-    small = [value // factor for value in values]
-    changes = [b - a for a, b in zip([0, *small], small, strict=False)]
-    plain, different = _deflated(small), _deflated(changes)
-    best = min(plain, different, key=len)
-    return {"n": len(small), "k": factor, "d": int(best is different), "z": b64encode(best).decode("ascii")}
+    quotients = [value // factor for value in values]
+    differences = [b - a for a, b in zip([0, *quotients], quotients, strict=False)]
+    plain, delta = _deflated(quotients), _deflated(differences)
+    best = min(plain, delta, key=len)
+    return {"n": len(values), "k": factor, "d": int(best is delta), "z": b64encode(best).decode("ascii")}
 
 
 def encode_times(values: Sequence[float]) -> dict[str, Any]:
-    """Times with as many digits as there is room for: `digits` of them, above 10 to the `least`."""
+    """Times with as many digits as fit: `digits` of them, and `least` is the smallest power of ten."""
     for digits in (6, 3, 2):
-        packed = _encode_digits(values, digits)
-        if len(values) <= ROOMY or len(packed["z"]) <= TIGHT * len(values) * 4 / 3:
+        column = _encode_digits(values, digits)
+        if len(values) <= MOST_EXACT_ROWS or len(column["z"]) <= MOST_BYTES * len(values) * 4 / 3:
             break
-    return packed
+    return column
 
 
 def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict[str, Any]:
-    """All columns of a timeline; an op is its kind, its first unit or state, and its length or level."""
-    ops = [_numbers(op, levels) for op in rows.op]
+    """All columns of a timeline; an op is its code, its first unit or state, and its length or level."""
+    ops = [_fields(op, levels) for op in rows.op]
     columns = {
         "code": encode([CODES[type(op)] for op in rows.op]),
         "first": encode([first for first, _ in ops]),
@@ -54,15 +55,17 @@ def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict
         "seconds": encode_times(rows.seconds),
         "state": _encode_sizes(rows.state),
         "tape": _encode_sizes(rows.tape),
-        "ramp": _encode_sizes([ramp - tape for ramp, tape in zip(rows.ramp, rows.tape, strict=True)]),
+        "leastTape": _encode_sizes([least - tape for least, tape in zip(rows.least_tape, rows.tape, strict=True)]),
         "cotangent": _encode_sizes(rows.cotangent),
     }
-    if rows.index and rows.index[-1] != len(rows) - 1:  # in groups: which event each shows, and what they touch
+    if (
+        rows.index and rows.index[-1] != len(rows) - 1
+    ):  # in groups: which event each shows, and which units its ops touch
         columns |= {
             "index": encode(rows.index),
-            "held": encode(rows.held),
-            "low": encode(rows.low),
-            "high": encode(rows.high),
+            "keptCount": encode(rows.kept_count),
+            "firstUnit": encode(rows.first_unit),
+            "stopUnit": encode(rows.stop_unit),
         }
     if rows.allocated:
         columns["allocated"] = _encode_sizes(rows.allocated)
@@ -82,18 +85,18 @@ def encode_kept(kept: Sequence[Kept], levels: list[str]) -> dict[str, Any]:
     }
 
 
-def _numbers(op: Op, levels: list[str]) -> tuple[int, int]:
+def _fields(op: Op, levels: list[str]) -> tuple[int, int]:
     if isinstance(op, Advance | Record | Pullback):
         return op.start, op.stop - op.start
     return (0, 0) if isinstance(op, Turn) else (op.state, levels.index(op.level))
 
 
 def _encode_sizes(values: Sequence[int]) -> dict[str, Any]:
-    """Bytes; where they are many and no two alike, rounded to a part of the largest that no chart can show."""
-    packed = encode(values)
-    unit = max(map(abs, values), default=0) // STEPS
-    if len(values) <= ROOMY or unit <= 1 or len(packed["z"]) <= TIGHT * len(values):
-        return packed
+    """Bytes; in a long irregular column they are rounded to a fraction of the largest that no chart can show."""
+    column = encode(values)
+    unit = max(map(abs, values), default=0) // ROUNDED_TO
+    if len(values) <= MOST_EXACT_ROWS or unit <= 1 or len(column["z"]) <= MOST_BYTES * len(values):
+        return column
     return encode([round(value / unit) * unit for value in values])
 
 
@@ -121,5 +124,5 @@ def _deflated(values: Sequence[int]) -> bytes:
             data.append(number % 128 + 128)
             number //= 128
         data.append(number)
-    squeeze = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return squeeze.compress(bytes(data)) + squeeze.flush()
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)  # without a header, as the page's DecompressionStream reads it
+    return compressor.compress(bytes(data)) + compressor.flush()

@@ -1,4 +1,4 @@
-"""The forms of a report, by the ending of a file's name."""
+"""The formats of a report, and how one is written: the format goes by the ending of the file's name."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from typing import Any
 
 from remat.errors import ReportError
 from remat.planners import Plan
+from remat.planners.memory_curve import MemoryCurve, memory_curve_of, memory_curve_without_planning
 from remat.profiling import CallRecord, Profile
 from remat.progress import Progress, check_progress, reporting_to
 from remat.reporting.anonymize import anonymous as without_names
@@ -22,7 +23,7 @@ from remat.reporting.tables import Table, compare, profile_table
 from remat.schedule import Trace
 from remat.version import __version__
 
-__all__ = ["FORMS", "check_path", "format_for", "report", "text_report"]
+__all__ = ["FORMATS", "check_path", "curve_for", "format_for", "report", "text_report"]
 
 _SUFFIXES = {
     ".chrome.json": "chrome",
@@ -45,13 +46,18 @@ def report(
     labels: Sequence[str] | None = None,
     anonymous: bool = False,
     tables: Sequence[Table] = (),
+    tradeoff: bool | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Write a report on one or several plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
 
-    Several are compared, with the same bytes to an inch. The form goes by the ending of the path, or by `form`: see
-    `FORMS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
+    Several are compared, on one scale of bytes. The format goes by the ending of the path, or by `form`: see
+    `FORMATS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
     written over, at once: a reader never finds half a report.
+
+    `tradeoff=True` adds what other budgets would cost, which for a budget in bytes means planning again at some twenty
+    of them, once: the curve is cached. `False` leaves it out. By default it is added where nothing is planned for it:
+    slots of a binomial plan, which have a formula, and curves in the cache.
 
     >>> import remat, tempfile
     >>> even = remat.plan(remat.Loop(64), slots=8, planner="chunks")
@@ -67,57 +73,74 @@ def report(
         )
     if labels is not None and len(labels) != len(subjects):
         raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
-    chosen = format_for(path, form)
+    file_format = format_for(path, form)
     check_path(path, form)
     check_progress(progress)
     with reporting_to(progress):
-        summaries = _summaries(subjects, labels, anonymous, tradeoff=chosen in ("html", "txt", "json"))
-        first = [*tables, *_overview(subjects, summaries, anonymous)]
-        _write_whole(Path(path), FORMS[chosen](summaries, title or _heading(subjects, summaries), first))
+        summaries = _summaries(
+            subjects, labels, anonymous, tradeoff if file_format in ("html", "txt", "json") else False
+        )
+        all_tables = [*tables, *_overview(subjects, summaries, anonymous)]
+        _write_atomically(
+            Path(path), FORMATS[file_format](summaries, title or _heading(subjects, summaries), all_tables)
+        )
     return Path(path)
 
 
 def text_report(
-    *subjects: Subjects, title: str | None = None, labels: Sequence[str] | None = None, anonymous: bool = False
+    *subjects: Subjects,
+    title: str | None = None,
+    labels: Sequence[str] | None = None,
+    anonymous: bool = False,
+    tradeoff: bool | None = None,
 ) -> str:
-    """The report as text of 80 columns."""
-    summaries = _summaries(subjects, labels, anonymous, tradeoff=True)
+    """The report as text of 80 columns; `tradeoff` as in `report`."""
+    summaries = _summaries(subjects, labels, anonymous, tradeoff)
     return text_of(summaries, title or _heading(subjects, summaries), _overview(subjects, summaries, anonymous))
 
 
 def format_for(path: str | Path, form: str | None = None) -> str:
-    """The form that is asked for, by word or by the ending of the path."""
+    """The format that `form` names, or the ending of the path."""
     if form is None:
         name = Path(path).name.lower()
         form = next((form for ending, form in _SUFFIXES.items() if name.endswith(ending)), None)
         if form is None:
             raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_SUFFIXES)}, or say the form")
-    if form not in FORMS:
-        raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMS)}")
+    if form not in FORMATS:
+        raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMATS)}")
     return form
 
 
 def check_path(path: str | Path, form: str | None = None) -> None:
-    """Raise now what writing a report there would raise later."""
+    """Raise what writing a report to `path` would raise, before any work is done for it."""
     if not Path(path).parent.is_dir():
         raise ReportError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
     if format_for(path, form) == "png":
-        _painter()
+        _png_renderer()
 
 
 def _summaries(
-    values: Sequence[Any], labels: Sequence[str] | None, anonymous: bool, *, tradeoff: bool
+    values: Sequence[Any], labels: Sequence[str] | None, anonymous: bool, tradeoff: bool | None
 ) -> list[Summary]:
     names = [""] * len(values) if labels is None else labels
     subjects = [subject for value, name in zip(values, names, strict=True) for subject in subjects_of(value, name)]
-    subjects = _told_apart(subjects)
+    subjects = _with_distinct_labels(subjects)
+    curves = [curve_for(subject, tradeoff) for subject in subjects]
     if anonymous:
         subjects = [without_names(subject, number) for number, subject in enumerate(subjects, 1)]
-    return [summarise(subject, tradeoff=tradeoff) for subject in subjects]
+    return [summarise(subject, curve) for subject, curve in zip(subjects, curves, strict=True)]
 
 
-def _told_apart(subjects: list[ReportSubject]) -> list[ReportSubject]:
-    """Subjects of the same name get a number."""
+def curve_for(subject: ReportSubject, tradeoff: bool | None) -> MemoryCurve | None:
+    """The memory curve of a subject as `report` describes it: the one place where a report asks for planning."""
+    if tradeoff is False or subject.sized is None:
+        return None
+    find = memory_curve_of if tradeoff else memory_curve_without_planning
+    return find(subject.sized, subject.requested_bytes, subject.step_cost)
+
+
+def _with_distinct_labels(subjects: list[ReportSubject]) -> list[ReportSubject]:
+    """The subjects; those that share a label get a number."""
     names = [subject.label for subject in subjects]
     return [
         replace(subject, label=f"{subject.label} ({names[: i + 1].count(subject.label)})")
@@ -128,7 +151,7 @@ def _told_apart(subjects: list[ReportSubject]) -> list[ReportSubject]:
 
 
 def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) -> list[Table]:
-    """The table that comes first: all calls of a profile, or several subjects side by side."""
+    """The first table of a report: all calls of a profile, or several subjects compared."""
     if len(values) == 1 and isinstance(values[0], Profile):
         return [profile_table(values[0], anonymous=anonymous)]
     return [compare(summaries)] if len(summaries) > 1 else []
@@ -168,10 +191,10 @@ def _svg(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
 
 
 def _png(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
-    return bytes(_painter().svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
+    return bytes(_png_renderer().svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
 
 
-def _painter() -> Any:
+def _png_renderer() -> Any:
     try:
         import resvg_py
     except ImportError:
@@ -180,7 +203,7 @@ def _painter() -> Any:
 
 
 def _picture(summaries: list[Summary]) -> str:
-    """What is live when; of several subjects one below the other, with the same bytes to an inch."""
+    """What is live when; the charts of several subjects are stacked, on one scale of bytes."""
     if len(summaries) == 1:
         return liveness_svg(summaries[0])
     top = max(summary.subject.trace.peak for summary in summaries)
@@ -188,7 +211,7 @@ def _picture(summaries: list[Summary]) -> str:
     return below_each_other(pictures, [summary.label for summary in summaries])
 
 
-FORMS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
+FORMATS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
     "html": _html,
     "txt": _text,
     "json": _json,
@@ -198,15 +221,15 @@ FORMS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
 }
 
 
-def _write_whole(path: Path, data: bytes) -> None:
-    """Write all of a file or nothing of it: first beside it, then in its place."""
+def _write_atomically(path: Path, data: bytes) -> None:
+    """Write a file atomically: to a temporary file in the same folder, which then replaces it."""
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():  # a pipe or a device
         path.write_bytes(data)
         return
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        beside.write_bytes(data)
-        beside.replace(path)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""The viewer: how plans, traces and profiles show themselves, in files and in notebooks."""
+"""The renderer that plans, traces and profiles use for their `report` method and in notebooks."""
 
 from pathlib import Path
 from typing import Any
 
 from remat.errors import ReportError
 from remat.planners import Plan
-from remat.reporting.formats import report
+from remat.reporting.formats import curve_for, report
 from remat.reporting.html import fragment_of
 from remat.reporting.report_subject import subjects_of
 from remat.reporting.summary import Summary, summarise
@@ -14,31 +14,33 @@ from remat.schedule.display import register_renderer
 
 __all__ = ["register"]
 
-MOST_UNITS = 20_000  # of a plan or trace that a notebook draws by itself
+MOST_UNITS = 20_000  # of a plan that a notebook draws; of a longer one it prints the text
 
 
 def register() -> None:
-    """From now on, whatever has a report is shown by this room."""
-    register_renderer(_Viewer())
+    """Make this package the renderer of everything that is `Displayable`."""
+    register_renderer(_ReportRenderer())
 
 
-class _Viewer:
-    """Shows whatever has a report."""
+class _ReportRenderer:
+    """The `Renderer` protocol, by reports."""
 
-    def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
-        return report(*subjects_and_path, form=form, title=title, anonymous=anonymous)
+    def report(
+        self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool, tradeoff: bool | None
+    ) -> Path:
+        return report(*subjects_and_path, form=form, title=title, anonymous=anonymous, tradeoff=tradeoff)
 
     def html(self, subject: Any) -> str | None:
-        summaries = _small(subject)
+        summaries = _summaries_if_small(subject)
         return None if summaries is None else fragment_of(summaries)
 
     def svg(self, subject: Any) -> str | None:
-        summaries = _small(subject)
+        summaries = _summaries_if_small(subject)
         return None if summaries is None or len(summaries) > 1 else standalone(liveness_svg(summaries[0]))
 
 
-def _small(subject: Any) -> list[Summary] | None:
-    """Summaries for a notebook; None, which makes it print the text, where that would take long or shows nothing."""
+def _summaries_if_small(subject: Any) -> list[Summary] | None:
+    """Summaries for a notebook; None, which makes it print the text, if they would take long or show nothing."""
     if isinstance(subject, Plan) and (subject.source is None or subject.problem.units > MOST_UNITS):
         return None
     try:
@@ -47,4 +49,4 @@ def _small(subject: Any) -> list[Summary] | None:
         return None
     if any(each.trace.totals.ops > 10 * MOST_UNITS for each in subjects):
         return None
-    return [summarise(each, tradeoff=isinstance(subject, Plan) and subject.problem.units <= 2000) for each in subjects]
+    return [summarise(each, curve_for(each, None)) for each in subjects]

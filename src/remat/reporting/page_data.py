@@ -1,6 +1,6 @@
-"""Views: what the scripts of the page draw, as plain data in little room.
+"""Views: what the scripts of the page draw, as compact plain data.
 
-In: summaries. Out: a dict for each, with packed columns; `page/data.js` reads it.
+In: summaries. Out: a dict for each, with encoded columns; `page/data.js` decodes it.
 """
 
 from typing import Any
@@ -12,10 +12,10 @@ from remat.units import bytes_text
 
 __all__ = ["fit_to_page", "page_view", "top_of"]
 
-ROOM = 290_000  # bytes of a page for the columns of all views
-PICTURE = 40_000  # bytes that each further view takes for its picture and its words
-MADE = ("outputs", "gradients")  # always live, but made by the run: the allocator has counted them
-LEAST = 12_000  # bytes for the columns of a view, however many there are
+COLUMN_BYTES = 290_000  # of a page, for all views
+BYTES_PER_VIEW = 40_000  # for the picture and the text of each view after the first
+LEAST_COLUMN_BYTES = 12_000  # of one view, however many there are
+MADE_BY_RUN = ("outputs", "gradients")  # always live, and already counted by the allocator
 
 
 def top_of(summary: Summary) -> int:
@@ -24,23 +24,23 @@ def top_of(summary: Summary) -> int:
     sizes = [1, trace.peak, trace.totals.allocated or 0]
     if summary.subject.predicted is not None:
         sizes.append(summary.subject.predicted.peak)
-    if summary.budget and summary.budget <= 2 * max(sizes):
-        sizes.append(summary.budget)
+    if summary.requested_bytes and summary.requested_bytes <= 2 * max(sizes):
+        sizes.append(summary.requested_bytes)
     return max(sizes)
 
 
 def fit_to_page(summary: Summary, views: int) -> tuple[Summary, dict[str, Any]]:
-    """The summary and its packed columns, put together in larger groups until they have room in a page."""
-    room = max(LEAST, (ROOM - (views - 1) * PICTURE) / views)
+    """The summary and its encoded columns, with larger groups of events until they fit into a page."""
+    limit = max(LEAST_COLUMN_BYTES, (COLUMN_BYTES - (views - 1) * BYTES_PER_VIEW) / views)
     while True:
         levels = _levels(summary)
         columns = encode_rows(summary.timeline.rows, levels, _predicted(summary))
         if summary.timeline.group > 1:
             columns |= encode_kept(summary.timeline.kept, levels)
         size, rows = sum(len(column["z"]) for column in columns.values()), len(summary.timeline.rows)
-        if size <= room or rows < 1000:
+        if size <= limit or rows < 1000:
             return summary, columns
-        summary = summary.coarser(int(0.95 * rows * room / size))
+        summary = summary.coarser(int(0.95 * rows * limit / size))
 
 
 def _levels(summary: Summary) -> list[str]:
@@ -50,7 +50,7 @@ def _levels(summary: Summary) -> list[str]:
 
 
 def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
-    """One view: its numbers, and its columns as they were packed."""
+    """One view: its numbers, and its encoded columns."""
     timeline, trace, peak = summary.timeline, summary.subject.trace, summary.timeline.peak
     return {
         "label": summary.label,
@@ -61,10 +61,10 @@ def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
         "group": timeline.group,
         "span": timeline.span,
         "top": top_of(summary),
-        "budget": summary.budget,
-        "share": summary.share,
+        "budget": summary.requested_bytes,
+        "planBytes": summary.plan_bytes,
         "always": sum(trace.always.values()),
-        "before": sum(size for name, size in trace.always.items() if name not in MADE),
+        "before": sum(size for name, size in trace.always.items() if name not in MADE_BY_RUN),
         "peak": {
             "row": -1 if peak is None else peak.row,
             "size": trace.peak,
@@ -77,12 +77,11 @@ def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
 
 def _predicted(summary: Summary) -> list[int]:
     """The predicted live bytes of the events that the rows show, if that many were predicted."""
-    predicted, wanted = summary.subject.predicted, summary.timeline.rows.index
+    predicted, indices = summary.subject.predicted, summary.timeline.rows.index
     if predicted is None:
         return []
-    found, place = [], 0
+    sizes: list[int] = []
     for event in predicted:
-        if place < len(wanted) and event.index == wanted[place]:
-            found.append(event.live.total())
-            place += 1
-    return found if place == len(wanted) else []
+        if len(sizes) < len(indices) and event.index == indices[len(sizes)]:
+            sizes.append(event.live.total())
+    return sizes if len(sizes) == len(indices) else []

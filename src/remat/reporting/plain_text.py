@@ -1,4 +1,7 @@
-"""The report as text of 80 columns, for terminals, logs and tests."""
+"""The report as text of 80 columns, for terminals, logs and tests.
+
+In: summaries. Out: text without control characters.
+"""
 
 from collections.abc import Iterator
 from math import ceil
@@ -28,7 +31,7 @@ def text_of(summaries: list[Summary], title: str, tables: list[Table]) -> str:
 
 
 def _printable(line: str) -> str:
-    """The line without what a terminal would obey."""
+    """The line without control characters, which a terminal would interpret."""
     return "".join(letter if letter.isprintable() else "·" for letter in line)
 
 
@@ -54,7 +57,7 @@ def _one(summary: Summary, most: int) -> Iterator[str]:
 
 
 def _chart(summary: Summary, most: int, height: int = 10) -> Iterator[str]:
-    """Live bytes over time in characters: the higher, the more; the last line says what is being done."""
+    """Live bytes over time as columns of characters; the last line shows the phases."""
     width = WIDTH - 13
     timeline = summary.timeline
     unit = max(1, most) / height
@@ -81,11 +84,11 @@ def _table(table: Table) -> Iterator[str]:
         for name, value in table.rows:
             yield from _wrapped(f"  {name:<14}", value)
         return
-    room, head, rows = WIDTH - 2, table.head, table.rows
+    width, head, rows = WIDTH - 2, table.head, table.rows
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    while sum(widths[1:]) + 2 * len(widths) > room - 8 and len(widths) > 2:
-        widths.pop()  # what does not fit is left out, from the right
-    widths[0] = max(8, min(widths[0], room - sum(widths[1:]) - 2 * len(widths)))  # names are cut, numbers are not
+    while sum(widths[1:]) + 2 * len(widths) > width - 8 and len(widths) > 2:
+        widths.pop()  # columns that do not fit are left out, from the right
+    widths[0] = max(8, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))  # names are cut, numbers are not
     for row in (head, *rows):
         first = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…"
         numbers = [f"{cell:>{size}}" for cell, size in zip(row[1:], widths[1:], strict=False)]

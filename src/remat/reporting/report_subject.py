@@ -1,19 +1,18 @@
-"""What a report is about: plans, traces, calls and whole profiles, each made into subjects with a trace and a name.
+"""What a report is about: plans, traces, calls and profiles become subjects, each with a trace and a label.
 
-In: what the user gives. Out: subjects; where something was both planned and run, the simulation of the plan beside the
-measured trace, op for op.
+In: what the user passes to `report`. Out: subjects; one that was planned and run has both the simulation of the plan
+and the measured trace, with the same ops.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from remat.errors import FileError, ReportError
-from remat.measuring import loop_of
+from remat.measuring import StepCost, loop_of
 from remat.planners import Plan, Prediction
-from remat.problem import Level, Memory
+from remat.problem import Level, Loop, Memory
 from remat.profiling import CallRecord, Profile
 from remat.profiling.call_record import SavedRun
-from remat.reporting.memory_curve import PlanIn
 from remat.schedule import Schedule, Trace, simulate, verify
 from remat.units import count_text
 
@@ -24,23 +23,23 @@ MOST_SITES = 6  # call sites of a profile that a report shows
 
 @dataclass(frozen=True)
 class ReportSubject:
-    """One run, planned or done: its trace, the plan it follows, and the simulation that it can be compared with."""
+    """One plan or run: its trace, the plan that it follows, and the simulation that it can be compared with."""
 
     label: str
     trace: Trace
     plan: Plan | None = None
     predicted: Trace | None = None
-    sized: Plan | None = None  # the plan, or where it was made in slots the same with the sizes that were measured
-    plan_in: PlanIn | None = None  # the plan that a caller would get in so many bytes
-    asked: int | None = None  # bytes that the caller asked for, where the plan has less
-    source: str = ""  # where the step is written
+    sized: Plan | None = None  # the plan; one made in slots with the measured sizes of states and tapes
+    step_cost: StepCost | None = None  # measured before the run was planned; None for what was loaded from a file
+    requested_bytes: int | None = None  # the caller's budget; the plan's own may be less
+    source: str = ""  # where the step function is defined
     framework: str = ""
-    warning: str = ""  # what a reader must know first
+    warning: str = ""  # shown above everything else
     notes: tuple[str, ...] = ()
 
 
 def subjects_of(value: Any, label: str = "") -> list[ReportSubject]:
-    """The subjects in something to be shown; anything else raises a ReportError."""
+    """The subjects of a plan, trace, call or profile; anything else raises a ReportError."""
     if isinstance(value, Plan):
         value.schedule  # noqa: B018 (a plan for an unknown length has none, and says what to do)
         return [ReportSubject(label or _plan_label(value), value.simulate(), value, sized=value)]
@@ -56,18 +55,18 @@ def subjects_of(value: Any, label: str = "") -> list[ReportSubject]:
 
 
 def _plan_label(plan: Plan) -> str:
-    return f"{plan.planner} plan, {count_text(plan.problem.units)} steps in {plan.memory}"
+    return f"{plan.planner} plan, {plan.problem.title} in {plan.memory}"
 
 
 def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
-    """Of the calls of a place that are alike, the one with the largest peak; the largest peaks first."""
+    """Of the calls at a site with the same number of steps, the one with the largest peak; largest peaks first."""
     best: list[tuple[CallRecord, int, int]] = []
     for place in profile.places():
-        alike: dict[int | None, list[CallRecord]] = {}
+        by_steps: dict[int | None, list[CallRecord]] = {}
         for call in place.calls:
             if call.runs and call.traced:
-                alike.setdefault(call.steps, []).append(call)
-        for group in alike.values():
+                by_steps.setdefault(call.steps, []).append(call)
+        for group in by_steps.values():
             call = max(group, key=lambda call: call.runs[-1].peak)
             best.append((call, group.index(call), len(group)))
     if not best and profile.passes:
@@ -84,12 +83,12 @@ def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
             "the profile has no run to show: no gradient was computed in it. Call the gradient inside the block"
         )
     best.sort(key=lambda entry: -entry[0].runs[-1].peak)
-    left = f"{len(best) - MOST_SITES} more kinds of calls are not shown" if len(best) > MOST_SITES else ""
+    omitted = f"{len(best) - MOST_SITES} more kinds of calls are not shown" if len(best) > MOST_SITES else ""
     subjects = []
     for call, number, count in best[:MOST_SITES]:
         subject = _of_call(call, label)
         which = f" (call {number + 1} of {count}, the one with the largest peak)" if count > 1 else ""
-        notes = (*subject.notes, *([left] if left else []))
+        notes = (*subject.notes, *([omitted] if omitted else []))
         subjects.append(replace(subject, label=subject.label + which, notes=notes))
     return subjects
 
@@ -110,7 +109,7 @@ def _of_call(call: CallRecord, label: str) -> ReportSubject:
         plan,
         sized.simulate() if sized is not None and trace.complete else None,
         sized,
-        cast("PlanIn | None", call.plan_in),
+        call.step_cost,
         call.budget,
         "" if call.step is None else str(call.step),
         call.framework,
@@ -123,7 +122,7 @@ def _ops(trace: Trace) -> str:
 
 
 def _plan_of(call: CallRecord, trace: Trace) -> Plan | None:
-    """The plan; one from a file has its ops from the trace, if that is complete."""
+    """The plan; for a call loaded from a file its ops are those of the trace, if that is complete."""
     if call.plan is None or isinstance(call.plan, Plan):
         return call.plan
     if not trace.complete or not isinstance(call.runs[-1], SavedRun):
@@ -139,12 +138,12 @@ def _plan_of(call: CallRecord, trace: Trace) -> Plan | None:
 
 
 def _sized(plan: Plan, trace: Trace) -> Plan | None:
-    """The plan with sizes and times; one made in slots knows none, and takes those that were measured."""
+    """The plan with sizes and times; one made in slots has none of its own and gets the measured ones."""
     if plan.source is None or len(plan.memory.levels) > 1:
         return None
     if plan.memory.device.capacity is not None:
         return plan
-    loop = loop_of(trace, plan.problem.steps)
+    loop = loop_of(trace, plan.problem.steps) if isinstance(plan.problem, Loop) else None
     if loop is None:
         return None
     return replace(plan, problem=loop, prediction=Prediction.of(simulate(plan.schedule, loop, plan.memory)))

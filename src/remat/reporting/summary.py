@@ -1,13 +1,14 @@
-"""The summary of a subject: every number and sentence that a report shows, computed once for all forms.
+"""The summary of a subject: the numbers that a report shows, computed once for all formats.
 
-In: a subject. Out: its timeline, its trade-off and tips; `cards.py` and `tables.py` put them into words. Page, text and
-JSON only lay them out.
+In: a subject, and its memory curve if one was computed. Out: its timeline, curve and tips; `cards.py` and `tables.py`
+put them into words, and page, text and JSON only lay them out.
 """
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat.reporting.memory_curve import MemoryCurve, memory_curve_of
+from remat.planners.memory_curve import MemoryCurve
+from remat.problem import Loop
 from remat.reporting.report_subject import ReportSubject
 from remat.reporting.timeline import Timeline
 from remat.reporting.tips import tips_for
@@ -19,11 +20,11 @@ __all__ = ["Summary", "summarise", "time_text"]
 
 @dataclass(frozen=True)
 class Summary:
-    """All there is to say of one subject."""
+    """Everything that a report shows of one subject."""
 
     subject: ReportSubject
     timeline: Timeline
-    tradeoff: MemoryCurve | None
+    curve: MemoryCurve | None  # what other budgets would cost, if that was computed
     tips: tuple[str, ...]
 
     @property
@@ -32,33 +33,33 @@ class Summary:
         return self.subject.label
 
     @property
-    def share(self) -> int | None:
-        """Bytes that may be live by the plan, if its budget is in bytes."""
+    def plan_bytes(self) -> int | None:
+        """The plan's own budget for states and tapes, if it is in bytes."""
         memory = self.subject.plan.memory if self.subject.plan else self.subject.trace.memory
         return None if memory is None else memory.device.capacity
 
     @property
-    def budget(self) -> int | None:
-        """Bytes that were asked for: of those, some may be set aside, and the plan has the rest."""
-        return self.share if self.subject.asked is None else self.subject.asked
+    def requested_bytes(self) -> int | None:
+        """The caller's budget in bytes, of which the plan has what a step's workspace and bookkeeping leave."""
+        return self.plan_bytes if self.subject.requested_bytes is None else self.subject.requested_bytes
 
     @property
     def extra(self) -> float:
-        """The share of the time that is spent because not all is held.
+        """The fraction of the time that would be saved if every tape fitted into memory.
 
-        Every step is recorded once in any case; advancing, and moving states, comes on top of that.
+        Every step is recorded once in any case; advancing and moving states come on top of that.
         """
         total = sum(self.timeline.seconds.values())
         return (self.timeline.advancing + self.timeline.seconds["move"]) / total if total else 0.0
 
     @property
     def extra_text(self) -> str:
-        """The same in words."""
+        """The extra time in words."""
         return f"this takes {self.extra:.0%} of the time" if self.timeline.span else "no times are known"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know to read the report right."""
+        """How the report is to be read: what was grouped, measured or simulated."""
         notes = list(self.subject.notes)
         if self.timeline.group > 1:
             notes.append(
@@ -70,12 +71,12 @@ class Summary:
         if not self.subject.trace.measured:
             notes.append("simulated: times are in the unit of the step's times, sizes are those of the problem")
             loop = self.subject.plan and self.subject.plan.problem
-            if loop and (loop.state, loop.tape) == (1, 1):
+            if isinstance(loop, Loop) and (loop.state, loop.tape) == (1, 1):
                 notes.append("no sizes were given, so a state and a step's tape count one byte each")
         return tuple(notes)
 
     def coarser(self, most: int) -> "Summary":
-        """The same with a timeline of so many rows at the most."""
+        """The same summary with a timeline of `most` rows at the most."""
         return replace(self, timeline=Timeline.of(self.subject.trace, most))
 
     def time(self, value: float) -> str:
@@ -91,11 +92,11 @@ class Summary:
             "complete": trace.complete,
             "units": trace.problem_units,
             "device": trace.device,
-            "budget": self.budget,
+            "budget": self.requested_bytes,
             "peak": trace.peak,
             "peak_at": None
             if peak is None
-            else {"op": peak.op, "index": peak.index, "time": peak.time, "phase": peak.phase},
+            else {"op": format_op(peak.op), "index": peak.index, "time": peak.time, "phase": peak.phase},
             "allocated": trace.totals.allocated,
             "at_peak": [{"what": what, "level": level, "bytes": size} for what, level, size in trace.at_peak],
             "always": dict(trace.always),
@@ -106,7 +107,7 @@ class Summary:
             "runs": {str(times): units for times, units in self.timeline.histogram.items()},
             "written": dict(trace.totals.written),
             "read": dict(trace.totals.read),
-            "tradeoff": None if self.tradeoff is None else self.tradeoff.to_dict(),
+            "tradeoff": None if self.curve is None else self.curve.to_dict(),
             "tips": list(self.tips),
             "notes": list(self.notes),
             "events": trace.totals.ops,
@@ -125,17 +126,13 @@ class Summary:
         }
 
 
-def summarise(subject: ReportSubject, *, tradeoff: bool = True) -> Summary:
-    """The summary of a subject; without `tradeoff` no other budgets are planned."""
-    timeline = Timeline.of(subject.trace)
-    curve = None
-    if tradeoff and subject.sized is not None:
-        curve = memory_curve_of(subject.sized, subject.asked, subject.plan_in)
-    return Summary(subject, timeline, curve, tuple(tips_for(subject, curve)))
+def summarise(subject: ReportSubject, curve: MemoryCurve | None = None) -> Summary:
+    """The summary of a subject, with its memory curve if one was computed; nothing is planned here."""
+    return Summary(subject, Timeline.of(subject.trace), curve, tuple(tips_for(subject, curve)))
 
 
 def time_text(value: float, *, seconds: bool) -> str:
-    """A time as people read it; one that is not in seconds is a count of time units."""
+    """A time in words; one that is not in seconds is a count of time units."""
     if not seconds:
         return f"{value:,.6g} time units"
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):

@@ -1,27 +1,24 @@
-"""Tables: who is live at the peak, predicted and measured, and the rest, as rows of text for every form of report."""
+"""Tables: what is live at the peak, predicted and measured, and more, as rows of text for every format of report."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from remat.profiling import Profile
-from remat.reporting.cards import holder_text
+from remat.reporting.cards import item_text
+from remat.reporting.summary import Summary
 from remat.schedule import Trace
 from remat.units import bytes_text, count_text
-
-if TYPE_CHECKING:
-    from remat.reporting.summary import Summary
 
 __all__ = ["RUNS", "Table", "compare", "profile_table", "tables_of"]
 
 RUNS = "How often steps run"
-MOST_HOLDERS = 12
-MOST_ALIKE = 4  # kept states or tapes that are listed one by one
+MOST_ITEMS = 12
+MOST_LISTED = 4  # kept states of a level, or tapes, that have a row each; more of them share one
 MOST_RUNS = 20  # rows of the table of how often steps run
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a head; columns after the first are set to the right if they are `numbers`."""
+    """Rows of text under a head; columns after the first are aligned to the right if they are `numbers`."""
 
     title: str
     head: tuple[str, ...]
@@ -30,14 +27,14 @@ class Table:
     numbers: bool = True
 
 
-def tables_of(summary: "Summary") -> tuple[Table, ...]:
-    """The tables that have rows, in the order of their use."""
-    makers = (_holders, _predicted, _runs, _moved, _always, _plan)
-    found = (make(summary) for make in makers)
-    return tuple(table for table in found if table is not None and table.rows)
+def tables_of(summary: Summary) -> tuple[Table, ...]:
+    """The tables that have rows, the most useful first."""
+    makers = (_live_at_peak, _predicted, _runs, _moved, _always, _plan)
+    tables = (make(summary) for make in makers)
+    return tuple(table for table in tables if table is not None and table.rows)
 
 
-def compare(summaries: "list[Summary]") -> Table:
+def compare(summaries: list[Summary]) -> Table:
     """Several subjects, one below the other; ratios are to the first."""
     first = summaries[0].subject.trace
     timed = len({summary.subject.trace.measured for summary in summaries}) == 1
@@ -56,12 +53,12 @@ def compare(summaries: "list[Summary]") -> Table:
     return Table("Side by side", head, tuple(rows))
 
 
-def _short_time(summary: "Summary") -> str:
+def _short_time(summary: Summary) -> str:
     return summary.time(summary.subject.trace.seconds).removesuffix(" time units")
 
 
 def profile_table(profile: Profile, *, anonymous: bool) -> Table:
-    """All places that a profile heard of, with what their calls took in all."""
+    """All call sites of a profile, with the totals of their calls."""
     rows = [
         (
             f"{entry.what}, place {number}" if anonymous else f"{entry.what} at {entry.site.short}",
@@ -76,71 +73,71 @@ def profile_table(profile: Profile, *, anonymous: bool) -> Table:
     return Table("All calls of the profile", head, tuple(rows))
 
 
-def _holders(summary: "Summary") -> Table:
-    """Who is live at the peak, the largest first."""
+def _live_at_peak(summary: Summary) -> Table:
+    """What is live at the peak, the largest first."""
     trace, peak = summary.subject.trace, max(1, summary.subject.trace.peak)
-    live = sorted(_grouped(trace), key=lambda holder: (holder[1] != trace.device, -holder[2]))
+    live = sorted(_grouped(trace), key=lambda item: (item[1] != trace.device, -item[2]))
     rows = [
         (what, level, bytes_text(size), f"{size / peak:.1%}" if level == trace.device else "elsewhere")
-        for what, level, size in live[:MOST_HOLDERS]
+        for what, level, size in live[:MOST_ITEMS]
     ]
-    if len(live) > MOST_HOLDERS:
-        size = sum(size for _, level, size in live[MOST_HOLDERS:] if level == trace.device)
-        rows.append((f"{len(live) - MOST_HOLDERS} more", "", bytes_text(size), f"{size / peak:.1%}"))
+    if len(live) > MOST_ITEMS:
+        size = sum(size for _, level, size in live[MOST_ITEMS:] if level == trace.device)
+        rows.append((f"{len(live) - MOST_ITEMS} more", "", bytes_text(size), f"{size / peak:.1%}"))
     note = "State i is the input of step i; a tape is what the backward of its steps needs."
     source = f" The step is at {summary.subject.source}." if summary.subject.source else ""
     return Table("Who is live at the peak", ("what", "where", "bytes", "share"), tuple(rows), note + source)
 
 
 def _grouped(trace: Trace) -> list[tuple[str, str, int]]:
-    """Who is live at the peak; many kept states of a level, or many tapes, are one entry."""
+    """What is live at the peak; many kept states of a level, or many tapes, are one entry."""
     groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for what, level, size in trace.at_peak:
         kind, _, name = what.partition(" ") if what.startswith(("state ", "tape ")) else (what, "", "")
         groups.setdefault((kind, level), []).append((name, size))
-    found = []
+    items = []
     for (kind, level), members in groups.items():
-        if len(members) > MOST_ALIKE:
+        if len(members) > MOST_LISTED:
             names = ", ".join(name for name, _ in members[:4])
             size = sum(size for _, size in members)
             word = "kept states" if kind == "state" else "tapes of steps"
-            found.append((f"{count_text(len(members))} {word}: {names}, …, {members[-1][0]}", level, size))
+            items.append((f"{count_text(len(members))} {word}: {names}, …, {members[-1][0]}", level, size))
         else:
-            found += [(holder_text(f"{kind} {name}") if name else kind, level, size) for name, size in members]
-    return found
+            items += [(item_text(f"{kind} {name}") if name else kind, level, size) for name, size in members]
+    return items
 
 
-def _predicted(summary: "Summary") -> Table | None:
-    before, after = summary.subject.predicted, summary.subject.trace
-    if before is None:
+def _predicted(summary: Summary) -> Table | None:
+    predicted, measured = summary.subject.predicted, summary.subject.trace
+    if predicted is None:
         return None
     rows: list[tuple[str, ...]] = [
         (
             "forward steps",
-            count_text(before.forward_steps),
-            count_text(after.forward_steps),
-            _ratio(after.forward_steps, before.forward_steps),
+            count_text(predicted.forward_steps),
+            count_text(measured.forward_steps),
+            _ratio(measured.forward_steps, predicted.forward_steps),
         ),
-        ("peak", bytes_text(before.peak), bytes_text(after.peak), _ratio(after.peak, before.peak)),
+        ("peak", bytes_text(predicted.peak), bytes_text(measured.peak), _ratio(measured.peak, predicted.peak)),
     ]
     note = ""
     if summary.subject.sized is summary.subject.plan:
-        seconds = (before.seconds, after.seconds)
-        rows.append(("time", *map(summary.time, seconds), _ratio(after.seconds, before.seconds)))
+        seconds = (predicted.seconds, measured.seconds)
+        rows.append(("time", *map(summary.time, seconds), _ratio(measured.seconds, predicted.seconds)))
     else:
         note = "The plan was made in slots and knows no sizes: the prediction takes a step's from this run."
     return Table("Predicted and measured", ("", "predicted", "measured", "ratio"), tuple(rows), note)
 
 
-def _runs(summary: "Summary") -> Table:
+def _runs(summary: Summary) -> Table:
     rows = [(count_text(times), count_text(units)) for times, units in summary.timeline.histogram.items()]
     if len(rows) > MOST_RUNS:
-        rest = sum(list(summary.timeline.histogram.values())[MOST_RUNS - 1 :])
-        rows = [*rows[: MOST_RUNS - 1], (f"more, up to {rows[-1][0]}", count_text(rest))]
+        units = sum(list(summary.timeline.histogram.values())[MOST_RUNS - 1 :])
+        rows = [*rows[: MOST_RUNS - 1], (f"more, up to {rows[-1][0]}", count_text(units))]
     return Table(RUNS, ("times run", "steps"), tuple(rows))
 
 
-def _moved(summary: "Summary") -> Table:
+def _moved(summary: Summary) -> Table:
     trace, totals = summary.subject.trace, summary.subject.trace.totals
     rows = [
         (
@@ -157,22 +154,20 @@ def _moved(summary: "Summary") -> Table:
     return Table("States moved", head, tuple(rows))
 
 
-def _always(summary: "Summary") -> Table:
+def _always(summary: Summary) -> Table:
     rows = [(name, bytes_text(size)) for name, size in summary.subject.trace.always.items()]
     return Table("Always live, apart from the peak", ("what", "bytes"), tuple(rows))
 
 
-def _plan(summary: "Summary") -> Table | None:
+def _plan(summary: Summary) -> Table | None:
     plan = summary.subject.plan
     if plan is None:
         return None
-    loop = (summary.subject.sized or plan).problem
     rows = [
         ("planner", plan.planner + (f": {plan.reason}" if plan.reason else "")),
         ("claim", str(plan.claim)),
         ("memory", str(plan.memory)),
-        ("step", f"state {bytes_text(loop.state)}, tape {bytes_text(loop.tape)}"),
-        ("step's times", f"forward {loop.forward:.4g}, record {loop.record:.4g}, backward {loop.backward:.4g}"),
+        *(summary.subject.sized or plan).problem.describe(times=True),
     ]
     return Table("The plan", ("", ""), tuple(rows), numbers=False)
 

@@ -1,8 +1,8 @@
-"""The timeline of a trace: plain numbers, which every form of report draws or prints and nothing else computes.
+"""The timeline of a trace: the numbers that every format of report draws or prints.
 
-In: any `Trace`, simulated or measured, whole or cut short. Out: live bytes by kind over time, phases, the peak, how
-often each unit ran, which states were kept when. A trace of more than `MOST_EVENTS` is put together in groups; each
-group stands for its moment of most live bytes, so that no peak is lost.
+In: any `Trace`, simulated or measured, complete or not. Out: live bytes by kind over time, phases, the peak, how often
+each unit ran, which states were kept when. The events of a trace of more than `MOST_EVENTS` are grouped; a group shows
+its moment of most live bytes, so that no peak is lost.
 """
 
 from array import array
@@ -15,24 +15,26 @@ from remat.progress import report_progress
 from remat.reporting.timeline_rows import Rows
 from remat.schedule import Advance, Drop, Keep, Op, Pullback, Record, Trace, Turn
 from remat.schedule.events import TapeSizes
-from remat.schedule.notation import format_op
 
 __all__ = ["MOST_EVENTS", "PHASES", "Kept", "Moment", "Timeline"]
 
-MOST_EVENTS = 100_000
-GROUPS = 50_000  # of a longer trace
-MOST_KEPT = 2_000  # bars of kept states of a longer trace: the longest
-MOST_UNITS = 10_000_000  # whose runs are counted one by one
+MOST_EVENTS = 100_000  # that have a row each
+GROUPS = 50_000  # rows of a longer trace
+MOST_KEPT = 2_000  # bars of kept states of a longer trace: the longest ones
+MOST_UNITS = 10_000_000  # of a loop in which runs of each unit are counted
 PHASES = ("forward", "recompute", "backward", "move")  # move: keep, fetch, drop, turn
 
 
 @dataclass(frozen=True)
 class Moment:
-    """One op of the timeline: which, what it does, the bytes that are live, and when: a range is largest at its end."""
+    """One op of the timeline: its phase, its live bytes, and the time at which they are live.
+
+    A recorded range has most live bytes at its end.
+    """
 
     index: int
     row: int
-    op: str
+    op: Op
     phase: str
     time: float
     size: int
@@ -54,18 +56,17 @@ class Timeline:
 
     trace: Trace
     rows: Rows
-    group: int  # events in a row; 1: nothing is left out
+    group: int  # events in a row
     peak: Moment | None
     turn: int | None  # the row of the turn
     seconds: dict[str, float]  # by phase
     advancing: float  # seconds of running steps without tape, in both sweeps
     kept: tuple[Kept, ...]
-    all_kept: int  # how many there are in all
-    runs: tuple[tuple[int, int, int], ...]  # units start..stop-1 were run so many times
+    runs: tuple[tuple[int, int, int], ...]  # (start, stop, times): units start..stop-1 were run that many times
 
     @classmethod
     def of(cls, trace: Trace, most: int | None = None) -> "Timeline":
-        """The timeline of a trace, in one pass over its events; of `most` rows, if that is given."""
+        """The timeline of a trace, in one pass over its events, with `most` rows at the most."""
         count = trace.totals.ops
         group = 1 if count <= MOST_EVENTS else -(-count // GROUPS)
         group = group if most is None else max(group, -(-count // most))
@@ -79,10 +80,10 @@ class Timeline:
             op = event.op
             phase = _phase(op, reached)
             seconds[PHASES[phase]] += event.seconds
-            own = tapes.own(event)
-            ramp = event.live.tape - (own if isinstance(op, Record | Pullback) and op.stop - op.start > 1 else 0)
+            own_tape = tapes.own(event)
+            is_range = isinstance(op, Record | Pullback) and op.stop - op.start > 1
             if event.index % group == 0:
-                rows.add(event, phase, ramp)
+                rows.add(event, phase, event.live.tape - (own_tape if is_range else 0))
             else:
                 rows.join(event, phase)
             row = len(rows) - 1
@@ -93,20 +94,19 @@ class Timeline:
             elif isinstance(op, Turn):
                 turn = row
             else:
-                kept.note(op, row)
+                kept.add(op, row)
             if rows.index[-1] == event.index:
-                rows.held[-1] = kept.count
+                rows.kept_count[-1] = kept.count
             if event.index == trace.totals.peak_index:
                 size = event.live.total()
                 time = event.start + (event.seconds if isinstance(op, Record) else 0.0)
-                peak = Moment(event.index, row, format_op(op), PHASES[phase], time, size)
+                peak = Moment(event.index, row, op, PHASES[phase], time, size)
             if event.index % 10_000 == 0:
                 report_progress(event.index, count)
         bars = kept.all(len(rows) - 1)
         if group > 1:
-            bars = sorted(bars, key=lambda bar: bar.first - bar.last)
-        held = tuple(bars[:MOST_KEPT] if group > 1 else bars)
-        return cls(trace, rows, group, peak, turn, seconds, advancing, held, len(bars), runs.all())
+            bars = sorted(bars, key=lambda bar: bar.first - bar.last)[:MOST_KEPT]
+        return cls(trace, rows, group, peak, turn, seconds, advancing, tuple(bars), runs.all())
 
     @property
     def span(self) -> float:
@@ -114,42 +114,45 @@ class Timeline:
         return self.rows.start[-1] + self.rows.seconds[-1] if len(self.rows) else 0.0
 
     def place(self, row: int) -> tuple[float, float]:
-        """Where a row begins and ends on an axis from 0 to 1: of time, or of ops where no op takes any."""
+        """Where a row begins and ends on an axis from 0 to 1: of time, or of ops where no op takes any time."""
         if self.span > 0:
             start = self.rows.start[row] / self.span
             return start, min(1.0, start + self.rows.seconds[row] / self.span)
         return row / len(self.rows), (row + 1) / len(self.rows)
 
     def envelope(self, bins: int) -> list[tuple[int, int, int]]:
-        """For each of so many equal parts of the axis its moment of most live bytes: states, tapes, cotangents."""
+        """The most live bytes in each of `bins` equal parts of the axis: states, tapes, cotangents."""
         best = [(0, 0, 0)] * bins
         for row in range(len(self.rows)):
             first, last = self.place(row)
             begin = min(bins - 1, int(first * bins))
-            for part in range(begin, min(bins, max(begin + 1, ceil(last * bins)))):
-                inside = (max(first, part / bins), min(last, (part + 1) / bins))
-                places = [(x - first) / (last - first) for x in inside] if last > first else [0.0, 1.0]
-                found = max((self.rows.live(row, min(1.0, place)) for place in places), key=sum)
-                best[part] = max(best[part], found, key=sum)
+            for i in range(begin, min(bins, max(begin + 1, ceil(last * bins)))):
+                overlap = (max(first, i / bins), min(last, (i + 1) / bins))
+                places = [(x - first) / (last - first) for x in overlap] if last > first else [0.0, 1.0]
+                live = max((self.rows.live(row, min(1.0, place)) for place in places), key=sum)
+                best[i] = max(best[i], live, key=sum)
         return best
 
     def doing(self, bins: int) -> list[int]:
-        """A phase for each of so many equal parts of the axis; a phase has as many parts as it takes of the time."""
+        """A phase for each of `bins` equal parts of the axis; a phase has as many parts as its share of the time.
+
+        Each part gets the phase that is most in arrears among those it contains (error diffusion).
+        """
         shares = [[0.0] * len(PHASES) for _ in range(bins)]
         for row in range(len(self.rows)):
             first, last = self.place(row)
-            part = int(first * bins)
-            while part < bins and part < last * bins:
-                shares[part][self.rows.phase[row]] += min(last, (part + 1) / bins) - max(first, part / bins)
-                part += 1
-        found, owed = [], [0.0] * len(PHASES)
+            i = int(first * bins)
+            while i < bins and i < last * bins:
+                shares[i][self.rows.phase[row]] += min(last, (i + 1) / bins) - max(first, i / bins)
+                i += 1
+        phases, arrears = list[int](), [0.0] * len(PHASES)
         for share in shares:
-            whole = sum(share) or 1.0
-            owed = [debt + part / whole for debt, part in zip(owed, share, strict=True)]
-            inside = [debt if part else -1.0 for debt, part in zip(owed, share, strict=True)]
-            found.append(inside.index(max(inside)))
-            owed[found[-1]] -= 1.0
-        return found
+            total = sum(share) or 1.0
+            arrears = [owed + own / total for owed, own in zip(arrears, share, strict=True)]
+            candidates = [owed if own else -1.0 for owed, own in zip(arrears, share, strict=True)]
+            phases.append(candidates.index(max(candidates)))
+            arrears[phases[-1]] -= 1.0
+        return phases
 
     @property
     def at_peak(self) -> dict[str, int]:
@@ -162,10 +165,10 @@ class Timeline:
     @property
     def histogram(self) -> dict[int, int]:
         """How many units were run once, twice, and so on."""
-        found: Counter[int] = Counter()
+        units: Counter[int] = Counter()
         for start, stop, times in self.runs:
-            found[times] += stop - start
-        return dict(sorted(found.items()))
+            units[times] += stop - start
+        return dict(sorted(units.items()))
 
 
 def _phase(op: Op, reached: int) -> int:
@@ -175,7 +178,7 @@ def _phase(op: Op, reached: int) -> int:
 
 
 class _Runs:
-    """Counts how often each unit is run."""
+    """Counts how often each unit is run: an array of changes from unit to unit, so that a range is two additions."""
 
     def __init__(self, units: int) -> None:
         self._changes = array("q", bytes(8 * (units + 1))) if units <= MOST_UNITS else array("q")
@@ -186,22 +189,22 @@ class _Runs:
             self._changes[stop] -= 1
 
     def all(self) -> tuple[tuple[int, int, int], ...]:
-        found, at = [], 0
-        for times, same in groupby(list(accumulate(self._changes))[:-1]):
-            size = sum(1 for _ in same)
-            found.append((at, at + size, times))
-            at += size
-        return tuple(found)
+        ranges, start = list[tuple[int, int, int]](), 0
+        for times, units in groupby(list(accumulate(self._changes))[:-1]):
+            stop = start + sum(1 for _ in units)
+            ranges.append((start, stop, times))
+            start = stop
+        return tuple(ranges)
 
 
 class _Kept:
-    """Which states are kept from when to when."""
+    """Collects which states are kept from which row to which."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str], int] = {}
         self._closed: list[Kept] = []
 
-    def note(self, op: Op, row: int) -> None:
+    def add(self, op: Op, row: int) -> None:
         if isinstance(op, Keep):
             self._open[op.state, op.level] = row
         elif isinstance(op, Drop) and (op.state, op.level) in self._open:

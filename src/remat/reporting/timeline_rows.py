@@ -1,6 +1,6 @@
 """The rows of a timeline: columns of numbers, one row for each event or for each group of events.
 
-In: events, in order. Out: lists that are drawn, printed and packed.
+In: events, in order. Out: lists that are drawn, printed and encoded.
 """
 
 from dataclasses import dataclass, field
@@ -21,14 +21,15 @@ class Rows:
     seconds: list[float] = field(default_factory=list)
     state: list[int] = field(default_factory=list)  # on the device, the working state included
     tape: list[int] = field(default_factory=list)
-    ramp: list[int] = field(default_factory=list)  # tapes at the other end of a range: where they grow from, or fall to
+    # The fewest tape bytes while the op runs: a recorded range grows from there, a pulled back one falls to it.
+    least_tape: list[int] = field(default_factory=list)
     cotangent: list[int] = field(default_factory=list)
-    allocated: list[int] = field(default_factory=list)  # empty where nobody asked the allocator
-    held: list[int] = field(default_factory=list)  # how many states are kept, in all levels
-    low: list[int] = field(default_factory=list)  # the units that the ops of the row touch: low..high-1
-    high: list[int] = field(default_factory=list)
-    elsewhere: dict[str, list[int]] = field(default_factory=dict)  # states in the other levels
-    _times: list[float] = field(default_factory=list)  # seconds of the last row, by phase
+    allocated: list[int] = field(default_factory=list)  # empty if the allocator was not asked
+    kept_count: list[int] = field(default_factory=list)  # how many are kept, in all levels
+    first_unit: list[int] = field(default_factory=list)  # the ops of the row touch units first_unit..stop_unit-1
+    stop_unit: list[int] = field(default_factory=list)
+    elsewhere: dict[str, list[int]] = field(default_factory=dict)  # bytes of states in each other level
+    _seconds_by_phase: list[float] = field(default_factory=list)  # of the last row
 
     def __len__(self) -> int:
         return len(self.op)
@@ -39,12 +40,12 @@ class Rows:
 
     def live(self, row: int, place: float) -> tuple[int, int, int]:
         """States, tapes, cotangents at a place (0 to 1) of a row: a range's tape grows and falls step by step."""
-        tape, ramp = self.tape[row], self.ramp[row]
-        if tape != ramp:
-            tape = round(tape + (ramp - tape) * (place if isinstance(self.op[row], Pullback) else 1 - place))
+        tape, least = self.tape[row], self.least_tape[row]
+        if tape != least:
+            tape = round(tape + (least - tape) * (place if isinstance(self.op[row], Pullback) else 1 - place))
         return self.state[row], tape, self.cotangent[row]
 
-    def add(self, event: Event, phase: int, ramp: int) -> None:
+    def add(self, event: Event, phase: int, least_tape: int) -> None:
         """A new row."""
         live = event.live
         self.index.append(event.index)
@@ -54,22 +55,22 @@ class Rows:
         self.seconds.append(event.seconds)
         self.state.append(live.state.get(live.device, 0))
         self.tape.append(live.tape)
-        self.ramp.append(ramp)
-        self.held.append(0)
-        self._times = [0.0] * 4
-        self._times[phase] = event.seconds
+        self.least_tape.append(least_tape)
+        self.kept_count.append(0)
+        self._seconds_by_phase = [0.0] * 4
+        self._seconds_by_phase[phase] = event.seconds
         self.cotangent.append(live.cotangent)
-        self._find_levels(event, len(self) - 1)
+        self._add_levels(event, len(self) - 1)
         for level, column in self.elsewhere.items():
             column.append(live.state.get(level, 0))
         if event.allocated is not None:
             self.allocated.append(event.allocated)
-        low, high = _touched(event.op)
-        self.low.append(low)
-        self.high.append(high)
+        first, stop = _touched_units(event.op)
+        self.first_unit.append(first)
+        self.stop_unit.append(stop)
 
     def join(self, event: Event, phase: int) -> None:
-        """Put an event into the last row: it shows whichever has more live bytes."""
+        """Put an event into the last row, which shows the event of the group that has the most live bytes."""
         live = event.live
         if live.total() > self.total(-1):
             self.index[-1], self.op[-1] = event.index, event.op
@@ -78,26 +79,26 @@ class Rows:
                 live.tape,
                 live.cotangent,
             )
-        self._find_levels(event, len(self))
+        self._add_levels(event, len(self))
         for level, column in self.elsewhere.items():
             column[-1] = max(column[-1], live.state.get(level, 0))
         if self.allocated:
             self.allocated[-1] = max(self.allocated[-1], event.allocated or 0)
-        low, high = _touched(event.op)
-        self.low[-1], self.high[-1] = min(self.low[-1], low), max(self.high[-1], high)
+        first, stop = _touched_units(event.op)
+        self.first_unit[-1], self.stop_unit[-1] = min(self.first_unit[-1], first), max(self.stop_unit[-1], stop)
         self.seconds[-1] += event.seconds
-        self._times[phase] += event.seconds
-        self.phase[-1] = self._times.index(max(self._times))  # what it does most of the time
-        self.ramp[-1] = self.tape[-1]  # a group is flat
+        self._seconds_by_phase[phase] += event.seconds
+        self.phase[-1] = self._seconds_by_phase.index(max(self._seconds_by_phase))  # what it does most of the time
+        self.least_tape[-1] = self.tape[-1]  # a group is flat
 
-    def _find_levels(self, event: Event, rows: int) -> None:
-        """A level that is new held nothing in the rows before."""
+    def _add_levels(self, event: Event, rows: int) -> None:
+        """Add a column for each level that the event is the first to use; it had no states in the rows before."""
         for level in event.live.state:
             if level != event.live.device and level not in self.elsewhere:
                 self.elsewhere[level] = [0] * rows
 
 
-def _touched(op: Op) -> tuple[int, int]:
+def _touched_units(op: Op) -> tuple[int, int]:
     if isinstance(op, Advance | Record | Pullback):
         return op.start, op.stop
     return (0, 0) if isinstance(op, Turn) else (op.state, op.state)

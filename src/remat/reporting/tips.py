@@ -1,75 +1,83 @@
-"""Tips: what the numbers of a report mean for the one who chose the budget, in words."""
+"""Tips: what the numbers of a report mean for the choice of a budget, in words.
+
+In: a subject, and its memory curve if one was computed. Out: sentences, the most useful first.
+"""
 
 from remat.planners import Plan, Point
-from remat.reporting.memory_curve import MemoryCurve
+from remat.planners.memory_curve import MemoryCurve
 from remat.reporting.report_subject import ReportSubject
 from remat.units import bytes_text, count_text
 
 __all__ = ["tips_for"]
 
-WORTH = 0.25  # the share of the recomputation that is worth a word
-CHEAP = 0.05  # more forward steps that nobody minds
+WORTH_A_TIP = 0.25  # the fraction of the recomputation that more memory must remove
+NEGLIGIBLE = 0.05  # the fraction of forward steps by which less memory may cost more
 
 
-def tips_for(subject: ReportSubject, tradeoff: MemoryCurve | None) -> list[str]:
+def tips_for(subject: ReportSubject, curve: MemoryCurve | None) -> list[str]:
     """What to know and what to do, the most useful first."""
-    tips = [] if tradeoff is None else [*_more(tradeoff), *_better(tradeoff), *_less(tradeoff)]
-    if tips and subject.asked is not None and subject.plan_in is None:  # from a file: what is set aside is not known
+    tips = [] if curve is None else [*_more(curve), *_better(curve), *_less(curve)]
+    # A run that was loaded from a file has no measured step, so the curve leaves out a step's overhead.
+    if tips and subject.requested_bytes is not None and subject.step_cost is None:
         tips.append("These budgets are without what a run sets aside for its steps and for bookkeeping.")
     if subject.sized is not None and subject.plan is subject.sized:
         tips += _unused(subject.sized)
-    if tradeoff is not None and tradeoff.unit == "slots" and tradeoff.chosen.forward_steps > tradeoff.units:
+    if curve is not None and curve.unit == "slots" and curve.chosen.forward_steps > curve.units:
         tips.append("Slots count states only: a budget in bytes (memory=) may hold tapes as well, and recompute less.")
     return tips + _against_prediction(subject)
 
 
 def _more(curve: MemoryCurve) -> list[str]:
-    own = curve.chosen
-    recomputed = own.forward_steps - curve.units
+    chosen = curve.chosen
+    recomputed = chosen.forward_steps - curve.units
     if recomputed == 0:
         return []
     tips = []
-    larger = [point for point in curve.points if point.budget > own.budget and point.forward_steps < own.forward_steps]
-    best = next((point for point in larger if _saved(own, point, recomputed) >= WORTH), None)
+    larger = [
+        point for point in curve.points if point.budget > chosen.budget and point.forward_steps < chosen.forward_steps
+    ]
+    best = next((point for point in larger if _saved(chosen, point, recomputed) >= WORTH_A_TIP), None)
     if best is not None:
-        share = _saved(own, best, recomputed)
-        removed = "all" if share == 1 else f"{share:.0%}"
+        fraction = _saved(chosen, best, recomputed)
+        removed = "all" if fraction == 1 else f"{fraction:.0%}"
         tips.append(
-            f"{curve.text(best.budget - own.budget)} more would remove {removed} of the recomputation "
-            f"({count_text(own.forward_steps - best.forward_steps)} of {count_text(recomputed)} steps)"
-            f"{_faster(own, best)}."
+            f"{curve.text(best.budget - chosen.budget)} more would remove {removed} of the recomputation "
+            f"({count_text(chosen.forward_steps - best.forward_steps)} of {count_text(recomputed)} steps)"
+            f"{_faster(chosen, best)}."
         )
     none = next((point for point in larger if point.forward_steps == curve.units), None)
     if none is not None and none is not best:
-        tips.append(f"With {curve.text(none.budget)} in all nothing would be recomputed{_faster(own, none)}.")
+        tips.append(f"With {curve.text(none.budget)} in all nothing would be recomputed{_faster(chosen, none)}.")
     return tips
 
 
 def _better(curve: MemoryCurve) -> list[str]:
-    """What another planner would do in the same memory."""
-    same = curve.same
-    if same is None or same.forward_steps >= curve.chosen.forward_steps:
+    """What another planner would save in the same memory."""
+    best = curve.best_in_same_memory
+    if best is None or best.forward_steps >= curve.chosen.forward_steps:
         return []
-    fewer = count_text(curve.chosen.forward_steps - same.forward_steps)
-    return [f'In the same memory planner="auto" would run {fewer} steps less{_faster(curve.chosen, same)}.']
+    fewer = count_text(curve.chosen.forward_steps - best.forward_steps)
+    return [f'In the same memory planner="auto" would run {fewer} steps less{_faster(curve.chosen, best)}.']
 
 
 def _less(curve: MemoryCurve) -> list[str]:
-    own, least = curve.chosen, curve.points[0]
+    chosen, least = curve.chosen, curve.points[0]
     smaller = [
         point
         for point in curve.points
-        if point.budget < own.budget and point.forward_steps <= own.forward_steps * (1 + CHEAP)
+        if point.budget < chosen.budget and point.forward_steps <= chosen.forward_steps * (1 + NEGLIGIBLE)
     ]
-    anew = "" if curve.same is None else ', planned by "auto"'
+    how_planned = "" if curve.best_in_same_memory is None else ', planned by "auto"'
     tips = []
-    if smaller and smaller[0].budget < 0.9 * own.budget:
-        cost = smaller[0].forward_steps / own.forward_steps - 1
+    if smaller and smaller[0].budget < 0.9 * chosen.budget:
+        cost = smaller[0].forward_steps / chosen.forward_steps - 1
         how = f"{cost:.1%} more forward steps" if cost > 0 else "no more forward steps"
-        tips.append(f"{curve.text(own.budget - smaller[0].budget)} less would cost {how}{anew}.")
-    if least.budget < own.budget:
+        tips.append(f"{curve.text(chosen.budget - smaller[0].budget)} less would cost {how}{how_planned}.")
+    if least.budget < chosen.budget:
         runs = least.forward_steps / curve.units
-        tips.append(f"The least that works is {curve.text(least.budget)}, where a step runs {runs:,.3g} times{anew}.")
+        tips.append(
+            f"The least that works is {curve.text(least.budget)}, where a step runs {runs:,.3g} times{how_planned}."
+        )
     return tips
 
 
@@ -95,12 +103,12 @@ def _against_prediction(subject: ReportSubject) -> list[str]:
     return tips
 
 
-def _saved(own: Point, point: Point, recomputed: int) -> float:
-    return (own.forward_steps - point.forward_steps) / recomputed
+def _saved(chosen: Point, point: Point, recomputed: int) -> float:
+    return (chosen.forward_steps - point.forward_steps) / recomputed
 
 
-def _faster(own: Point, point: Point) -> str:
-    """How much less time that takes."""
-    if not own.seconds or point.seconds > own.seconds:
+def _faster(chosen: Point, point: Point) -> str:
+    """How much less time the other point takes, in words."""
+    if not chosen.seconds or point.seconds > chosen.seconds:
         return ""
-    return f", for {1 - point.seconds / own.seconds:.0%} less time"
+    return f", for {1 - point.seconds / chosen.seconds:.0%} less time"

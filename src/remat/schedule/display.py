@@ -1,8 +1,10 @@
-"""What can be shown: as a page, a picture, a file. How it looks is the business of the report room, which is above.
+"""Mixin for `.report()` and for display in notebooks.
 
-That room enters itself here as the one viewer when it is loaded, so that plans and traces know nothing of it.
+Rendering is done by `remat.reporting`, which is above this package and registers itself here when it is loaded, so that
+plans and traces do not import it.
 """
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,10 +12,12 @@ __all__ = ["Displayable", "Renderer", "register_renderer"]
 
 
 class Renderer(Protocol):
-    """Whoever shows values."""
+    """What renders plans, traces and profiles."""
 
-    def report(self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool) -> Path:
-        """Write what there is to see to a file."""
+    def report(
+        self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool, tradeoff: bool | None
+    ) -> Path:
+        """Write a report of the subjects to a file, and return its path."""
         ...
 
     def html(self, subject: Any) -> str | None:
@@ -25,30 +29,44 @@ class Renderer(Protocol):
         ...
 
 
-_viewer: list[Renderer] = []
+_registered: list[Renderer] = []  # at most one
 
 
-def register_renderer(viewer: Renderer) -> None:
-    """Let `viewer` show everything from now on."""
-    _viewer[:] = [viewer]
+def register_renderer(renderer: Renderer) -> None:
+    """Render everything with `renderer` from now on."""
+    _registered[:] = [renderer]
+
+
+def _renderer() -> Renderer:
+    """The registered renderer. Its package is a higher layer, so it is loaded by name when it is first needed."""
+    if not _registered:
+        import_module("remat.reporting")  # registers itself
+    return _registered[0]
 
 
 class Displayable:
     """A value with a report: `report(path)` writes it, notebooks show it by themselves."""
 
     def report(
-        self, path: str | Path, *, form: str | None = None, title: str | None = None, anonymous: bool = False
+        self,
+        path: str | Path,
+        *,
+        form: str | None = None,
+        title: str | None = None,
+        anonymous: bool = False,
+        tradeoff: bool | None = None,
     ) -> Path:
         """Write a report to `path` and return the path; what is there is written over.
 
         The form goes by the ending: .html is one page that opens offline, .txt is text of 80 columns, .json the data,
         .svg and .png a picture, .chrome.json a file for Perfetto and chrome://tracing. `form` says it in another way:
         "html", "txt", "json", "svg", "png" or "chrome". `anonymous` leaves out names and paths.
+        `tradeoff=True` adds what other budgets would cost, which may mean planning for them; `False` leaves that out.
         """
-        return _viewer[0].report(self, path, form=form, title=title, anonymous=anonymous)
+        return _renderer().report(self, path, form=form, title=title, anonymous=anonymous, tradeoff=tradeoff)
 
     def _repr_html_(self) -> str | None:
-        return _viewer[0].html(self)
+        return _renderer().html(self)
 
     def _repr_svg_(self) -> str | None:
-        return _viewer[0].svg(self)
+        return _renderer().svg(self)

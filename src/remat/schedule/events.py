@@ -3,47 +3,22 @@
 In: ops that a machine has carried out, one by one. Out: an `Event` for each, and their `Totals`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from remat.ops import Advance, Fetch, Keep, Op, Pullback, Record
+from remat.schedule.live import Live
+from remat.schedule.machine import Machine
 
-if TYPE_CHECKING:
-    from remat.schedule.machine import Machine
-
-__all__ = ["Event", "Live", "LiveItem", "TapeSizes", "Totals"]
-
-LiveItem = tuple[str, str, int]  # what, level, bytes
-
-
-@dataclass(frozen=True)
-class Live:
-    """Bytes live while an op runs: states by level (the working state on the device), tapes, cotangents."""
-
-    device: str
-    state: Mapping[str, int]
-    tape: int
-    cotangent: int
-
-    def size(self, level: str, kind: str) -> int:
-        """Bytes of one kind ("state", "tape" or "cotangent") in one level."""
-        if kind == "state":
-            return self.state.get(level, 0)
-        return (self.tape if kind == "tape" else self.cotangent) if level == self.device else 0
-
-    def total(self, level: str | None = None) -> int:
-        """Bytes of all kinds in `level` (default: the device)."""
-        level = self.device if level is None else level
-        return sum(self.size(level, kind) for kind in ("state", "tape", "cotangent"))
+__all__ = ["Event", "TapeSizes", "Totals"]
 
 
 @dataclass(frozen=True)
 class Event:
     """One op as it ran: when it started, how long it took, and what was live.
 
-    `allocated` is what the framework's allocator says: the most bytes that were allocated while the op ran, above those
-    before the run; None where nobody asked it.
+    `allocated` is from the framework's allocator: the most bytes allocated while the op ran, above those before the
+    run; None if it was not measured.
     """
 
     index: int
@@ -55,21 +30,21 @@ class Event:
 
 
 class TapeSizes:
-    """Follows the events of a run, and says how large the tape is that each range has of its own."""
+    """Follows the events of a run in order, and tells the bytes of each range's own tape from those of all tapes."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], int] = {}
+        self._by_range: dict[tuple[int, int], int] = {}
         self._sum = 0
 
     def own(self, event: Event) -> int:
-        """Bytes of the tape that a record makes or a pullback uses up; 0 for other ops."""
+        """Bytes of the tape that a record stores or a pullback frees; 0 for other ops."""
         op, tape = event.op, event.live.tape
         if isinstance(op, Record):
-            size = self._held[op.start, op.stop] = tape - self._sum
+            size = self._by_range[op.start, op.stop] = tape - self._sum
             self._sum = tape
             return size
         if isinstance(op, Pullback):
-            size = self._held.pop((op.start, op.stop), 0)
+            size = self._by_range.pop((op.start, op.stop), 0)
             self._sum = tape - size
             return size
         return 0
@@ -83,7 +58,7 @@ class Totals:
     records: int = 0
     ranges: int = 0
     ops: int = 0
-    reached: int = 0  # the last state that was computed: so many units have run at least once
+    reached: int = 0  # the last state that was computed, which is how many units have run at least once
     seconds: float = 0.0
     keeps: dict[str, int] = field(default_factory=dict)
     fetches: dict[str, int] = field(default_factory=dict)
@@ -93,7 +68,7 @@ class Totals:
     peak_index: int = -1
     allocated: int | None = None
 
-    def count(self, machine: "Machine", index: int, op: Op) -> None:
+    def count(self, machine: Machine, index: int, op: Op) -> None:
         """Add an op that the machine has just carried out."""
         self._count(op)
         match op:
@@ -126,7 +101,7 @@ class Totals:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Totals":
-        """The totals of events whose sizes are known, but for the bytes of states that moved."""
+        """The totals of events, but for the bytes of states kept and fetched, which events do not have."""
         totals = cls()
         for event in events:
             totals._count(event.op)

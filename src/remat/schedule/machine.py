@@ -1,7 +1,7 @@
 """What is live while a schedule runs: the one model that `verify` and `simulate` share.
 
-In: a problem, then ops one by one, each already found legal. Out: after each op, what is kept, held and in flight, and
-the bytes that were live *while the op ran*. Memory grows with what is live, never with the length of the schedule.
+In: a problem, then legal ops one by one. Out: after each op, the kept states, tapes and the cotangent in flight, and
+the bytes that were live *while the op ran*. Its memory grows with what is live, never with the length of the schedule.
 """
 
 from bisect import bisect_left
@@ -10,7 +10,7 @@ from typing import Any
 
 from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.problem import Memory, Sizes
-from remat.schedule.events import Live
+from remat.schedule.live import Live, LiveItem
 
 __all__ = ["Machine"]
 
@@ -28,11 +28,11 @@ class Machine:
         self.kept: dict[str, dict[int, int]] = {}  # level → state → bytes
         self.kept_size: dict[str, int] = {device: 0}
         self.tapes: list[tuple[int, int, int]] = []  # (start, stop, bytes), by start
-        # Bytes while the last op ran, beside kept states: tapes, the working set, cotangents in flight.
+        # Bytes while the last op ran, without kept states: tapes, the working set, cotangents in flight.
         self.tape_size = 0
         self.running_size = problem.state_size(0)
         self.pulling_size = 0
-        self.just_recorded_size = 0  # what was just recorded: not yet *held*
+        self.just_recorded_size = 0  # of the tape that the last op recorded: it does not count in slots yet
         self._after_tape = 0
         self._resting_cotangent = 0
 
@@ -43,7 +43,7 @@ class Machine:
 
     @property
     def held_size(self) -> int:
-        """Bytes of tapes that are held for later: all but the one just recorded, which may be pulled back at once."""
+        """Bytes of tapes that are stored for later: all but the one just recorded, which may be pulled back at once."""
         return self._after_tape - self.just_recorded_size
 
     def find_tape(self, start: int, stop: int) -> int | None:
@@ -54,7 +54,7 @@ class Machine:
         return None
 
     def overlapping_tape(self, start: int, stop: int) -> tuple[int, int] | None:
-        """A held tape that shares a unit with start..stop-1, or None."""
+        """The range of a tape that shares a unit with start..stop-1, or None."""
         place = bisect_left(self.tapes, (start,))
         for near in self.tapes[max(0, place - 1) : place + 1]:
             if near[0] < stop and start < near[1]:
@@ -62,7 +62,7 @@ class Machine:
         return None
 
     def tape_ending_at(self, state: int) -> bool:
-        """Whether a held tape ends at `state`, so that it holds that state where tapes hold outputs."""
+        """Whether a tape ends at `state`, so that it contains that state if tapes contain outputs."""
         place = bisect_left(self.tapes, (state,)) - 1
         return place >= 0 and self.tapes[place][1] == state
 
@@ -115,19 +115,21 @@ class Machine:
         self._resting_cotangent = self.problem.state_size(self.units)
         self._settle()
 
-    def holders(self) -> list[tuple[str, str, int]]:
-        """Who is live: (what, level, bytes), the kept states first."""
+    def holders(self) -> list[LiveItem]:
+        """Every live thing as (what, level, bytes), the kept states first."""
         named = self._named
-        who = [(f"state {s}{named(s)}", level, size) for level, kept in self.kept.items() for s, size in kept.items()]
-        who += [(f"tape {_range(a, b)}{named(a, b - 1)}", self.device, size) for a, b, size in self.tapes]
-        held = sum(size for _, _, size in self.tapes)
-        if self.tape_size > held:  # a pullback: its tape is live while it runs, and gone after
-            who.append(("tape pulled back", self.device, self.tape_size - held))
+        items: list[LiveItem] = [
+            (f"state {s}{named(s)}", level, size) for level, kept in self.kept.items() for s, size in kept.items()
+        ]
+        items += [(f"tape {_range(a, b)}{named(a, b - 1)}", self.device, size) for a, b, size in self.tapes]
+        stored = sum(size for _, _, size in self.tapes)
+        if self.tape_size > stored:  # a pullback: its tape is live while it runs, and freed after
+            items.append(("tape pulled back", self.device, self.tape_size - stored))
         if self.running_size:
-            who.append(("working state", self.device, self.running_size))
+            items.append(("working state", self.device, self.running_size))
         if self.pulling_size:
-            who.append(("cotangent", self.device, self.pulling_size))
-        return who
+            items.append(("cotangent", self.device, self.pulling_size))
+        return items
 
     def live(self) -> Live:
         """Bytes by level and kind while the last op ran."""
@@ -139,14 +141,14 @@ class Machine:
         """What is live now, in words, for an error message."""
         kept = [f"{state} in {level}" for level, states in self.kept.items() for state in states]
         tapes = [f"{start}..{stop - 1}" for start, stop, _ in self.tapes]
-        parts = [
+        sentences = [
             f"working state {'none' if self.working is None else self.working}",
             f"kept {_some(kept)}",
             f"tapes {_some(tapes)}",
         ]
         if self.cotangent is not None:
-            parts.append(f"cotangent of state {self.cotangent}")
-        return ", ".join(parts)
+            sentences.append(f"cotangent of state {self.cotangent}")
+        return ", ".join(sentences)
 
     def _named(self, *units: int) -> str:
         """The names of units, the first and the last of a range, as they are added to a number."""

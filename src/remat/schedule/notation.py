@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from remat.errors import FileError, ScheduleError
-from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+from remat.ops import OPS_BY_TYPE, OPS_BY_WORD, Op, Record, Turn  # noqa: F401 (Record, Turn: the doctest)
 
 __all__ = ["HEADER", "ScheduleFile", "format_op", "parse_lines", "parse_text", "short_lines"]
 
@@ -25,13 +25,6 @@ HEADER = "# remat schedule 1"
 _STEM = "# remat schedule "
 _LONGEST = 200  # characters of a line; an op is a word and two numbers
 
-_RANGES: dict[str, type[Advance | Record | Pullback]] = {
-    "advance": Advance,
-    "record": Record,
-    "pullback": Pullback,
-}
-_STATES: dict[str, type[Keep | Fetch | Drop]] = {"keep": Keep, "fetch": Fetch, "drop": Drop}
-_WORDS: dict[type, str] = {kind: word for word, kind in (_RANGES | _STATES).items()}
 _FORMS = "advance 3 9, record 9 12, keep 9 ram, fetch 9 ram, drop 9 ram, turn, pullback 12 9"
 
 
@@ -41,25 +34,20 @@ def format_op(op: Op) -> str:
     >>> format_op(Record(9, 12)), format_op(Turn())
     ('record 9 12', 'turn')
     """
-    match op:
-        case Turn():
-            return "turn"
-        case Pullback(first, second) | Advance(first, second) | Record(first, second):
-            return f"{_WORDS[type(op)]} {first} {second}"
-        case Keep(state, level) | Fetch(state, level) | Drop(state, level):
-            return f"{_WORDS[type(op)]} {state} {level}"
-    raise ScheduleError(f"{op!r} is not an op of the schedule language")
+    spec = OPS_BY_TYPE.get(type(op))
+    if spec is None:
+        raise ScheduleError(f"{op!r} is not an op of the schedule language")
+    return " ".join([spec.word, *[str(getattr(op, field)) for field in spec.fields]])
 
 
 def parse_op(line: str, where: str) -> Op:
     """The op that one line spells."""
-    match line.split():
-        case ["turn"]:
-            return Turn()
-        case [word, first, second] if word in _RANGES:
-            return _RANGES[word](_number(first, where), _number(second, where))
-        case [word, state, level] if word in _STATES:
-            return _STATES[word](_number(state, where), level)
+    word, *arguments = line.split()
+    spec = OPS_BY_WORD.get(word)
+    if spec is not None and len(arguments) == len(spec.fields):
+        fields = zip(spec.fields, arguments, strict=True)
+        op: Op = spec.op(*[text if field == "level" else _number(text, where) for field, text in fields])
+        return op
     raise ScheduleError(f"{where}: {line.strip()[:60]!r} is no op; write one a line, as in: {_FORMS}")
 
 
@@ -75,8 +63,8 @@ def parse_lines(lines: Iterable[str], name: str = "line") -> Iterator[Op]:
                 version = text.removeprefix(_STEM)[:20]
                 raise FileError(f"{where}: schedule text of version {version}; this remat reads version 1")
             continue
-        for part in filter(None, map(str.strip, text.split(";"))):
-            yield parse_op(part, where)
+        for op_text in filter(None, map(str.strip, text.split(";"))):
+            yield parse_op(op_text, where)
 
 
 def parse_text(text: str) -> Iterator[Op]:
@@ -90,7 +78,7 @@ def short_lines(file: TextIO) -> Iterator[str]:
 
 
 class ScheduleFile:
-    """The ops in a text file, read anew each time they are iterated; never held in memory."""
+    """The ops in a text file, read anew each time they are iterated; never all in memory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

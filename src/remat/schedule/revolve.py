@@ -1,22 +1,84 @@
-"""States only, one level: the closed form of Griewank and Walther (Revolve), for ranges of up to k steps.
+"""The binomial schedule in compact form: a few numbers that stand for all ops of a reversal that keeps states only.
 
-β(s, r) = C(s+r, s) leaves of a reversal tree with s slots are advanced over at most r times; each leaf is one recorded
-range of at most k steps. Filling the cheapest leaves first gives the least number of advances,
+It is Revolve (Griewank & Walther 2000, "Algorithm 799: Revolve", ACM TOMS 26), generalised to recorded ranges of up to
+k steps. Planners produce a `RevolveOps`; the interpreter iterates it, and the JAX backend, which cannot run ops one by
+one inside of a compiled program, rebuilds the same schedule from its numbers.
+
+A reversal with s kept states is a tree: a segment is advanced over up to a middle state, which is kept; the right part
+is reversed with s-1 states, then the left part with all s. A leaf is one recorded range of up to k steps. Being in the
+left part costs a leaf one advance and leaves s as it is, being in the right part costs no advance and one state, so at
+most β(s, r) = C(s+r, s) leaves can be advanced over at most r times each. Filling the cheapest leaves first gives the
+least number of advances of this class,
 
     p_k(n, s) = r·n - k·C(s+r, s+1),   r the least integer with k·β(s, r) ≥ n,
 
-which for k = 1 is Revolve's p(n, s). No schedule of this class does better: at most β(s, r) - β(s, r-1) leaves are
-advanced over exactly r times, and a leaf has at most k steps.
+since Σ_{j<r} β(s, j) = C(s+r, s+1). For k = 1 it is Revolve's p(n, s).
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from math import comb
 from typing import TYPE_CHECKING, Any
+
+from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["advances", "advances_of", "beta", "repetition", "split"]
+__all__ = ["RevolveOps", "advances", "advances_of", "beta", "repetition", "reverse", "split"]
+
+
+@dataclass(frozen=True)
+class RevolveOps:
+    """All ops that reverse `steps` with `slots` states and recorded ranges of up to `chunk` steps."""
+
+    steps: int
+    slots: int
+    chunk: int
+    level: str
+
+    def __iter__(self) -> Iterator[Op]:
+        if self.steps == 0:
+            return iter((Turn(),))
+        return reverse(0, self.steps, self.slots, self.chunk, self.level, turn=True)
+
+
+def reverse(
+    first: int, last: int, slots: int, chunk: int, level: str, *, turn: bool = False, kept: bool = False
+) -> Iterator[Op]:
+    """Ops that pull units first..last-1 back, with `slots` states from `first` on, that one included.
+
+    `first` is the working state, and is `kept` already or not; in the end it is dropped. With `turn` the schedule turns
+    after the last unit ran.
+    """
+    # A pending segment starts at a kept state and waits for all that is right of it: (start, stop, slots, repetition).
+    pending: list[tuple[int, int, int, int]] = []
+    start, stop = first, last
+    times = repetition(-(-(last - first) // chunk), slots) if last - first > chunk else 0
+    while True:
+        while stop - start > chunk:
+            ranges = -(-(stop - start) // chunk)
+            while beta(slots, times - 1) >= ranges:
+                times -= 1
+            middle = stop - (ranges - split(ranges, slots, times)) * chunk
+            if not kept:
+                yield Keep(start, level)
+            yield Advance(start, middle)
+            pending.append((start, middle, slots, times))
+            start, slots, kept = middle, slots - 1, False
+        if kept:
+            yield Drop(start, level)
+        yield Record(start, stop)
+        if turn:
+            yield Turn()
+            turn = False
+        yield Pullback(stop, start)
+        if not pending:
+            return
+        start, stop, slots, times = pending.pop()
+        kept = True
+        yield Fetch(start, level)
 
 
 def beta(slots: int, times: int) -> int:

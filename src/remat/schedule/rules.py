@@ -1,7 +1,7 @@
 """The rules of a legal schedule, one small function each, numbered.
 
-A rule looks at the machine before an op (R1 to R8), while it ran (R9) or at the end (R10), and says what is wrong, or
-None. `verify` asks them all in order; the first that objects decides.
+A rule reads the machine before an op (R1 to R8), after it ran (R9) or at the end (R10), and returns what is wrong, or
+None. `verify` checks them in order; the first broken one is the verdict.
 """
 
 from collections.abc import Callable
@@ -138,17 +138,17 @@ def _of_use(now: Machine, op: Record) -> str | None:
 
 @_rule("no level holds more than its capacity", "keep fewer states, hold fewer tapes, or give more memory")
 def over_capacity(now: Machine, _: object = None) -> str | None:
-    """What is wrong with the sizes while the last op ran."""
+    """The level whose capacity the last op exceeded while it ran, or None."""
     if now.memory is None:
         return None
     for level in now.memory.levels:
         kept = now.kept_size.get(level.name, 0)
         if level.slots is not None:
             unit = _slot_size(now, level.name)
-            held = now.held_size if level.name == now.device else 0
-            if kept + held > level.slots * unit:
+            tapes = now.held_size if level.name == now.device else 0
+            if kept + tapes > level.slots * unit:
                 slots = f"{level.slots} slot{'s' * (level.slots != 1)}"
-                return f"{level.name} would hold {(kept + held) / unit:g} states' worth, and has {slots}"
+                return f"{level.name} would hold {(kept + tapes) / unit:g} states' worth, and has {slots}"
         elif level.capacity is not None:
             live = now.device_size if level.name == now.device else kept
             if live > level.capacity:

@@ -16,7 +16,7 @@ __all__ = ["Schedule"]
 
 
 class Schedule:
-    """A sequence of ops that is re-iterable, comparable and printable, and is not held in memory unless asked for.
+    """A sequence of ops that is re-iterable, comparable and printable, and is made op by op while it is iterated.
 
     >>> schedule = Schedule.parse("record 0 1\\nturn\\npullback 1 0")
     >>> schedule
@@ -30,9 +30,9 @@ class Schedule:
     def __init__(self, ops: Iterable[Op]) -> None:
         if isinstance(ops, str | bytes):
             raise ScheduleError("a schedule is made of ops; for text use Schedule.parse")
-        # A one-shot iterator could be read only once, and a container could change: hold their ops instead.
-        held = isinstance(ops, Sized) or iter(ops) is ops
-        self._source: Iterable[Op] = tuple(ops) if held else ops
+        # A one-shot iterator could be read only once, and a container could change: copy their ops.
+        copied = isinstance(ops, Sized) or iter(ops) is ops
+        self._source: Iterable[Op] = tuple(ops) if copied else ops
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
@@ -51,11 +51,11 @@ class Schedule:
 
     @property
     def source(self) -> Iterable[Op]:
-        """What makes its ops: a planner's description of them, or the ops themselves."""
+        """What makes its ops: a compact form such as `RevolveOps`, or a tuple of the ops themselves."""
         return self._source
 
     def ops(self) -> tuple[Op, ...]:
-        """All ops at once, held in memory."""
+        """All ops at once, in memory."""
         return tuple(self)
 
     def lines(self) -> Iterator[str]:

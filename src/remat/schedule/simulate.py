@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from remat.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.problem import Level, Memory, Problem
 from remat.progress import report_progress
-from remat.schedule.events import Event, LiveItem, Totals
+from remat.schedule.events import Event, Totals
+from remat.schedule.live import LiveItem
 from remat.schedule.machine import Machine
 from remat.schedule.schedule import Schedule
 from remat.schedule.trace import Trace
@@ -18,13 +19,13 @@ from remat.schedule.verify import run_legally
 
 __all__ = ["simulate"]
 
-PROGRESS_INTERVAL = 10_000  # ops between two words of progress
+PROGRESS_INTERVAL = 10_000  # ops between two reports of progress
 
 
 def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str | None = None) -> Trace:
     """What happens when `schedule` reverses `problem`; without `memory`, moving states takes no time.
 
-    An illegal schedule raises an IllegalError that names the broken rule. Capacities are the business of `verify`.
+    An illegal schedule raises an IllegalError that names the broken rule. Capacities are checked by `verify` only.
 
     >>> from remat import Loop, plan
     >>> simulate(plan(Loop(10), slots=3).schedule, Loop(10)).forward_steps
@@ -96,7 +97,7 @@ class _Events:
             now += seconds
 
     def holders(self, at: int) -> tuple[LiveItem, ...]:
-        """Who is live while op `at` runs."""
+        """Every live thing while op `at` runs."""
         machine = Machine(self.problem, self.memory)
         for index, _ in run_legally(machine, self.schedule):
             if index == at:

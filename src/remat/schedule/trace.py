@@ -1,7 +1,7 @@
-"""What happens, or happened, op by op: the one form that the simulator and the executors both fill.
+"""What happens, or happened, op by op: the one form in which the simulator and real runs are told.
 
-In: events, as a source that can be read again. Out: totals, the peak, and who is live there. A trace of a million ops
-holds its totals only; its events are made anew when they are iterated.
+In: events, as a source that can be read again. Out: totals, the peak, and what is live there. A trace of a million ops
+stores its totals only; its events are made anew whenever they are iterated.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +13,8 @@ from remat.errors import FileError
 from remat.problem import Memory
 from remat.problem.serialization import Serializable
 from remat.schedule.display import Displayable
-from remat.schedule.events import Event, LiveItem, Totals
+from remat.schedule.events import Event, Totals
+from remat.schedule.live import LiveItem
 from remat.schedule.trace_columns import Columns
 from remat.units import bytes_text, count_text
 
@@ -88,7 +89,7 @@ class Trace(Displayable, Serializable):
 
     @cached_property
     def at_peak(self) -> tuple[LiveItem, ...]:
-        """Who is live at the peak of the device: (what, level, bytes)."""
+        """What is live at the peak of the device: (what, level, bytes)."""
         return self.find_holders(self.totals.peak_index)
 
     def __iter__(self) -> Iterator[Event]:
@@ -108,7 +109,7 @@ class Trace(Displayable, Serializable):
             ),
             ("states", moved or "none kept"),
             ("peak", ", ".join(f"{level} {bytes_text(size)}" for level, size in self.peaks.items())),
-            ("at peak", _who(self.at_peak)),
+            ("at peak", _items_text(self.at_peak)),
             ("time", f"{self.seconds:.6g}"),
         ]
         if self.totals.allocated is not None:
@@ -168,7 +169,7 @@ def _sizes(value: Any, name: str) -> dict[str, int]:
     return {str(key): _size(size, name) for key, size in value.items()}
 
 
-def _who(holders: tuple[LiveItem, ...]) -> str:
+def _items_text(holders: tuple[LiveItem, ...]) -> str:
     largest = sorted(holders, key=lambda h: -h[2])
     shown = ", ".join(f"{what} ({bytes_text(size)})" for what, _, size in largest[:6])
     return shown + (f" and {len(largest) - 6} more" if len(largest) > 6 else "")

@@ -1,6 +1,6 @@
-"""Events held as columns of numbers: some sixty bytes for each op, where objects would take a thousand.
+"""Events as columns of numbers: some sixty bytes for each op, where objects would take a thousand.
 
-In: events, one by one, from a real run or from a file. Out: the same events, made anew when they are iterated.
+In: events, one by one, from a real run or from a file. Out: the same events, made anew whenever they are iterated.
 """
 
 import math
@@ -10,16 +10,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from remat.errors import FileError, ScheduleError
-from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
-from remat.schedule.events import Event, Live
+from remat.ops import OP_TABLE, OPS_BY_TYPE, Op
+from remat.schedule.events import Event
+from remat.schedule.live import Live
 from remat.schedule.notation import format_op, parse_lines
 
 __all__ = ["Columns"]
 
-_RANGES = (Advance, Record, Pullback)
-_MOVES = (Keep, Fetch, Drop)
-_KINDS: tuple[type, ...] = (*_RANGES, *_MOVES, Turn)
-_CODE = {kind: code for code, kind in enumerate(_KINDS)}
 _LARGEST = 2**62  # of any number of bytes in a file
 
 
@@ -28,7 +25,7 @@ class Columns:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._levels: list[str] = []  # the names that moves speak of, by number
+        self._levels: list[str] = []  # level names, by the number that stands for them in `_second`
         self._code, self._first, self._second = array("b"), array("q"), array("q")
         self._seconds = array("d")
         self._state: dict[str, array[int]] = {}
@@ -36,8 +33,8 @@ class Columns:
         self._allocated: array[int] | None = None
 
     def append(self, op: Op, seconds: float, live: Live, allocated: int | None = None) -> None:
-        """Add an event; where `allocated` is given for some only, it is 0 for the others."""
-        self._code.append(_CODE[type(op)])
+        """Add an event; where only some events have `allocated`, it is 0 for the others."""
+        self._code.append(OPS_BY_TYPE[type(op)].code)
         first, second = self._numbers(op)
         self._first.append(first)
         self._second.append(second)
@@ -66,7 +63,7 @@ class Columns:
 
     def __iter__(self) -> Iterator[Event]:
         start = 0.0
-        for i in range(len(self)):  # a run may still be adding events: take those that there are
+        for i in range(len(self)):  # a run may still be adding events: read those added so far
             state = {level: column[i] for level, column in self._state.items()}
             live = Live(self.device, state, self._tape[i], self._cotangent[i])
             allocated = None if self._allocated is None else self._allocated[i]
@@ -110,29 +107,32 @@ class Columns:
         return columns
 
     def _numbers(self, op: Any) -> tuple[int, int]:
-        if isinstance(op, _RANGES):
+        spec = OPS_BY_TYPE[type(op)]
+        if spec.is_range:
             return op.start, op.stop
-        if isinstance(op, _MOVES):
+        if spec.has_level:
             if op.level not in self._levels:
                 self._levels.append(op.level)
             return op.state, self._levels.index(op.level)
         return 0, 0
 
     def _op(self, i: int) -> Op:
-        kind, first, second = _KINDS[self._code[i]], self._first[i], self._second[i]
-        if kind is Pullback:
-            return Pullback(second, first)
-        if kind is Turn:
-            return Turn()
-        op: Op = kind(first, self._levels[second] if kind in _MOVES else second)
+        spec, first, second = OP_TABLE[self._code[i]], self._first[i], self._second[i]
+        op: Op
+        if spec.is_range:
+            op = spec.op(start=first, stop=second)
+        elif spec.has_level:
+            op = spec.op(state=first, level=self._levels[second])
+        else:
+            op = spec.op()
         return op
 
 
-def _column(values: Any, name: str, count: int, kind: type) -> list[Any]:
+def _column(values: Any, name: str, count: int, number_type: type) -> list[Any]:
     if not isinstance(values, list) or len(values) != count:
         raise FileError(f"the saved trace is damaged: {name} is no list of {count} numbers, one for each op")
     for value in values:
-        fits = type(value) is int or (kind is float and type(value) is float and math.isfinite(value))
+        fits = type(value) is int or (number_type is float and type(value) is float and math.isfinite(value))
         if not fits or not 0 <= value < _LARGEST:
             raise FileError(f"the saved trace is damaged: {str(value)[:40]!r} in {name} is no number it can be")
     return values

@@ -56,7 +56,7 @@ class _Broken(Exception):
 
 
 def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str) -> Verdict:
-    """Whether `schedule` reverses `problem` legally inside `memory` (or so many bytes); if not, the first broken rule.
+    """Whether `schedule` reverses `problem` legally inside `memory` (a Memory or bytes); if not, the first broken rule.
 
     >>> from remat import Loop, Memory, Schedule
     >>> bool(verify(Schedule.parse("record 0 1; turn; pullback 1 0"), Loop(1), Memory(slots=0)))
@@ -71,7 +71,7 @@ def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str)
 
 
 def run_legally(machine: Machine, schedule: Iterable[Op]) -> Iterator[tuple[int, Op]]:
-    """Apply each op to the machine and give it back; a broken rule raises an IllegalError."""
+    """Apply each op to the machine and yield it; a broken rule raises an IllegalError."""
     try:
         yield from _steps(machine, schedule, capacities=False)
     except _Broken as broken:

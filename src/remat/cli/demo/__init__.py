@@ -1,4 +1,4 @@
-"""`remat demo`: the main job, seen: a character LSTM trained through 512 steps, plainly and inside a memory budget."""
+"""`remat demo`: a character LSTM trained through 512 steps, by plain autograd and inside a memory budget."""
 
 import argparse
 import gc
@@ -71,17 +71,18 @@ def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tup
         def budget(params: Any) -> Any:
             return model.budget_loss(params, memory, bars)
 
-        value_and_grad(budget)(model.params)  # measured and planned before anything is timed, or refused
+        # Measured and planned before anything is timed; a budget that is too small raises here.
+        value_and_grad(budget)(model.params)
         plain_losses, plain_seconds = _train(model, model.plain_loss, iterations, bars, "plain autograd")
         losses, seconds = _train(model, budget, iterations, bars, f"remat in {memory}")
         bars.say("measuring memory", 2)
         (_, expected), plain_peak = _traced(lambda: value_and_grad(model.plain_loss)(model.params))
         bars.step()
-        (_, found), peak = _traced(lambda: value_and_grad(budget)(model.params))
+        (_, gradient), peak = _traced(lambda: value_and_grad(budget)(model.params))
         with profile() as recorded:
             value_and_grad(budget)(model.params)
         bars.step()
-    call, equal = recorded.calls[0], agreement(found, expected)
+    call, equal = recorded.calls[0], agreement(gradient, expected)
     return _rows(plain_losses, losses, equal, plain_peak, peak, plain_seconds, seconds, call), call
 
 
@@ -125,7 +126,7 @@ def _train(
 
 
 def _traced(call: Callable[[], Any]) -> tuple[Any, int]:
-    """What a call gives, and the most bytes that were allocated during it."""
+    """The result of a call, and the peak of the bytes that Python allocated during it."""
     gc.collect()
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""The model of the demo: a character LSTM, differentiated through all its steps, plainly or inside a budget."""
+"""The model of the demo: a character LSTM, differentiated through all its steps by autograd or by remat."""
 
 from importlib.resources import files
 from typing import Any
@@ -65,14 +65,14 @@ class CharModel:
         return np.sum(losses) / len(self.xs)
 
     def train(self, loss: Any, iterations: int, done: Any) -> list[float]:
-        """The losses while Adam takes so many steps from the same start; `done` is called after each."""
+        """The losses of that many iterations of Adam from the initial parameters; `done` is called after each."""
         losses: list[float] = []
 
         def gradient(params: Any, iteration: int) -> Any:
-            value, found = value_and_grad(loss)(params)
+            value, gradients = value_and_grad(loss)(params)
             losses.append(float(value))
             done()
-            return found
+            return gradients
 
         adam(gradient, self.params, num_iters=iterations, step_size=0.02)
         return losses

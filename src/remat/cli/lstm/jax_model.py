@@ -1,4 +1,4 @@
-"""The same model on JAX: the same numbers go in, and the same step is run, one at a time so that it can be watched."""
+"""The same model on JAX: same numbers, same step; each step is dispatched by itself so that it can be profiled."""
 
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ class JaxLstm(Lstm):
     """The LSTM on arrays of JAX, in double precision as on NumPy."""
 
     np: ClassVar[Any] = jnp
-    how: ClassVar[dict[str, Any]] = {"driven": True}
+    scan_options: ClassVar[dict[str, Any]] = {"driven": True}
 
     def __init__(self, steps: int, hidden: int, batch: int) -> None:
         super().__init__(steps, hidden, batch)
@@ -29,5 +29,5 @@ class JaxLstm(Lstm):
     def gradient(self, plan: Plan, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
         """The loss, and its gradient for all parameters."""
         with jax.enable_x64(True):
-            value, found = jax.value_and_grad(lambda params: self.loss(params, plan, progress))(self.params)
-            return float(value), {name: numpy.asarray(part) for name, part in found.items()}
+            value, gradients = jax.value_and_grad(lambda params: self.loss(params, plan, progress))(self.params)
+            return float(value), {name: numpy.asarray(gradient) for name, gradient in gradients.items()}

@@ -17,9 +17,9 @@ __all__ = ["Lstm"]
 class Lstm:
     """An LSTM that predicts the running mean of its inputs, and a batch of random sequences for it."""
 
-    np: ClassVar[Any] = autograd.numpy  # the framework's way to spell NumPy
-    how: ClassVar[dict[str, Any]] = {}  # more words for remat.scan
-    metered: ClassVar[bool] = False  # whether the framework's meter is asked too, in a run of its own
+    np: ClassVar[Any] = autograd.numpy  # the framework's namespace with NumPy's names
+    scan_options: ClassVar[dict[str, Any]] = {}  # more arguments of remat.scan
+    metered: ClassVar[bool] = False  # whether a separate run measures allocations by the framework's meter
 
     def __init__(self, steps: int, hidden: int, batch: int, inputs: int = 8, seed: int = 0) -> None:
         rng = numpy.random.default_rng(seed)
@@ -39,10 +39,12 @@ class Lstm:
             state = lstm_cell(np, params, state, x[0])
             return state, np.mean((np.dot(state[0], params["out"]) - x[1]) ** 2)
 
-        _, losses = remat.scan(step, self.state, (self.xs, self.targets), plan=plan, progress=progress, **self.how)
+        _, losses = remat.scan(
+            step, self.state, (self.xs, self.targets), plan=plan, progress=progress, **self.scan_options
+        )
         return np.sum(losses) / len(self.xs)
 
     def gradient(self, plan: Plan, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
         """The loss, and its gradient for all parameters."""
-        value, found = value_and_grad(lambda params: self.loss(params, plan, progress))(self.params)
-        return float(value), found
+        value, gradients = value_and_grad(lambda params: self.loss(params, plan, progress))(self.params)
+        return float(value), gradients

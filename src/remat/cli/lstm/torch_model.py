@@ -1,4 +1,4 @@
-"""The same model on PyTorch: the same numbers go in, and the same step is run."""
+"""The same model on PyTorch: same numbers, same step."""
 
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -27,5 +27,5 @@ class TorchLstm(Lstm):
     def gradient(self, plan: Plan, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
         """The loss, and its gradient for all parameters."""
         value = self.loss(self.params, plan, progress)
-        found = torch.autograd.grad(value, list(self.params.values()))
-        return value.item(), {name: part.numpy() for name, part in zip(self.params, found, strict=True)}
+        gradients = torch.autograd.grad(value, list(self.params.values()))
+        return value.item(), {name: gradient.numpy() for name, gradient in zip(self.params, gradients, strict=True)}

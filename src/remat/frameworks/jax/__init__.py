@@ -26,19 +26,41 @@
 
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
+from remat.frameworks.jax.leaves import flatten, prepend, stack, unpack
+from remat.frameworks.jax.ownership import (
+    ARRAY_TYPES,
+    CONVERSION,
+    DECIDES_LOOPS,
+    DECIDES_SEGMENTS,
+    HAS_POLICIES,
+    MIXES,
+    NAME,
+    TITLE,
+    is_module,
+    is_tracing,
+    owns,
+)
 from remat.frameworks.jax.scan import free_bytes, scan, while_loop
-from remat.frameworks.jax.sequences import stacked, unpack, with_first
-
-NAME = "jax"
 
 __all__ = [
+    "ARRAY_TYPES",
+    "CONVERSION",
+    "DECIDES_LOOPS",
+    "DECIDES_SEGMENTS",
+    "HAS_POLICIES",
+    "MIXES",
     "NAME",
+    "TITLE",
     "checkpoint",
     "checkpoint_module",
+    "flatten",
     "free_bytes",
+    "is_module",
+    "is_tracing",
+    "owns",
+    "prepend",
     "scan",
-    "stacked",
+    "stack",
     "unpack",
     "while_loop",
-    "with_first",
 ]

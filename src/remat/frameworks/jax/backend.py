@@ -4,10 +4,12 @@ Arrays do not change, so a kept state is no copy; a state that is not kept is do
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
+from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.jax.avals import Flags, nbytes, zeros_like_aval
 from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
@@ -88,16 +90,12 @@ class JaxBackend:
         avals = loop.step.y_avals
         self.ys: Any = [zeros_like_aval(aval, loop.rows or 0) for aval in avals]
         self.first = True  # whether the first sweep is run, which puts out
-        self.y_bars: list[Any] = []
-        self.given: Flags = ()
-        self.sums: list[Any] = []
-        self.xs_bar: list[Any] = []
 
-    def turn(self, y_bars: list[Any], given: Flags) -> None:
-        """The cotangents of the outputs are in, of those that are given one."""
-        units = ChunkedSteps(self.step_vjp, self.consts, self.xs)
-        self.y_bars, self.given, self.ys = y_bars, given, []
-        _, self.sums, self.xs_bar = units.zero_grads([])
+    def new_gradients(self, carry_bar: Any, y_bars: list[Any], nonzero: Flags) -> Gradients:
+        """The gradients at the turn, with cotangents of the outputs that are `nonzero`; the outputs are let go."""
+        self.ys = []
+        _, sums, rows = ChunkedSteps(self.step_vjp, self.consts, self.xs).zero_grads([])
+        return Gradients(carry_bar, (y_bars, nonzero), rows, sums)
 
     def advance(self, state: State, start: int, stop: int) -> State:
         """The carry after steps start..stop-1."""
@@ -124,16 +122,16 @@ class JaxBackend:
             tape.append((piece, at, per_step))
         return State(self._done(tuple(carry))), tape
 
-    def pull_back(self, tape: Any, cotangent: Any) -> Any:
-        """The cotangent at the start of the tape; sums and rows are gathered here."""
+    def pull_back(self, tape: Any, gradients: Gradients) -> Gradients:
+        """The gradients at the start of the tape; sums and rows are donated to the compiled call that adds to them."""
+        (y_bars, nonzero), carry, sums, rows = gradients.outputs, gradients.carry, gradients.captured, gradients.xs
         while tape:
             piece, at, per_step = tape.pop()
-            (sums, rows), self.sums, self.xs_bar = (self.sums, self.xs_bar), [], []
-            cotangent, self.sums, self.xs_bar = _pulling(
-                piece, self.given, self.consts, self.xs, per_step, self.y_bars, list(cotangent), sums, rows, at
+            carry, sums, rows = _pulling(
+                piece, nonzero, self.consts, self.xs, per_step, y_bars, list(carry), sums, rows, at
             )
             del per_step
-        return self._done(cotangent)
+        return replace(gradients, carry=self._done(carry), captured=sums, xs=rows)
 
     def copy(self, state: State) -> State:
         """The state, which is not donated from now on."""
@@ -143,13 +141,13 @@ class JaxBackend:
         """Bytes of a state, a tape or a cotangent."""
         return sum(nbytes(leaf) for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype"))
 
-    def persistent_bytes(self) -> dict[str, int]:
+    def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of what is live throughout."""
         parts = {
             "inputs": self.xs,
             "captured": self.consts,
             "outputs": self.ys,
-            "gradients": [*self.sums, *self.xs_bar],
+            "gradients": [] if gradients is None else [*gradients.captured, *gradients.xs],
         }
         return {name: size for name, values in parts.items() if (size := self.size(values))}
 
@@ -159,14 +157,6 @@ class JaxBackend:
 
     def meter(self) -> Meter | None:
         """None: XLA allocates as it likes."""
-        return None
-
-    def fingerprint(self, state: State) -> Sequence[float]:
-        """Nothing: pure functions give the same again."""
-        return ()
-
-    def mismatch(self, state: State, fingerprint: Sequence[float], *, recorded: int) -> str | None:
-        """None: pure functions give the same again."""
         return None
 
     def _done(self, value: Any) -> Any:

@@ -78,9 +78,8 @@ class HostLinearization(ScanLinearization):
         _refuse_tracers([*args, *cotangents])
         carry_bar, y_bars, given_ys = self.split_cotangents(given, cotangents)
         with self.driven.at_turn(args) as (backend, run):
-            backend.turn(y_bars, given_ys)
-            before = run.reverse(carry_bar)
-        return self.input_cotangents(Grads(list(before), backend.sums, backend.xs_bar))
+            gradients = run.reverse(backend.new_gradients(carry_bar, y_bars, given_ys))
+        return self.input_cotangents(Grads(list(gradients.carry), gradients.captured, gradients.xs))
 
     def _jvp_loop(self, args: Arrays, tangents: Arrays) -> tuple[ScanFunction, Arrays]:
         """Tangents go along with a plain loop."""
@@ -114,7 +113,7 @@ class HostLoopCall(LoopCall[JaxBackend]):
         jax.block_until_ready(backend.advance(state, 0, 1).leaves)
         return StepCost(sizes.loop(None, seconds=perf_counter() - began), sizes.workspace, bookkeeping=0)
 
-    def forward_sweep(self, leaves: Arrays, determinism: Any) -> tuple[JaxBackend, Interpreter]:
+    def forward_sweep(self, leaves: Arrays, determinism: Any) -> tuple[JaxBackend, Interpreter[JaxBackend]]:
         """The first sweep; after it nothing is put out again."""
         backend, run = super().forward_sweep(leaves, determinism)
         backend.first = False

@@ -19,9 +19,10 @@ from remat.frameworks.jax.scan_function import CheckpointLayout
 from remat.frameworks.jax.while_function import SlotsFor
 from remat.loops.request import LoopRequest
 from remat.planners import Chunks, KeepAll, Plan
-from remat.planners.loop.binomial import RevolveOps, fitting_states, predict
+from remat.planners.loop.binomial import fitting_states, predict
 from remat.problem import Loop, Memory
 from remat.schedule import Drop, Keep, Record, Schedule
+from remat.schedule.revolve import RevolveOps
 from remat.units import bytes_text
 
 __all__ = ["StepSizes", "layout_of", "online_slots", "plan_for_jit", "step_sizes"]

@@ -9,11 +9,44 @@ recomputes single functions.
 from autograd.builtins import tuple as ag_tuple
 
 from remat.frameworks.numpy.checkpoint import checkpoint
-from remat.frameworks.numpy.leaves import unpack
+from remat.frameworks.numpy.leaves import flatten, prepend, stack, unpack
 from remat.frameworks.numpy.meter import free_bytes
+from remat.frameworks.numpy.ownership import (
+    ARRAY_TYPES,
+    CONVERSION,
+    DECIDES_LOOPS,
+    DECIDES_SEGMENTS,
+    HAS_POLICIES,
+    MIXES,
+    NAME,
+    TITLE,
+    checkpoint_module,
+    is_module,
+    is_tracing,
+    owns,
+)
 from remat.frameworks.numpy.scan import scan, while_loop
-from remat.frameworks.numpy.sequences import stacked, with_first
 
-NAME = "numpy"
-
-__all__ = ["NAME", "ag_tuple", "checkpoint", "free_bytes", "scan", "stacked", "unpack", "while_loop", "with_first"]
+__all__ = [
+    "ARRAY_TYPES",
+    "CONVERSION",
+    "DECIDES_LOOPS",
+    "DECIDES_SEGMENTS",
+    "HAS_POLICIES",
+    "MIXES",
+    "NAME",
+    "TITLE",
+    "ag_tuple",
+    "checkpoint",
+    "checkpoint_module",
+    "flatten",
+    "free_bytes",
+    "is_module",
+    "is_tracing",
+    "owns",
+    "prepend",
+    "scan",
+    "stack",
+    "unpack",
+    "while_loop",
+]

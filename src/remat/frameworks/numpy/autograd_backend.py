@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from remat.errors import StepError
+from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.backend import NumpyBackend, is_readonly_error, step_mutation_error
@@ -91,24 +93,20 @@ class AutogradBackend(NumpyBackend):
             runner.outputs_written = i + 1
         return nodes
 
-    def pull_back(self, tape: Tape, cotangent: list[Any]) -> list[Any]:
-        """The cotangent of the carry before the range; sums of captured values go on, those of inputs are written."""
-        sums = {
-            node: total
-            for node, total in zip(tape.captured, self.captured_sums, strict=True)
-            if node is not None and total is not None
-        }
-        groups = [_pairs(nodes, self._output_cotangents(i)) for i, nodes in enumerate(tape.ys, tape.start)]
-        groups = [group for group in groups if group] + [_pairs(tape.carry_out, cotangent)]
+    def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
+        """The gradients before the range; sums of captured values go on, rows of inputs are written."""
+        captured = list(zip(tape.captured, gradients.captured, strict=True))
+        sums = {node: total for node, total in captured if node is not None and total is not None}
+        outputs = gradients.outputs
+        groups = [_pairs(nodes, self._output_cotangents(outputs, i)) for i, nodes in enumerate(tape.ys, tape.start)]
+        groups = [group for group in groups if group] + [_pairs(tape.carry_out, gradients.carry)]
         sums = pull_back(groups, sums)
-        self.captured_sums = [
-            sums.get(node, total) for node, total in zip(tape.captured, self.captured_sums, strict=True)
-        ]
         for i, nodes in enumerate(tape.xs, tape.start):
-            for gradient, node in zip(self.xs_grads, nodes, strict=True):
+            for gradient, node in zip(gradients.xs, nodes, strict=True):
                 if node in sums:
                     gradient[i] = sums[node][0]
-        return [sums[node][0] if node in sums else None for node in tape.carry_in]
+        carry = [sums[node][0] if node in sums else None for node in tape.carry_in]
+        return replace(gradients, carry=carry, captured=[sums.get(node, total) for node, total in captured])
 
     def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
         for i in range(start, stop):

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from autograd.core import vspace
 
 from remat.errors import StepError
+from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.frameworks.numpy.leaves import fingerprint, frozen_copy, mismatch, nbytes, readonly_view
 from remat.frameworks.numpy.meter import NumpyMeter
@@ -34,9 +36,6 @@ class NumpyBackend(ABC):
         self.partial_tape: Any = None  # a tape that is being recorded
         self.writes = False  # whether the step was seen to write into its carry
         self._tried = False  # whether a step was run on plain arrays
-        self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
-        self.xs_grads: list[Any] = []
-        self.captured_sums: list[Sum] = [None] * len(captured)
 
     @property
     def replayable_states(self) -> Sequence[ReplayableState]:
@@ -90,9 +89,15 @@ class NumpyBackend(ABC):
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and their tape."""
 
+    def new_gradients(self, carry: list[Any], outputs: Sequence[Any], xs: Sequence[Any]) -> Gradients:
+        """The gradients at the turn: cotangents of the last carry and of the outputs, zeros for the rest."""
+        rows = [vspace(leaf).zeros() if wanted else None for leaf, wanted in zip(xs, self.needs_grad.xs, strict=True)]
+        sums: list[Sum] = [None] * len(self.captured)
+        return Gradients(carry, outputs if any(part is not None for part in outputs) else (), rows, sums)
+
     @abstractmethod
-    def pull_back(self, tape: Any, cotangent: list[Any]) -> list[Any]:
-        """The cotangent of the carry before the tape's steps."""
+    def pull_back(self, tape: Any, gradients: Gradients) -> Gradients:
+        """The gradients before the tape's steps."""
 
     @abstractmethod
     def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
@@ -111,14 +116,14 @@ class NumpyBackend(ABC):
             return tape_size(value, [*self.captured, *self.runner.inputs.leaves])
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
 
-    def persistent_bytes(self) -> dict[str, int]:
+    def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
-        sums = [total[0] for total in self.captured_sums if total]
+        arrays = [] if gradients is None else [*gradients.xs, *(total[0] for total in gradients.captured if total)]
         parts = {
             "inputs": self.runner.inputs.leaves,
             "parameters and what else is captured": self.captured,
             "outputs": self.runner.outputs.leaves,
-            "gradients": [leaf for leaf in (*self.xs_grads, *sums) if leaf is not None],
+            "gradients": [leaf for leaf in arrays if leaf is not None],
         }
         return {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
 
@@ -134,29 +139,29 @@ class NumpyBackend(ABC):
     def fingerprint(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""
         with np.errstate(all="ignore"):
-            return [fingerprint(leaf) for leaf in self.runner.recorded_call(state)]
+            return [fingerprint(leaf) for leaf in self.runner.observed(state)]
 
     def mismatch(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
         if self.fingerprint(state) == list(noted):
             return None
-        leaves, outputs = self.runner.recorded_call(state), self.runner.outputs
+        leaves, outputs = self.runner.observed(state), self.runner.outputs
         names = (self.runner.names + outputs.names)[: len(leaves)]
         specs = (self.runner.specs + outputs.specs)[: len(leaves)]
         with np.errstate(all="ignore"):
             for leaf, name, spec, number in zip(leaves, names, specs, noted, strict=True):
                 tolerance = spec.eps ** (0.5 / recorded if recorded else 0.75)
-                relative_difference = mismatch(leaf, number, tolerance)
-                if relative_difference and tolerance < LOOSE:
-                    return f"{name} was another one by {relative_difference:.1g} of its size"
+                difference = mismatch(leaf, number, tolerance)
+                if difference and tolerance < LOOSE:
+                    return f"{name} was another one by {difference:.1g} of its size"
         return None
 
-    def _output_cotangents(self, i: int) -> list[Any] | None:
+    def _output_cotangents(self, cotangents: Sequence[Any], i: int) -> list[Any] | None:
         """The cotangents of the output of step i by leaf, or None if it has none."""
         row = self.runner.outputs.row_of(i)
-        if row is None or not self.cotangents:
+        if row is None or not cotangents:
             return None
-        return [None if cotangent is None else cotangent[row] for cotangent in self.cotangents]
+        return [None if cotangent is None else cotangent[row] for cotangent in cotangents]
 
 
 class GradientMask:

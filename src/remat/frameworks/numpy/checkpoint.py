@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 from autograd.builtins import tuple as boxed_tuple
-from autograd.core import defjvp_argnums, defvjp_argnums, vspace
-from autograd.tracer import Box, getval, primitive
+from autograd.extend import Box, defjvp_argnums, defvjp_argnums, primitive, vspace
+from autograd.tracer import getval
 
 from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
 from remat.execute.recomputation import is_recomputing, recomputing

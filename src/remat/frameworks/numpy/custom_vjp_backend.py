@@ -1,12 +1,14 @@
 """Steps pulled back by the user's own adjoint: a tape is the carries that went into them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from remat.closures.capture import CapturedReference
 from remat.errors import StepError
+from remat.execute.gradients import Gradients
 from remat.frameworks.numpy.backend import NumpyBackend
 from remat.frameworks.numpy.leaves import copy
 from remat.pytree import StructureMismatch, TreeDef
@@ -48,17 +50,17 @@ class CustomVjpBackend(NumpyBackend):
         tape, self.partial_tape = self.partial_tape, None
         return state, tape
 
-    def pull_back(self, tape: "_Carries", cotangent: list[Any]) -> list[Any]:
-        """The cotangent of the carry before the range, by the adjoint of each of its steps."""
-        runner = self.runner
+    def pull_back(self, tape: "_Carries", gradients: Gradients) -> Gradients:
+        """The gradients before the range, by the user's vjp of each of its steps."""
+        runner, carry_bar = self.runner, gradients.carry
         with self.step.rebind(self.captured):
             for i in reversed(range(tape.start, tape.stop)):
                 bar = runner.tree.unflatten(
-                    [_or_zeros(part, spec) for part, spec in zip(cotangent, runner.specs, strict=True)]
+                    [_or_zeros(part, spec) for part, spec in zip(carry_bar, runner.specs, strict=True)]
                 )
-                out = self.vjp(tape.carries.pop(), runner.inputs.row(i), bar, self._output_bar(i))
-                cotangent = self._gather(out, i)
-        return cotangent
+                out = self.vjp(tape.carries.pop(), runner.inputs.row(i), bar, self._output_bar(gradients.outputs, i))
+                carry_bar = self._accumulate(out, i, gradients)
+        return replace(gradients, carry=carry_bar)
 
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""
@@ -69,15 +71,15 @@ class CustomVjpBackend(NumpyBackend):
         with self.step.rebind(self.captured) as step:
             return self.runner.run(step, state, start, stop)
 
-    def _output_bar(self, i: int) -> Any:
-        outputs, parts = self.runner.outputs, self._output_cotangents(i)
+    def _output_bar(self, cotangents: Sequence[Any], i: int) -> Any:
+        outputs, parts = self.runner.outputs, self._output_cotangents(cotangents, i)
         if outputs.tree is None or outputs.row_of(i) is None:
             return None
         parts = parts or [None] * len(outputs.specs)
         return outputs.tree.unflatten([_or_zeros(part, spec) for part, spec in zip(parts, outputs.specs, strict=True)])
 
-    def _gather(self, out: Any, i: int) -> list[Any]:
-        """Take in what the adjoint of step i returned, and give back the cotangent of its carry."""
+    def _accumulate(self, out: Any, i: int, gradients: Gradients) -> list[Any]:
+        """Add what the user's vjp of step i returned to the gradients; the cotangent of the carry before it."""
         if not isinstance(out, tuple) or len(out) not in (2, 3):
             raise StepError(
                 f"vjp must return (carry_bar, x_bar) or (carry_bar, x_bar, {{name: gradient}}), and for step {i} it "
@@ -90,14 +92,14 @@ class CustomVjpBackend(NumpyBackend):
         if any(self.needs_grad.xs):
             specs = [(leaf.shape[1:], leaf.dtype) for leaf in inputs.leaves]
             parts = _gradients(out[1], inputs.tree, self.needs_grad.xs, specs, f"x_bar of step {i}")
-            for gradient, part in zip(self.xs_grads, parts, strict=True):
+            for gradient, part in zip(gradients.xs, parts, strict=True):
                 if gradient is not None:
                     gradient[i] = part
         if self.named:
-            self._gather_captured(out[2] if len(out) == 3 else {}, i)
+            self._accumulate_captured(out[2] if len(out) == 3 else {}, i, gradients.captured)
         return cotangent
 
-    def _gather_captured(self, named: Any, i: int) -> None:
+    def _accumulate_captured(self, named: Any, i: int, sums: list[Any]) -> None:
         if isinstance(named, dict):
             for alias in [name for name in named if self.aliases.get(name, name) not in named]:
                 named = {**named, self.aliases[alias]: named[alias]}
@@ -123,8 +125,8 @@ class CustomVjpBackend(NumpyBackend):
                     marks[at], specs[at] = True, (leaf.shape, leaf.dtype)
                 parts = _gradients(value, place.tree, marks, specs, where)
                 for at, number in place.values:
-                    total = self.captured_sums[number]
-                    self.captured_sums[number] = (parts[at] if total is None else total[0] + parts[at], False)
+                    total = sums[number]
+                    sums[number] = (parts[at] if total is None else total[0] + parts[at], False)
 
 
 class _Carries:

@@ -5,16 +5,19 @@ copies, and one fingerprint a leaf, by which a recomputed value is compared with
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import autograd.numpy as anp
 import numpy as np
 from autograd.builtins import DictBox, SequenceBox
 from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint, relative_difference
+from remat.pytree import TreeDef
+from remat.pytree import flatten as flatten_value
 
 __all__ = [
     "ArraySpec",
@@ -24,14 +27,17 @@ __all__ = [
     "ensure_writable",
     "fast_match",
     "fingerprint",
+    "flatten",
     "frozen_copy",
     "is_boxed",
     "matches_spec",
     "mismatch",
     "nbytes",
+    "prepend",
     "readonly_view",
     "reject_tracer",
     "spec_of",
+    "stack",
     "unpack",
 ]
 
@@ -49,6 +55,21 @@ def unpack(value: Any) -> Any:
     if kind is DictBox:
         return {key: value[key] for key in value}
     return value
+
+
+def flatten(value: Any) -> tuple[list[Any], TreeDef]:
+    """The leaves of a value, boxed or not, and its structure."""
+    return flatten_value(value, unpack)
+
+
+def stack(rows: Sequence[Any]) -> Any:
+    """One array of several, along a new first axis."""
+    return anp.stack(list(rows))
+
+
+def prepend(first: Any, rows: Any) -> Any:
+    """An array with one more row, the first."""
+    return anp.concatenate([anp.expand_dims(first, 0), rows])
 
 
 def is_boxed(leaf: Any) -> bool:

@@ -6,16 +6,17 @@ when the primitive is called, the reverse sweep when its cotangent comes. What i
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from autograd.core import defjvp_argnums, defvjp_argnums, vspace
-from autograd.tracer import getval, primitive
+from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
+from autograd.tracer import getval
 
 from remat.closures.capture import CapturedReference
 from remat.errors import StepError
 from remat.execute import Interpreter
+from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState, preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
@@ -23,9 +24,10 @@ from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
 from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, is_boxed, readonly_view
 from remat.frameworks.numpy.meter import NumpyMeter
-from remat.loops.loop_call import LoopCall, cached_cost
+from remat.loops.loop_call import LoopCall
 from remat.loops.step_runner import Inputs, Outputs, StepRunner
 from remat.measuring import MeasurementSetup, StepCost, measure_step
+from remat.measuring.cost_cache import cached_cost
 from remat.pytree import TreeDef
 
 __all__ = ["ConvertedStep", "NumpyCall", "as_truth_value", "run"]
@@ -89,20 +91,16 @@ class NumpyCall(LoopCall[NumpyBackend]):
     def _reverse(
         self,
         backend: NumpyBackend,
-        run: Interpreter,
+        run: Interpreter[NumpyBackend],
         leaves: Sequence[Any],
         cotangents: Sequence[Any],
         wanted: Sequence[int],
     ) -> list[Any]:
         assert self.results is not None
         carry, outputs = self.results.expand_cotangents(cotangents)
-        xs = self.split(leaves)[1]
-        backend.cotangents = outputs if any(part is not None for part in outputs) else ()
-        backend.xs_grads = [
-            _zeros(leaf) if want else None for leaf, want in zip(xs, backend.needs_grad.xs, strict=True)
-        ]
-        found = run.reverse(carry) + backend.xs_grads + [total and total[0] for total in backend.captured_sums]
-        return [_zeros(leaves[i]) if found[i] is None else found[i] for i in wanted]
+        gradients = run.reverse(backend.new_gradients(carry, outputs, self.split(leaves)[1]))
+        by_leaf = [*gradients.carry, *gradients.xs, *(total and total[0] for total in gradients.captured)]
+        return [_zeros(leaves[i]) if by_leaf[i] is None else by_leaf[i] for i in wanted]
 
     def measured(self, leaves: Sequence[Any]) -> StepCost:
         """What a step costs: from a few runs of the first ones, or from an earlier loop whose first step is as large.
@@ -122,23 +120,25 @@ class NumpyCall(LoopCall[NumpyBackend]):
         """Run the first steps a few times; only the first one if the length is not known, since more may not follow."""
         steps = min(self.steps or 1, 8)
         backend, state = self.new_backend(leaves, steps)
-        xs = self.split(leaves)[1]
-        backend.xs_grads = [
-            _zeros(leaf[:steps]) if w else None for leaf, w in zip(xs, backend.needs_grad.xs, strict=True)
-        ]
+        xs = [leaf[:steps] for leaf in self.split(leaves)[1]]
+        empty = backend.new_gradients([], (), xs)
 
-        def ones(state: Any) -> list[Any]:
-            runner, outputs = backend.runner, backend.runner.outputs
-            if outputs.leaves and not backend.cotangents:
-                pairs = zip(outputs.leaves, outputs.specs, strict=True)
-                backend.cotangents = [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in pairs]
-            kinds = zip(runner.tree.flatten_like(state, "carry"), runner.specs, strict=True)
-            return [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in kinds]
+        def ones_like(state: Any, gradients: Gradients | None) -> Gradients:
+            gradients = gradients or empty
+            runner, outputs = backend.runner, gradients.outputs
+            if runner.outputs.leaves and not outputs:
+                outputs = _ones(runner.outputs.leaves, runner.outputs.specs)
+            carry = _ones(runner.tree.flatten_like(state, "carry"), runner.specs)
+            return replace(gradients, carry=carry, outputs=outputs)
 
         assert self.request.memory is not None
         return measure_step(
-            MeasurementSetup(backend, NumpyMeter(), state, ones), steps, self.request.memory.device.capacity or 0
+            MeasurementSetup(backend, NumpyMeter(), state, ones_like), steps, self.request.memory.device.capacity or 0
         )
+
+
+def _ones(leaves: Sequence[Any], specs: Sequence[ArraySpec]) -> list[Any]:
+    return [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in zip(leaves, specs, strict=True)]
 
 
 def as_truth_value(answer: Any) -> bool:

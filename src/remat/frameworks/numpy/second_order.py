@@ -13,7 +13,7 @@ from typing import Any
 import autograd.numpy as anp
 import numpy as np
 from autograd.builtins import tuple as boxed_tuple
-from autograd.core import vspace
+from autograd.extend import vspace
 from autograd.tracer import getval
 
 from remat.closures.capture import CapturedReference

@@ -1,8 +1,11 @@
 """Tapes by autograd: a range of steps recorded as one graph with many roots and many ends, and pulled back in one pass.
 
 Autograd's own `make_vjp` has one root and one end, so that states would have to be packed into its containers, which
-cost more than many a step. Here every leaf is a root of its own, and sums of cotangents go on from range to range in
-the order in which autograd would have added them.
+cost more than many a step. Here every leaf is a root of its own, and sums of cotangents are carried from range to range
+in the order in which autograd would have added them.
+
+What `autograd.extend` does not declare (`trace`, `trace_stack`, `new_box`, `toposort`, `add_outgrads`, and `_trace`,
+`_node`, `_value` of a box) is used in this file only, but for `getval` and `isbox`. Checked with autograd 1.9.
 """
 
 import gc
@@ -15,8 +18,9 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
-from autograd.core import JVPNode, VJPNode, VSpace, add_outgrads
-from autograd.tracer import Box, Node, box_type_mappings, isbox, new_box, trace, trace_stack
+from autograd.core import add_outgrads
+from autograd.extend import Box, JVPNode, VJPNode, VSpace
+from autograd.tracer import Node, box_type_mappings, isbox, new_box, trace, trace_stack
 from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import header, unpack
@@ -46,10 +50,10 @@ _open: set[float] = set()
 
 @contextmanager
 def fresh_trace() -> Iterator[float]:
-    """A trace on top of all others; autograd's own is not closed when something raises.
+    """Open a trace on top of all others, and close it in any case: autograd's own stays open when something raises.
 
-    Autograd gives the number of a trace that has ended to the next one, so that a box which a step has hidden somewhere
-    would pass for one of the new trace. Here each has its own number, a little above that of its level.
+    Autograd gives the number of a trace that has ended to the next one, so that a box which a step has stored somewhere
+    would pass for one of the new trace. Here each has a number of its own: that of its level plus a small fraction.
     """
     trace_stack.top += 1
     number = trace_stack.top + next(_traces) % 2**40 * 2.0**-41
@@ -62,9 +66,26 @@ def fresh_trace() -> Iterator[float]:
 
 
 class ActiveTraces:
-    """The traces that are open now: ours, and autograd's, which are found where they are on the stack of calls.
+    """The traces that are open now: our own, and autograd's; as a capture filter it accepts boxes of these.
 
-    The number of a trace of autograd proves nothing: the next one gets the same. Its root does.
+    A segment or a step must be converted for the boxes of traces that are open, and must leave alone boxes that an
+    earlier `grad` left behind in a cache or a log. A box says only the number of its trace, and autograd numbers traces
+    by their depth: `trace_stack.new_trace` counts up on entry and down on exit, so the next `grad` has the number of
+    the last one. What tells two traces of one number apart is their root: the node of a box leads by `parents` to the
+    node that `trace` was called with, its `start_node`. Autograd stores that nowhere but in a local variable:
+
+        def trace(start_node, fun, x):
+            with trace_stack.new_trace() as t:
+                start_box = new_box(x, t, start_node)
+                end_box = fun(start_box)      # <- we are somewhere below this line
+
+    So the frames of the call stack are walked, once for a call of a loop or segment, and `t` and `start_node` are read
+    from each that runs `trace`. The alternative is to replace `trace` or `new_trace` by a version that registers roots,
+    which changes autograd for the whole program and misses every `grad` that was entered before. If autograd renames a
+    local, no trace seems to be open and gradients are lost; tests/frameworks/numpy/test_private_api.py fails then.
+
+    Our own traces need none of this: `fresh_trace` gives each a number that no other has (it is not whole). Forward
+    mode has no `parents`, so a box of forward mode is accepted by its number alone.
     """
 
     opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
@@ -83,10 +104,10 @@ class ActiveTraces:
         return bool(self._roots or _open)
 
     def visit(self, value: Any, name: str) -> None:
-        """Nothing else is looked for."""
+        """Nothing but boxes is looked for."""
 
     def accepts(self, leaf: Any) -> bool:
-        """Whether a leaf is a box of an open trace: one that a step or a former call left somewhere is not."""
+        """Whether a leaf is a box of an open trace; one that a step or an earlier call has stored somewhere is not."""
         if not isbox(leaf):
             return False
         number, node = leaf._trace, leaf._node
@@ -163,7 +184,7 @@ _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType, VSpace, str, int, bo
 
 
 def tape_size(tape: Tape, shared: Sequence[Any]) -> int:
-    """Bytes that a tape holds: all arrays and Python objects below its nodes, but for those that are `shared`."""
+    """Bytes that a tape keeps alive: all arrays and Python objects that its nodes refer to, except `shared` arrays."""
     seen = {id(_buffer(leaf)) for leaf in shared if isinstance(leaf, np.ndarray)}
     size = 0
     stack: list[Any] = [tape]

@@ -11,21 +11,42 @@ and `standing.py` are what it starts from again, `dropped.py` is the wrapper of 
 
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
-from remat.frameworks.torch.leaves import unpack
+from remat.frameworks.torch.leaves import flatten, prepend, stack, unpack
 from remat.frameworks.torch.meter import free_on as free_bytes
+from remat.frameworks.torch.ownership import (
+    ARRAY_TYPES,
+    CONVERSION,
+    DECIDES_LOOPS,
+    DECIDES_SEGMENTS,
+    HAS_POLICIES,
+    MIXES,
+    NAME,
+    TITLE,
+    is_module,
+    is_tracing,
+    owns,
+)
 from remat.frameworks.torch.scan import scan, while_loop
-from remat.frameworks.torch.sequences import stacked, with_first
-
-NAME = "torch"
 
 __all__ = [
+    "ARRAY_TYPES",
+    "CONVERSION",
+    "DECIDES_LOOPS",
+    "DECIDES_SEGMENTS",
+    "HAS_POLICIES",
+    "MIXES",
     "NAME",
+    "TITLE",
     "checkpoint",
     "checkpoint_module",
+    "flatten",
     "free_bytes",
+    "is_module",
+    "is_tracing",
+    "owns",
+    "prepend",
     "scan",
-    "stacked",
+    "stack",
     "unpack",
     "while_loop",
-    "with_first",
 ]

@@ -6,6 +6,7 @@ tensors are gathered here: sums go on from range to range in the order in which 
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from remat.errors import StepError
 from remat.execute.fingerprint import relative_difference
+from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
-from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr
+from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, version
 from remat.frameworks.torch.leaves import (
     copy_tensor,
     detached,
@@ -58,9 +60,6 @@ class TorchBackend:
         self.fake_captured: Sequence[Tensor] = ()  # for captured tensors, where fake ones are used
         self.first = False  # whether the first sweep of a call is run
         self.counting_bytes = False  # whether tapes are weighed while they are recorded
-        self.cotangents: Sequence[Any] = ()  # of the outputs, by leaf; given at the turn
-        self.xs_grads: list[Any] = [None] * len(runner.inputs.leaves)  # made when the first one comes
-        self.sums: list[Any] = [None] * len(self.captured)
         self.output_bytes = 0  # bytes of the outputs
         self._nodes = 0  # of a step's graph
 
@@ -230,41 +229,47 @@ class TorchBackend:
             runner.last_output = outputs.tree.map(detached, y)
         runner.outputs_written = max(runner.outputs_written, i + 1)
 
-    def pull_back(self, tape: Tape, cotangent: list[Any]) -> list[Any]:
-        """The cotangent of the carry before the range; sums of captured tensors go on, those of inputs are written."""
+    def new_gradients(self, carry: list[Any], outputs: Sequence[Any]) -> Gradients:
+        """The gradients at the turn: cotangents of the last carry and of the outputs; None for all that follows."""
+        outputs = outputs if any(part is not None for part in outputs) else ()
+        return Gradients(carry, outputs, [None] * len(self.runner.inputs.leaves), [None] * len(self.captured))
+
+    def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
+        """The gradients before the range; sums of captured tensors go on, rows of inputs are written."""
+        outputs = gradients.outputs
         ends = OutputEdges()
         if not self.step.fsdp_modules:
-            seed_accumulators(ends, tape.captured, self.sums)
+            seed_accumulators(ends, tape.captured, gradients.captured)
         last, done = tape.stop - 1, set()
-        if self.cotangents:
+        if outputs:
             # The cotangent of an output that is a leaf of the carry is the first of those that this leaf gets in the
             # plain loop, so the range after it begins with it, and the one before leaves it out.
             for k, j in self.activity.aliases.items():
                 if tape.start > 0 and tape.carry_in[k] is not None:
-                    ends.add(gradient_edge(tape.carry_in[k]), self._output_cotangent(tape.start - 1, j))
+                    ends.add(gradient_edge(tape.carry_in[k]), self._output_cotangent(outputs, tape.start - 1, j))
             done = set(self.activity.aliases.values()) if tape.stop != self.steps else set()
             for i, row in enumerate(tape.ys, tape.start):
                 for j, edge in enumerate(row):
                     if i != last or j not in done:
-                        ends.add(edge, self._output_cotangent(i, j))
-        for edge, bar in zip(tape.carry_out, cotangent, strict=True):
+                        ends.add(edge, self._output_cotangent(outputs, i, j))
+        for edge, bar in zip(tape.carry_out, gradients.carry, strict=True):
             ends.add(edge, bar)
         found = accumulate_grads(ends, tape, self.step.fsdp_modules) if self.step.fsdp_modules else pull(ends, tape)
         size, count = len(tape.carry_in), len(tape.captured)
         for k, gradient in enumerate(found[size : size + count]):
-            self.sums[k] = self.sums[k] if gradient is None else gradient
+            gradients.captured[k] = gradients.captured[k] if gradient is None else gradient
         rows = iter(found[size + count :])
         for i, row in enumerate(tape.xs, tape.start):
             for k, gradient in enumerate([next(rows) for _ in row]):
                 if gradient is not None:
-                    if self.xs_grads[k] is None:
-                        self.xs_grads[k] = torch.zeros_like(self.runner.inputs.leaves[k])
-                    self.xs_grads[k][i] = gradient
-        return found[:size]
+                    if gradients.xs[k] is None:
+                        gradients.xs[k] = torch.zeros_like(self.runner.inputs.leaves[k])
+                    gradients.xs[k][i] = gradient
+        return replace(gradients, carry=found[:size])
 
-    def _output_cotangent(self, i: int, j: int) -> Any:
+    def _output_cotangent(self, cotangents: Sequence[Any], i: int, j: int) -> Any:
         row = self.runner.outputs.row_of(i)
-        return None if row is None or self.cotangents[j] is None else self.cotangents[j][row]
+        return None if row is None or cotangents[j] is None else cotangents[j][row]
 
     def release_outputs(self) -> None:
         """The outputs are out; held here they would live as long as the graph that they belong to, and it with them."""
@@ -281,12 +286,13 @@ class TorchBackend:
             return value.bytes
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
 
-    def persistent_bytes(self) -> dict[str, int]:
+    def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
+        tensors = [] if gradients is None else [*gradients.xs, *gradients.captured]
         parts = {
             "inputs": self.runner.inputs.leaves,
             "parameters and what else is captured": self.captured,
-            "gradients": [leaf for leaf in (*self.xs_grads, *self.sums) if leaf is not None],
+            "gradients": [leaf for leaf in tensors if leaf is not None],
         }
         found = {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
         return found | ({"outputs": self.output_bytes} if self.output_bytes else {})
@@ -302,11 +308,11 @@ class TorchBackend:
 
     def device_fingerprint(self, state: Any, *, of_sizes: bool = False) -> list[Tensor]:
         """A number on the device for each leaf of the carry, and of the output that the last step put out with it."""
-        return [device_fingerprint(leaf, of_sizes=of_sizes) for leaf in self.runner.recorded_call(state)]
+        return [device_fingerprint(leaf, of_sizes=of_sizes) for leaf in self.runner.observed(state)]
 
     def fingerprint(self, state: Any) -> list[float]:
         """A number for each leaf of the carry, and of the output that the last step put out with it."""
-        return [quick_fingerprint(leaf) for leaf in self.runner.recorded_call(state)]
+        return [quick_fingerprint(leaf) for leaf in self.runner.observed(state)]
 
     def mismatch(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
         """The leaf that is not what was summed up, and by how much."""
@@ -351,13 +357,13 @@ class TorchBackend:
         if self.step.under_functorch:
             return []
         given = (*self.runner.tree.flatten_like(state, "carry"), *self.runner.inputs.leaves)
-        return [(ref(leaf), leaf._version) for leaf in given if isinstance(leaf, Tensor)]
+        return [(ref(leaf), version(leaf)) for leaf in given if isinstance(leaf, Tensor)]
 
     def _check_inputs_unchanged(self, given: list[tuple[Any, int]], start: int, stop: int) -> None:
         """Raise a StepError if steps have written into what they were given."""
-        for held, version in given:
+        for held, before in given:
             tensor = held()
-            if tensor is not None and tensor._version != version:
+            if tensor is not None and version(tensor) != before:
                 steps = f"step {start}" if stop == start + 1 else f"one of the steps {start} to {stop - 1}"
                 raise step_mutation_error(steps, f"a {leaf_ops.spec_of(tensor, 'tensor')} has changed")
 

@@ -1,9 +1,60 @@
-"""Segments on PyTorch: the ordinary graph is built, and only the tensors that it saves are replaced by holders.
+"""Segments on PyTorch: the ordinary graph is built, and the tensors that it saves are replaced by holders.
 
 In: a function and its arguments. Out: what it returns. A holder that the backward asks for its tensor lets its segment
-run again, which fills all its holders, and stops when they are full. So parameters, hooks and whatever else works on
-graphs works as without segments. The arguments are saved outside of the segment's own holders and inside those of a
-segment around it: an inner segment keeps nothing while the outer one is first run.
+run again, which fills all its holders, and stops when they are full. Parameters, hooks, DDP and whatever else works on
+graphs works as without segments. The rules, in the manner of the note in torch.utils.checkpoint:
+
+Rule 1. A saved tensor belongs to the innermost segment.
+
+    def inner(x): return x.sin().cos()          # saves x and sin(x): two holders of `inner`
+    def outer(x): return checkpoint(inner, x.exp()).tanh()
+
+`outer` has holders for exp(x), which exp saves, for the input of `inner` (rule 2), and for the result of tanh.
+
+Rule 2. The inputs of a segment are saved outside of its own holders, and inside those of a segment around it.
+
+`SaveInputs` is a node that saves the arguments and the tensors that are closed over before the hooks of the segment are
+on. Without a segment around it they are kept as by any node; with one they are holders of it, so that an inner segment
+keeps nothing alive after the forward of the outer one. To fill a holder of `inner` its inputs are loaded, which asks a
+holder of `outer`, which recomputes `outer` first. Parameters are not inputs: they are used as they are, with the flags
+and hooks that they had (leaf_state.py, segment_closure.py).
+
+Rule 3. A recomputation starts as if no segment were active; segments inside it are segments again.
+
+While `outer` is recomputed, `inner` is called again: its new inputs fill the holder of rule 2, and what it saves inside
+goes to new holders of its own, which die with the recomputed graph.
+
+Rule 4. A recomputation stops at the last tensor that can still be asked for.
+
+In `x.exp().sum()` nothing is saved after exp, so sum is not run again. A holder whose node is freed is not waited for.
+`early_stop=False` runs everything, and so does a parameter that was written into since the first run: only a complete
+graph says whether the outputs depend on it, which is an error.
+
+Rule 5. A recomputed tensor belongs to one backward, and is handed out once.
+
+    y.backward(retain_graph=True); y.backward()         # two backwards: two recomputations
+
+Values are stored by the id of the backward and dropped when they are taken, so that memory falls as the backward goes
+on. A node that asks twice, as a custom Function does that reads `ctx.saved_tensors` twice, causes a second
+recomputation, whose values are then kept until this backward has ended: at most two for a backward. Outside of a
+backward (`y.grad_fn._saved_result`), the one value that is asked for is computed, and not kept.
+
+Rule 6. A backward may run inside a segment.
+
+    def fn(x):
+        y = x.sin()
+        g, = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return g * y
+
+The first run saves only holders, so `grad` recomputes what `fn` has saved so far, and stops there (rule 4). The graph
+of a recomputation has real tensors, and `grad` uses these when `fn` is recomputed.
+
+Rule 7. What is saved again is compared with what was saved first.
+
+The number of tensors, and shape, dtype and device of each, always; versions of parameters and inputs, always, so that
+writing into them between forward and backward is an error as in plain autograd; values by fingerprints, in the first
+recomputation of each function (`check="first"`), in every one or in none. Whatever differs raises a DeterminismError
+or a StepError, and no gradient.
 """
 
 import threading
@@ -19,14 +70,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from remat.errors import RematError
 from remat.execute.recomputation import StopRecomputation, is_recomputing, recomputing
 from remat.execute.segment_rng import SegmentReplay
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.detached_cells import DetachedCells
-from remat.frameworks.torch.leaf_state import InputVersion, LeafState, reachable_leaves, restored_leaf_state
-from remat.frameworks.torch.leaves import device_fingerprint, nbytes
-from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, SaveInputs, describe, storage_id
+from remat.frameworks.torch.functorch import in_transform
+from remat.frameworks.torch.graph import backward_hooks, call_after_backward, current_backward, version
+from remat.frameworks.torch.leaf_state import InputVersion, LeafState, raise_if_used, restored_leaf_state
+from remat.frameworks.torch.leaves import nbytes
+from remat.frameworks.torch.recompute import Recomputation
+from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, SaveInputs, comparable_storage
 from remat.frameworks.torch.segment_closure import SegmentClosure
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
@@ -39,17 +92,14 @@ from remat.segments import (
     mutation_error,
     nested,
     nesting_depth,
-    raise_nondeterministic,
 )
 
 __all__ = ["CheckpointFrame", "checkpoint"]
 
-_current_frame: ContextVar["CheckpointFrame | None"] = ContextVar(
-    "open", default=None
-)  # the innermost that is first run
-_RECOMPUTE_LOCK = (
-    threading.RLock()
-)  # random generators, and what is put back for a recomputation, belong to all threads
+# The innermost segment whose first run is in progress.
+_current_frame: ContextVar["CheckpointFrame | None"] = ContextVar("checkpoint_frame", default=None)
+# One recomputation at a time: random generators, modules and leaves are restored for it, and belong to all threads.
+_RECOMPUTE_LOCK = threading.RLock()
 
 
 def checkpoint(
@@ -61,11 +111,11 @@ def checkpoint(
 ) -> Any:
     """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
 
-    Without gradients, and inside transforms of torch.func, which allow no holders, it is a plain call.
+    Without gradients it is a plain call, and inside transforms of torch.func, which refuse saved-tensor hooks.
     """
     if call is not None:
         call.framework, call.steps = "torch", 0
-    if not torch.is_grad_enabled() or torch._C._functorch.maybe_current_level() is not None:
+    if not torch.is_grad_enabled() or in_transform():
         if call is not None:
             call.steps = 1
         name, depth = display_name(fn), nesting_depth()
@@ -75,7 +125,7 @@ def checkpoint(
 
 
 class CheckpointFrame:
-    """One call of a function whose saved tensors are not kept; held by the holders that stand for these."""
+    """One call of a function whose saved tensors are not kept; lives as long as a holder of one of them."""
 
     def __init__(
         self,
@@ -86,64 +136,64 @@ class CheckpointFrame:
         call: CallRecord | None,
     ) -> None:
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
-        simple = not kwargs and all(isinstance(each, Tensor) for each in args)  # the usual case takes no time
+        only_tensors = not kwargs and all(isinstance(arg, Tensor) for arg in args)  # nothing to flatten: the usual case
         self._tree: TreeDef | None
-        leaves, self._tree = (list(args), None) if simple else flatten((args, kwargs))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        leaves, self._tree = (list(args), None) if only_tensors else flatten((args, kwargs))
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._cells = DetachedCells(fn)
-        tensors += self._cells.tensors
+        inputs += self._cells.tensors
         self._cells.tensors = []
-        self._handed = len(tensors)
-        self._closure = SegmentClosure(self._cells.fn, self._leaves, tensors)
-        self._found = self._register(self._closure.tensors, tensors)
+        self._argument_count = len(inputs)  # arguments and cells; what follows is reached through closures
+        self._closure = SegmentClosure(self._cells.fn, self._leaves, inputs)
+        self._captured_at = self._register_captured(self._closure.tensors, inputs)
         self._closure.tensors = []
         self.holders: list[ReferenceType[Holder]] = []
-        self.first_holder: int | None = None  # the holder that is asked last
-        self.parent: CheckpointFrame | None = None  # the one around it, if it begins with this one
+        self.first_holder: int | None = None  # the index of the holder that the backward asks last
+        self.parent: CheckpointFrame | None = None  # the segment around this one, if it begins with it
         self._note_parent(_current_frame.get())
-        self._hooks = [dict(each._backward_hooks) if each._backward_hooks else None for each in tensors]
-        self._wanted = [each.requires_grad for each in tensors]
+        self._hooks = [backward_hooks(tensor) for tensor in inputs]
+        self._required_grad = [tensor.requires_grad for tensor in inputs]
         self._input_versions = [
-            InputVersion(each) for each in tensors if not each.requires_grad and not each.is_inference()
+            InputVersion(tensor) for tensor in inputs if not tensor.requires_grad and not tensor.is_inference()
         ]
-        self._saver = SaveInputs.save(
-            [each if each.requires_grad else each.data for each in tensors]
-        )  # has a version of its own
+        # `.data` has a version of its own: the segment may write into an input without gradient in its first run.
+        self._saved_inputs = SaveInputs.save([t if t.requires_grad else t.data for t in inputs])
         self._autocast = AutocastState()
         self.metas: list[SavedTensorMeta] = []
-        self.changing = self._closure.buffers | {storage_id(each) for each in tensors if not each.requires_grad}
-        self.check = CheckOnce(
-            fn, "never" if self._closure.lazy else options.check
-        )  # what is made in the first run is used then
-        self.saved_bytes = SavedBytes(tensors) if CheckpointProfiler.is_tracking() and not is_recomputing() else None
+        self.changing = self._closure.buffers | {comparable_storage(t) for t in inputs if not t.requires_grad}
+        # A lazy module initializes its parameters in the first run, with draws that a recomputation does not make.
+        self.check = CheckOnce(fn, "never" if self._closure.lazy else options.check)
+        self.saved_bytes = SavedBytes(inputs) if CheckpointProfiler.is_tracking() and not is_recomputing() else None
         self._replay = SegmentReplay(self._closure.replayable_states)
-        self._complete, self._holding = False, options.threshold is not None
-        self._backward_tasks: dict[
-            int, bool
-        ] = {}  # backwards, and whether what was computed for them is held until they end
-        self._vjp_of, self._recomputed_at = -1, 0.0
+        self._complete = False  # whether the first run has ended
+        self._undecided = options.threshold is not None  # whether real tensors are kept until the outputs are known
+        self._backward_tasks: dict[int, bool] = {}  # by backward: whether its values are kept until it ends (rule 5)
+        self._pulled_back_in, self._recomputed_at = -1, 0.0
 
-    def _register(self, found: list[Tensor], tensors: list[Tensor]) -> list[int]:
-        """Add what something made to the tensors that are saved; leaves stand where they are. Where each is then."""
-        numbers = {id(tensor): number for number, tensor in enumerate(tensors) if tensor.requires_grad}
-        leaf_state: list[Tensor] = []
+    def _register_captured(self, captured: list[Tensor], inputs: list[Tensor]) -> list[int]:
+        """Add captured tensors that have a graph to the inputs, which are saved; leaves are used as they are.
+
+        Returns where each is: its index in the inputs, or -1, -2, … for the leaves.
+        """
+        indices = {id(tensor): index for index, tensor in enumerate(inputs) if tensor.requires_grad}
+        leaves: list[Tensor] = []
         places: list[int] = []
-        for tensor in found:
+        for tensor in captured:
             if tensor.requires_grad and not tensor.is_leaf:
-                number = numbers.setdefault(id(tensor), len(tensors))
-                if number == len(tensors):
-                    tensors.append(tensor)
-                places.append(number)
+                index = indices.setdefault(id(tensor), len(inputs))
+                if index == len(inputs):
+                    inputs.append(tensor)
+                places.append(index)
             else:
-                leaf_state.append(tensor)
-                places.append(-len(leaf_state))  # from 1, below zero
-        self._leaf_state = LeafState(leaf_state)
+                leaves.append(tensor)
+                places.append(-len(leaves))
+        self._leaf_state = LeafState(leaves)
         return places
 
     def _note_parent(self, around: "CheckpointFrame | None") -> None:
-        """Note that the segment around this one begins with it, if it does."""
+        """Note that the segment around this one begins with it, if it does: then both are pulled back at once."""
         if around is not None and around.first_holder is None and not around.holders:
             around.first_holder, self.parent = -1, around
 
@@ -156,11 +206,11 @@ class CheckpointFrame:
         self._complete = True
         self._replay.forget_unused()
         self._leaf_state.finish_forward()
-        for given in self._input_versions:
-            given.finish_forward()
+        for input_version in self._input_versions:
+            input_version.finish_forward()
         for meta in self.metas:
             meta.finish_forward()
-        if self._holding:
+        if self._undecided:
             self._apply_threshold(out)
         else:
             self._report_saved_bytes(out)
@@ -168,7 +218,7 @@ class CheckpointFrame:
         return out
 
     def _report_saved_bytes(self, out: Any) -> None:
-        """Tell the profiler, if there is one, unless the function has nothing to differentiate."""
+        """Report the bytes that are not kept to the profiler, if there is one, unless nothing is differentiable."""
         if self.saved_bytes is None:
             return
         leaves = flatten(out)[0]
@@ -176,16 +226,16 @@ class CheckpointFrame:
             CheckpointProfiler.note(self.saved_bytes.without(leaves))
 
     def _apply_threshold(self, out: Any) -> None:
-        """Let the held tensors go if the outputs are larger than the threshold; else they are saved as they are."""
-        self._holding = False
+        """Drop the saved tensors if the outputs exceed the threshold; else save them as plain autograd does."""
+        self._undecided = False
         assert self.options.threshold is not None
         if sum(map(nbytes, flatten(out)[0])) > self.options.threshold:
-            for each in self._live_holders():
-                each.saved = None
+            for holder in self._live_holders():
+                holder.saved = None
             self._report_saved_bytes(out)
             return
-        for each in self._live_holders():
-            each.save()
+        for holder in self._live_holders():
+            holder.save()
 
     def _pack(self, tensor: Tensor) -> Holder:
         """The holder of a tensor that is saved in the first run."""
@@ -196,16 +246,16 @@ class CheckpointFrame:
             self.first_holder = holder.index
         if self.saved_bytes is not None:
             self.saved_bytes.add(tensor)
-        if self._holding:
+        if self._undecided:
             holder.saved = tensor.detach()
         return holder
 
     def _live_holders(self) -> list[Holder]:
-        return [holder for each in self.holders if (holder := each()) is not None]
+        return [holder for reference in self.holders if (holder := reference()) is not None]
 
     def unpack(self, holder: Holder) -> Tensor:
-        """The tensor of a holder, for one use: it is computed again if it is not there."""
-        task = torch._C._current_graph_task_id()  # -1 outside of a backward
+        """The tensor of a holder, for one use; it is recomputed if this backward has no value for it (rule 5)."""
+        task = current_backward()
         if self.metas[holder.index].was_written():
             what = f"tensor {holder.index} of the {len(self.metas)} that it saves for its backward"
             raise mutation_error(self.name, what, "by it, after it was saved")
@@ -223,17 +273,18 @@ class CheckpointFrame:
         return value
 
     def _recompute(self, task: int, wanted: Holder) -> None:
-        """Fill the holders for one backward; if that was done before, they are held until it ends."""
+        """Fill the holders for one backward; if that was done before in it, they keep their values until it ends."""
         holders = {wanted.index: wanted}
         if task != -1:
             if task not in self._backward_tasks:
-                torch.autograd.Variable._execution_engine.queue_callback(partial(_release_values, ref(self), task))
+                call_after_backward(partial(_release_values, ref(self), task))
             self._backward_tasks[task] = task in self._backward_tasks
             holders = {holder.index: holder for holder in self._live_holders()}
-        fn, args, kwargs, tensors, found = self._inputs()
-        data = [(each, each._version) for each, wanted, _ in tensors if not wanted and not each.is_inference()]
+        fn, args, kwargs, inputs, captured = self._load_inputs()
+        versions = [(t, version(t)) for t, required_grad, _ in inputs if not required_grad and not t.is_inference()]
         changed = self._leaf_state.changed()
-        run = Recomputation(self, task, holders, self._closure.buffers, stops=self.options.early_stop and not changed)
+        stops = self.options.early_stop and not changed
+        run = Recomputation(self.name, self.metas, task, holders, self._closure.buffers, stops=stops)
         self._count()
         out: Any = None
         with (
@@ -241,8 +292,8 @@ class CheckpointFrame:
             segment_pass(self.name, "recompute", self.depth),
             self._replay.rewound(),
             self._autocast.active(grad=True),
-            self._closure.rebind(found),
-            restored_leaf_state(tensors),
+            self._closure.rebind(captured),
+            restored_leaf_state(inputs),
             self._leaf_state.restored(),
             nested(self.depth),
             _frame_opened(None),
@@ -257,113 +308,57 @@ class CheckpointFrame:
                 error.add_note(f"while the segment {self.name} was recomputed")
                 raise
         if changed:
-            self._raise_if_used_and_changed(changed, out)
+            raise_if_used(changed, [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)], self.name)
         run.finish(complete=self._complete)
-        if any(tensor._version != version for tensor, version in data):
+        if any(version(tensor) != before for tensor, before in versions):
             raise mutation_error(self.name, "one of its inputs", "by it")
         if self.check.wanted and self._complete and run.count >= len(self.metas):
             self.check.mark_passed()
         self._recomputed_at = perf_counter()
 
-    def _raise_if_used_and_changed(self, changed: list[tuple[Tensor, int]], out: Any) -> None:
-        """Raise a StepError if results depend on tensors that were written into."""
-        used = reachable_leaves(out)
-        for tensor, version in changed:
-            if id(tensor) in used:
-                what = f"a parameter that it uses ({describe(tensor)}, version {version}, now {tensor._version})"
-                advice = "Call backward before it changes"
-                raise mutation_error(self.name, what, "since it was first run", advice)
+    def _load_inputs(self) -> tuple[Callable[..., Any], Any, Any, list[Any], list[Tensor]]:
+        """The function, its arguments, the inputs with their flags and hooks, and the captured tensors.
 
-    def _inputs(self) -> tuple[Callable[..., Any], Any, Any, list[Any], list[Tensor]]:
-        """The function, its arguments, what leaves among them were, and the tensors that it finds.
-
-        A segment around this one may have to be run again for them. What something made is handed on without it: hooks
-        that the function registers on it are for this run only.
+        A segment around this one may have to be recomputed for them (rule 2). Inputs with a graph are detached from it:
+        hooks that the function registers on them are for this recomputation only.
         """
-        for each in self._input_versions:
-            each.check(self.name)
+        for input_version in self._input_versions:
+            input_version.check(self.name)
         try:
-            tensors = list(SaveInputs.load(self._saver))
+            tensors = list(SaveInputs.load(self._saved_inputs))
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
             what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
             raise mutation_error(self.name, what, "since it was first run, or by the segment itself") from error
-        tensors = [each if each.is_leaf else each.detach().requires_grad_() for each in tensors]
+        tensors = [tensor if tensor.is_leaf else tensor.detach().requires_grad_() for tensor in tensors]
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=False):
             leaves[place] = tensor
         args, kwargs = (leaves, {}) if self._tree is None else self._tree.unflatten(leaves)
-        found = [tensors[number] if number >= 0 else self._leaf_state.tensors[-number - 1] for number in self._found]
-        states = list(zip(tensors, self._wanted, self._hooks, strict=True))
-        return self._cells.with_values(tensors[len(self._places) : self._handed]), args, kwargs, states, found
+        captured = [tensors[k] if k >= 0 else self._leaf_state.tensors[-k - 1] for k in self._captured_at]
+        inputs = list(zip(tensors, self._required_grad, self._hooks, strict=True))
+        fn = self._cells.with_values(tensors[len(self._places) : self._argument_count])
+        return fn, args, kwargs, inputs, captured
 
     def _count(self) -> None:
         if self.call is not None and self.call.steps is not None:
             self.call.steps += 1
 
     def _note_pullback(self, task: int) -> None:
-        if self._vjp_of == task:
+        """Tell the profile, once for each backward, that the first tensor was asked for: the pullback is over."""
+        if self._pulled_back_in == task:
             return
-        self._vjp_of = task
+        self._pulled_back_in = task
         with segment_pass(self.name, "pullback", self.depth, since=self._recomputed_at or None):
             pass
         if self.parent is not None:
             self.parent._note_pullback(task)
 
 
-class Recomputation:
-    """One recomputation of a segment: fills holders in the order of the first run."""
-
-    def __init__(
-        self, segment: CheckpointFrame, task: int, holders: dict[int, Holder], buffers: set[int], *, stops: bool
-    ) -> None:
-        self.segment, self.task, self.holders, self.stops = segment, task, holders, stops
-        self._buffers = buffers
-        self.last = max(holders)
-        self.count = 0
-        self._found: list[tuple[int, Tensor, Tensor]] = []
-        self._error: RematError | None = None
-
-    def pack(self, tensor: Tensor) -> Tensor:
-        """Put a tensor that is saved again into its holder; when the last one is there, stop."""
-        segment, index = self.segment, self.count
-        self.count += 1
-        value = tensor.detach() if tensor.requires_grad else tensor
-        if self._buffers and storage_id(tensor) in self._buffers:
-            value = value.clone()  # the buffer is what it was before in the end
-        if index >= len(segment.metas):
-            return value
-        try:
-            segment.metas[index].compare(tensor, segment.name, index, len(segment.metas))
-        except RematError as error:  # raised when the function has ended, since operators make their own of some
-            self._error = error
-            raise StopRecomputation(self) from None
-        holder = self.holders.get(index)
-        if holder is not None:
-            holder.values[self.task] = value
-        if segment.metas[index].fingerprint is not None:
-            self._found.append((index, value, device_fingerprint(value)))
-        if index == self.last and self.stops:
-            raise StopRecomputation(self)
-        return value
-
-    def finish(self, *, complete: bool) -> None:
-        """Raise a DeterminismError if there were fewer or more tensors than at first, or other ones."""
-        if self._error is not None:
-            raise self._error
-        segment = self.segment
-        first_holder = len(segment.metas)
-        if self.count <= self.last or (self.count > first_holder and complete):
-            raise_nondeterministic(
-                segment.name, f"it saved {first_holder} tensors for its backward and then {self.count}"
-            )
-        SavedTensorMeta.compare_fingerprints(segment.metas, self._found, segment.name)
-
-
 @contextmanager
 def _frame_opened(segment: CheckpointFrame | None) -> Iterator[None]:
-    """A block in which this is the innermost segment that is first run."""
+    """A block in which this is the innermost segment whose first run is in progress."""
     token = _current_frame.set(segment)
     try:
         yield
@@ -372,7 +367,7 @@ def _frame_opened(segment: CheckpointFrame | None) -> Iterator[None]:
 
 
 def _unpack(holder: Holder) -> Tensor:
-    return holder.segment.unpack(holder)
+    return holder.owner.unpack(holder)
 
 
 def _identity(tensor: Tensor) -> Tensor:
@@ -380,9 +375,9 @@ def _identity(tensor: Tensor) -> Tensor:
 
 
 def _release_values(segment: "ReferenceType[CheckpointFrame]", task: int) -> None:
-    """A backward has ended: what it did not use is let go."""
-    found = segment()
-    if found is not None:
-        found._backward_tasks.pop(task, None)
-        for holder in found._live_holders():
+    """Drop the values that a backward, which has ended, did not take."""
+    frame = segment()
+    if frame is not None:
+        frame._backward_tasks.pop(task, None)
+        for holder in frame._live_holders():
             holder.values.pop(task, None)

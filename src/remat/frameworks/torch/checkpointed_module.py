@@ -1,7 +1,11 @@
-"""A module that is recomputed in the backward: a wrapper that leaves no trace in the names of what is in it."""
+"""`remat.drop` of a module: a wrapper around it whose calls are segments, and that changes none of the names inside.
+
+The wrapped module is an ordinary child, named `_remat_dropped`. Parameters, buffers, the state dict, submodules and
+attributes have the names that they have without the wrapper: optimizers, checkpoints on disk and FSDP do not see it.
+"""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.utils.checkpoint as theirs
@@ -17,44 +21,51 @@ _CHILD = "_remat_dropped"
 
 
 class CheckpointedModule(nn.Module):
-    """The module, each call of which is a segment; its parameters, buffers, saved state and attributes."""
+    """A module, each call of which is a segment; attributes are read from, set on and deleted from the module."""
 
     def __init__(self, module: nn.Module, options: CheckpointOptions) -> None:
         super().__init__()
-        self.__dict__["_terms"], self.__dict__["_prefix"] = options, ""
-        self._modules[_CHILD] = module
+        super().add_module(_CHILD, module)
         self.training = module.training
-        self.register_load_state_dict_post_hook(_name_plainly)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_prefix_keys)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_unprefix_reported_keys)  # type: ignore[no-untyped-call]
+        self.__dict__["_prefix"] = ""
+        self.__dict__["_options"] = options  # from here on, attributes are the module's
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the module returns; what its backward needs is recomputed."""
-        module = self._modules[_CHILD]
-        assert module is not None
-        if torch.compiler.is_compiling():  # the compiler knows PyTorch's own segments, and sees into them
+        module = self._inside
+        if torch.compiler.is_compiling():  # the compiler knows PyTorch's own checkpoint, and traces through it
             return theirs.checkpoint(module, *args, use_reentrant=False, **kwargs)
         with recorded_call("drop", module.forward) as call:
-            return checkpoint(module, args, kwargs, self._terms, call)
+            return checkpoint(module, args, kwargs, self.__dict__["_options"], call)
+
+    @property
+    def _inside(self) -> nn.Module:
+        return cast(nn.Module, super().__getattr__(_CHILD))
+
+    def _is_complete(self) -> bool:
+        """False while the wrapper is made, copied or unpickled: there is no module yet to ask."""
+        return "_options" in self.__dict__
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__"):  # such as __deepcopy__, which would make a copy of the module alone
+            # Without the module's dunders: its __deepcopy__, for one, would make a copy of the module alone.
+            if name.startswith("__") or not self._is_complete():
                 raise
-            module = self.__dict__.get("_modules", {}).get(_CHILD)
-            if module is None:  # while it is made or unpickled
-                raise
-            return getattr(module, name)
+            return getattr(self._inside, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        own = name in self.__dict__ or hasattr(type(self), name)  # such as __class__, which libraries change
-        if own or _CHILD not in self.__dict__.get("_modules", {}):
+        own = name in self.__dict__ or hasattr(type(self), name)  # such as __class__, which fully_shard replaces
+        if own or not self._is_complete():
             super().__setattr__(name, value)
         else:
-            setattr(self._modules[_CHILD], name, value)
+            setattr(self._inside, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._modules[_CHILD], name)
+        delattr(self._inside, name)
 
     def register_buffer(self, *args: Any, **kwargs: Any) -> None:
         """Add a buffer to the module."""
@@ -72,14 +83,8 @@ class CheckpointedModule(nn.Module):
         """Add a module to the module."""
         self._inside.add_module(*args, **kwargs)
 
-    @property
-    def _inside(self) -> nn.Module:
-        module = self._modules[_CHILD]
-        assert module is not None
-        return module
-
     def __getitem__(self, key: Any) -> Any:
-        return self._modules[_CHILD][key]  # type: ignore[index]
+        return self._inside[key]  # type: ignore[index]
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
@@ -90,21 +95,11 @@ class CheckpointedModule(nn.Module):
             if remove_duplicate:
                 memo.add(self)
             yield prefix, self
-            module = self._modules[_CHILD]
-            assert module is not None
-            yield from module.named_modules(memo, prefix, remove_duplicate)
+            yield from self._inside.named_modules(memo, prefix, remove_duplicate)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The state of the module, as without the wrapper."""
-        module = self._modules[_CHILD]
-        assert module is not None
-        return module.state_dict(*args, **kwargs)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Nothing is the wrapper's own; PyTorch then looks for the module under the name that it has here."""
-        self.__dict__["_prefix"] = prefix
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[f"{prefix}{_CHILD}.{key[len(prefix) :]}"] = state_dict.pop(key)
+        return self._inside.state_dict(*args, **kwargs)
 
 
 def checkpoint_module(module: nn.Module, options: CheckpointOptions) -> CheckpointedModule:
@@ -112,13 +107,16 @@ def checkpoint_module(module: nn.Module, options: CheckpointOptions) -> Checkpoi
     return CheckpointedModule(module, options)
 
 
-def _name_plainly(module: Any, keys: Any) -> None:
-    """Missing and unexpected keys are named as without the wrapper."""
+def _prefix_keys(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before loading: put the name of the child into the keys, where PyTorch looks for the state of a child."""
+    module.__dict__["_prefix"] = prefix
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        state_dict[f"{prefix}{_CHILD}.{key[len(prefix) :]}"] = state_dict.pop(key)
+
+
+def _unprefix_reported_keys(module: Any, incompatible_keys: Any) -> None:
+    """After loading: take the name of the child out of the missing and unexpected keys."""
     prefix = module.__dict__["_prefix"]
-    for names in keys:
-        names[:] = [_without(name, prefix) for name in names]
-
-
-def _without(name: str, prefix: str) -> str:
     inside = f"{prefix}{_CHILD}."
-    return prefix + name[len(inside) :] if name.startswith(inside) else name
+    for keys in incompatible_keys:
+        keys[:] = [prefix + key[len(inside) :] if key.startswith(inside) else key for key in keys]

@@ -16,7 +16,7 @@ from torch import Tensor
 from remat.closures.capture import ConvertedClosure
 from remat.errors import StepError
 from remat.execute.determinism import DeterminismCheck
-from remat.execute.rng_state import ReplayableState, StateReplay
+from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.backend import TorchBackend
@@ -70,7 +70,6 @@ class TorchLoopCall(LoopCall[TorchBackend]):
 
     first_step: FirstStep | None = None
     specs: list[Any] = field(default_factory=list)  # of the first carry
-    replay: StateReplay | None = None
     results: LoopOutputs | None = None
     batched: "TorchLoopCall | None" = None  # the same under torch.func.vmap
 
@@ -101,8 +100,6 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             backend.first, tape = True, backend.first_step.tape
             backend.captured[: len(tape.captured)] = tape.captured
             tape.captured = backend.captured
-        if self.replay is not None:
-            run.replay, self.replay = self.replay, None
         return backend, run
 
     def new_determinism_check(self) -> DeterminismCheck:
@@ -128,9 +125,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
             backend.steps = self.steps
-            backend.cotangents = outputs if any(part is not None for part in outputs) else ()
-            found: list[Any] = run.reverse(carry)
-            return found + backend.xs_grads + backend.sums
+            gradients = run.reverse(backend.new_gradients(carry, outputs))
+            return [*gradients.carry, *gradients.xs, *gradients.captured]
 
 
 def as_truth_value(answer: Any) -> bool:

@@ -1,143 +1,145 @@
-"""What a step closes over, on PyTorch: tensors that want a gradient, modules with statistics, random generators.
+"""The autograd graph: edges and leaves, what is saved on tensors by it (hooks, versions), and the backward that runs.
 
-Closures are searched for candidates, and the graph of one recorded step says which tensors it really uses. What it uses
-and no search found raises an error: nothing that wants a gradient is left out silently.
+The only file that uses private names of autograd. Each helper says why; all were checked with PyTorch 2.11 and 2.13.
 """
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from remat.closures.capture import BaseCaptureFilter
-from remat.frameworks.torch.replayable_state import BufferState, GeneratorState
-
-functorch: Any = torch._C._functorch
-
 __all__ = [
-    "DifferentiableTensors",
+    "backward_hooks",
+    "call_after_backward",
+    "current_backward",
     "external_edges",
-    "fsdp_modules_called",
     "gradient_edge",
     "hooks_suspended",
-    "is_functorch_wrapped",
+    "is_leaf_node",
+    "leaf_of",
     "next_sequence_nr",
+    "reachable_leaves",
+    "sequence_nr",
+    "set_backward_hooks",
+    "version",
+    "view_base",
 ]
 
-
-def is_functorch_wrapped(leaf: Any) -> bool:
-    """Whether a tensor belongs to a transform of torch.func that runs now."""
-    if not isinstance(leaf, Tensor) or not functorch.is_functorch_wrapped_tensor(leaf):
-        return False
-    return bool(0 <= functorch.maybe_get_level(leaf) <= (functorch.maybe_current_level() or 0))
-
-
-class DifferentiableTensors(BaseCaptureFilter):
-    """What is looked for in closures: tensors that want a gradient; modules and generators are noted on the way."""
-
-    opaque_types: ClassVar[tuple[type, ...]] = (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, Node)
-    atomic_types: ClassVar[frozenset[type]] = frozenset({torch.dtype, torch.device})
-
-    def __init__(self) -> None:
-        self.modules: list[torch.nn.Module] = []
-        self.compiled = False
-        self.generators: list[torch.Generator] = []
-
-    def accepts(self, leaf: Any) -> bool:
-        """Whether a leaf is a tensor that wants a gradient."""
-        if isinstance(leaf, torch.Generator) and all(leaf is not held for held in self.generators):
-            self.generators.append(leaf)
-        if not isinstance(leaf, Tensor):
-            return False
-        wraps = functorch.is_functorch_wrapped_tensor(leaf)
-        return is_functorch_wrapped(leaf) if wraps else leaf.requires_grad
-
-    def visit(self, value: Any, name: str) -> None:
-        """Note a module, and whether anything is compiled: that runs on real tensors only."""
-        if isinstance(value, torch.nn.Module):
-            self.modules.append(value)
-        if "_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) or "_orig_mod" in getattr(
-            value, "_modules", ()
-        ):
-            self.compiled = True
-
-    @property
-    def replayable_states(self) -> list[Any]:
-        """Private generators, and the buffers of modules that may gather something: in training, or small ones."""
-        buffers = [BufferState(module) for module in self.modules if module._buffers]
-        return [*map(GeneratorState, self.generators), *(each for each in buffers if each.may_change())]
+# The node that adds to `.grad` of a leaf; its type has no public name. A node of a user's Function may have any
+# attribute, `variable` too, so the type is compared.
+_AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 
 def gradient_edge(tensor: Tensor) -> GradientEdge:
-    """Where the gradient of a tensor comes into its graph; of a subclass too."""
+    """The edge by which the gradient of a tensor enters its graph; `get_gradient_edge` for subclasses too."""
     if type(tensor) in (Tensor, torch.nn.Parameter):
         return get_gradient_edge(tensor)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunctionSubclass():  # get_gradient_edge calls view_as, which a subclass may redefine
         return get_gradient_edge(tensor)
+
+
+def sequence_nr(node: Any) -> int:
+    """The number of a node: nodes of one thread count up, so that those of a step have higher ones than all before."""
+    return int(node._sequence_nr())  # no public name
 
 
 def next_sequence_nr() -> int:
-    """The number that the next node of this thread will have, or a lower one."""
+    """A number that nodes made from now on in this thread exceed, and none made before does."""
     with torch.enable_grad():
-        return int(torch.zeros((), requires_grad=True).view(()).grad_fn._sequence_nr())  # type: ignore[union-attr]
+        return sequence_nr(torch.zeros((), requires_grad=True).view(()).grad_fn)
+
+
+def is_leaf_node(node: Any) -> bool:
+    """Whether a node accumulates the gradient of a leaf."""
+    return isinstance(node, _AccumulateGrad)
+
+
+def leaf_of(node: Any) -> Tensor:
+    """The leaf tensor whose gradient a node accumulates."""
+    tensor: Tensor = node.variable  # no public way from a node to its leaf
+    return tensor
 
 
 def external_edges(ends: Sequence[Any], first: int) -> dict[tuple[Any, int], bool]:
-    """Where the graph below these nodes leaves the steps: (node, output) of all tensors that it takes from outside.
+    """The (node, output) of all tensors that the graph above these nodes takes from outside; True for leaves.
 
-    True for those that are leaves. Nodes of the steps have at least the number `first`.
+    Nodes numbered `first` or higher are inside.
     """
-    found: dict[tuple[Any, int], bool] = {}
-    stack = [node for node in ends if node is not None]
+    edges = _boundary(ends, lambda node: is_leaf_node(node) or node._sequence_nr() < first)
+    return {edge: is_leaf_node(edge[0]) for edge in edges}
+
+
+def reachable_leaves(tensors: Iterable[Tensor]) -> set[int]:
+    """The ids of all leaves that these tensors depend on."""
+    tensors = list(tensors)
+    leaves = {id(tensor) for tensor in tensors if tensor.is_leaf}
+    return leaves | {id(leaf_of(node)) for node, _ in _boundary([t.grad_fn for t in tensors], is_leaf_node)}
+
+
+def _boundary(nodes: Iterable[Any], is_outside: Callable[[Any], bool]) -> Iterator[tuple[Node, int]]:
+    """The edges by which the graph of these nodes reaches the first nodes that are outside."""
+    stack = [node for node in nodes if node is not None]
     seen = set(stack)
     while stack:
-        node = stack.pop()
-        for after, output in node.next_functions:
-            if after is None:
+        for node, output in stack.pop().next_functions:
+            if node is None:
                 continue
-            if hasattr(after, "variable"):
-                found[after, output] = True
-            elif after._sequence_nr() < first:
-                found[after, output] = False
-            elif after not in seen:
-                seen.add(after)
-                stack.append(after)
-    return found
+            if is_outside(node):
+                yield node, output
+            elif node not in seen:
+                seen.add(node)
+                stack.append(node)
+
+
+def backward_hooks(tensor: Tensor) -> dict[int, Any]:
+    """The hooks that `register_hook` has put on a tensor, by their ids."""
+    return dict(tensor._backward_hooks or ())  # hooks can be added and removed publicly, not listed
+
+
+def set_backward_hooks(tensor: Tensor, hooks: Mapping[int, Any]) -> None:
+    """Let a tensor have exactly these hooks; one that never had a hook has nowhere to put them and stays as it is."""
+    registered = tensor._backward_hooks  # the engine reads this very dict, so it is changed in place
+    if registered is not None and (registered or hooks):
+        registered.clear()
+        registered.update(hooks)
 
 
 @contextmanager
 def hooks_suspended(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """A block in which hooks of these tensors are not called: they are called once, with the whole gradient."""
-    hooked = [tensor._backward_hooks for tensor in tensors if tensor._backward_hooks]
-    held = [dict(hooks) for hooks in hooked]
-    for hooks in hooked:
-        hooks.clear()
+    """A block in which the hooks of these tensors do not run; a hook that is registered in it stays.
+
+    A range of steps computes one term of a captured tensor's gradient. Hooks see the whole gradient, once, when the
+    loop's node hands it on.
+    """
+    suspended = [(tensor, hooks) for tensor in tensors if (hooks := backward_hooks(tensor))]
+    for tensor, _ in suspended:
+        set_backward_hooks(tensor, {})
     try:
         yield
     finally:
-        for hooks, before in zip(hooked, held, strict=True):
-            hooks.update(before)
+        for tensor, hooks in suspended:
+            set_backward_hooks(tensor, backward_hooks(tensor) | hooks)
 
 
-@contextmanager
-def fsdp_modules_called(modules: Sequence[torch.nn.Module]) -> Iterator[list[Any]]:
-    """Those of the modules, sharded by FSDP, that are called in the block: they take gradients in ways of their own."""
-    called: list[Any] = []
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in modules):
-        yield called
-        return
+def version(tensor: Tensor) -> int:
+    """How often a tensor, or another one in the same memory, was written into in place."""
+    return tensor._version  # no public name, though error messages of autograd speak of it
 
-    def note(module: torch.nn.Module, _: Any) -> None:
-        if isinstance(module, fsdp.FSDPModule):
-            called.append(module)
 
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(note)
-    try:
-        yield called
-    finally:
-        handle.remove()
+def view_base(tensor: Tensor) -> Tensor:
+    """The tensor that this one is a view of, or itself."""
+    base = tensor._base  # there is no public way to it
+    return tensor if base is None else base
+
+
+def current_backward() -> int:
+    """The id of the backward that this thread runs, -1 outside of one."""
+    return int(torch._C._current_graph_task_id())  # torch.utils.checkpoint uses the same
+
+
+def call_after_backward(callback: Callable[[], None]) -> None:
+    """Call a function when the backward that runs now has ended."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)  # as DDP and FSDP do

@@ -1,104 +1,90 @@
-"""Tensors that a segment is not handed but finds, as they were when it was called: flags, hooks, how often written."""
+"""What a segment must find again in the tensors that it uses: requires_grad flags, hooks and versions.
 
-from collections.abc import Iterable, Iterator, Sequence
+Leaves that are reached through closures and modules are used as they are when a segment is recomputed, so their flags
+and hooks are restored for that time, and what was written into them since is an error.
+"""
+
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
 
 from torch import Tensor
 
-from remat.pytree import flatten
+from remat.frameworks.torch.graph import backward_hooks, reachable_leaves, set_backward_hooks, version
+from remat.frameworks.torch.saved_tensors import describe
 from remat.segments import mutation_error
 
-__all__ = ["InputVersion", "LeafState", "reachable_leaves", "restored_leaf_state"]
+__all__ = ["InputVersion", "LeafState", "raise_if_used", "restored_leaf_state"]
 
 
 class LeafState:
-    """Leaves of the graph: whether they wanted a gradient, their hooks, and their versions when the segment had run."""
+    """Leaves of the graph: their flags and hooks when the segment was called, their versions when it had run."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
-        self._wanted = [tensor.requires_grad for tensor in tensors]
-        self._hooks = [dict(hooks) if (hooks := tensor._backward_hooks) else None for tensor in tensors]
+        self._required_grad = [tensor.requires_grad for tensor in tensors]
+        self._hooks = [backward_hooks(tensor) for tensor in tensors]
         self._versions: list[tuple[Tensor, int]] = []
 
     def finish_forward(self) -> None:
-        """The segment was run: those that are written into from now on are other ones."""
-        pairs = zip(self.tensors, self._wanted, strict=True)
-        self._versions = [(tensor, tensor._version) for tensor, wanted in pairs if wanted]
+        """Note the versions after the first run: the segment itself may write, later writes are an error."""
+        pairs = zip(self.tensors, self._required_grad, strict=True)
+        self._versions = [(tensor, version(tensor)) for tensor, required_grad in pairs if required_grad]
 
     def changed(self) -> list[tuple[Tensor, int]]:
-        """Those that were written into since, and their versions then."""
-        return [unpack_output for unpack_output in self._versions if unpack_output[0]._version != unpack_output[1]]
+        """The leaves that were written into since the first run, and their versions then."""
+        return [(tensor, before) for tensor, before in self._versions if version(tensor) != before]
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """A block in which flags and hooks are as they were; hooks that are registered in it are forgotten."""
-        with restored_leaf_state(list(zip(self.tensors, self._wanted, self._hooks, strict=True))):
+        """A block in which flags and hooks are as they were; hooks that are registered in it are removed after it."""
+        with restored_leaf_state(list(zip(self.tensors, self._required_grad, self._hooks, strict=True))):
             yield
 
 
 @contextmanager
-def restored_leaf_state(then: Sequence[tuple[Tensor, bool, dict[int, Any] | None]]) -> Iterator[None]:
-    """A block in which leaves want gradients, and have hooks, as given."""
-    toggled = [tensor for tensor, wanted, _ in then if tensor.requires_grad != wanted and tensor.is_leaf]
-    hooked = [(tensor, hooks) for tensor, wanted, hooks in then if wanted]
-    now = [dict(tensor._backward_hooks or ()) for tensor, _ in hooked]
+def restored_leaf_state(before: Sequence[tuple[Tensor, bool, dict[int, Any]]]) -> Iterator[None]:
+    """A block in which tensors have these flags, if they are leaves, and these hooks."""
+    toggled = [tensor for tensor, required, _ in before if tensor.requires_grad != required and tensor.is_leaf]
+    hooked = [(tensor, hooks) for tensor, required, hooks in before if required]
+    hooks_now = [backward_hooks(tensor) for tensor, _ in hooked]
     try:
         for tensor in toggled:
             tensor.requires_grad_(not tensor.requires_grad)
         for tensor, hooks in hooked:
-            _put_hooks(tensor, hooks or {})
+            set_backward_hooks(tensor, hooks)
         yield
     finally:
-        for (tensor, _), hooks in zip(hooked, now, strict=True):
-            _put_hooks(tensor, hooks)
+        for (tensor, _), hooks in zip(hooked, hooks_now, strict=True):
+            set_backward_hooks(tensor, hooks)
         for tensor in toggled:
             tensor.requires_grad_(not tensor.requires_grad)
 
 
-def _put_hooks(tensor: Tensor, hooks: dict[int, Any]) -> None:
-    held = tensor._backward_hooks
-    if held is not None and (held or hooks):
-        held.clear()
-        held.update(hooks)
+def raise_if_used(changed: Sequence[tuple[Tensor, int]], outputs: Sequence[Tensor], name: str) -> None:
+    """Raise a StepError if outputs depend on a leaf that was written into since it had this version."""
+    used = reachable_leaves(outputs)
+    for tensor, before in changed:
+        if id(tensor) in used:
+            what = f"a parameter that it uses ({describe(tensor)}, version {before}, now {version(tensor)})"
+            raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
 
 class InputVersion:
-    """A tensor without gradient that a segment is handed: the segment may write into it, if only in its first run."""
+    """An input without gradient: the segment itself may write into it, in its first run only; others may not."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version, self._writes = ref(tensor), tensor._version, False
+        self._tensor, self._version, self._writes = ref(tensor), version(tensor), False
 
     def finish_forward(self) -> None:
-        """The segment was run."""
+        """Note, after the first run, whether the segment wrote into it."""
         tensor = self._tensor()
-        self._writes = tensor is not None and tensor._version != self._version
+        self._writes = tensor is not None and version(tensor) != self._version
 
     def check(self, name: str) -> None:
-        """Raise a StepError if others have written into it since."""
+        """Raise a StepError if it was written into since the first run."""
         tensor = self._tensor()
-        if tensor is not None and not self._writes and tensor._version != self._version:
-            what = f"one of its inputs (version {self._version}, now {tensor._version})"
+        if tensor is not None and not self._writes and version(tensor) != self._version:
+            what = f"one of its inputs (version {self._version}, now {version(tensor)})"
             raise mutation_error(name, what, "since it was first run")
-
-
-def reachable_leaves(out: Any) -> set[int]:
-    """Which leaves, by their ids, results depend on."""
-    nodes = [leaf.grad_fn for leaf in _tensors(out)]
-    found = {id(leaf) for leaf in _tensors(out) if leaf.is_leaf}
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        if node is None:
-            continue
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        external_edges = {after for after, _ in node.next_functions} - seen
-        seen |= external_edges
-        nodes += external_edges
-    return found
-
-
-def _tensors(out: Any) -> Iterable[Tensor]:
-    return [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]

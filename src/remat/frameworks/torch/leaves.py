@@ -15,6 +15,9 @@ from torch import Tensor
 from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint, weights
 from remat.execute.rng_state import private_rng_state
+from remat.frameworks.torch.functorch import escaped_its_transform
+from remat.pytree import TreeDef
+from remat.pytree import flatten as flatten_value
 
 __all__ = [
     "TensorSpec",
@@ -24,13 +27,16 @@ __all__ = [
     "device_fingerprint",
     "empty",
     "fast_match",
+    "flatten",
     "flows",
     "matches_spec",
     "nbytes",
+    "prepend",
     "quick_fingerprint",
     "reject_tracer",
     "require_grad_roots",
     "spec_of",
+    "stack",
     "unpack",
 ]
 
@@ -38,8 +44,23 @@ _NUMBERS = (bool, int, float, complex)  # in the order in which one gives way to
 
 
 def unpack(value: Any) -> Any:
-    """PyTorch has no containers of its own."""
+    """The value: PyTorch has no containers of its own."""
     return value
+
+
+def flatten(value: Any) -> tuple[list[Any], TreeDef]:
+    """The leaves of a value, and its structure."""
+    return flatten_value(value)
+
+
+def stack(rows: Sequence[Any]) -> Any:
+    """One tensor of several, along a new first axis."""
+    return torch.stack([torch.as_tensor(row) for row in rows])
+
+
+def prepend(first: Any, rows: Any) -> Any:
+    """A tensor with one more row, the first."""
+    return torch.cat([torch.as_tensor(first).unsqueeze(0), rows])
 
 
 @dataclass(frozen=True)
@@ -157,14 +178,12 @@ def astype(held: Any, spec: TensorSpec) -> Any:
 
 def reject_tracer(leaf: Any, name: str) -> None:
     """Raise a StepError if a leaf belongs to a transform of torch.func that is not the one which runs."""
-    if isinstance(leaf, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(leaf):
-        level = torch._C._functorch.maybe_get_level(leaf)
-        if level == -2 or level > (torch._C._functorch.maybe_current_level() or 0):
-            raise StepError(
-                f"{name} is still traced by torch.func where it must not be: the step uses a traced tensor that remat "
-                "could not find. Pass it through init or xs, or close over it directly: closures, partials, "
-                "attributes, items of lists and dicts, and globals are searched"
-            )
+    if isinstance(leaf, Tensor) and escaped_its_transform(leaf):
+        raise StepError(
+            f"{name} is still traced by torch.func where it must not be: the step uses a traced tensor that remat "
+            "could not find. Pass it through init or xs, or close over it directly: closures, partials, "
+            "attributes, items of lists and dicts, and globals are searched"
+        )
 
 
 def flows(leaf: Any) -> bool:

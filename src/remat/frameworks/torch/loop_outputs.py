@@ -8,6 +8,7 @@ from torch import Tensor
 
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.backend import TorchBackend
+from remat.frameworks.torch.storage import storage_id
 
 __all__ = ["LoopOutputs", "clone_aliases"]
 
@@ -58,7 +59,7 @@ class LoopOutputs:
 
 
 def _memory(leaf: Any) -> int | None:
-    return leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) and leaf.numel() else None
+    return storage_id(leaf) if isinstance(leaf, Tensor) and leaf.numel() else None
 
 
 def clone_aliases(found: Sequence[Any], given: Sequence[Any]) -> tuple[Any, ...]:

@@ -7,21 +7,23 @@ step that cannot be run on fake tensors, since it looks at numbers or is compile
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from remat.errors import InfeasibleError, RematError
+from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import preserved_state
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.leaves import nbytes, spec_of
-from remat.frameworks.torch.meter import StorageMeter, cuda_of, free_bytes, meter_for
-from remat.loops.loop_call import cached_cost
+from remat.frameworks.torch.meter import StorageMeter, cuda_of, fake_tensor_mode, free_bytes, meter_for
 from remat.loops.request import free_host_bytes
 from remat.measuring import DEFAULT_TIMES, MeasurementSetup, StepCost, measure_step
+from remat.measuring.cost_cache import cached_cost
 from remat.problem import Loop
 from remat.units import bytes_text
 
@@ -79,7 +81,7 @@ def _subject(
     backend, state = call.new_backend([_truncate_inputs(call, leaves, k, steps) for k in range(len(leaves))], steps)
     backend.counting_bytes = True
     return MeasurementSetup(
-        backend, meter_for(devices), state, lambda state: _ones(backend, state), finish, timed=_is_single_process()
+        backend, meter_for(devices), state, partial(_ones, backend), finish, timed=_is_single_process()
     )
 
 
@@ -88,15 +90,16 @@ def _truncate_inputs(call: TorchLoopCall, leaves: Sequence[Any], k: int, steps: 
     return leaves[k][:steps] if call.sizes[0] <= k < call.sizes[0] + call.sizes[1] else leaves[k]
 
 
-def _ones(backend: TorchBackend, state: Any) -> list[Any]:
-    """A cotangent for a carry, and for all outputs if there are any."""
-    outputs = backend.runner.outputs
-    if outputs.leaves and not backend.cotangents:
-        pairs = zip(outputs.leaves, backend.activity.ys, strict=True)
-        backend.cotangents = [torch.ones_like(leaf) if flow else None for leaf, flow in pairs]
-    leaves = backend.runner.tree.flatten_like(state, "carry")
-    pairs = zip(leaves, backend.activity.carry, strict=True)
-    return [torch.ones_like(leaf) if flow and isinstance(leaf, Tensor) else None for leaf, flow in pairs]
+def _ones(backend: TorchBackend, state: Any, gradients: Gradients | None) -> Gradients:
+    """Gradients that start with ones for a carry, and for all outputs if there are any."""
+    gradients = gradients or backend.new_gradients([], ())
+    stacked, cotangents = backend.runner.outputs.leaves, gradients.outputs
+    if stacked and not cotangents:
+        pairs = zip(stacked, backend.activity.ys, strict=True)
+        cotangents = [torch.ones_like(leaf) if active else None for leaf, active in pairs]
+    pairs = zip(backend.runner.tree.flatten_like(state, "carry"), backend.activity.carry, strict=True)
+    carry = [torch.ones_like(leaf) if active and isinstance(leaf, Tensor) else None for leaf, active in pairs]
+    return replace(gradients, carry=carry, outputs=cotangents)
 
 
 class _FakeBackend:
@@ -127,9 +130,7 @@ class _FakeBackend:
 
 def _fake(call: TorchLoopCall, leaves: Sequence[Any], steps: int) -> MeasurementSetup | None:
     """The same loop on fake tensors, or None if its step cannot be run on them."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = fake_tensor_mode()
     own = call.sizes[0] + call.sizes[1]
     given = [_truncate_inputs(call, leaves, k, steps) for k in range(len(leaves))]
     fakes = [mode.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in given[:own]]
@@ -139,7 +140,7 @@ def _fake(call: TorchLoopCall, leaves: Sequence[Any], steps: int) -> Measurement
         backend.counting_bytes = True
         backend.fake_captured = [mode.from_tensor(leaf) for leaf in leaves[own:] if leaf.is_leaf]
         meter = StorageMeter(inside=mode)
-        subject = MeasurementSetup(_FakeBackend(backend, mode), meter, state, lambda state: _ones(backend, state))
+        subject = MeasurementSetup(_FakeBackend(backend, mode), meter, state, partial(_ones, backend))
         try:
             return subject if subject.at(0) is not None else None
         except RematError:

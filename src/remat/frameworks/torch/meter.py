@@ -7,12 +7,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+# The documented way to see every op has only a private path (checked with 2.11 and 2.13).
 from torch.utils._python_dispatch import TorchDispatchMode
+
+# `remat.pytree.flatten` does not see torch.return_types, and takes three times as long for every op that is counted.
 from torch.utils._pytree import tree_leaves
 
+from remat.frameworks.torch.storage import is_dense
 from remat.pytree import flatten
 
-__all__ = ["CudaMeter", "StorageMeter", "cuda_of", "free_bytes", "free_on", "meter_for"]
+__all__ = ["CudaMeter", "StorageMeter", "cuda_of", "fake_tensor_mode", "free_bytes", "free_on", "meter_for"]
 
 
 def cuda_of(devices: Sequence[torch.device]) -> torch.device | None:
@@ -40,8 +45,11 @@ def free_bytes(devices: Sequence[torch.device]) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0] + held)
 
 
-def _is_dense(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.layout is torch.strided
+def fake_tensor_mode() -> Any:
+    """A mode in which ops compute shapes and dtypes, and no numbers; real tensors may go in."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # no public path, and slow to import
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 class CudaMeter:
@@ -98,12 +106,12 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op, and count what it made."""
-        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if _is_dense(t)}
+        given = {id(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if is_dense(t)}
         out = func(*args, **(kwargs or {}))
         if func.is_view:  # of something that was there before, if it is not counted yet
             return out
         for tensor in tree_leaves(out):
-            if _is_dense(tensor):
+            if is_dense(tensor):
                 storage = tensor.untyped_storage()
                 if id(storage) not in given and id(storage) not in self._live:
                     self._count(storage)

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.nn import Module
 
+from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.function import TorchLoopCall
-from remat.frameworks.torch.graph import external_edges, fsdp_modules_called, gradient_edge
+from remat.frameworks.torch.graph import external_edges, gradient_edge, leaf_of, sequence_nr
 from remat.frameworks.torch.tape import FirstStep, unknown_input_error
 
 __all__ = ["probe_first_step"]
@@ -62,7 +63,7 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequen
         if not is_leaf:
             raise unknown_input_error(edge.node, is_leaf, "the first step")
         places[edge] = len(found)
-        found.append(edge.node.variable)  # type: ignore[attr-defined]
+        found.append(leaf_of(edge.node))
         step.capture_ids.append(-1)
         step.is_leaf.append(True)
     used = [k for edge, k in places.items() if step.is_leaf[k] or edge in captured]
@@ -88,7 +89,7 @@ def _external_inputs(leaf: Any, number: int) -> dict[GradientEdge, bool]:
     if not isinstance(leaf, Tensor) or not leaf.requires_grad:
         return {}
     edge = gradient_edge(leaf)
-    if leaf.grad_fn is None or edge.node._sequence_nr() < number:
+    if leaf.grad_fn is None or sequence_nr(edge.node) < number:
         return {edge: leaf.grad_fn is None}
     return {GradientEdge(*found): is_leaf for found, is_leaf in external_edges([edge.node], number).items()}
 

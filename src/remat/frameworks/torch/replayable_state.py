@@ -1,21 +1,26 @@
-"""What PyTorch's steps draw on beside their arguments: its random generators, and the buffers of modules.
+"""State outside of the arguments that steps and segments read and change: random generators, and buffers of modules.
 
-Statistics that a module gathers while it runs (batch norm, spectral norm, counters) are like a random generator: they
-are what they were when a step is run again, and in the end what the plain loop leaves behind.
+Statistics that a module accumulates while it runs (batch norm, spectral norm, counters) are treated as the state of a
+random generator is: recomputation starts from what they were, and afterwards they are what the plain program leaves.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.nn.parameter import is_lazy
+from torch import Tensor
 
-SMALL = 1 << 20  # bytes of buffers that are copied though nobody trains the module
+from remat.execute.rng_state import ReplayableState
+from remat.frameworks.torch.graph import version
+from remat.frameworks.torch.modules import is_uninitialized, registered_buffers
+
+SMALL = 1 << 20  # bytes of buffers that are copied though their module is not in training
 
 __all__ = ["BufferState", "GeneratorState", "global_generators"]
 
 
 class GeneratorState:
-    """A random generator of PyTorch, on any device."""
+    """A `torch.Generator` that the program made, on any device."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -28,17 +33,46 @@ class GeneratorState:
         """Its state."""
         return self.generator.get_state()
 
-    def set(self, mark: Any) -> None:
-        """Set it back."""
-        self.generator.set_state(mark)
+    def set(self, snapshot: Any) -> None:
+        """Put a state back."""
+        self.generator.set_state(snapshot)
 
 
-def global_generators() -> list[GeneratorState]:
-    """The global generators: that of the CPU, and those of the CUDA devices that are in use."""
-    found = [torch.default_generator]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found += torch.cuda.default_generators
-    return [GeneratorState(generator) for generator in found]
+class _CpuGenerator:
+    """The global generator of the CPU."""
+
+    def version(self) -> Any:
+        return self.get().numpy().tobytes()
+
+    def get(self) -> Tensor:
+        return torch.get_rng_state()
+
+    def set(self, snapshot: Tensor) -> None:
+        torch.set_rng_state(snapshot)
+
+
+class _CudaGenerator:
+    """The global generator of one CUDA device."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def version(self) -> Any:
+        return self.get().numpy().tobytes()
+
+    def get(self) -> Tensor:
+        return torch.cuda.get_rng_state(self.device)
+
+    def set(self, snapshot: Tensor) -> None:
+        torch.cuda.set_rng_state(snapshot, self.device)
+
+
+def global_generators(devices: Iterable[int] | None = None) -> list[ReplayableState]:
+    """The global generators of the CPU and, once CUDA is in use, of these CUDA devices; of all if None are named."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return [_CpuGenerator()]
+    indices = range(torch.cuda.device_count()) if devices is None else devices
+    return [_CpuGenerator(), *map(_CudaGenerator, indices)]
 
 
 class BufferState:
@@ -49,23 +83,24 @@ class BufferState:
 
     def may_change(self) -> bool:
         """Whether a step may write into them: modules in training do, others seldom into large ones."""
-        held = self._held()
-        return bool(held) and (self.module.training or sum(buffer.nbytes for _, buffer in held) <= SMALL)
+        buffers = self._buffers()
+        return bool(buffers) and (self.module.training or sum(buffer.nbytes for _, buffer in buffers) <= SMALL)
 
-    def _held(self) -> list[tuple[str, torch.Tensor]]:
-        held = self.module._buffers.items()
-        return [(name, buffer) for name, buffer in held if buffer is not None and not is_lazy(buffer)]
+    def _buffers(self) -> list[tuple[str, Tensor]]:
+        registered = registered_buffers(self.module).items()
+        return [(name, buffer) for name, buffer in registered if buffer is not None and not is_uninitialized(buffer)]
 
     def version(self) -> Any:
-        """Which tensors they are, and how often each was written into; batch norm counts what it gathers."""
-        return [(name, id(buffer), buffer._version) for name, buffer in self._held()]
+        """Which tensors they are, and how often each was written into; batch norm writes into a counter."""
+        return [(name, id(buffer), version(buffer)) for name, buffer in self._buffers()]
 
     def get(self) -> Any:
-        """Copies of them."""
-        return [(name, buffer, buffer.detach().clone()) for name, buffer in self._held()]
+        """The buffers and copies of their values."""
+        return [(name, buffer, buffer.detach().clone()) for name, buffer in self._buffers()]
 
-    def set(self, mark: Any) -> None:
-        """Put the numbers back, unseen by graphs that hold these buffers."""
-        for name, buffer, numbers in mark:
-            self.module._buffers[name] = buffer
-            buffer.data.copy_(numbers)
+    def set(self, snapshot: Any) -> None:
+        """Put buffers and values back. By `.data`, so that graphs which have saved a buffer see no new version."""
+        buffers = registered_buffers(self.module)
+        for name, buffer, values in snapshot:
+            buffers[name] = buffer
+            buffer.data.copy_(values)

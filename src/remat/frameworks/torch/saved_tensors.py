@@ -1,49 +1,53 @@
-"""What stands for tensors that a graph saves: holders, how the tensors looked, what they weigh, and savers."""
+"""Saved tensors of a segment: the node that saves its inputs, holders, metadata to compare with, and their bytes."""
 
 from collections.abc import Container, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat.execute.fingerprint import relative_difference
+from remat.frameworks.torch.graph import version, view_base
 from remat.frameworks.torch.leaves import device_fingerprint
+from remat.frameworks.torch.storage import StorageBytes, is_dense, storage_id
 from remat.segments import mutation_error, raise_nondeterministic
 
-if TYPE_CHECKING:
-    from remat.frameworks.torch.checkpoint import CheckpointFrame
-
-__all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "describe", "storage_id"]
+__all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "comparable_storage", "describe"]
 
 with torch.inference_mode(False):
-    _ROOT = torch.empty(0, requires_grad=True, device="cpu")  # so that a saver is part of a graph
+    _ROOT = torch.empty(
+        0, requires_grad=True, device="cpu"
+    )  # an input that requires a gradient, so that there is a node
 
 
 class SaveInputs(torch.autograd.Function):
-    """A node that saves tensors as any other one does: through the hooks that are on, with a look at their versions."""
+    """A node that saves tensors as any other one does: through the hooks that are active, and checking their versions.
+
+    Cf. `_NoopSaveInputs` in torch.utils.checkpoint.
+    """
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, *tensors: Tensor) -> Tensor:
-        """An empty tensor, whose node holds the others."""
-        ctx.held = {place: tensor for place, tensor in enumerate(tensors) if tensor.is_inference()}  # never saved
+        """An empty tensor, whose node saves the others."""
+        # Autograd refuses to save inference tensors, which nothing can change under a graph anyway.
+        ctx.inference_tensors = {place: tensor for place, tensor in enumerate(tensors) if tensor.is_inference()}
         ctx.save_for_backward(*(None if tensor.is_inference() else tensor for tensor in tensors))
         return torch.empty(0, device="cpu")
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        """Nobody asks for it."""
+        """Never called: the node only saves tensors."""
         raise AssertionError("a saver has no gradient")
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Nothing depends on it."""
+        """The tangent of an empty tensor."""
         return torch.zeros(0, device="cpu")
 
     @staticmethod
     def save(tensors: Sequence[Tensor]) -> Tensor | None:
-        """Save tensors."""
+        """The empty tensor that keeps these saved; None if there are none."""
         saved: Tensor | None = SaveInputs.apply(_ROOT, *tensors) if tensors else None  # type: ignore[no-untyped-call]
         return saved
 
@@ -53,18 +57,27 @@ class SaveInputs(torch.autograd.Function):
         if saver is None:
             return ()
         node: Any = saver.grad_fn
-        return tuple(node.held.get(place, tensor) for place, tensor in enumerate(node.saved_tensors))
+        return tuple(node.inference_tensors.get(place, tensor) for place, tensor in enumerate(node.saved_tensors))
+
+
+class HolderOwner(Protocol):
+    """The segment that a holder belongs to."""
+
+    def unpack(self, holder: "Holder") -> Tensor:
+        """The tensor of a holder."""
+        ...
 
 
 class Holder:
-    """Stands for one tensor that a graph saves; `values` are those that were computed again, by backward."""
+    """Stands for one tensor that a graph saves; `values` are recomputed tensors by the id of the backward."""
 
-    __slots__ = ("__weakref__", "index", "saved", "segment", "values")
+    __slots__ = ("__weakref__", "index", "owner", "saved", "values")
 
-    def __init__(self, segment: "CheckpointFrame", index: int) -> None:
-        self.segment, self.index = segment, index
+    def __init__(self, owner: HolderOwner, index: int) -> None:
+        self.owner, self.index = owner, index
         self.values: dict[int, Tensor] = {}
-        self.saved: Tensor | None = None  # the tensor while the segment is undecided, then its saver if it is kept
+        # With a threshold: the tensor while its segment runs, then the tensor of `SaveInputs.save` if it is kept.
+        self.saved: Tensor | None = None
 
     def save(self) -> None:
         """Save the tensor as plain autograd does."""
@@ -72,16 +85,17 @@ class Holder:
         self.saved = SaveInputs.save([self.saved])
 
     def value(self) -> Tensor:
-        """The tensor that is held or saved."""
+        """The tensor that was kept."""
         assert self.saved is not None
         return self.saved if self.saved.grad_fn is None else SaveInputs.load(self.saved)[0]
 
 
 class SavedTensorMeta:
-    """What a saved tensor looked like: shape, dtype, device; versions; with `checked` its values too.
+    """Shape, dtype, device and version of a saved tensor, and with `checked` a fingerprint of its values.
 
-    `version` is that of a parameter, or of data that is not among the `changing`. `written` is whether the tensor was
-    written into while the segment was first run, after it was saved.
+    `version` is that of a parameter or of data, if its storage is not among the `changing` ones, which the segment may
+    write into; None for what the segment computes. `written` says whether the tensor was written into during the first
+    run, after it was saved.
     """
 
     __slots__ = ("_counter", "_saved", "device", "dtype", "fingerprint", "shape", "version", "written")
@@ -89,44 +103,42 @@ class SavedTensorMeta:
     def __init__(self, tensor: Tensor, *, checked: bool, changing: Container[int] = ()) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.version = _version(tensor, changing)
-        self.fingerprint = device_fingerprint(tensor) if checked and _comparable(tensor) else None
+        self.fingerprint = device_fingerprint(tensor) if checked and _is_plain(tensor) else None
         self.written = False
-        self._counter, self._saved = _counter(tensor), tensor._version
+        self._counter, self._saved = _counter(tensor), version(tensor)
 
     def was_written(self) -> bool:
         """Whether the tensor was written into since it was saved."""
         if self._counter is not None:
-            self.written = self.written or self._counter._version != self._saved
+            self.written = self.written or version(self._counter) != self._saved
         return self.written
 
     def finish_forward(self) -> None:
-        """The segment was first run: what is written into from now on is no matter, since it is computed again."""
+        """Stop watching after the first run: later writes do not matter, since the tensor is recomputed."""
         self.was_written()
         self._counter = None
 
     def compare(self, tensor: Tensor, name: str, index: int, count: int) -> None:
-        """Raise an error if a tensor that was saved again looks different."""
+        """Raise an error if a tensor that is saved again has another shape, dtype, device or version."""
         if tensor.shape != self.shape or tensor.dtype != self.dtype or tensor.device != self.device:
             raise_nondeterministic(
                 name,
                 f"tensor {index} of the {count} that it saves for its backward was "
                 f"{describe(self)} and became {describe(tensor)}",
             )
-        version = None if self.version is None else _version(tensor)
-        if version != self.version and version is not None:
-            what = (
-                f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {version})"
-            )
+        now = None if self.version is None else _version(tensor)
+        if now != self.version and now is not None:
+            what = f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {now})"
             raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
     @staticmethod
     def compare_fingerprints(
-        looks: Sequence["SavedTensorMeta"], found: Sequence[tuple[int, Tensor, Tensor]], name: str
+        metas: Sequence["SavedTensorMeta"], recomputed: Sequence[tuple[int, Tensor, Tensor]], name: str
     ) -> None:
-        """Raise a DeterminismError if one of these tensors, with their summaries, has other values than it had."""
-        for device in {number.device for _, _, number in found}:  # one wait for each
-            here = [each for each in found if each[2].device == device]
-            pairs = [(now, looks[index].fingerprint) for index, _, now in here]
+        """Raise a DeterminismError if one of (index, tensor, fingerprint) has other values than at first."""
+        for device in {fingerprint.device for _, _, fingerprint in recomputed}:  # one synchronization for each
+            here = [entry for entry in recomputed if entry[2].device == device]
+            pairs = [(now, metas[index].fingerprint) for index, _, now in here]
             rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
             for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
                 if now == then:
@@ -136,50 +148,50 @@ class SavedTensorMeta:
                 if far:
                     raise_nondeterministic(
                         name,
-                        f"tensor {index} of the {len(looks)} that it saves for its backward, {describe(tensor)}, "
+                        f"tensor {index} of the {len(metas)} that it saves for its backward, {describe(tensor)}, "
                         f"was another one by {far:.1g} of its size",
                     )
 
 
 def _version(tensor: Tensor, changing: Container[int] = ()) -> int | None:
-    """How often a parameter or data was written into, or what this is a view of; None for what a segment computes."""
-    origin = tensor if tensor._base is None else tensor._base
+    """The version of a parameter or of data, or of what this is a view of; None for what a segment computes."""
+    origin = view_base(tensor)
     if not origin.is_leaf or origin.is_inference():
         return None
     if origin.requires_grad:
-        return origin._version
-    if not _comparable(tensor) or storage_id(tensor) in changing:
+        return version(origin)
+    if not _is_plain(tensor) or storage_id(tensor) in changing:
         return None
-    return origin._version
+    return version(origin)
 
 
 def is_parameter(tensor: Tensor) -> bool:
-    """Whether this is a leaf that wants a gradient, or a view of one."""
-    origin = tensor if tensor._base is None else tensor._base
+    """Whether this is a leaf that requires a gradient, or a view of one."""
+    origin = view_base(tensor)
     return origin.is_leaf and origin.requires_grad
 
 
-def storage_id(tensor: Tensor) -> int:
-    """Which storage a tensor is in, or 0 where that is not known."""
-    return int(tensor.untyped_storage()._cdata) if _comparable(tensor) else 0
+def comparable_storage(tensor: Tensor) -> int:
+    """The identity of the storage that a tensor is in, or 0 for a subclass, which may have another one inside."""
+    return storage_id(tensor) if _is_plain(tensor) else 0
 
 
 def _counter(tensor: Tensor) -> Tensor | None:
-    """A tensor that counts how often another one is written into, and holds nothing of it."""
-    if not _comparable(tensor) or tensor.is_inference():
+    """A tensor that shares the version counter of another one, and none of its memory."""
+    if not _is_plain(tensor) or tensor.is_inference():
         return None
-    counter = tensor.detach()
-    counter.data = _nothing(tensor.dtype, tensor.device)
+    counter = tensor.detach()  # shares the counter, and keeps it when its data is replaced
+    counter.data = _empty(tensor.dtype, tensor.device)
     return counter
 
 
 @lru_cache(maxsize=256)
-def _nothing(dtype: torch.dtype, device: torch.device) -> Tensor:
+def _empty(dtype: torch.dtype, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.empty(0, dtype=dtype, device=device)
 
 
-def _comparable(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
 
 
@@ -193,22 +205,14 @@ class SavedBytes:
     """Bytes that plain autograd would keep for a segment: each storage once, without inputs, outputs and parameters."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self._found: dict[int, tuple[StorageWeakRef, int]] = {}  # weak references keep an address from being used again
-        self._inputs = {held.cdata: held for tensor in inputs if (held := _storage(tensor)) is not None}
+        self._bytes = StorageBytes()
+        self._inputs = {storage_id(tensor) for tensor in inputs if is_dense(tensor)}  # alive while the segment runs
 
     def add(self, tensor: Tensor) -> None:
         """Count a tensor that is saved."""
-        held = None if is_parameter(tensor) else _storage(tensor)
-        if held is not None and held.cdata not in self._inputs:
-            self._found.setdefault(held.cdata, (held, tensor.untyped_storage().nbytes()))
+        if is_dense(tensor) and not is_parameter(tensor) and storage_id(tensor) not in self._inputs:
+            self._bytes.add(tensor)
 
     def without(self, outputs: Sequence[Any]) -> int:
-        """All bytes but those of outputs, which the caller holds."""
-        there = {held.cdata for out in outputs if isinstance(out, Tensor) and (held := _storage(out)) is not None}
-        return sum(size for number, (_, size) in self._found.items() if number not in there)
-
-
-def _storage(tensor: Tensor) -> StorageWeakRef | None:
-    if tensor.layout is not torch.strided:
-        return None
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        """All bytes but those of outputs, which the caller keeps alive."""
+        return self._bytes.total(without=(storage_id(out) for out in outputs if is_dense(out)))

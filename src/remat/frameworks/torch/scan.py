@@ -11,8 +11,9 @@ from remat.errors import InfeasibleError, StepError
 from remat.execute.rng_state import StateReplay, private_rng_state
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.autocast import AutocastState
+from remat.frameworks.torch.capture_filter import DifferentiableTensors
 from remat.frameworks.torch.function import Activity, TorchLoopCall, TracedStep, as_truth_value, run
-from remat.frameworks.torch.graph import DifferentiableTensors
+from remat.frameworks.torch.functorch import in_forward_mode, in_transform
 from remat.frameworks.torch.leaves import nbytes, spec_of
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
@@ -97,12 +98,12 @@ def _call(
     flows = Activity([leaf_ops.flows(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs])
     tensors = DifferentiableTensors()
     graphs = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    graphs = graphs and torch.autograd.forward_ad._current_level < 0  # forward mode goes along with a plain loop
+    graphs = graphs and not in_forward_mode()  # forward mode goes along with a plain loop
     captured = ConvertedClosure(tensors, step, cond) if graphs else None
     private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
     found = [] if captured is None else [*captured.replayable_states, *tensors.replayable_states]
     replayable_states = [*global_generators(), *(source for source in private if source is not None), *found]
-    under_functorch = torch._C._functorch.maybe_current_level() is not None
+    under_functorch = in_transform()
     made = TracedStep(captured, AutocastState(), replayable_states, flows, under_functorch=under_functorch)  # type: ignore[arg-type]
     made.modules, made.compiled = tensors.modules, tensors.compiled
     return TorchLoopCall(made, carry, inputs, sizes, request, rows, steps)

@@ -195,7 +195,7 @@ def _flat_step(call: TorchLoopCall) -> Flat:
         with call.step.rebind(list(captured)) as step:
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
         outputs = call.results.outputs
-        ys = [] if outputs is None or call.rows == {} else outputs.apart(y, "y")
+        ys = [] if outputs is None or call.rows == {} else outputs.flatten_like(y, "y")
         return [*call.carry.flatten_like(after, "carry"), *ys]
 
     return flat

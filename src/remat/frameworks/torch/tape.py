@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
 from remat.errors import StepError
-from remat.frameworks.torch.graph import external_edges, gradient_edge, hooks_suspended
+from remat.frameworks.torch.fsdp import end_backward
+from remat.frameworks.torch.graph import external_edges, gradient_edge, hooks_suspended, leaf_of
+from remat.frameworks.torch.storage import StorageBytes, storage_id
 
 __all__ = [
     "FirstStep",
@@ -121,9 +123,7 @@ def accumulate_grads(ends: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any])
     if ends.edges:
         torch.autograd.backward(ends.edges, ends.cotangents_of_outputs)
     for module in fsdp_modules:
-        # Below another sharded module it would take the next range for a part of this one, and not gather again.
-        state = module._get_fsdp_state()
-        state._training_state = type(state._training_state).IDLE
+        end_backward(module)
     return [None if root is None else root.grad for root in tape.roots]
 
 
@@ -138,7 +138,7 @@ def check_inputs_known(tape: Tape, number: int) -> None:
 
 def unknown_input_error(node: Any, is_leaf: bool, steps: str) -> StepError:
     """What to say of a captured tensor that was not found."""
-    what = f"a parameter of shape {list(node.variable.shape)}" if is_leaf else f"a tensor that {node.name()} made"
+    what = f"a parameter of shape {list(leaf_of(node).shape)}" if is_leaf else f"a tensor that {node.name()} made"
     return StepError(
         f"{steps} used {what} and that was not found in what the step closes over, so its gradient would be "
         "lost. Pass it through init or xs, or let the step close over it, or over the module that has it: closures, "
@@ -147,18 +147,19 @@ def unknown_input_error(node: Any, is_leaf: bool, steps: str) -> StepError:
 
 
 @contextmanager
-def count_saved_bytes(given: Sequence[Any], there: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
-    """A block that records a tape from what is given; the bytes that it holds beside what is `there` anyway."""
-    known = {tensor.untyped_storage()._cdata for tensor in there}
-    tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
-    held = {tensor.untyped_storage()._cdata: tensor.numel() * tensor.element_size() for tensor in tensors}
-    del given, tensors
+def count_saved_bytes(carry: Sequence[Any], persistent: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
+    """A block that records a tape from a carry; yields a function that says how many bytes the tape keeps alive.
+
+    The carry counts, `persistent` tensors do not, and each storage counts once.
+    """
+    live_anyway = {storage_id(tensor) for tensor in persistent}
+    saved = StorageBytes(carry)
+    del carry
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in known:
-            held[storage._cdata] = storage.nbytes()
-        return tensor.detach()  # a result that a node saves would else hold the node that holds it
+        if storage_id(tensor) not in live_anyway:
+            saved.add(tensor)
+        return tensor.detach()  # a result that its own node saves would otherwise keep that node alive by a cycle
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield lambda: sum(held.values())
+        yield saved.total

@@ -1,4 +1,4 @@
-"""The budgets that can be left: exactly, where they are few, else on a grid."""
+"""The budgets that can remain after storing some states and tapes: exactly where they are few, else on a grid."""
 
 from remat.planners.dp.states_or_tapes import Sizes
 
@@ -9,29 +9,29 @@ MOST_ON_GRID = 100_000
 
 
 def reachable_budgets(sizes: Sizes, top: int, limit: int = MOST_EXACT) -> list[int] | None:
-    """Every budget that is left after keeping and holding some of `top`, or None if there are more than `limit`.
+    """Every budget that remains of `top` after storing states and tapes, or None if there are more than `limit`.
 
-    >>> reachable(Sizes(state=2, tape=5, restartable=False, early=0), 9)
+    >>> reachable_budgets(Sizes(state=2, tape=5, restartable=False, early=0), 9)
     [0, 1, 2, 3, 4, 5, 7, 9]
     """
     least = sizes.floor(False)
     small, large = sorted((sizes.state, sizes.tape))
-    found: set[int] = set()
+    budgets: set[int] = set()
     for start in range(top, least - 1, -large):
-        if start in found:
+        if start in budgets:
             break
         line = range(start, least - 1, -small) if small else (start,)
-        if len(line) + len(found) > limit:
+        if len(line) + len(budgets) > limit:
             return None
-        found.update(line)
-    return sorted(found)
+        budgets.update(line)
+    return sorted(budgets)
 
 
 def on_grid(sizes: Sizes, top: int, *, up: bool, fine: int = MOST_EXACT) -> tuple[Sizes, int, list[int]] | None:
-    """Sizes and budget in grid cells, and the budgets that can be left; exact where these are no more than `fine`.
+    """Sizes and budget in grid cells, and the budgets that can remain; exact where these are no more than `fine`.
 
-    With `up`, sizes are rounded up and the budget down, so that what fits there fits here; else the other way round,
-    so that a bound there holds here (None if that takes too many budgets).
+    With `up`, sizes are rounded up and the budget down, so that a schedule for the grid fits the true sizes; else the
+    other way round, so that a bound for the grid bounds the true problem (None if that takes too many budgets).
     """
     exact = reachable_budgets(sizes, top, fine)
     if exact is not None:

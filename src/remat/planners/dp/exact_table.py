@@ -1,31 +1,53 @@
 """States or tapes, exactly: the two-table recurrence of A and B, over all step counts and reachable budgets.
 
-O(n²·budgets) additions, done by NumPy for all budgets and split points of one step count at a time. It equals the
-exhaustive search wherever that was tried (tests/planners); there is no proof for all n.
+With m the budget, σ and τ the bytes of a state and a tape, X = B if tapes contain their step's output and else A:
+
+    B(t, m) = min( min_{1≤y<t}  y + A(t-y, m) + B(y, m),                                      split
+                   min_{1≤y<t}  y + X(t-y, m-τ) + B(y-1, m) )                                 tape
+    A(t, m) = min( 1 + X(t-1, m-τ),                                                           hold
+                   B(t, m-σ),                                                                 keep
+                   min_{1≤y<t}  y + A(t-y, m-σ) + A(y, m),                                    split
+                   min_{2≤y<t}  y + X(t-y, m-σ-τ) + A(y-1, m) )                               tape
+
+with A(0, ·) = B(0, ·) = 0, A(1, m) = B(1, m) = 1, and infinite where m is below the least budget. Each term is the cost
+of a schedule (`states_or_tapes` says which), so the value is reached. Why nothing is better, as a sketch: in a
+*persistent* schedule, where what is stored stays until its own part is reversed, the first thing stored after the start
+splits the steps into those to the right, which are reversed first, and those to the left, of which nothing is stored
+yet; storing something on the left any earlier only takes memory from the right part. So the schedule is one of the
+terms, and its two parts are smaller problems of the same class. There is no full proof for all n: the values equal
+exhaustive search wherever that was tried (tests/figures), and the plan's claim names the class.
+
+One table, as usually printed (Gruslys et al. 2016), is not optimal where a tape is larger than a state: it does not
+tell apart whether the start of a part is stored already.
+
+It takes O(n²·budgets) additions, done by NumPy for all budgets and split points of one step count at a time.
 """
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from remat.planners.dp.states_or_tapes import Move, Sizes, Subproblem
 from remat.progress import report_progress
 
-__all__ = ["Table"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.int32]
+
+__all__ = ["ExactTable"]
 
 _INFINITE = 2**29  # two of them add up inside int32
-Rows = NDArray[np.int32]
 
 
-class Table:
-    """The least forward steps for every subproblem up to `steps` and `top`, and the moves that reach them."""
+class ExactTable:
+    """The least forward steps for every subproblem up to `steps` and `budgets`, and the moves that reach them."""
 
     def __init__(self, sizes: Sizes, steps: int, budgets: list[int]) -> None:
         self.sizes = sizes
         self.place = {budget: i for i, budget in enumerate(budgets)}
         self._shift = {size: self._places(budgets, size) for size in _shifts(sizes)}
         after = _Half(self, budgets, steps, None)
+        # Without bytes to spare before the turn, both sides have the same sizes and one table serves both.
         before = after if sizes.early == 0 else _Half(self, budgets, steps, after)
         self._halves = (before, after)
 
@@ -33,19 +55,25 @@ class Table:
         """A move of least forward steps."""
         return self._halves[sub.turned].choose(sub, self.place[sub.budget])
 
-    def shifted(self, row: Rows, size: int) -> Rows:
+    def shifted(self, row: "Rows", size: int) -> "Rows":
         """`row` at budgets smaller by `size`; infinite where there is no such budget."""
+        import numpy as np  # here, so that importing remat stays quick
+
         places = self._shift[size]
         return np.where(places < 0, _INFINITE, row[places]).astype(np.int32)
 
-    def _places(self, budgets: list[int], size: int) -> NDArray[np.int64]:
+    def _places(self, budgets: list[int], size: int) -> "NDArray[np.int64]":
+        import numpy as np
+
         return np.array([self.place.get(budget - size, -1) for budget in budgets])
 
 
 class _Half:
-    """A and B on one side of the turn. What is reversed first is on the same side, what is left is `after` it."""
+    """A and B on one side of the turn. The part reversed first is on the same side, the part left is `after` it."""
 
-    def __init__(self, table: Table, budgets: list[int], steps: int, after: "_Half | None") -> None:
+    def __init__(self, table: ExactTable, budgets: list[int], steps: int, after: "_Half | None") -> None:
+        import numpy as np
+
         sizes = self.sizes = table.sizes
         shape = (steps + 1, len(budgets))
         # right_*: the part reversed first, at budgets smaller by what is kept or held meanwhile.
@@ -74,8 +102,11 @@ class _Half:
                 np.minimum(self.a[t] + t, _INFINITE, out=self.left_a[t])
                 np.minimum(self.b[t] + t, _INFINITE, out=self.left_b[t])
 
-    def _fill(self, table: Table, t: int, scratch: Rows) -> None:
-        def best(right: Rows, left: Rows) -> Rows:
+    def _fill(self, table: ExactTable, t: int, scratch: "Rows") -> None:
+        """Row t of A and B, from the rows before it."""
+        import numpy as np
+
+        def best(right: "Rows", left: "Rows") -> "Rows":
             total = scratch[: len(right)]
             np.add(right[::-1], left, out=total)
             return np.asarray(total.min(axis=0))
@@ -92,10 +123,10 @@ class _Half:
         """The move of least forward steps for one subproblem, searched again in its column."""
         t = sub.steps
 
-        def column(rows: Rows, low: int, high: int) -> Any:
+        def column(rows: "Rows", low: int, high: int) -> Any:
             return rows[low:high, place]
 
-        def split(kind: str, right: Rows, left: Rows, y0: int, extra: int) -> tuple[int, Move]:
+        def split(kind: str, right: "Rows", left: "Rows", y0: int, extra: int) -> tuple[int, Move]:
             totals = column(right, 1, t - y0 + 1)[::-1] + column(left, y0 - extra, t - extra) + extra
             at = int(totals.argmin())
             return int(totals[at]), Move(kind, y0 + at)
@@ -111,8 +142,8 @@ class _Half:
         if t > 2:
             moves.append(split("tape", self.right_both, self.left_a, 2, 1))
         least = int(self.a[t, place])
-        found = min(moves)
-        return found[1] if found[0] <= least else Move("keep", 0)
+        cost, move = min(moves)
+        return move if cost <= least else Move("keep", 0)
 
 
 def _shifts(sizes: Sizes) -> set[int]:

@@ -1,4 +1,4 @@
-"""States in several levels with read and write costs (the H-Revolve problem of Herrmann and Pallez), exactly.
+"""States in several levels with read and write costs, exactly: the recurrence of H-Revolve (Herrmann & Pallez 2020).
 
 P_k(l, m) is the least time to reverse l+1 units from a state stored in level k, m slots of which (that one included)
 are free; O_k(l, m) the same from a state that is only in working memory. With uf and ub the times of a forward and of a
@@ -14,15 +14,17 @@ the published ones where the fastest level is free, and equal exhaustive search 
 """
 
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from remat.progress import report_progress
 
-__all__ = ["HRevolveTable", "StoreCost"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+    Floats = NDArray[np.float64]
+
+__all__ = ["HRevolveTable", "StoreCost"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class HRevolveTable:
     """
 
     def __init__(self, units: int, stores: list[StoreCost], forward: float, reverse: float) -> None:
+        import numpy as np  # here, so that importing remat stays quick
+
         self.units = max(units, 1)
         below = np.full(self.units, np.inf)  # O_{-1}, then O_k with all slots of level k
         below[0] = reverse
@@ -61,7 +65,7 @@ class HRevolveTable:
                     break
             self.slots.append(used)
             below = last
-        columns = [np.concatenate(part, axis=1) for part in zip(*blocks, strict=True)] if blocks else []
+        columns = [np.concatenate(block, axis=1) for block in zip(*blocks, strict=True)] if blocks else []
         self.o, self.p, self.right, self.left = columns or [np.empty((self.units, 0))] * 4
 
     def time(self, stored: bool, column: int, length: int) -> float:
@@ -91,8 +95,10 @@ class HRevolveTable:
 _WIDTH = 32  # columns at a time: few enough for the cache
 
 
-def _block(store: StoreCost, below: Floats, last: Floats, width: int, forward: float) -> tuple[Floats, ...]:
+def _block(store: StoreCost, below: "Floats", last: "Floats", width: int, forward: float) -> tuple["Floats", ...]:
     """O, P, the part reversed first (O with one slot less) and the part left for later, for `width` slot counts."""
+    import numpy as np
+
     units = len(below)
     o, p, right = (np.empty((units, width)) for _ in range(3))
     left = np.empty((units + 1, width))  # left[j] = j·uf + r + P(j-1)

@@ -1,13 +1,18 @@
-"""States or tapes at any length: how many steps can be run at most r times, what it proves, and a search it guides.
+"""States or tapes at any length: how many steps can be run at most r times, what that proves, and the search it guides.
 
 Let N(r) be the most steps that can be reversed in a budget if none is run forward more than r times. It obeys the
-recurrence of the least cost with (max, +) in place of (min, +), and does not depend on n. In any legal schedule, take
-away all steps that are run more than r times: what is left is a legal schedule for fewer steps in no more memory, so
-at most N(r) steps are run at most r times. Hence the bound: fill the layers N(1), N(2)-N(1), … in order.
+recurrence of `exact_table` with (max, +) in place of (min, +): the steps left of y run once more than in their own
+subproblem, so they may run there r-1 times. It does not depend on n. For states only it is Revolve's β(s, r-1), since
+here the run that is recorded counts too.
 
-The bound is convex in the number of steps, so the best split of two bounds is found at their edges. Splitting at each
-subproblem where the bounds of both parts add up to the least gives schedules that are close to the bound (the planner
-says how close), for any n, without a table over n.
+Lower bound: in any legal schedule, remove every step that is run more than r times. The others still form a legal
+schedule (a removed step is the identity between two states, and its tape is not needed), for fewer steps in no more
+memory, so there are at most N(r) of them. Hence at most N(1) steps run once, at most N(2) at most twice, …: no schedule
+costs less than filling these layers in order, N(1) steps run once, N(2)-N(1) twice, and so on.
+
+Search: this bound is convex in the number of steps, so the sum of the bounds of two parts is least at a layer edge of
+one of them. Splitting every subproblem there gives schedules close to the bound (the planner says how close), for any
+n, without a table over n.
 """
 
 from bisect import bisect_left
@@ -36,7 +41,7 @@ class LayerBound:
         # rows[r][2 * kept + turned][place]: the most steps run at most r times; negative where a budget is too small.
         self.rows: list[list[list[int]]] = [[[0] * len(budgets) for _ in range(4)]]
         self._edges: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-        # A part of a schedule that runs no step more than r times does not either: more layers are of no use.
+        # No subproblem runs a step more often than the whole schedule does: it needs no more layers than the whole.
         self.most: float = inf
         self.whole = Subproblem(False, False, steps, top)
         self.most = len(self.edges(self.whole)[0])
@@ -63,13 +68,13 @@ class LayerBound:
         place = self.place.get(sub.budget)
         if place is None:
             return [0], [0]
-        kind = 2 * sub.kept + sub.turned
-        edges, sums = self._edges.setdefault((kind, place), ([0], [0]))
+        table = 2 * sub.kept + sub.turned
+        edges, sums = self._edges.setdefault((table, place), ([0], [0]))
         while edges[-1] < sub.steps and len(edges) <= self.most:
             r = len(edges)
             while len(self.rows) <= r:
                 self._next_row()
-            edge = self.rows[r][kind][place]
+            edge = self.rows[r][table][place]
             if r > 3 and edge <= edges[-1] and not self._grows(sub):
                 break
             sums.append(sums[-1] + r * (edge - edges[-1]))
@@ -77,7 +82,7 @@ class LayerBound:
         return edges, sums
 
     def choose(self, sub: Subproblem) -> Move:
-        """The move whose parts have the least bounds in sum; of several, the one that goes furthest (seen best)."""
+        """The move with the least sum of bounds; of several, the one that advances furthest (best in experiments)."""
         return min(self._moves(sub), key=lambda move: (self._promise(sub, move), -move.y, move.kind))
 
     def _promise(self, sub: Subproblem, move: Move) -> int:
@@ -94,38 +99,43 @@ class LayerBound:
                 continue
             right, left = self.sizes.parts(sub, Move(kind, 2))
             right, left = right._replace(steps=sub.steps), (left or right)._replace(steps=sub.steps)
-            before = 1 if kind == "tape" else 0  # of the y steps, those that are not left for later
+            recorded = 1 if kind == "tape" else 0  # of the y steps, the one that is not in the left part
             points = {first, sub.steps - 1}
-            points.update(edge + before for edge in self.edges(left)[0])
+            points.update(edge + recorded for edge in self.edges(left)[0])
             points.update(sub.steps - edge for edge in self.edges(right)[0])
             yield from (Move(kind, y) for y in points if first <= y < sub.steps)
 
     def _grows(self, sub: Subproblem) -> bool:
-        """Whether more runs of a step reverse ever more steps: after the turn the start is kept, or can be."""
+        """Whether running steps more often reverses ever more of them: the start is stored, or can be."""
         return sub.budget >= (0 if sub.kept else self.sizes.state)
 
     def _next_row(self) -> None:
+        """Add the row for one run more: the recurrence of `exact_table` with (max, +).
+
+        Budgets ascend, so what a smaller budget gives in this row is there already. The left part comes from the row
+        before, since its steps were advanced over once.
+        """
         report_progress(len(self.rows), None)
-        sizes, last = self.sizes, self.rows[-1]
-        rest = 2 * sizes.restartable
+        sizes, previous = self.sizes, self.rows[-1]
         row: list[list[int]] = [[-INFINITE] * len(self.budgets) for _ in range(4)]
         for turned in (0, 1):
-            a, b, after = row[turned], row[2 + turned], row[rest + turned]
+            a, b = row[turned], row[2 + turned]
+            after_tape = b if sizes.restartable else a
             for i, budget in enumerate(self.budgets):
                 if budget < sizes.floor(bool(turned)):
                     continue
-                left_a, left_b = max(last[1][i], 0), max(last[3][i], 0)
+                left_a, left_b = max(previous[1][i], 0), max(previous[3][i], 0)
                 less_state, less_tape, less_both = self._less[i]
                 most = 1
-                if less_tape >= 0:
-                    most = max(most, 1 + after[less_tape])
-                if less_state >= 0:
+                if less_tape >= 0:  # hold
+                    most = max(most, 1 + after_tape[less_tape])
+                if less_state >= 0:  # keep, split
                     most = max(most, b[less_state], a[less_state] + left_a)
-                if less_both >= 0:
-                    most = max(most, after[less_both] + 1 + left_a)
+                if less_both >= 0:  # tape
+                    most = max(most, after_tape[less_both] + 1 + left_a)
                 a[i] = most
-                most += left_b
-                if less_tape >= 0:
-                    most = max(most, after[less_tape] + 1 + left_b)
+                most += left_b  # split, the start being stored
+                if less_tape >= 0:  # tape
+                    most = max(most, after_tape[less_tape] + 1 + left_b)
                 b[i] = most
         self.rows.append(row)

@@ -1,13 +1,25 @@
-"""States of a loop whose end is not known: which to keep while it runs, and how to reverse the ones held at the end.
+"""Online checkpointing: which states to keep while the end of a loop is not known, and which to use once it is.
 
-`Sweep` decides step by step. In phase r, β(s, r-1) ≤ i < β(s, r), the offline optimum for the end of the phase keeps
-the states T_r = {0, β(s,r-1), β(s,r-1)+β(s-1,r-1), …}, all but the first still ahead: they are kept when reached and
-never dropped in the phase. Every other state is kept, in place of one that is no target, if the reversal from the next
-state on would then be cheaper. For s slots this is optimal at every length up to β(s,2)+1, as the algorithm of Stumm
-and Walther is, and beyond that it was never seen more than a few percent (s=10: 0.8 %) over the offline optimum.
+`Sweep` decides step by step, after Stumm & Walther 2010 ("New algorithms for optimal online checkpointing", SIAM J.
+Sci. Comput. 32). Let phase r be the states i with β(s, r-1) ≤ i < β(s, r): the lengths at which Revolve advances over
+no step more than r times. Revolve for the *end* of the phase keeps the states
 
-`best_of_held` picks, of the states held at the end, those to use; the others are dropped at once. Between two of them
-the reversal is binomial, with all slots that are free by then.
+    T_r = { 0, β(s, r-1), β(s, r-1) + β(s-1, r-1), … },
+
+each segment between two of them being as long as its slots can reverse in r-1 repetitions (their lengths sum up to
+β(s, r)). All but the first lie in the phase, so an online sweep can still keep them when it reaches them, and it never
+drops them in the phase: at the end of the phase its reversal is Revolve's. Every other state is kept, in the place of
+one that is no target, if the reversal from the next state on is cheaper with it than without.
+
+Up to β(s, 2) + 1 steps the sweep is optimal at *every* length. In phase 1 every state is kept. In phase 2 the optimum
+is p(n, s) = 2n - (s+2), so that one step more may cost two advances: one in the sweep, one in the reversal. Stumm &
+Walther show that there is an exchange of one state for another at every step that costs no more than this; the sweep
+searches for the cheapest one (tests/figures/test_online.py compares every length for up to 20 slots). From phase 3 on
+their algorithm is quasi-optimal only, and this one was never seen more than a few percent over the offline optimum
+(0.8 % for 10 slots).
+
+`states_to_use` picks, once the loop ended, the kept states whose use makes the reversal cheapest; the others are
+dropped at once. Between two of them the reversal is binomial, with all slots that are free by then.
 """
 
 from bisect import bisect_left
@@ -16,42 +28,42 @@ from itertools import pairwise
 
 from remat.schedule.revolve import advances, advances_of, beta
 
-__all__ = ["Sweep", "best_of_held", "reversal_advances"]
+__all__ = ["Sweep", "reversal_advances", "states_to_use"]
 
-_MOST_HELD = 128  # beyond, all held states are used: the search takes their square in memory
+_MOST_SEARCHED = 128  # kept states; beyond, all of them are used: the search takes their square in memory
 
 _advances = lru_cache(maxsize=2**16)(advances)
 
 
 class Sweep:
-    """The states held as the loop runs: call `pass_over(i)` for each state i in order, once unit i is not the last."""
+    """The states kept as the loop runs: call `pass_over(i)` for each state i in order, if unit i is not the last."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self.held: list[int] = []
+        self.kept: list[int] = []
         self._phase = 0
         self._edge = 0
         self._targets: frozenset[int] = frozenset()
-        # (extra advances, state) of states to drop, the cheapest last. One is looked for at a time; with hundreds of
-        # slots a few that do not touch, so that the search stays a small part of a step.
+        # (extra advances, state) of states to drop, the cheapest last. They are searched for one at a time; with
+        # hundreds of slots a few that are no neighbours, so that the search stays a small share of a step.
         self._cheapest: list[tuple[int, int]] = []
         self._batch = max(1, slots // 64)
 
     def pass_over(self, state: int) -> tuple[int | None, bool]:
-        """Which held state to drop (or None), and whether to keep `state`."""
-        if len(self.held) < self.slots:
-            self.held.append(state)
+        """Which kept state to drop (or None), and whether to keep `state`."""
+        if len(self.kept) < self.slots:
+            self.kept.append(state)
             return None, True
         while self._edge <= state:
             self._next_phase()
         dropped = self._to_drop(state)
         if dropped is None:
             return None, False
-        self.held.pop(bisect_left(self.held, dropped))
-        self.held.append(state)
+        self.kept.pop(bisect_left(self.kept, dropped))
+        self.kept.append(state)
         if self._cheapest and self._cheapest[-1][1] == dropped:
             self._cheapest.pop()
-        if self._batch == 1 or (self._cheapest and self._cheapest[-1][1] == self.held[-2]):
+        if self._batch == 1 or (self._cheapest and self._cheapest[-1][1] == self.kept[-2]):
             self._cheapest = []  # this drop changed what the next would cost
         return dropped, True
 
@@ -66,69 +78,73 @@ class Sweep:
         self._cheapest = []
 
     def _to_drop(self, state: int) -> int | None:
-        """The held state that gives way to `state`, or None if it is better not kept."""
+        """The kept state to drop in favour of `state`, or None if `state` is better not kept."""
         if self.slots == 1:
             return None
         if not self._cheapest:
             self._cheapest = self._cheapest_drops()
-        length = state - self.held[-1]
+        length = state - self.kept[-1]
         best: tuple[int, int | None] | None = None
         if state not in self._targets:
             best = (_advances(length + 1, 1), None)
         if self._cheapest:
             cost = self._cheapest[-1][0] + _advances(length, 2)
             best = (cost, self._cheapest[-1][1]) if best is None or cost < best[0] else best
-        if self.held[-1] not in self._targets:
-            cost = _advances(state - self.held[-2], 2) - _advances(self.held[-1] - self.held[-2], 2)
-            best = (cost, self.held[-1]) if best is None or cost < best[0] else best
+        if self.kept[-1] not in self._targets:
+            cost = _advances(state - self.kept[-2], 2) - _advances(self.kept[-1] - self.kept[-2], 2)
+            best = (cost, self.kept[-1]) if best is None or cost < best[0] else best
         return best[1] if best is not None else None
 
     def _cheapest_drops(self) -> list[tuple[int, int]]:
-        """Extra advances of the reversal if a held state (not a target, not the last) gave its slot to a later one."""
-        held, slots = self.held, self.slots
-        found: list[tuple[int, int]] = []
+        """Extra advances of the reversal if a kept state (no target, not the last) left its slot to a later one."""
+        kept, slots = self.kept, self.slots
+        drops: list[tuple[int, int]] = []
         gain = 0  # what the segments right of it save by having one slot more
-        for j in range(len(held) - 2, 0, -1):
-            before, after = held[j] - held[j - 1], held[j + 1] - held[j]
-            if held[j] not in self._targets:
+        for j in range(len(kept) - 2, 0, -1):
+            before, after = kept[j] - kept[j - 1], kept[j + 1] - kept[j]
+            if kept[j] not in self._targets:
                 joined = _advances(before + after, slots - j + 1) - _advances(before, slots - j + 1)
-                found.append((joined - _advances(after, slots - j) + gain, j))
+                drops.append((joined - _advances(after, slots - j) + gain, j))
             gain += _advances(after, slots - j + 1) - _advances(after, slots - j)
         if self._batch == 1:
-            extra, j = min(found, key=lambda pair: (pair[0], -pair[1]), default=(0, 0))
-            return [(extra, held[j])] if j else []
+            extra, j = min(drops, key=lambda pair: (pair[0], -pair[1]), default=(0, 0))
+            return [(extra, kept[j])] if j else []
         chosen: dict[int, int] = {}
-        for extra, j in sorted(found, key=lambda pair: (pair[0], -pair[1])):
+        for extra, j in sorted(drops, key=lambda pair: (pair[0], -pair[1])):
             if j - 1 not in chosen and j + 1 not in chosen:
                 chosen[j] = extra
                 if len(chosen) == self._batch:
                     break
-        return [(extra, held[j]) for j, extra in chosen.items()][::-1]
+        return [(extra, kept[j]) for j, extra in chosen.items()][::-1]
 
 
-def reversal_advances(held: list[int], end: int, slots: int) -> int:
-    """Advances to reverse all units before `end` from the held states, each segment with the slots free by then."""
-    segments = enumerate(pairwise([*held, end]))
+def reversal_advances(kept: list[int], end: int, slots: int) -> int:
+    """Advances to reverse all units before `end` from the kept states, each segment with the slots free by then."""
+    segments = enumerate(pairwise([*kept, end]))
     return sum(advances(stop - start, slots - j) for j, (start, stop) in segments)
 
 
-def best_of_held(held: list[int], end: int, slots: int) -> list[int]:
-    """Of the held states, those whose use makes the reversal cheapest; dropping one frees its slot for the rest.
+def states_to_use(kept: list[int], end: int, slots: int) -> list[int]:
+    """Of the kept states, those whose use makes the reversal cheapest; dropping one frees its slot for the others.
 
-    >>> best_of_held([0, 1, 50], 100, 3)
+    It is a shortest path: the c-th state that is used costs the advances of the segment before it, which is reversed
+    with slots - c + 1 slots.
+
+    >>> states_to_use([0, 1, 50], 100, 3)
     [0, 50]
     """
-    if len(held) <= 2 or len(held) > _MOST_HELD:
-        return held
+    if len(kept) <= 2 or len(kept) > _MOST_SEARCHED:
+        return kept
     import numpy as np  # here, so that importing remat stays quick
 
-    x = np.array(held)
-    # cost[c][j]: the c-th state used is held[j]; advances for all segments before it. came[c][j]: the one before.
-    cost = np.full(len(held), 2**61)
+    x = np.array(kept)
+    # In round c, cost[j] is the least advances for all segments before kept[j], if that is the c-th state used;
+    # came[c][j] is the state used before it.
+    cost = np.full(len(kept), 2**61)
     cost[0] = 0
     came: list[np.ndarray] = []
     options: list[tuple[int, int, int]] = []
-    for c in range(len(held)):
+    for c in range(len(kept)):
         last = cost + advances_of(end - x, slots - c)
         j = int(last.argmin())
         options.append((int(last[j]), c, j))
@@ -140,4 +156,4 @@ def best_of_held(held: list[int], end: int, slots: int) -> list[int]:
     used = [j]
     for before in reversed(came[:c]):
         used.append(int(before[used[-1]]))
-    return [held[i] for i in reversed(used)]
+    return [kept[i] for i in reversed(used)]

@@ -1,16 +1,19 @@
-"""States or tapes, one level: the choices that every planner of this class makes, and their sizes.
+"""States or tapes, one level: the moves that every planner of this class chooses from, and what they cost in bytes.
 
-A subproblem is `(kept, turned, steps, budget)`: reverse so many steps from the working state, which is also kept free
-of charge (B in the literature's recurrences) or not (A), after the turn or with the turn inside, holding at most
-`budget` bytes. It is reversed by one of four moves, y being the number of steps before the part that comes first:
+A subproblem is `(kept, turned, steps, budget)`: reverse `steps` steps from the working state, with at most `budget`
+bytes of further states and tapes. Either the start is stored already and does not count (problem B), or it is only in
+working memory (problem A); either the cotangent is there already (`turned`) or the turn is inside. There are four
+moves, y being the number of steps that lie to the left of the part that is reversed first:
 
-    hold   record the first step, hold its tape, reverse the rest, pull the tape back              (A only)
+    hold   record the first step, store its tape, reverse the other steps, pull the tape back       (A only)
     keep   keep the start, go on as B                                                               (A only)
-    split  [A: keep the start,] advance y, reverse the rest, fetch the start, reverse the first y
-    tape   [A: keep the start,] advance y-1, record one step and hold its tape, reverse the rest, pull the tape back,
-           fetch the start, reverse the first y-1
+    split  [A: keep the start,] advance y, reverse the steps from y on, fetch the start, reverse the first y
+    tape   [A: keep the start,] advance y-1, record one step and store its tape, reverse the steps from y on, pull the
+           tape back, fetch the start, reverse the first y-1
 
-Where tapes hold their step's output (restartable), the rest after a held tape is a B problem, else an A problem.
+Where tapes contain their step's output (restartable), a stored tape is also a stored start, so that the steps after it
+are a B problem, else an A problem. The least number of forward steps obeys a recurrence with one term for each move
+(`exact_table`); its bound for any number of steps is in `layer_bound`.
 """
 
 from dataclasses import dataclass
@@ -37,7 +40,10 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a state and a tape; whether tapes hold outputs; what the budget may exceed before the turn."""
+    """Bytes of a state and of a tape, and whether a tape contains its step's output.
+
+    `early` bytes more than the budget are free before the turn, where there is no cotangent yet.
+    """
 
     state: int
     tape: int
@@ -53,10 +59,10 @@ class Sizes:
         return sub.budget - (sub.steps - 1) * self.tape >= self.floor(sub.turned)
 
     def parts(self, sub: Subproblem, move: Move) -> tuple[Subproblem, Subproblem | None]:
-        """The part that is reversed first (to the right), and the part that is left for later, if any."""
+        """The subproblem to the right, which is reversed first, and the one to the left, if there is any."""
         kept, turned, steps, budget = sub
         after_tape = self.restartable
-        charge = 0 if kept else self.state
+        charge = 0 if kept else self.state  # for keeping the start
         if move.kind == "hold":
             return Subproblem(after_tape, turned, steps - 1, budget - self.tape), None
         if move.kind == "keep":
@@ -68,7 +74,7 @@ class Sizes:
 
 
 class MovePolicy(Protocol):
-    """Whoever decides the moves: the exact table, or the bound-guided search."""
+    """What decides the moves: the exact table, or the search guided by the bound."""
 
     sizes: Sizes
 

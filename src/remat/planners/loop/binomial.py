@@ -1,97 +1,34 @@
-"""Binomial: states only, placed by the closed form of Revolve; counts for n = 10⁹ come at once, ops stream.
+"""Binomial: states only, placed by the closed form of Revolve (Griewank & Walther 2000, `schedule.revolve`).
 
-The generator here walks the reversal tree with an explicit stack of at most `slots` entries. With `chunk` > 1 its
-leaves are ranges of that many steps (the chunks planner), and it also reverses one segment of an online loop.
+Costs are closed forms too, so a plan for n = 10⁹ takes microseconds; its ops are made one by one as they are run.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
-from remat.problem import Level, Loop, Memory, Problem
-from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn
-from remat.schedule.revolve import advances, beta, repetition, split
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
+from remat.planners.planner import OneLevelPlanner, infeasible
+from remat.problem import Level, Loop, Memory
+from remat.schedule import Schedule
+from remat.schedule.revolve import RevolveOps, advances
 
-__all__ = [
-    "Binomial",
-    "RevolveOps",
-    "fitting_states",
-    "peak_states",
-    "predict",
-    "reverse",
-    "stack_depths",
-    "states_text",
-]
+__all__ = ["Binomial", "fitting_states", "peak_states", "predict", "stack_depths", "states_text"]
 
 
 @dataclass(frozen=True)
-class Binomial(LoopPlanner):
-    """The least advances that so many kept states allow, when every step is recorded just before it is pulled back."""
+class Binomial(OneLevelPlanner):
+    """As many kept states as fit, and the least advances they allow where no tape is stored for later."""
 
     name: ClassVar[str] = "binomial"
     summary: ClassVar[str] = "states only, optimal placement in closed form (Revolve); any n at once"
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan with as many states as fit."""
-        assert isinstance(problem, Loop)
         slots = fitting_states(problem, memory.device, 1)
         prediction = predict(problem, slots, 1)
         schedule = Schedule(RevolveOps(problem.units, slots, 1, memory.device.name))
         return Plan(problem, memory, self.name, Claim(1.0, states_text(memory.device, slots)), prediction, schedule)
-
-
-@dataclass(frozen=True)
-class RevolveOps:
-    """All ops that reverse `steps` with `slots` states and recorded ranges of up to `chunk` steps."""
-
-    steps: int
-    slots: int
-    chunk: int
-    level: str
-
-    def __iter__(self) -> Iterator[Op]:
-        if self.steps == 0:
-            return iter((Turn(),))
-        return reverse(0, self.steps, self.slots, self.chunk, self.level, turn=True)
-
-
-def reverse(
-    first: int, last: int, slots: int, chunk: int, level: str, *, turn: bool = False, kept: bool = False
-) -> Iterator[Op]:
-    """Ops that pull units first..last-1 back, with `slots` states from `first` on, that one included.
-
-    `first` is the working state, and is `kept` already or not; in the end it is dropped. With `turn` the schedule turns
-    after the last unit ran.
-    """
-    # A pending segment starts at a kept state and waits for all that is right of it: (start, stop, slots, repetition).
-    pending: list[tuple[int, int, int, int]] = []
-    start, stop = first, last
-    times = repetition(-(-(last - first) // chunk), slots) if last - first > chunk else 0
-    while True:
-        while stop - start > chunk:
-            ranges = -(-(stop - start) // chunk)
-            while beta(slots, times - 1) >= ranges:
-                times -= 1
-            middle = stop - (ranges - split(ranges, slots, times)) * chunk
-            if not kept:
-                yield Keep(start, level)
-            yield Advance(start, middle)
-            pending.append((start, middle, slots, times))
-            start, slots, kept = middle, slots - 1, False
-        if kept:
-            yield Drop(start, level)
-        yield Record(start, stop)
-        if turn:
-            yield Turn()
-            turn = False
-        yield Pullback(stop, start)
-        if not pending:
-            return
-        start, stop, slots, times = pending.pop()
-        kept = True
-        yield Fetch(start, level)
 
 
 def predict(loop: Loop, slots: int, chunk: int) -> Prediction:
@@ -116,7 +53,7 @@ def stack_depths(ranges: int, slots: int) -> tuple[int, int]:
 
 
 def peak_states(ranges: int, before: int, after: int) -> int:
-    """States live at the peak, the working set included, for so many kept before and after the turn.
+    """States live at the peak: those kept `before` or `after` the turn, and the working set.
 
     Recording a range takes two more before the turn (input and output) and three after it (and a cotangent).
     """
@@ -124,12 +61,12 @@ def peak_states(ranges: int, before: int, after: int) -> int:
 
 
 def states_text(level: Level, slots: int) -> str:
-    """The class of schedules that keep states: in bytes, one more might fit before the turn, so the number is said."""
+    """The class of the claim: in bytes, one state more might fit before the turn, so the number is part of it."""
     return "states only" if level.slots is not None else f"at most {slots} kept state{'s' * (slots != 1)}"
 
 
 def fitting_states(loop: Loop, level: Level, chunk: int) -> int:
-    """The most states that fit the level beside the working set, in ranges of `chunk` steps; too few is an error."""
+    """The most states that fit the level with ranges of `chunk` steps; too few raise an InfeasibleError."""
     ranges = -(-loop.units // chunk)
     least = 0 if ranges <= 1 else 1
     if level.slots is not None:

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import InfeasibleError, ProblemError
-from remat.planners.loop.binomial import RevolveOps, fitting_states, predict, states_text
-from remat.planners.plan import Claim, Plan
-from remat.planners.planner import LoopPlanner
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.claim import Claim
+from remat.planners.loop.binomial import fitting_states, predict, states_text
+from remat.planners.plan import Plan
+from remat.planners.planner import OneLevelPlanner
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule
+from remat.schedule.revolve import RevolveOps
 from remat.units import to_count
 
 __all__ = ["Chunks"]
@@ -22,11 +24,11 @@ _MOST_LENGTHS = 10_000  # lengths that are tried at the most
 
 
 @dataclass(frozen=True)
-class Chunks(LoopPlanner):
+class Chunks(OneLevelPlanner):
     """Ranges of `k` steps; without `k`, the length with the least predicted time in the memory.
 
-    The time weighs advances against `Loop.per_range`. In slots, where a range's tape is outside the budget, the
-    default k gives every range its slot.
+    Longer ranges are fewer, so they take less of `Loop.per_range` and fewer kept states, but their tapes are larger. In
+    slots, where a range's tape is outside the budget, the default k gives every range its slot.
     """
 
     k: int | None = None
@@ -38,9 +40,8 @@ class Chunks(LoopPlanner):
         if self.k is not None:
             object.__setattr__(self, "k", to_count(self.k, "k", least=1))
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
-        """The plan for ranges of k steps, k given or chosen."""
-        assert isinstance(problem, Loop)
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
+        """The plan for ranges of k steps, the configured k or the fastest."""
         level = memory.device
         k = self.k or _best_length(problem, level)
         slots = fitting_states(problem, level, k)
@@ -58,9 +59,9 @@ def _best_length(loop: Loop, level: Level) -> int:
     for k in _lengths(loop, level.capacity):
         try:
             cost = predict(loop, fitting_states(loop, level, k), k)
-        except InfeasibleError as found:
-            if error is None or found.minimum < error.minimum:
-                error = found.with_traceback(None)  # which would hold the frames of all callers
+        except InfeasibleError as caught:
+            if error is None or caught.minimum < error.minimum:
+                error = caught.with_traceback(None)  # a traceback would keep the frames of all callers alive
             continue
         key = (cost.seconds, cost.peak, k)
         best = key if best is None else min(best, key)

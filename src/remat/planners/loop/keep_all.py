@@ -4,52 +4,62 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
+from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.problem import Level, Loop, Memory, Problem
-from remat.schedule import Op, Pullback, Record, Schedule, Turn
+from remat.schedule import Op, Pullback, Record, Schedule, Turn, simulate
 
-__all__ = ["KeepAll", "least_for_all"]
+__all__ = ["KeepAll", "keep_all_bytes", "least_for_all"]
 
 
 @dataclass(frozen=True)
 class _Ops:
     steps: int
-    held: int  # steps that are recorded as a range of their own, before the range that is pulled back at once
+    first: int  # steps that are recorded as a range of their own, before the range that is pulled back at once
 
     def __iter__(self) -> Iterator[Op]:
-        if self.held:
-            yield Record(0, self.held)
+        if self.first:
+            yield Record(0, self.first)
         if self.steps:
-            yield Record(self.held, self.steps)
+            yield Record(self.first, self.steps)
         yield Turn()
         if self.steps:
-            yield Pullback(self.steps, self.held)
-        if self.held:
-            yield Pullback(self.held, 0)
+            yield Pullback(self.steps, self.first)
+        if self.first:
+            yield Pullback(self.first, 0)
 
 
 @dataclass(frozen=True)
-class KeepAll(LoopPlanner):
-    """Every tape is held until it is used: no recomputation, memory that grows with n."""
+class KeepAll(OneLevelPlanner):
+    """Every tape is stored until it is used: no recomputation, memory that grows with n."""
 
     name: ClassVar[str] = "keep-all"
     summary: ClassVar[str] = "record every step once, recompute nothing"
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan that records all; it fits where all tapes do."""
-        assert isinstance(problem, Loop)
         level, least = memory.device, least_for_all(problem, memory.device)
         have = level.slots if level.slots is not None else level.capacity
         if have is not None and have < least:
             raise infeasible(problem, level, least, f"the tapes of all {problem.units} steps are held at once")
         n = problem.units
         peak = n * problem.tape + 2 * problem.state if n else problem.state
-        # In slots only the tape that is pulled back at once is outside: the others are held, and must be seen to be.
-        held = max(n - 1, 0) if level.slots is not None else 0
-        seconds = n * (problem.record + problem.backward) + (bool(n) + bool(held)) * problem.per_range
+        # In slots a tape that is pulled back right after it was recorded does not count. To count the others, all steps
+        # but the last are a range of their own.
+        first = max(n - 1, 0) if level.slots is not None else 0
+        seconds = n * (problem.record + problem.backward) + (bool(n) + bool(first)) * problem.per_range
         prediction = Prediction(0, n, peak, seconds)
-        return Plan(problem, memory, self.name, Claim(1.0), prediction, Schedule(_Ops(n, held)))
+        return Plan(problem, memory, self.name, Claim(1.0), prediction, Schedule(_Ops(n, first)))
+
+
+def keep_all_bytes(problem: Problem) -> int:
+    """Bytes of the device in which all tapes of a problem of any kind are held at once, so that nothing runs twice.
+
+    >>> keep_all_bytes(Loop(10, state=2, tape=5))
+    54
+    """
+    return simulate(_Ops(problem.units, 0), problem).peak
 
 
 def least_for_all(loop: Loop, level: Level) -> int:

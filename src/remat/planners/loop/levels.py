@@ -1,8 +1,9 @@
 """Levels: states in several memories with their read and write costs, the H-Revolve problem.
 
-Steps are recorded and pulled back one at a time; tapes are not held. Long loops are planned in groups of g steps, each
-reversed inside a part of the first level by the binomial schedule, or with all levels as one pool (`pooled.py`),
-whichever is faster; the claim then is a factor over a bound.
+Herrmann & Pallez 2020, "H-Revolve: a framework for adjoint computation on synchronous hierarchical platforms", ACM
+TOMS 46; the recurrence is in `dp/hrevolve.py`. Steps are recorded and pulled back one at a time; no tape is stored for
+later. Long loops are planned in groups of g steps, each reversed inside a share of the first level by the binomial
+schedule, or with all levels as one pool (`pooled.py`), whichever is faster; the claim then is a factor over a bound.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,14 +13,15 @@ from math import isqrt
 from typing import ClassVar, NamedTuple
 
 from remat.planners.bounds import level_seconds
-from remat.planners.loop.binomial import reverse
+from remat.planners.claim import Claim, Prediction
+from remat.planners.dp.hrevolve import HRevolveTable, StoreCost
 from remat.planners.loop.pooled import best_pool
 from remat.planners.op_tree import OpTree, RelativeOp, Subtree, relative
-from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import Planner, infeasible, wants_known_loop
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.plan import Plan
+from remat.planners.planner import UNKNOWN_LENGTH, Planner, infeasible
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Schedule, Turn
-from remat.schedule.revolve import advances
+from remat.schedule.revolve import advances, reverse
 
 __all__ = ["Levels"]
 
@@ -28,39 +30,39 @@ EXACT = 600_000_000  # additions for the exact recurrence at the most: a second 
 
 
 @dataclass(frozen=True)
-class Levels(Planner):
+class Levels(Planner[Loop]):
     """States go to whichever level makes the whole reversal fastest. Levels are tried in the order of their cost."""
 
     name: ClassVar[str] = "levels"
     summary: ClassVar[str] = "states in several levels with read and write costs (H-Revolve)"
+    problem_type: ClassVar[type[Loop]] = Loop
 
-    def accepts(self, problem: Problem, memory: Memory) -> str | None:
-        """None if the problem is a loop of known length."""
-        return wants_known_loop(problem)
+    def refuses(self, problem: Loop, memory: Memory) -> str | None:
+        """The reason, unless the length is known."""
+        return UNKNOWN_LENGTH if problem.steps is None else None
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan of least predicted time."""
-        assert isinstance(problem, Loop)
         n = problem.units
         ranked = sorted(memory.levels, key=lambda level: (level.read + level.write, level is not memory.device))
         slots = [min(_slots(problem, level, memory), max(n - 1, 0)) for level in ranked]
         _check_memory(problem, memory, sum(slots))
-        room = slots[ranked.index(memory.device)]
+        on_device = slots[ranked.index(memory.device)]
         group, inside = _group(n, slots, ranked.index(memory.device))
-        found: list[tuple[Prediction, Iterable[Op]]] = []
+        candidates: list[tuple[Prediction, Iterable[Op]]] = []
         if group > 1 and (pool := best_pool(problem, memory, ranked, slots)) is not None:
-            found.append((pool[1], pool[0]))
+            candidates.append((pool[1], pool[0]))
         if group == 1 or inside:
             slots[ranked.index(memory.device)] -= inside
             slots = [min(count, -(-n // group)) for count in slots]
             tree = _Tree(problem, memory, ranked, slots, group, inside)
             nested = OpTree(tree.root(), tree.expand)
-            found.append((nested.predict(problem, memory), nested))
-        prediction, ops = min(found, key=lambda pair: pair[0].seconds)
+            candidates.append((nested.predict(problem, memory), nested))
+        prediction, ops = min(candidates, key=lambda pair: pair[0].seconds)
         ordered = all(a.read <= b.read and a.write <= b.write for a, b in pairwise(ranked))
         within = "states in levels" if ordered else "nested levels"
         if memory.device.capacity is not None:
-            within += f", at most {room} in {memory.device.name}"
+            within += f", at most {on_device} in {memory.device.name}"
         claim = Claim(1.0, within)
         if group > 1:
             bound = level_seconds(problem, memory)
@@ -84,8 +86,6 @@ class _Tree:
     def __init__(
         self, loop: Loop, memory: Memory, ranked: list[Level], slots: list[int], group: int, inside: int
     ) -> None:
-        from remat.planners.dp.hrevolve import HRevolveTable, StoreCost  # here, since NumPy makes importing remat slow
-
         self.loop, self.device, self.group, self.inside = loop, memory.device.name, group, inside
         self.names = [level.name for level in ranked]
         self.groups = max(-(-loop.units // group), 1)
@@ -135,15 +135,15 @@ class _Tree:
 
 
 def _slots(loop: Loop, level: Level, memory: Memory) -> int:
-    """How many states fit into the level; the device also needs room for the working set."""
+    """How many states fit into the level; on the device the working set is subtracted first."""
     if level.slots is not None:
         return level.slots
     if level.capacity is None:
         return loop.units
     if level is not memory.device:
         return level.capacity // loop.state
-    beside = 3 if loop.units > 2 else 2
-    return max((level.capacity - loop.tape) // loop.state - beside, 0)
+    working_states = 3 if loop.units > 2 else 2
+    return max((level.capacity - loop.tape) // loop.state - working_states, 0)
 
 
 def _check_memory(loop: Loop, memory: Memory, slots: int) -> None:
@@ -164,7 +164,7 @@ def _group(units: int, slots: list[int], device: int) -> tuple[int, int]:
         return 1, 0
     group = 2
     if units > MOST_GROUPED:
-        return group, 0  # a group of so many steps is too long to write down: one pool it is
+        return group, 0  # groups this long are too long to write down; all levels are one pool then
     while (groups := -(-units // group)) ** 2 * (sum(min(count, groups) for count in slots) + 1) > 2 * EXACT:
         group *= 2
     return group, min(-(-slots[device] // 2), isqrt(2 * group) + 1)

@@ -1,8 +1,9 @@
 """Mixed: states or tapes in one level, for any sizes. The least recomputation a budget in bytes allows.
 
-The exact table for small problems, the bound-guided search for long ones; the claim says which, and how far from the
-bound. Times of forward, record and backward do not change which schedule is best: every step is recorded and pulled
-back exactly once, so they only weigh a fixed sum against the number of advances. A cost per range is not weighed.
+The exact table for small problems, the search guided by the layer bound for long ones; the claim says which, and how
+far from the bound. Times of forward, record and backward do not change which schedule is best: every step is recorded
+and pulled back exactly once, so the time is a fixed sum plus the number of advances times that of one. A cost per range
+is not minimised.
 """
 
 from contextlib import suppress
@@ -11,29 +12,31 @@ from typing import ClassVar
 
 from remat.errors import InfeasibleError
 from remat.planners.bounds import MANY_LAYERS, states_or_tapes
+from remat.planners.claim import Claim, Prediction
 from remat.planners.dp.budget_grid import MOST_EXACT, on_grid, reachable_budgets
+from remat.planners.dp.exact_table import ExactTable
 from remat.planners.dp.layer_bound import LayerBound
 from remat.planners.dp.states_or_tapes import Sizes
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll, least_for_all
 from remat.planners.loop.mixed_ops import mixed_ops
-from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
+from remat.planners.plan import Plan
+from remat.planners.planner import OneLevelPlanner, infeasible
 from remat.planners.working_set import HeldBudget
-from remat.problem import Level, Loop, Memory, Problem
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Schedule
 
 __all__ = ["Mixed"]
 
 
 @dataclass(frozen=True)
-class Mixed(LoopPlanner):
-    """A budget holds states, tapes or both, whatever gives the least forward steps.
+class Mixed(OneLevelPlanner):
+    """A budget is spent on states, tapes or both, whatever gives the least forward steps.
 
-    The exact table is used up to `most` additions (a billion is about a second), the bound-guided search beyond;
-    `most=0` asks for the search, `most=inf` for the table whatever it takes. So many budgets as `fine` says are told
-    apart: fewer take less memory to plan.
+    The exact table is used up to `most` additions (a billion is about a second), the guided search beyond; `most=0`
+    asks for the search, `most=inf` for the table whatever it takes. About `fine` different budgets are distinguished:
+    fewer take less memory to plan.
     """
 
     most: float = 2.5e9
@@ -42,9 +45,8 @@ class Mixed(LoopPlanner):
     name: ClassVar[str] = "mixed"
     summary: ClassVar[str] = "states or tapes, whichever saves more; exact for small problems, near the bound for long"
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan with the least forward steps that the search finds."""
-        assert isinstance(problem, Loop)
         level = memory.device
         try:
             return KeepAll().plan(problem, memory).named(self.name)
@@ -52,34 +54,32 @@ class Mixed(LoopPlanner):
             _check_memory(problem, level)
         budget = HeldBudget.of(problem, level)
         sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
-        budgets = reachable_budgets(sizes, budget.held, self.fine)
+        budgets = reachable_budgets(sizes, budget.size, self.fine)
         if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
-            from remat.planners.dp.exact_table import Table  # here, since NumPy makes importing remat slow
-
-            table = Table(sizes, problem.units, budgets)
-            ops = mixed_ops(table, problem.units, budget.held, level.name)
+            table = ExactTable(sizes, problem.units, budgets)
+            ops = mixed_ops(table, problem.units, budget.size, level.name)
             return Plan(
                 problem, memory, self.name, Claim(1.0, _class(problem)), ops.predict(problem, memory), Schedule(ops)
             )
-        return _guided(problem, memory, sizes, budget.held, self.fine)
+        return _guided(problem, memory, sizes, budget.size, self.fine)
 
 
 def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int, fine: int) -> Plan:
-    """The best of the bound-guided search, states only and chunks, with the factor over the bound as its claim."""
+    """The best of the guided search, states only and chunks, with the factor over the bound as its claim."""
     level, bound = memory.device, states_or_tapes(loop, memory.device, fine)
-    found: list[tuple[Prediction, Schedule]] = []
+    candidates: list[tuple[Prediction, Schedule]] = []
     # In slots the tape of a range that is pulled back at once is free of charge, so chunks are of another class there.
     for planner in (Binomial(), Chunks()) if level.slots is None else (Binomial(),):
         with suppress(InfeasibleError):
             plan = planner.plan(loop, memory)
-            found.append((plan.predicted, plan.schedule))
+            candidates.append((plan.predicted, plan.schedule))
     grid = on_grid(sizes, top, up=True, fine=fine) if bound <= MANY_LAYERS * loop.units else None
     if grid is not None:
         layers = LayerBound(*grid, loop.units)
         if layers.feasible:
             ops = mixed_ops(layers, loop.units, grid[1], level.name)
-            found.append((ops.predict(loop, memory), Schedule(ops)))
-    prediction, schedule = min(found, key=lambda pair: pair[0].advances)
+            candidates.append((ops.predict(loop, memory), Schedule(ops)))
+    prediction, schedule = min(candidates, key=lambda pair: pair[0].advances)
     factor = (prediction.advances + prediction.records) / bound
     assert factor >= 1.0, f"a plan of {prediction} is below its bound of {bound}"
     return Plan(loop, memory, Mixed.name, Claim(factor, _class(loop)), prediction, schedule)
@@ -93,8 +93,8 @@ def _class(loop: Loop) -> str:
 def _check_memory(loop: Loop, level: Level) -> None:
     """Raise an InfeasibleError unless some schedule fits.
 
-    Without a kept state all tapes are held at the turn, beside a step's input and output: n·τ+2σ bytes. If the initial
-    state is kept up to the turn only, half of the tapes are held before and half after it: ⌈n/2⌉·τ+3σ. If it is kept
+    Without a kept state all tapes are live at the turn, with a step's input and output: n·τ+2σ bytes. If the initial
+    state is kept up to the turn only, half of the tapes are stored before and half after it: ⌈n/2⌉·τ+3σ. If it is kept
     for longer, one tape is enough: τ+4σ. The least memory is the least of the three.
     """
     n, state, tape = loop.units, loop.state, loop.tape

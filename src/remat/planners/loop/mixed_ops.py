@@ -1,4 +1,4 @@
-"""The ops of one subproblem of states and tapes, from the move that a chooser makes there."""
+"""The ops of one subproblem of states and tapes, from the move that a policy chooses there."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -18,26 +18,26 @@ class Node(NamedTuple):
     source: str
 
 
-def mixed_ops(chooser: MovePolicy, steps: int, budget: int, level: str) -> OpTree:
-    """The ops that reverse `steps` in `budget` by the chooser's moves, states kept in `level`."""
-    return OpTree(Node(Subproblem(False, False, steps, budget), level), lambda node: _expand(node, chooser, level))
+def mixed_ops(policy: MovePolicy, steps: int, budget: int, level: str) -> OpTree:
+    """The ops that reverse `steps` in `budget` by the moves of a policy, states kept in `level`."""
+    return OpTree(Node(Subproblem(False, False, steps, budget), level), lambda node: _expand(node, policy, level))
 
 
-def _expand(node: Node, chooser: MovePolicy, level: str) -> Iterator[RelativeOp | Subtree]:
+def _expand(node: Node, policy: MovePolicy, level: str) -> Iterator[RelativeOp | Subtree]:
     (kept, turned, steps, _), source = node
-    if steps == 1 or chooser.sizes.all_fit(node.sub):
+    if steps == 1 or policy.sizes.all_fit(node.sub):
         yield Record, 0, steps
         if not turned:
             yield Turn, 0, 0
         yield Pullback, steps, 0
         return
-    move = chooser.choose(node.sub)
-    right, left = chooser.sizes.parts(node.sub, move)
+    move = policy.choose(node.sub)
+    right, left = policy.sizes.parts(node.sub, move)
     if move.kind == "hold":
-        held, right = _join_tapes(chooser, right)
-        yield Record, 0, held
-        yield Subtree(held, Node(right, TAPE if right.kept else level))
-        yield Pullback, held, 0
+        recorded, right = _join_tapes(policy, right)
+        yield Record, 0, recorded
+        yield Subtree(recorded, Node(right, TAPE if right.kept else level))
+        yield Pullback, recorded, 0
         return
     if not kept:
         yield Keep, 0, level
@@ -62,12 +62,12 @@ def _expand(node: Node, chooser: MovePolicy, level: str) -> Iterator[RelativeOp 
         yield Subtree(0, Node(left, source))
 
 
-def _join_tapes(chooser: MovePolicy, right: Subproblem) -> tuple[int, Subproblem]:
-    """How many steps are held one after another, so that they are recorded as one range, and what comes after."""
-    held = 1
-    while not right.kept and right.steps > 1 and not chooser.sizes.all_fit(right):
-        move = chooser.choose(right)
+def _join_tapes(policy: MovePolicy, right: Subproblem) -> tuple[int, Subproblem]:
+    """How many steps in a row have their tapes stored, to be recorded as one range, and the subproblem after them."""
+    recorded = 1
+    while not right.kept and right.steps > 1 and not policy.sizes.all_fit(right):
+        move = policy.choose(right)
         if move.kind != "hold":
             break
-        held, right = held + 1, chooser.sizes.parts(right, Move("hold", 1))[0]
-    return held, right
+        recorded, right = recorded + 1, policy.sizes.parts(right, Move("hold", 1))[0]
+    return recorded, right

@@ -1,18 +1,18 @@
 """All levels as one pool of slots, for long loops: the binomial schedule, its states spread over the levels by depth.
 
-Kept states form a stack, the initial one at the bottom; those near the top come and go most. So the fastest levels
-hold the top of the stack, and as many slower slots below as make the whole fastest. Costs are counted depth by depth,
-without a table over n. The levels planner takes the better of this and its groups.
+Kept states form a stack, the initial one at the bottom; those near the top are written and read most. So the top of
+the stack goes to the fastest levels, and the bottom to as many slower slots as make the whole fastest. Costs are
+counted depth by depth, without a table over n. The levels planner takes the better of this and its groups.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from remat.planners.loop.binomial import RevolveOps, peak_states, stack_depths
-from remat.planners.plan import Prediction
+from remat.planners.claim import Prediction
+from remat.planners.loop.binomial import peak_states, stack_depths
 from remat.problem import Level, Loop, Memory
 from remat.schedule import Drop, Fetch, Keep, Op
-from remat.schedule.revolve import advances, repetition, split
+from remat.schedule.revolve import RevolveOps, advances, repetition, split
 
 __all__ = ["PooledOps", "best_pool"]
 
@@ -25,10 +25,10 @@ class PooledOps:
     """The binomial schedule with states at depth d of the stack kept in the level of the d-th slot."""
 
     steps: int
-    rooms: tuple[tuple[str, int], ...]  # level names and slots, the bottom of the stack first
+    shares: tuple[tuple[str, int], ...]  # level names and how many slots of each, the bottom of the stack first
 
     def __iter__(self) -> Iterator[Op]:
-        names = [name for name, slots in self.rooms for _ in range(slots)]
+        names = [name for name, slots in self.shares for _ in range(slots)]
         where: dict[int, str] = {}
         for op in RevolveOps(self.steps, len(names), 1, ""):
             match op:
@@ -50,20 +50,20 @@ def best_pool(loop: Loop, memory: Memory, ranked: list[Level], slots: list[int])
         return None
     sizes = {total} | {2**i for i in range(total.bit_length())}
     sizes |= {min(sum(slots[: k + 1]), total) for k in range(len(slots))} - {0}
-    found = []
+    pools = []
     for size in sorted(sizes):
-        rooms, left = [], size
+        shares, left = [], size
         for level, count in zip(ranked, slots, strict=True):
-            rooms.append((level, min(count, left)))
-            left -= rooms[-1][1]
-        found.append((_predict(loop, memory, rooms[::-1]), rooms[::-1]))
-    prediction, rooms = min(found, key=lambda pair: pair[0].seconds)
-    return PooledOps(loop.units, tuple((level.name, count) for level, count in rooms if count)), prediction
+            shares.append((level, min(count, left)))
+            left -= shares[-1][1]
+        pools.append((_predict(loop, memory, shares[::-1]), shares[::-1]))
+    prediction, shares = min(pools, key=lambda pair: pair[0].seconds)
+    return PooledOps(loop.units, tuple((level.name, count) for level, count in shares if count)), prediction
 
 
-def _predict(loop: Loop, memory: Memory, rooms: list[tuple[Level, int]]) -> Prediction:
-    n, slots = loop.units, sum(count for _, count in rooms)
-    levels = [level for level, count in rooms for _ in range(count)]
+def _predict(loop: Loop, memory: Memory, shares: list[tuple[Level, int]]) -> Prediction:
+    n, slots = loop.units, sum(count for _, count in shares)
+    levels = [level for level, count in shares for _ in range(count)]
     keeps, fetches = _moves_by_depth(n, slots)
     moving = sum(
         (kept * level.write + fetched * level.read) * loop.state

@@ -1,7 +1,7 @@
-"""Save points: the loop is cut into sections at given positions, and each section is recorded and pulled back as one.
+"""Save points: the loop is cut into sections at chosen positions, and each section is recorded and pulled back as one.
 
-This is what people do by hand: a long layer becomes several shorter ones, with the state stored between them. Every
-section but the last runs twice. It is the measure that the other planners are compared with.
+This is what one does without a planner: a long layer becomes several shorter ones, with the state stored between them.
+Every section but the last runs twice. The other planners are compared with it.
 """
 
 from collections.abc import Iterator
@@ -9,19 +9,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from remat.errors import ProblemError
-from remat.planners.plan import Claim, Plan, Prediction
-from remat.planners.planner import LoopPlanner, infeasible
-from remat.problem import Level, Loop, Memory, Problem
+from remat.planners.claim import Claim, Prediction
+from remat.planners.plan import Plan
+from remat.planners.planner import OneLevelPlanner, infeasible
+from remat.problem import Level, Loop, Memory
 from remat.schedule import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Schedule, Turn, simulate
 from remat.units import to_count
 
-__all__ = ["SavePoints", "even_positions"]
+__all__ = ["SavePoints", "even_positions", "save_points"]
 
 _MOST_COUNTS = 100_000  # numbers of save points that are tried at the most
 
 
 @dataclass(frozen=True)
-class SavePoints(LoopPlanner):
+class SavePoints(OneLevelPlanner):
     """States kept at `positions`; without them evenly spaced, as few as fit the memory, or as many as there are slots.
 
     >>> from remat import Loop, plan
@@ -41,9 +42,8 @@ class SavePoints(LoopPlanner):
                 raise ProblemError(f"save points go up, each one once, and these are {str(places)[:80]}")
             object.__setattr__(self, "positions", places)
 
-    def plan(self, problem: Problem, memory: Memory) -> Plan:
+    def plan(self, problem: Loop, memory: Memory) -> Plan:
         """The plan with those save points; the memory must hold the states and the longest section's tape."""
-        assert isinstance(problem, Loop)
         n, level = problem.units, memory.device
         if self.positions and self.positions[-1] >= n:
             raise ProblemError(f"a save point lies inside the loop: {self.positions[-1]} is none of 1..{n - 1}")
@@ -60,13 +60,38 @@ class SavePoints(LoopPlanner):
 
 
 def even_positions(steps: int, count: int) -> list[int]:
-    """So many positions inside the loop, evenly spaced, the longer sections last.
+    """`count` positions inside the loop, evenly spaced, the longer sections last.
 
     >>> even_positions(2048, 7)
     [256, 512, 768, 1024, 1280, 1536, 1792]
     """
     short, longer = divmod(steps, count + 1)
     return [k * short + max(0, k - (count + 1 - longer)) for k in range(1, count + 1)]
+
+
+def save_points(steps: int, count: int) -> list[int]:
+    """The `count` positions that cut `steps` into sections of equal length, or nearly so, the longer ones last.
+
+    Args:
+        steps: The number of steps of the loop.
+        count: The number of save points, fewer than steps.
+
+    Returns:
+        The positions, increasing; none is 0 or `steps`.
+
+    Raises:
+        ProblemError: If a count is not a whole number, or there are more save points than places between steps.
+
+    Example:
+        >>> save_points(2048, 7)
+        [256, 512, 768, 1024, 1280, 1536, 1792]
+    """
+    steps, count = to_count(steps, "steps"), to_count(count, "count")
+    if count >= max(steps, 1):
+        raise ProblemError(
+            f"{steps} steps have {max(steps - 1, 0)} places between them, too few for {count} save points"
+        )
+    return even_positions(steps, count)
 
 
 @dataclass(frozen=True)

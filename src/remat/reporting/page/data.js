@@ -1,17 +1,19 @@
-// The data of the page: packed columns become typed arrays. In: the JSON block that Python wrote. Out: views.
+// The data of the page: encoded columns become typed arrays. In: the JSON block that Python wrote. Out: views.
 "use strict";
 
-const OPS = ["advance", "record", "pullback", "keep", "fetch", "drop", "turn"];
-const PHASES = ["forward", "recompute", "backward", "move"];
+const DATA = JSON.parse(document.getElementById("remat-data").textContent);
+const OPS = DATA.ops, PHASES = DATA.phases; // words, by the numbers in the columns `code` and `phase`
+const CODE = Object.fromEntries(OPS.map((word, code) => [word, code]));
+const RANGES = new Set([CODE.advance, CODE.record, CODE.pullback]); // ops over units; the others have a state or nothing
 const KINDS = ["state", "tape", "cotangent"];
 
 async function inflate(text) {
-  const packed = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
+  const deflated = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([deflated]).stream().pipeThrough(new DecompressionStream("deflate-raw"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-async function unpack(column) {
+async function decode(column) {
   const bytes = await inflate(column.z);
   const values = new Float64Array(column.n);
   let at = 0, sum = 0;
@@ -29,9 +31,9 @@ async function unpack(column) {
   return values;
 }
 
-async function unpackTimes(column) {
+async function decodeTimes(column) {
   const low = 10 ** (column.digits - 1);
-  const codes = await unpack(column);
+  const codes = await decode(column);
   return codes.map((code) => {
     if (code === 0) return 0;
     const exponent = Math.floor((code - 1) / (9 * low));
@@ -39,19 +41,19 @@ async function unpackTimes(column) {
   });
 }
 
-async function makeView(told) {
-  const view = { ...told, n: told.columns.code.n };
-  await Promise.all(Object.entries(told.columns).map(async ([name, column]) => {
-    view[name] = name === "seconds" ? await unpackTimes(column) : await unpack(column);
+async function makeView(data) {
+  const view = { ...data, n: data.columns.code.n };
+  await Promise.all(Object.entries(data.columns).map(async ([name, column]) => {
+    view[name] = name === "seconds" ? await decodeTimes(column) : await decode(column);
   }));
   const n = view.n;
-  for (let i = 0; i < n; i++) view.ramp[i] += view.tape[i]; // they are packed as differences
-  if (told.peak.row >= 0) KINDS.forEach((kind, i) => { view[kind][told.peak.row] = told.peak.kinds[i]; }); // never rounded
+  for (let i = 0; i < n; i++) view.leastTape[i] += view.tape[i]; // encoded as differences
+  if (data.peak.row >= 0) KINDS.forEach((kind, i) => { view[kind][data.peak.row] = data.peak.kinds[i]; }); // never rounded
   view.total = new Float64Array(n);
   for (let i = 0; i < n; i++) view.total[i] = view.state[i] + view.tape[i] + view.cotangent[i];
   view.time = new Float64Array(n + 1);
   for (let i = 0; i < n; i++) view.time[i + 1] = view.time[i] + view.seconds[i];
-  const stretch = view.time[n] > 0 ? told.span / view.time[n] : 1; // rounded times must still add up
+  const stretch = view.time[n] > 0 ? data.span / view.time[n] : 1; // rounded times must still add up
   for (let i = 0; i <= n; i++) view.time[i] *= stretch;
   view.count = Float64Array.from({ length: n + 1 }, (_, i) => i);
   view.kept = view.keptState ? keptBars(view) : keptStates(view);
@@ -73,8 +75,8 @@ function keptStates(view) {
   const open = new Map(), bars = [];
   for (let i = 0; i < view.n; i++) {
     const key = view.first[i] + "/" + view.second[i];
-    if (view.code[i] === 3) open.set(key, i);
-    else if (view.code[i] === 5 && open.has(key)) {
+    if (view.code[i] === CODE.keep) open.set(key, i);
+    else if (view.code[i] === CODE.drop && open.has(key)) {
       bars.push([view.first[i], view.second[i], open.get(key), i]);
       open.delete(key);
     }
@@ -102,9 +104,9 @@ function changed(view) {
 function opText(view, row) {
   const first = view.first[row], second = view.second[row];
   switch (view.code[row]) {
-    case 0: case 1: return `${OPS[view.code[row]]} ${first} to ${first + second}`;
-    case 2: return `pull back ${first + second} to ${first}`;
-    case 6: return "turn";
+    case CODE.advance: case CODE.record: return `${OPS[view.code[row]]} ${first} to ${first + second}`;
+    case CODE.pullback: return `pull back ${first + second} to ${first}`;
+    case CODE.turn: return "turn";
     default: return `${OPS[view.code[row]]} state ${first} (${view.levels[second]})`;
   }
 }

@@ -58,9 +58,9 @@ function valueAt(view, x, width) {
 
 // Tapes at a place (0 to 1) of a row: those of a range grow while it is recorded and fall while it is pulled back.
 function tapeAt(view, row, place) {
-  const tape = view.tape[row], ramp = view.ramp[row];
-  if (tape === ramp) return tape;
-  return view.code[row] === 2 ? tape + (ramp - tape) * place : ramp + (tape - ramp) * place;
+  const tape = view.tape[row], least = view.leastTape[row];
+  if (tape === least) return tape;
+  return view.code[row] === CODE.pullback ? tape + (least - tape) * place : least + (tape - least) * place;
 }
 
 // For each pixel the row with the most live bytes, and its tapes there; every row that a pixel touches is looked at,
@@ -75,11 +75,11 @@ function envelope(view, from, to, width) {
     const first = Math.max(0, Math.floor((view.edges[row] - from) * scale));
     const last = Math.min(width - 1, Math.max(first, Math.ceil((view.edges[row + 1] - from) * scale) - 1));
     if (view.edges[row + 1] < from) continue;
-    const ramp = view.tape[row] !== view.ramp[row], size = view.edges[row + 1] - view.edges[row];
+    const slopes = view.tape[row] !== view.leastTape[row], size = view.edges[row + 1] - view.edges[row];
     for (let pixel = first; pixel <= last; pixel++) {
       let tape = view.tape[row];
-      if (ramp && size > 0) {
-        const edge = from + (pixel + (view.code[row] === 2 ? 0 : 1)) / scale; // where in the pixel tapes are largest
+      if (slopes && size > 0) {
+        const edge = from + (pixel + (view.code[row] === CODE.pullback ? 0 : 1)) / scale; // where in the pixel tapes are largest
         tape = tapeAt(view, row, Math.min(1, Math.max(0, (edge - view.edges[row]) / size)));
       }
       const total = view.state[row] + tape + view.cotangent[row];

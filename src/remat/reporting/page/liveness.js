@@ -27,8 +27,8 @@ function drawLiveness(view, canvas) {
   pen.fillRect(LEFT - 1, TOP, 1, floor - TOP);
   pen.fillRect(LEFT - 1, floor, inner + 1, 1);
   const right = peakPlace(view) > (view.from + view.to) / 2;
-  if (view.share && view.share < view.budget && view.share <= view.top) {
-    levelLine(pen, "soft", "", floor - (view.share + view.extra) * scale, width, right);
+  if (view.planBytes && view.planBytes < view.budget && view.planBytes <= view.top) {
+    levelLine(pen, "soft", "", floor - (view.planBytes + view.extra) * scale, width, right);
   }
   if (view.budget && view.budget <= view.top) {
     levelLine(pen, "budget", "budget " + bytesText(view.budget), floor - (view.budget + view.extra) * scale, width, right);
@@ -97,7 +97,7 @@ function levelLine(pen, name, words, y, width, left) {
 function peakPlace(view) {
   if (view.peak.row < 0) return 0;
   const row = view.peak.row;
-  if (view.code[row] === 1 && view.tape[row] !== view.ramp[row]) return view.edges[row + 1];
+  if (view.code[row] === CODE.record && view.tape[row] !== view.leastTape[row]) return view.edges[row + 1];
   return (view.edges[row] + view.edges[row + 1]) / 2;
 }
 

@@ -57,7 +57,7 @@ const KEYS = {
 
 function describe(view, row) {
   const kept = view.kept.filter(([, , first, last]) => first <= row && row < last).map(([state]) => state);
-  const count = view.held ? view.held[row] : kept.length; // of a long trace only the longest bars are known
+  const count = view.keptCount ? view.keptCount[row] : kept.length; // of a long trace only the longest bars are known
   const some = kept.slice(0, 6).join(", ") + (count > 6 || count > kept.length ? `, … (${count} in all)` : "");
   const parts = [
     `op ${(indexOf(view, row) + 1).toLocaleString("en")} of ${view.events.toLocaleString("en")}: ${opText(view, row)}`,
@@ -187,9 +187,8 @@ function start(view, section) {
 }
 
 (async () => {
-  const told = JSON.parse(document.getElementById("remat-data").textContent);
   try {
-    const views = await Promise.all(told.views.map(makeView));
+    const views = await Promise.all(DATA.views.map(makeView));
     const sections = document.querySelectorAll("section.view");
     views.forEach((view, i) => {
       if (view.n) return start(view, sections[i]);

@@ -12,7 +12,7 @@ function drawStaircase(view, canvas) {
   pen.clip();
   bars(view, pen, x, y, width);
   const first = rowAt(view, view.from), last = rowAt(view, view.to);
-  if (last - first <= 6000 && !view.low) stairs(view, pen, x, y, first, last);
+  if (last - first <= 6000 && !view.firstUnit) stairs(view, pen, x, y, first, last);
   else columns(view, pen, y, width);
   pen.restore();
   pen.fillStyle = colour("ink");
@@ -47,11 +47,11 @@ function bars(view, pen, x, y, width) {
 
 function stairs(view, pen, x, y, first, last) {
   for (let row = first; row <= last; row++) {
-    if (view.code[row] > 2) continue;
-    const low = view.first[row], high = low + view.second[row], back = view.code[row] === 2;
+    if (!RANGES.has(view.code[row])) continue;
+    const low = view.first[row], high = low + view.second[row], back = view.code[row] === CODE.pullback;
     pen.globalAlpha = row > view.cursor ? 0.13 : 1;
     pen.strokeStyle = view.colours[PHASES[view.phase[row]]];
-    pen.lineWidth = view.code[row] === 0 ? 1.5 : 3;
+    pen.lineWidth = view.code[row] === CODE.advance ? 1.5 : 3;
     pen.beginPath();
     pen.moveTo(x(view.edges[row]), y(back ? high : low));
     pen.lineTo(x(view.edges[row + 1]), y(back ? low : high));
@@ -67,9 +67,9 @@ function columns(view, pen, y, width) {
   const low = new Float64Array(4 * inner).fill(Infinity), high = new Float64Array(4 * inner).fill(-1);
   const pale = new Uint8Array(inner);
   for (let row = rowAt(view, view.from); row < view.n && view.edges[row] <= view.to; row++) {
-    if (view.code[row] > 2 && !view.low) continue;
-    const a = view.low ? view.low[row] : view.first[row];
-    const b = view.high ? view.high[row] : view.first[row] + view.second[row];
+    if (!RANGES.has(view.code[row]) && !view.firstUnit) continue;
+    const a = view.firstUnit ? view.firstUnit[row] : view.first[row];
+    const b = view.stopUnit ? view.stopUnit[row] : view.first[row] + view.second[row];
     const from = Math.max(0, Math.floor((view.edges[row] - view.from) * scale));
     const to = Math.min(inner - 1, Math.max(from, Math.ceil((view.edges[row + 1] - view.from) * scale) - 1));
     for (let pixel = from; pixel <= to; pixel++) {

@@ -1,0 +1,38 @@
+"""What is JAX's: arrays and tracers, containers with these in them, and plain numbers while it traces."""
+
+from typing import Any
+
+import jax
+from jax.tree_util import all_leaves, tree_leaves
+
+from remat.frameworks.jax.avals import Tracer, is_tracing
+
+__all__ = [
+    "ARRAY_TYPES",
+    "CONVERSION",
+    "DECIDES_LOOPS",
+    "DECIDES_SEGMENTS",
+    "HAS_POLICIES",
+    "MIXES",
+    "NAME",
+    "TITLE",
+    "is_module",
+    "is_tracing",
+    "owns",
+]
+
+NAME, TITLE = "jax", "JAX"
+MIXES, CONVERSION = False, "jax.numpy.from_dlpack(tensor)"
+ARRAY_TYPES: tuple[type, ...] = (jax.Array, Tracer)
+DECIDES_LOOPS = DECIDES_SEGMENTS = ARRAY_TYPES
+HAS_POLICIES = True
+
+
+def owns(leaf: Any) -> bool:
+    """Whether a leaf is a container that only JAX knows, with an array of JAX in it."""
+    return any(isinstance(part, ARRAY_TYPES) for part in tree_leaves(leaf))
+
+
+def is_module(fn: Any) -> bool:
+    """Whether this is a pytree, as modules of equinox and flax are."""
+    return not all_leaves([fn])

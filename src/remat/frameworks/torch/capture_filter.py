@@ -1,0 +1,51 @@
+"""What closure conversion looks for in a step: tensors that require a gradient, modules, and random generators.
+
+Closures are searched for candidates, and the graph of one recorded step says which tensors it really uses. A tensor
+that it uses and that the search did not find raises an error: no gradient is lost silently.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from remat.closures.capture import BaseCaptureFilter
+from remat.frameworks.torch.functorch import is_wrapped, wrapped_by_active_transform
+from remat.frameworks.torch.modules import is_compiled, registered_buffers
+from remat.frameworks.torch.replayable_state import BufferState, GeneratorState
+
+__all__ = ["DifferentiableTensors"]
+
+
+class DifferentiableTensors(BaseCaptureFilter):
+    """Accepts tensors that require a gradient; notes the modules and generators that are found on the way."""
+
+    opaque_types: ClassVar[tuple[type, ...]] = (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, Node)
+    atomic_types: ClassVar[frozenset[type]] = frozenset({torch.dtype, torch.device})
+
+    def __init__(self) -> None:
+        self.modules: list[torch.nn.Module] = []
+        self.compiled = False
+        self.generators: list[torch.Generator] = []
+
+    def accepts(self, leaf: Any) -> bool:
+        """Whether a leaf is a tensor that requires a gradient, or that torch.func differentiates or maps."""
+        if isinstance(leaf, torch.Generator) and all(leaf is not generator for generator in self.generators):
+            self.generators.append(leaf)
+        if not isinstance(leaf, Tensor):
+            return False
+        return wrapped_by_active_transform(leaf) if is_wrapped(leaf) else leaf.requires_grad
+
+    def visit(self, value: Any, name: str) -> None:
+        """Note a module, and whether anything is compiled: compiled code does not run on fake tensors."""
+        if isinstance(value, torch.nn.Module):
+            self.modules.append(value)
+        if is_compiled(value):
+            self.compiled = True
+
+    @property
+    def replayable_states(self) -> list[Any]:
+        """Generators that the step closes over, and buffers that it may write into: in training, or small ones."""
+        buffers = [BufferState(module) for module in self.modules if registered_buffers(module)]
+        return [*map(GeneratorState, self.generators), *(state for state in buffers if state.may_change())]

@@ -1,0 +1,47 @@
+"""FSDP2 (`torch.distributed.fsdp.fully_shard`): which sharded modules a step calls, and the end of a range for them.
+
+The only file that touches FSDP's private state. It is checked with 2.11 and 2.13.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+__all__ = ["end_backward", "fsdp_modules_called"]
+
+
+@contextmanager
+def fsdp_modules_called(modules: Sequence[nn.Module]) -> Iterator[list[Any]]:
+    """Yields the list of those FSDP modules among `modules` that are called in the block.
+
+    FSDP reduces gradients in hooks of its own and adds them to `.grad`, so these are differentiated by `backward`
+    and not by `grad`. A program that uses FSDP has imported it, so it is not imported here.
+    """
+    called: list[Any] = []
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in modules):
+        yield called
+        return
+
+    def note(module: nn.Module, _: Any) -> None:
+        if isinstance(module, fsdp.FSDPModule):
+            called.append(module)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield called
+    finally:
+        handle.remove()
+
+
+def end_backward(module: Any) -> None:
+    """Let the next forward of a sharded module gather its parameters, though no backward of a root has ended.
+
+    Below another sharded module FSDP takes the next recorded range for a part of this backward: it stays in the state
+    PRE_BACKWARD and does not gather. There is no public way to say that a backward is over.
+    """
+    state = module._get_fsdp_state()
+    state._training_state = type(state._training_state).IDLE

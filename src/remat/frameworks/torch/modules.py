@@ -1,0 +1,48 @@
+"""What is registered on one `nn.Module` itself, not on its children, and whether something was compiled.
+
+The only file that uses private names of modules. `named_buffers(recurse=False)` and `named_parameters(recurse=False)`
+would do for reading, at six times the cost, and every segment asks for every module in it. For writing there is no
+public way: `setattr` refuses a tensor where a Parameter is registered, runs the user's own `__setattr__`, and makes an
+attribute of a buffer that was deleted meanwhile. All names below were checked with 2.11 and 2.13.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+__all__ = ["forward_hooks", "is_compiled", "is_uninitialized", "registered_buffers", "registered_parameters"]
+
+_PLAIN = (Tensor, nn.Parameter)
+
+
+def registered_parameters(module: nn.Module) -> dict[str, Any]:
+    """A module's own parameters by name, None for those registered as None; writing an item registers it."""
+    return module._parameters
+
+
+def registered_buffers(module: nn.Module) -> dict[str, Any]:
+    """A module's own buffers by name, None for those registered as None; writing an item registers it."""
+    return module._buffers
+
+
+def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
+    """The forward hooks and forward pre-hooks of a module; they can be registered publicly, not listed."""
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+
+
+def is_uninitialized(tensor: Tensor | None) -> bool:
+    """Whether a lazy module makes the shape and values of this parameter or buffer when it is first called."""
+    return type(tensor) not in _PLAIN and isinstance(tensor, UninitializedParameter | UninitializedBuffer)
+
+
+def is_compiled(value: Any) -> bool:
+    """Whether a value is a function or module that torch.compile has returned.
+
+    There is no public query. Compiled functions name the original in `_torchdynamo_orig_callable`, compiled modules
+    have it as the child `_orig_mod`.
+    """
+    return "_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) or "_orig_mod" in getattr(
+        value, "_modules", ()
+    )

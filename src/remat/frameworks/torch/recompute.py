@@ -1,0 +1,70 @@
+"""One recomputation of a segment: the tensors that it saves again are compared with the first ones and handed out."""
+
+from torch import Tensor
+
+from remat.errors import RematError
+from remat.execute.recomputation import StopRecomputation
+from remat.frameworks.torch.leaves import device_fingerprint
+from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, comparable_storage
+from remat.segments import raise_nondeterministic
+
+__all__ = ["Recomputation"]
+
+
+class Recomputation:
+    """Fills the holders of a segment for one backward, in the order in which the first run saved its tensors.
+
+    `metas` describe all tensors of the first run; `holders` are those that are still alive, by their index.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        metas: list[SavedTensorMeta],
+        task: int,
+        holders: dict[int, Holder],
+        buffers: set[int],
+        *,
+        stops: bool,
+    ) -> None:
+        self.name, self.metas, self.task, self.holders, self.stops = name, metas, task, holders, stops
+        self._buffers = buffers
+        self.last = max(holders)
+        self.count = 0
+        self._fingerprints: list[tuple[int, Tensor, Tensor]] = []
+        self._error: RematError | None = None
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Put a tensor that is saved again into its holder; stop when the last live holder is full.
+
+        The tensor itself is saved in the recomputed graph, so that the function may differentiate inside.
+        """
+        index = self.count
+        self.count += 1
+        value = tensor.detach() if tensor.requires_grad else tensor
+        if self._buffers and comparable_storage(tensor) in self._buffers:
+            value = value.clone()  # the buffer gets its later values back when the recomputation has ended
+        if index >= len(self.metas):
+            return value
+        try:
+            self.metas[index].compare(tensor, self.name, index, len(self.metas))
+        except RematError as error:  # raised by `finish`: autograd replaces some errors of pack hooks by its own
+            self._error = error
+            raise StopRecomputation(self) from None
+        holder = self.holders.get(index)
+        if holder is not None:
+            holder.values[self.task] = value
+        if self.metas[index].fingerprint is not None:
+            self._fingerprints.append((index, value, device_fingerprint(value)))
+        if index == self.last and self.stops:
+            raise StopRecomputation(self)
+        return value
+
+    def finish(self, *, complete: bool) -> None:
+        """Raise a DeterminismError if there were fewer or more tensors than at first, or ones with other values."""
+        if self._error is not None:
+            raise self._error
+        expected = len(self.metas)
+        if self.count <= self.last or (self.count > expected and complete):
+            raise_nondeterministic(self.name, f"it saved {expected} tensors for its backward and then {self.count}")
+        SavedTensorMeta.compare_fingerprints(self.metas, self._fingerprints, self.name)

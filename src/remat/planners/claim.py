@@ -1,0 +1,60 @@
+"""What a plan promises: how good its schedule is among all others, and what it will cost."""
+
+from dataclasses import dataclass
+from math import ceil, isclose
+
+from remat.schedule import Trace
+
+__all__ = ["Claim", "Prediction"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is proved of a plan: `factor` 1.0 is optimal, among the schedules that `within` names if it is not empty.
+
+    A larger factor is over a lower bound from `bounds`; None proves nothing.
+
+    >>> print(Claim(1.0)), print(Claim(1.0, "states only")), print(Claim(1.0271)), print(Claim(None))
+    optimal
+    optimal within states only
+    at most 1.028x the bound
+    heuristic
+    (None, None, None, None)
+    """
+
+    factor: float | None
+    within: str = ""
+
+    @property
+    def optimal(self) -> bool:
+        """Whether nothing in its class is better."""
+        return self.factor == 1.0
+
+    def __str__(self) -> str:
+        inside = f" within {self.within}" if self.within else ""
+        if self.factor is None:
+            return f"heuristic{inside}"
+        if self.optimal:
+            return f"optimal{inside}"
+        # Rounded up, so that what is printed is still true.
+        return f"at most {ceil(self.factor * 1000) / 1000:.3f}".rstrip("0").rstrip(".") + f"x the bound{inside}"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a schedule will cost: units run without and with tape, peak bytes of the device, seconds."""
+
+    advances: int
+    records: int
+    peak: int
+    seconds: float
+
+    @classmethod
+    def of(cls, trace: Trace) -> "Prediction":
+        """What a trace says: the way to predict for planners without a formula of their own."""
+        return cls(trace.advances, trace.records, trace.peak, trace.seconds)
+
+    def agrees(self, other: "Prediction") -> bool:
+        """Whether both say the same, but for the rounding of sums of times."""
+        counts = (self.advances, self.records, self.peak) == (other.advances, other.records, other.peak)
+        return counts and isclose(self.seconds, other.seconds, rel_tol=1e-6, abs_tol=1e-12)

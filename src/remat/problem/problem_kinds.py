@@ -1,0 +1,43 @@
+"""The kinds of problems, one line each: what can be planned, and where a saved plan finds the class of its problem."""
+
+from typing import Any, TypeGuard
+
+from remat.problem.chain import Chain
+from remat.problem.loop import Loop
+from remat.problem.problem import Problem
+from remat.problem.serialization import envelope_kind, wrong_kind
+
+__all__ = ["PROBLEM_KINDS", "is_problem", "kind_names", "load_problem"]
+
+PROBLEM_KINDS: dict[str, type[Problem]] = {
+    Loop.kind: Loop,
+    Chain.kind: Chain,
+}
+
+
+def is_problem(value: object) -> TypeGuard[Problem]:
+    """Whether `value` is a problem of one of the kinds."""
+    return isinstance(value, tuple(PROBLEM_KINDS.values()))
+
+
+def kind_names() -> str:
+    """The classes of problems, for an error message.
+
+    >>> kind_names()
+    'a Loop or a Chain'
+    """
+    return " or ".join(f"a {problem_type.__name__}" for problem_type in PROBLEM_KINDS.values())
+
+
+def load_problem(data: Any) -> Problem:
+    """The problem of any kind from plain data inside its envelope; anything else raises a FileError.
+
+    >>> load_problem(Loop(7).envelope()).title
+    '7 steps'
+    """
+    expected = " or a ".join(PROBLEM_KINDS)
+    kind = envelope_kind(data, expected)
+    problem_type = PROBLEM_KINDS.get(kind)
+    if problem_type is None:
+        raise wrong_kind(kind, expected)
+    return problem_type.from_envelope(data)
