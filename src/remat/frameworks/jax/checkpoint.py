@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from remat.errors import ProblemError
-from remat.frameworks.jax.avals import ClosedJaxpr, Literal, differentiable, is_tracing, jaxpr_as_fun, nbytes
+from remat.frameworks.jax.avals import Array, ClosedJaxpr, Literal, differentiable, is_tracing, jaxpr_as_fun, nbytes
 from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
@@ -59,27 +59,27 @@ class _FlatFunction:
     def __init__(self, fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.__name__ = self.__qualname__ = name
         self.__wrapped__, self.__signature__ = fn, _ANY_ARRAYS  # errors of JAX name the function and its file by these
-        self.arrays: list[Any] = []
+        self.arrays: list[Array] = []
         self._fn, self._build_args = fn, partition((args, kwargs), is_traceable, self.arrays, [])
 
-    def __call__(self, *arrays: Any) -> list[Any]:
+    def __call__(self, *arrays: Array) -> list[Array]:
         """The arrays among the results."""
         args, kwargs = self._build_args(iter(arrays))
-        results: list[Any] = []
+        results: list[Array] = []
         static_values: list[Any] = []
         self._build_results = partition(self._fn(*args, **kwargs), is_array, results, static_values)
         check_no_leaked_tracers(static_values, self.__name__)
         return results
 
-    def build(self, arrays: list[Any]) -> Any:
+    def build(self, arrays: list[Array]) -> Any:
         """The results with these arrays."""
         return self._build_results(iter(arrays))
 
 
-def _checkpoint_above(threshold: int | None, program: ClosedJaxpr, args: list[Any], policy: Any) -> list[Any]:
+def _checkpoint_above(threshold: int | None, program: ClosedJaxpr, args: list[Array], policy: Any) -> list[Array]:
     """The results of a program, which is checkpointed if they have more bytes than the threshold."""
 
-    def run(consts: list[Any], *args: Any) -> list[Any]:
+    def run(consts: list[Array], *args: Array) -> list[Array]:
         return jaxpr_as_fun(ClosedJaxpr(program.jaxpr, consts))(*args)  # type: ignore[no-any-return]
 
     consts = list(program.consts)
@@ -90,10 +90,10 @@ def _checkpoint_above(threshold: int | None, program: ClosedJaxpr, args: list[An
     return jax.checkpoint(run, policy=policy)(consts, *args)  # type: ignore[no-any-return]
 
 
-def _residual_bytes(run: Callable[..., Any], consts: list[Any], args: list[Any], n_outputs: int) -> int:
+def _residual_bytes(run: Callable[..., Any], consts: list[Array], args: list[Array], n_outputs: int) -> int:
     """Bytes of the residuals of plain differentiation, without inputs and outputs, which are there in any case."""
 
-    def outputs_and_residuals(consts: list[Any], *args: Any) -> list[Any]:
+    def outputs_and_residuals(consts: list[Array], *args: Array) -> list[Array]:
         outputs, vjp = jax.vjp(run, consts, *args)
         return [*outputs, *jax.tree_util.tree_leaves(vjp)]
 

@@ -44,7 +44,7 @@ class ChunkedSteps:
         self.step_vjp, self.step, self.consts, self.xs = step_vjp, step_vjp.forward, list(consts), list(xs)
         self.chunk, self.first_chunk = chunk, first_chunk
 
-    def first_step(self, i: Array) -> Any:
+    def first_step(self, i: Array) -> Array:
         """The first step of chunk i, which is not the shorter first chunk."""
         return self.first_chunk + (i - 1) * self.chunk if self.first_chunk else i * self.chunk
 

@@ -76,12 +76,12 @@ class _Remaining(NamedTuple):
     free: Array  # slots for their states, that of the first one included
 
     @property
-    def fits(self) -> Any:
+    def fits(self) -> Array:
         """Whether all of their states fit into the free slots; the last one is pulled back at once, without a slot."""
         return self.length <= self.free + 1
 
     @property
-    def one_slot(self) -> Any:
+    def one_slot(self) -> Array:
         """Whether only the state that is there already has a slot."""
         return self.free == 1
 
@@ -140,7 +140,7 @@ def _reverse_segment(sweep: _Sweep, stack: CheckpointStack, end: Array, grads: A
     # If the states do not fit, only the last chunk is pulled back, and the next segment begins at the same state.
     count = jnp.minimum(jnp.where(fits, length, 1), end - sweep.first)
 
-    def level(j: Array) -> Any:
+    def level(j: Array) -> Array:
         """Where the state before chunk start + j is: on the stack, or if it has no slot, in the row after the last."""
         return jnp.where(fits | (j == 0), top + j, sweep.slots)
 

@@ -189,7 +189,7 @@ class ScanLinearization(Linearization):
         chunks = ChunkedSteps(self.step_vjp_for(nonzero_ys), consts, xs, chunk, first_chunk)
         every_y = (True,) * len(y_bars)
 
-        def pull_one(carry: Arrays, i: Any, grads: Grads) -> Grads:
+        def pull_one(carry: Arrays, i: Array, grads: Grads) -> Grads:
             residuals = chunks.record(carry, chunks.first_step(i), chunk)[2]
             return chunks.vjp(grads, residuals, y_bars, every_y, chunks.first_step(i), chunk)
 

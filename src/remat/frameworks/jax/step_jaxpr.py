@@ -15,9 +15,19 @@ from jax import lax
 from jax.tree_util import keystr, tree_flatten, tree_flatten_with_path, tree_structure, tree_unflatten
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import ClosedJaxpr, Flags, Literal, aval_of, differentiable, jaxpr_as_fun, vary_like
+from remat.frameworks.jax.avals import (
+    Array,
+    Aval,
+    ClosedJaxpr,
+    Flags,
+    Literal,
+    aval_of,
+    differentiable,
+    jaxpr_as_fun,
+    vary_like,
+)
 from remat.frameworks.jax.cache_key import cache_key, has_custom_rules
-from remat.frameworks.jax.differentiable import CacheKeyed
+from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
 
 __all__ = ["StepJaxpr", "TracedStep", "depends_on", "names_of", "trace_condition", "trace_step"]
 
@@ -31,7 +41,7 @@ class StepJaxpr(CacheKeyed):
         program_key = cache_key(program)
         self.key = None if program_key is None else (program_key, n_consts, n_carry)
 
-    def __call__(self, consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def __call__(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
         """The next carry and the output."""
         results = jaxpr_as_fun(self.program)(*consts, *carry, *x)
         return results[: self.n_carry], results[self.n_carry :]
@@ -42,12 +52,12 @@ class StepJaxpr(CacheKeyed):
         return has_custom_rules(self.program)
 
     @property
-    def avals(self) -> list[Any]:
+    def avals(self) -> list[Aval]:
         """The avals of its arguments."""
         return list(self.program.in_avals)
 
     @property
-    def y_avals(self) -> list[Any]:
+    def y_avals(self) -> list[Aval]:
         """The avals of its output."""
         return list(self.out_avals[self.n_carry :])
 
@@ -69,10 +79,10 @@ class StepJaxpr(CacheKeyed):
         return tuple(flags[: self.n_carry]), tuple(flags[self.n_carry :])
 
     @classmethod
-    def of(cls, function: Callable[..., Any], avals: Sequence[Any], n_consts: int, n_carry: int) -> "StepJaxpr":
+    def of(cls, function: Callable[..., Any], avals: Sequence[Aval], n_consts: int, n_carry: int) -> "StepJaxpr":
         """The step that a function of lists (consts, carry, x) → (carry, y) is."""
 
-        def flat(*args: Any) -> list[Any]:
+        def flat(*args: Array) -> list[Array]:
             after, y = function(args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :])
             return [*after, *y]
 
@@ -83,8 +93,8 @@ class TracedStep(NamedTuple):
     """A step, the values that it closed over and begins with, and the structures of its carry and its output."""
 
     step: StepJaxpr
-    consts: list[Any]
-    carry: list[Any]
+    consts: list[Array]
+    carry: list[Array]
     carry_tree: Any
     y_tree: Any
 
@@ -96,7 +106,7 @@ def trace_step(step: Callable[[Any, Any], Any], init: Any, x: Any) -> TracedStep
     carry = [_as_array(leaf, name.replace("carry", "init", 1)) for leaf, name in zip(leaves, names, strict=True)]
     y_trees: list[Any] = []
 
-    def traced(carry: Any, x: Any) -> list[Any]:
+    def traced(carry: Any, x: Any) -> list[Array]:
         after, y = _unpack_output(step(carry, x), init)
         y_trees.append(tree_structure(y))
         if tree_structure(after) != tree:  # type: ignore[operator]
@@ -116,7 +126,7 @@ def trace_step(step: Callable[[Any, Any], Any], init: Any, x: Any) -> TracedStep
         carry = promoted
     consts = list(program.consts)
 
-    def closed(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def closed(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
         results = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, list(consts)))(*carry, *x)
         # A weakly typed result may replace a leaf of its kind; as a carry it has the leaf's own dtype.
         after = [_cast_like(value, aval) for value, aval in zip(results, avals, strict=False)]
@@ -126,11 +136,11 @@ def trace_step(step: Callable[[Any, Any], Any], init: Any, x: Any) -> TracedStep
     return TracedStep(StepJaxpr.of(closed, step_avals, len(consts), len(carry)), consts, carry, tree, y_trees[-1])
 
 
-def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[StepJaxpr, list[Any]]:
+def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[StepJaxpr, list[Array]]:
     """A condition on a carry as a step that keeps its carry and puts out the answer, and what it closes over."""
     avals = [aval_of(leaf) for leaf in traced.carry]
 
-    def flat(*carry: Any) -> Any:
+    def flat(*carry: Array) -> Array:
         answer = tree_flatten(cond(tree_unflatten(traced.carry_tree, carry)))[0]
         if len(answer) != 1 or jnp.shape(answer[0]):
             what = f"an array of shape {jnp.shape(answer[0])}" if len(answer) == 1 else f"{len(answer)} values"
@@ -140,7 +150,7 @@ def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[Ste
     program = jax.make_jaxpr(flat)(*avals)
     consts = list(program.consts)
 
-    def closed(consts: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def closed(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
         return list(carry), jaxpr_as_fun(ClosedJaxpr(program.jaxpr, list(consts)))(*carry)
 
     return StepJaxpr.of(closed, [*map(aval_of, consts), *avals], len(consts), len(avals)), consts
@@ -151,7 +161,7 @@ def names_of(value: Any, root: str) -> list[str]:
     return [root + keystr(path) for path, _ in tree_flatten_with_path(value)[0]]
 
 
-def _as_array(leaf: Any, name: str) -> Any:
+def _as_array(leaf: Any, name: str) -> Array:
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except (TypeError, ValueError) as error:
@@ -177,7 +187,7 @@ def _unpack_output(out: Any, init: Any) -> tuple[Any, Any]:
     )
 
 
-def _promote(carry: list[Any], after: Sequence[Any], names: list[str]) -> list[Any] | None:
+def _promote(carry: list[Array], after: Sequence[Aval], names: list[str]) -> list[Array] | None:
     """The carry with the dtypes that the step gives weakly typed leaves (Python numbers); None if nothing changes."""
     changed = list(carry)
     for k, (value, out, name) in enumerate(zip(carry, after, names, strict=True)):
@@ -203,7 +213,7 @@ def _promote(carry: list[Any], after: Sequence[Any], names: list[str]) -> list[A
     return changed if any(a is not b for a, b in zip(changed, carry, strict=True)) else None
 
 
-def _promotes_to(aval: Any, other: Any) -> bool:
+def _promotes_to(aval: Aval, other: Aval) -> bool:
     """Whether a weakly typed value may take the dtype of the other one, by JAX's promotion rules."""
     if not getattr(aval, "weak_type", False):
         return False
@@ -212,7 +222,7 @@ def _promotes_to(aval: Any, other: Any) -> bool:
     return number is not None and bool(jnp.result_type(number, other.dtype) == other.dtype)
 
 
-def _cast_like(value: Any, aval: Any) -> Any:
+def _cast_like(value: Array, aval: Aval) -> Array:
     """A value that a step returns, with the dtype and the varying mesh axes of the carry."""
     value = vary_like(value, aval)
     if jax.typeof(value).dtype == aval.dtype and jax.typeof(value).weak_type == aval.weak_type:
@@ -220,7 +230,7 @@ def _cast_like(value: Any, aval: Any) -> Any:
     return lax.convert_element_type(value, aval.dtype)
 
 
-def _describe(aval: Any) -> str:
+def _describe(aval: Aval) -> str:
     return f"{aval.dtype}{list(aval.shape)}"
 
 

@@ -50,11 +50,11 @@ class WhileFunction(DifferentiableFunction):
         a, b = 1 + self.cond.n_consts, 1 + self.cond.n_consts + self.body.n_consts
         return args[0], args[1:a], args[a:b], args[b:]
 
-    def continues(self, args: Arrays) -> Callable[[Any, Arrays], Any]:
+    def continues(self, args: Arrays) -> Callable[[Array, Arrays], Array]:
         """Whether another step follows, as a function of the steps done and of the carry."""
         most, consts, _, _ = self.split_args(args)
 
-        def continues(done: Any, carry: Arrays) -> Any:
+        def continues(done: Array, carry: Arrays) -> Array:
             return jnp.asarray(self.cond(consts, carry, ())[1][0], bool) & (done < most)
 
         return continues
@@ -102,12 +102,13 @@ class WhileFunction(DifferentiableFunction):
         return WhileFunction(cond, body, self.slots), [most, *cond_consts, *consts, *init], in_axes_of(carry_flags)
 
 
-def _active_mask(loop: WhileFunction, axis: BatchAxis, cond_flags: Flags, consts: Arrays, carry: Arrays) -> Any:
+def _active_mask(loop: WhileFunction, axis: BatchAxis, cond_flags: Flags, consts: Arrays, carry: Arrays) -> Array:
     """Which members of a batch continue; the answer of a condition has no derivative."""
     all_members = axis.vmap(
         lambda consts, carry: loop.cond(consts, carry, ())[1][0], (in_axes_of(cond_flags), [0] * len(carry))
     )
-    return all_members(*lax.stop_gradient((list(consts), list(carry)))).astype(bool)
+    answers: Array = all_members(*lax.stop_gradient((list(consts), list(carry))))
+    return answers.astype(bool)
 
 
 def _safe_inputs(
@@ -124,7 +125,7 @@ def _safe_inputs(
     begins = _active_mask(loop, axis, cond_flags, cond_consts, init)
     first = jnp.argmax(begins)  # if no member begins, the body is not run at all
 
-    def replaced(value: Any) -> Any:
+    def replaced(value: Array) -> Array:
         other = lax.dynamic_index_in_dim(value, first, keepdims=True)
         return _where(begins, [value], [jnp.broadcast_to(lax.stop_gradient(other), value.shape)])[0]
 
@@ -142,10 +143,10 @@ def _masked_step(
     _, cond_consts, body_consts, init = loop.split_args(args)
     n, m = len(cond_consts), len(init)
 
-    def cond(consts: Arrays, carry: Arrays, _: Arrays) -> Any:
+    def cond(consts: Arrays, carry: Arrays, _: Arrays) -> tuple[Arrays, Arrays]:
         return list(carry), [jnp.any(_active_mask(loop, axis, cond_flags, consts, carry))]
 
-    def body(consts: Arrays, carry: Arrays, _: Arrays) -> Any:
+    def body(consts: Arrays, carry: Arrays, _: Arrays) -> tuple[Arrays, Arrays]:
         mask = _active_mask(loop, axis, cond_flags, consts[:n], carry)
         step_inputs = _where(mask, carry, consts[n : n + m])  # see `_safe_inputs`
         step = axis.vmap(lambda consts, carry: loop.body(consts, carry, ())[0], (in_axes_of(body_flags), [0] * m))
@@ -156,10 +157,10 @@ def _masked_step(
     return cond_step, StepJaxpr.of(body, avals, n + m + len(body_consts), m)
 
 
-def _where(mask: Any, values: Arrays, others: Arrays) -> list[Array]:
+def _where(mask: Array, values: Arrays, others: Arrays) -> list[Array]:
     """The values for members with a flag, the others for the rest."""
 
-    def one(a: Any, b: Any) -> Any:
+    def one(a: Array, b: Array) -> Array:
         return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, b)
 
     return [one(a, b) for a, b in zip(values, others, strict=True)]
@@ -223,7 +224,7 @@ class WhileLinearization(Linearization):
         rest, avals = iter(cotangents), select(self.activity.carry, map(aval_of, carry))
         carry_bar = [next(rest) if flag else zeros_like_aval(aval) for flag, aval in zip(nonzero, avals, strict=True)]
 
-        def pull_one(carry: Arrays, i: Any, grads: Grads) -> Grads:
+        def pull_one(carry: Arrays, i: Array, grads: Grads) -> Grads:
             return chunks.vjp(grads, chunks.record(carry, i, 1)[2], (), (), i, 1)
 
         stack, slots = CheckpointStack(at, depth, list(residuals[6:])), jnp.int32(self.slots)
@@ -251,7 +252,7 @@ class WhileLinearization(Linearization):
             self.loop.body, self.activity, tuple(active_init), body_consts, carry, (), tangents
         )
 
-        def cond(consts: Arrays, dual_carry: Arrays, _: Arrays) -> Any:
+        def cond(consts: Arrays, dual_carry: Arrays, _: Arrays) -> tuple[Arrays, Arrays]:
             return list(dual_carry), self.loop.cond(consts, dual_carry[: len(carry)], ())[1]
 
         avals = [*map(aval_of, [*cond_consts, *dual_carry])]
