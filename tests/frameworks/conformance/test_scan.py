@@ -46,6 +46,23 @@ def test_a_budget_in_bytes_gives_the_same_gradients(framework):
         assert_scan_is_the_plain_loop(framework, made, memory=times * caught.value.minimum)
 
 
+def test_plans_whose_tapes_hold_their_outputs_are_run(framework):
+    """`fetch i tape` takes a state from a held tape; plans of restartable loops have it."""
+    made, counter = program(framework, "rnn", 20), framework.counter()
+    loop = remat.Loop(20, state=1, tape=1, restartable=True)
+    plan = remat.plan(loop, slots=3, planner="mixed")
+    assert any(isinstance(op, remat.ops.Fetch) and op.level == "tape" for op in plan.schedule)
+    expected_of(framework, made)
+
+    def counted(params, carry, x, step=made.step):
+        counter.here(carry)
+        return step(params, carry, x)
+
+    made.step = counted
+    assert_scan_is_the_plain_loop(framework, made, plan=plan, **framework.any_plan)
+    assert counter.count == plan.forward_steps
+
+
 @pytest.mark.parametrize(
     ("steps", "plan"),
     [
