@@ -4,7 +4,7 @@ from math import comb
 
 from remat.planners.dp.budget_grid import MOST_EXACT, on_grid
 from remat.planners.dp.layer_bound import LayerBound
-from remat.planners.dp.states_or_tapes import Sizes
+from remat.planners.dp.states_or_tapes import SubproblemSizes
 from remat.planners.working_set import HeldBudget
 from remat.problem import Level, Loop, Memory
 from remat.schedule.revolve import advances
@@ -55,7 +55,7 @@ def states_or_tapes(loop: Loop, level: Level, fine: int = MOST_EXACT) -> int:
     2802
     """
     budget = HeldBudget.of(loop, level)
-    sizes = Sizes(loop.state, loop.tape, loop.restartable, budget.early)
+    sizes = SubproblemSizes(loop.state, loop.tape, loop.restartable, budget.early)
     smallest = min(loop.state, loop.tape)
     if loop.units <= 1 or smallest == 0:
         return loop.units

@@ -5,7 +5,7 @@ Arrays do not change, so a kept state is no copy; a state that is not kept is do
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -15,10 +15,8 @@ from remat.frameworks.jax.avals import Flags, nbytes, zeros_like_aval
 from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
 from remat.frameworks.jax.residuals import StepVJP
+from remat.frameworks.jax.scan_function import ScanFunction
 from remat.memory_meter import Meter
-
-if TYPE_CHECKING:
-    from remat.frameworks.jax.scan_function import ScanFunction
 
 __all__ = ["JaxBackend", "State"]
 
@@ -85,7 +83,7 @@ class JaxBackend:
 
     replayable_states: Sequence[ReplayableState] = ()
 
-    def __init__(self, loop: "ScanFunction", step_vjp: StepVJP, consts: Arrays, xs: Arrays, *, ready: bool) -> None:
+    def __init__(self, loop: ScanFunction, step_vjp: StepVJP, consts: Arrays, xs: Arrays, *, ready: bool) -> None:
         self.loop, self.step_vjp, self.consts, self.xs, self.ready = loop, step_vjp, list(consts), list(xs), ready
         avals = loop.step.y_avals
         self.ys: Any = [zeros_like_aval(aval, loop.rows or 0) for aval in avals]

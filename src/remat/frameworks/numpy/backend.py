@@ -7,7 +7,7 @@ A state is the carry as the step takes and returns it. Gradients of inputs and c
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from autograd.extend import vspace
@@ -15,13 +15,11 @@ from autograd.extend import vspace
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState, global_rng_states
+from remat.frameworks.numpy.converted_step import ConvertedStep
 from remat.frameworks.numpy.leaves import fingerprint, frozen_copy, mismatch, nbytes, readonly_view
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
 from remat.loops.step_runner import StepRunner
-
-if TYPE_CHECKING:
-    from remat.frameworks.numpy.primitive import ConvertedStep
 
 LOOSE = 0.1  # a tolerance that says nothing: over a long recorded range, chaos makes anything of a rounding error
 
@@ -31,7 +29,7 @@ __all__ = ["GradientMask", "NumpyBackend", "is_readonly_error", "step_mutation_e
 class NumpyBackend(ABC):
     """What both ways of recording share: advancing, copying, weighing and comparing states."""
 
-    def __init__(self, step: "ConvertedStep", runner: StepRunner, captured: list[Any], wanted: "GradientMask") -> None:
+    def __init__(self, step: ConvertedStep, runner: StepRunner, captured: list[Any], wanted: "GradientMask") -> None:
         self.step, self.runner, self.captured, self.needs_grad = step, runner, captured, wanted
         self.partial_tape: Any = None  # a tape that is being recorded
         self.writes = False  # whether the step was seen to write into its carry

@@ -5,19 +5,17 @@ when the primitive is called, the reverse sweep when its cotangent comes. What i
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
 from autograd.tracer import getval
 
-from remat.closures.capture import CapturedReference
 from remat.errors import StepError
 from remat.execute import Interpreter
 from remat.execute.gradients import Gradients
-from remat.execute.rng_state import ReplayableState, preserved_state
+from remat.execute.rng_state import preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
@@ -30,30 +28,7 @@ from remat.measuring import MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
 from remat.pytree import TreeDef
 
-__all__ = ["ConvertedStep", "NumpyCall", "as_truth_value", "run"]
-
-
-class ConvertedStep(Protocol):
-    """A step as a function of what it captured."""
-
-    @property
-    def cache_key(self) -> list[Any]:
-        """What its cost depends on, beside its arguments: code, shapes, whole numbers."""
-        ...
-
-    @property
-    def references(self) -> list[CapturedReference]:
-        """Where captured values were found, by name."""
-        ...
-
-    @property
-    def replayable_states(self) -> list[ReplayableState]:
-        """Private random generators that it draws from."""
-        ...
-
-    def rebind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
-        """The step with these values for what it captured, as long as the context lasts."""
-        ...
+__all__ = ["NumpyCall", "as_truth_value", "run"]
 
 
 @dataclass

@@ -6,8 +6,9 @@ from typing import Any
 from remat.closures.capture import ConvertedClosure
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.backend import is_readonly_error, step_mutation_error
+from remat.frameworks.numpy.converted_step import ConvertedStep
 from remat.frameworks.numpy.leaves import ArraySpec, copy, ensure_writable, is_boxed, readonly_view
-from remat.frameworks.numpy.primitive import ConvertedStep, NumpyCall, as_truth_value, run
+from remat.frameworks.numpy.primitive import NumpyCall, as_truth_value, run
 from remat.frameworks.numpy.tape import ActiveTraces
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import Inputs, Outputs, StepRunner, flatten_leaves, infer_length

@@ -67,9 +67,7 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], w
     bars = [next(rest) for flow in flows if flow]
     ybars = [_for_every_step(part, n, call.rows) for part in rest]
     if n == 0:
-        by_leaf = iter(bars)
-        found: list[Any] = [next(by_leaf) if flow else None for flow in flows] + [None] * (len(xs) + len(captured))
-        return [vspace(leaves[i]).zeros() if found[i] is None else found[i] for i in wanted]
+        return _of_leaves(leaves, wanted, ((bars, flows), ((), [False] * (len(xs) + len(captured)))))
     marks = [i in wanted for i in range(len(leaves))]
     _, mark_xs, mark_captured = call.split(marks)
 
@@ -102,11 +100,16 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], w
     backwards = [[leaf[::-1] for leaf in part] for part in (trajectory, xs, ybars)]
     (bars, totals), xbars = scan_flat(_FlatStep(backward), (bars, totals), tuple(backwards), captured, n, request)
     by_kind = ((bars, flows), ([part[::-1] for part in xbars], mark_xs), (totals, mark_captured))
-    found = []
-    for parts, mask in by_kind:
-        given = iter(parts)
-        found += [next(given) if mark else None for mark in mask]
-    return [vspace(leaves[i]).zeros() if found[i] is None else found[i] for i in wanted]
+    return _of_leaves(leaves, wanted, by_kind)
+
+
+def _of_leaves(leaves: Sequence[Any], wanted: Sequence[int], by_kind: Sequence[tuple[Any, list[bool]]]) -> list[Any]:
+    """The gradients of the wanted leaves, zeros where there is none, from those of all that are marked, by kind."""
+    by_leaf: list[Any] = []
+    for gradients, marks in by_kind:
+        rest = iter(gradients)
+        by_leaf += [next(rest) if mark else None for mark in marks]
+    return [vspace(leaves[i]).zeros() if by_leaf[i] is None else by_leaf[i] for i in wanted]
 
 
 def tangent(call: NumpyCall, leaves: Sequence[Any], given: dict[int, Any]) -> Any:

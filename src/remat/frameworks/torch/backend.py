@@ -7,7 +7,7 @@ tensors are gathered here: sums go on from range to range in the order in which 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
@@ -19,6 +19,7 @@ from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
+from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, version
 from remat.frameworks.torch.leaves import (
     copy_tensor,
@@ -41,9 +42,6 @@ from remat.frameworks.torch.tape import (
 )
 from remat.loops.step_runner import StepRunner, unpack_output
 
-if TYPE_CHECKING:
-    from remat.frameworks.torch.function import TracedStep
-
 __all__ = ["TorchBackend"]
 
 LOOSE = 0.1  # a tolerance that says nothing: over a long recorded range, chaos makes anything of a rounding error
@@ -52,7 +50,7 @@ LOOSE = 0.1  # a tolerance that says nothing: over a long recorded range, chaos 
 class TorchBackend:
     """Runs and records the steps of one loop."""
 
-    def __init__(self, step: "TracedStep", runner: StepRunner, captured: Sequence[Tensor]) -> None:
+    def __init__(self, step: AnalyzedStep, runner: StepRunner, captured: Sequence[Tensor]) -> None:
         self.step, self.runner, self.captured, self.activity = step, runner, list(captured), step.activity
         self.replayable_states: Sequence[ReplayableState] = step.replayable_states
         self.first_step: FirstStep | None = None

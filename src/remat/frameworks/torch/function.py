@@ -5,20 +5,16 @@ when the function is called, the reverse sweep when its cotangent comes. That sw
 transforms of torch.func reach it and its derivative can be asked for (`derived.py`).
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from remat.closures.capture import ConvertedClosure
 from remat.errors import StepError
 from remat.execute.determinism import DeterminismCheck
-from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
-from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
 from remat.frameworks.torch.leaves import spec_of
@@ -30,38 +26,7 @@ from remat.measuring import StepCost
 
 MOST_NUMBERS = 128  # of summaries; a first sweep stops for each of them
 
-__all__ = ["Activity", "LoopBackward", "LoopFunction", "TorchLoopCall", "TracedStep", "as_truth_value", "run"]
-
-
-@dataclass
-class Activity:
-    """Through which leaves gradients flow; `aliases` are leaves of the carry that are put out as they are."""
-
-    carry: list[bool]
-    xs: list[bool]
-    ys: list[bool] = field(default_factory=list)
-    aliases: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass
-class TracedStep:
-    """A step, with what was found out about it."""
-
-    captured: ConvertedClosure
-    autocast: AutocastState
-    replayable_states: Sequence[ReplayableState]
-    activity: Activity
-    under_functorch: bool = False  # whether torch.func runs the loop at another level
-    capture_ids: list[int] = field(default_factory=list)  # of the captured tensors among all found; -1 for others
-    is_leaf: list[bool] = field(default_factory=list)  # which of them steps use as they are: leaves of the graph
-    may_capture_more: bool = False  # whether the step could reach more tensors than it used at first
-    modules: list[torch.nn.Module] = field(default_factory=list)  # that it closes over
-    compiled: bool = False  # whether it, or something that it closes over, is compiled
-    fsdp_modules: list[Any] = field(default_factory=list)  # modules of FSDP that the step calls
-
-    def rebind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
-        """The step, with these values in the places of what it captured."""
-        return self.captured.rebind(dict(zip(self.capture_ids, values, strict=True)))
+__all__ = ["LoopBackward", "LoopFunction", "TorchLoopCall", "as_truth_value", "run"]
 
 
 @dataclass

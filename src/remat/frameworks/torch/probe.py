@@ -33,27 +33,21 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequen
     depends = [_external_inputs(leaf, first_step.number) for leaf in (*outs, *ys)]
     roots = [None if root is None else gradient_edge(root) for root in first_step.tape.carry_in]
     inputs = {gradient_edge(root) for row in first_step.tape.xs for root in row if root is not None}
-    captured = {edge: is_leaf for found in depends for edge, is_leaf in found.items()}
+    captured = {edge: is_leaf for edges in depends for edge, is_leaf in edges.items()}
     for edge in (*roots, *inputs):
         if edge is not None:
             captured.pop(edge, None)
     init = list(leaves[: call.sizes[0]])
-    flow = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in init]
-    always = inputs | set(captured)
-    while True:
-        live = always | {root for root, flows_in in zip(roots, flow, strict=True) if flows_in and root is not None}
-        after = [a or bool(live & set(found)) for a, found in zip(flow, depends, strict=False)]
-        if after == flow:
-            break
-        flow = after
+    active = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in init]
+    active, live = _active_carry(active, roots, inputs | set(captured), depends)
     call.first_step, call.specs = first_step, backend.runner.specs
-    flows.ys = [bool(live & set(found)) for found in depends[len(outs) :]]
-    flows.carry = flow
-    if not any(flow) and not any(flows.ys):
+    flows.ys = [bool(live & set(edges)) for edges in depends[len(outs) :]]
+    flows.carry = active
+    if not any(active) and not any(flows.ys):
         return None
     for k, out in enumerate(outs):
         same = [j for j, y in enumerate(ys) if y is out and j not in flows.aliases.values()]
-        if same and flow[k]:
+        if same and active[k]:
             flows.aliases[k] = same[0]
     _drop_inactive(first_step, backend.runner, flows)
     places = {gradient_edge(tensor): k for k, tensor in enumerate(backend.captured)}
@@ -75,6 +69,26 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequen
     step.captured.restrict_to(set(step.capture_ids), found)
     call.sizes = (*call.sizes[:2], len(used))
     return [found[k] for k in used]
+
+
+def _active_carry(
+    active: list[bool],
+    roots: Sequence[GradientEdge | None],
+    always: set[GradientEdge],
+    depends: Sequence[dict[GradientEdge, bool]],
+) -> tuple[list[bool], set[GradientEdge]]:
+    """Activity analysis: which carry leaves depend on a differentiable input after any number of steps.
+
+    A carry leaf that is active before a step makes active what depends on it after the step, so the set only grows,
+    and the fixed point is reached after at most as many rounds as there are leaves. The edges of what is active then
+    come back too.
+    """
+    while True:
+        live = always | {root for root, is_active in zip(roots, active, strict=True) if is_active and root is not None}
+        after = [before or bool(live & set(edges)) for before, edges in zip(active, depends, strict=False)]
+        if after == active:
+            return active, live
+        active = after
 
 
 def _leaves(runner: Any, first_step: FirstStep) -> tuple[list[Any], list[Any]]:

@@ -10,9 +10,10 @@ from remat.closures.capture import ConvertedClosure
 from remat.errors import InfeasibleError, StepError
 from remat.execute.rng_state import StateReplay, private_rng_state
 from remat.frameworks.torch import leaves as leaf_ops
+from remat.frameworks.torch.analyzed_step import Activity, AnalyzedStep
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.capture_filter import DifferentiableTensors
-from remat.frameworks.torch.function import Activity, TorchLoopCall, TracedStep, as_truth_value, run
+from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
 from remat.frameworks.torch.leaves import nbytes, spec_of
 from remat.frameworks.torch.probe import probe_first_step
@@ -104,7 +105,7 @@ def _call(
     closed_over = [] if captured is None else [*captured.replayable_states, *tensors.replayable_states]
     replayable_states = [*global_generators(), *(state for state in private if state is not None), *closed_over]
     under_functorch = in_transform()
-    traced = TracedStep(captured, AutocastState(), replayable_states, flows, under_functorch=under_functorch)  # type: ignore[arg-type]
+    traced = AnalyzedStep(captured, AutocastState(), replayable_states, flows, under_functorch=under_functorch)  # type: ignore[arg-type]
     traced.modules, traced.compiled = tensors.modules, tensors.compiled
     return TorchLoopCall(traced, carry, inputs, sizes, request, rows, steps)
 

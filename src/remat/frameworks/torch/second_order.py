@@ -23,10 +23,10 @@ Flat = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 
 
 def double_backward(
-    call: TorchLoopCall, leaves: Sequence[Any], cotangents_of_outputs: Sequence[Any], again: Sequence[Any]
+    call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any], again: Sequence[Any]
 ) -> list[Any]:
     """The gradients, with respect to leaves and cotangents, of the gradients that these give, weighted by `again`."""
-    args = [*leaves, *cotangents_of_outputs]
+    args = [*leaves, *cotangents]
     ends = [k for k, part in enumerate(again) if part is not None]
     places = [
         k for k, arg in enumerate(args) if leaf_ops.flows(arg) and (call.step.under_functorch or arg.requires_grad)
@@ -41,10 +41,8 @@ def double_backward(
 
     inside = len(leaves) - len(call.step.is_leaf)
     closed = [inside <= k < len(leaves) and call.step.is_leaf[k - inside] for k in places]
-    cotangents_of_outputs = [again[k] for k in ends]
-    parts = _vjp_of(
-        gradients, [args[k] for k in places], cotangents_of_outputs, closed, under_functorch=call.step.under_functorch
-    )
+    cotangents = [again[k] for k in ends]
+    parts = _vjp_of(gradients, [args[k] for k in places], cotangents, closed, under_functorch=call.step.under_functorch)
     found: list[Any] = [None] * len(args)
     for place, part in zip(places, parts, strict=True):
         found[place] = part
@@ -54,7 +52,7 @@ def double_backward(
 def _vjp_of(
     function: Callable[..., list[Any]],
     roots: list[Any],
-    cotangents_of_outputs: list[Any],
+    cotangents: list[Any],
     closed: list[bool],
     *,
     under_functorch: bool,
@@ -66,14 +64,9 @@ def _vjp_of(
     if under_functorch:
         outs, pull = torch.func.vjp(function, *roots)  # type: ignore[misc]
         return list(
-            pull(
-                [
-                    torch.zeros_like(o) if bar is None else bar
-                    for o, bar in zip(outs, cotangents_of_outputs, strict=True)
-                ]
-            )
+            pull([torch.zeros_like(o) if bar is None else bar for o, bar in zip(outs, cotangents, strict=True)])
         )
-    return list(_Vjp.apply(function, closed, *roots, *cotangents_of_outputs))  # type: ignore[no-untyped-call]
+    return list(_Vjp.apply(function, closed, *roots, *cotangents))  # type: ignore[no-untyped-call]
 
 
 class _Vjp(torch.autograd.Function):
@@ -119,11 +112,11 @@ class _Vjp(torch.autograd.Function):
 
 
 def _vjp(
-    function: Callable[..., list[Any]], roots: Sequence[Any], cotangents_of_outputs: Sequence[Any], *, create: bool
+    function: Callable[..., list[Any]], roots: Sequence[Any], cotangents: Sequence[Any], *, create: bool
 ) -> list[Any]:
     pairs = [
         (out, bar)
-        for out, bar in zip(function(*roots), cotangents_of_outputs, strict=True)
+        for out, bar in zip(function(*roots), cotangents, strict=True)
         if bar is not None and isinstance(out, Tensor) and out.requires_grad
     ]
     if not pairs or not roots:
@@ -132,25 +125,17 @@ def _vjp(
     return list(torch.autograd.grad(ends, roots, given, create_graph=create, allow_unused=True))
 
 
-def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents_of_outputs: Sequence[Any]) -> list[Any]:
+def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
     """The gradients of all leaves as a differentiable function of leaves and cotangents; None where none flows."""
     from remat.frameworks.torch.scan import scan
 
-    if call.initial_rng is not None:
-        raise StepError(
-            "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: "
-            "draw before the loop and pass the numbers in xs"
-        )
+    _refuse_random_step(call)
     assert call.results is not None
     assert call.steps is not None
     init, xs, captured = call.split(leaves)
-    flows, steps, flat, request = (
-        call.step.activity,
-        call.steps,
-        _flat_step(call),
-        LoopRequest(plan=call.plan, check="never"),
-    )
-    carry_bars, y_bars = call.results.expand_cotangents(cotangents_of_outputs)
+    flows, steps, flat = call.step.activity, call.steps, _flat_step(call)
+    request = LoopRequest(plan=call.plan, check="never")
+    carry_bars, y_bars = call.results.expand_cotangents(cotangents)
     weak = [not isinstance(leaf, Tensor) for leaf in init]
     ends = [flow and not number for flow, number in zip(flows.carry, weak, strict=True)]
 
@@ -158,11 +143,11 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents_of_outp
         return flat(captured, carry, x)[: len(carry)], carry
 
     def backward(sums: Any, inputs: Any) -> Any:
-        (cotangents_of_outputs, totals), (carry, x, y_bar) = sums, inputs
+        (carry_bar, totals), (carry, x, y_bar) = sums, inputs
         carry = [leaf.item() if number else leaf for leaf, number in zip(carry, weak, strict=True)]
         roots, put = _roots(carry, ends, x, flows.xs, captured)
-        full = iter(cotangents_of_outputs)
-        every = [next(full) if end else None for end in ends] + list(y_bar)
+        rest = iter(carry_bar)
+        every = [next(rest) if end else None for end in ends] + list(y_bar)
         closed = [False] * (len(roots) - len(captured)) + call.step.is_leaf
         found = _vjp_of(
             lambda *values: flat(*put(values)), roots, every, closed, under_functorch=call.step.under_functorch
@@ -185,6 +170,14 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents_of_outp
         *(None if bar is None else bar.flip(0) for bar in x_bars),
         *totals,
     ]
+
+
+def _refuse_random_step(call: TorchLoopCall) -> None:
+    if call.initial_rng is not None:
+        raise StepError(
+            "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: "
+            "draw before the loop and pass the numbers in xs"
+        )
 
 
 def _flat_step(call: TorchLoopCall) -> Flat:

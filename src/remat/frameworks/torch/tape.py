@@ -61,13 +61,13 @@ class OutputEdges:
 
     def __init__(self) -> None:
         self.edges: list[Any] = []
-        self.cotangents_of_outputs: list[Any] = []
+        self.cotangents: list[Any] = []
 
     def add(self, edge: Any, bar: Any) -> None:
         """Add an edge, unless it or its cotangent is None."""
         if edge is not None and bar is not None:
             self.edges.append(edge)
-            self.cotangents_of_outputs.append(bar)
+            self.cotangents.append(bar)
 
 
 class _SeedGradients(torch.autograd.Function):
@@ -111,7 +111,7 @@ def pull(ends: OutputEdges, tape: Tape) -> list[Any]:
     if not ends.edges or not leaves:
         return [None] * len(roots)
     with hooks_suspended(tape.captured):
-        gradients = iter(torch.autograd.grad(ends.edges, leaves, ends.cotangents_of_outputs, allow_unused=True))
+        gradients = iter(torch.autograd.grad(ends.edges, leaves, ends.cotangents, allow_unused=True))
     return [None if root is None else next(gradients) for root in roots]
 
 
@@ -121,7 +121,7 @@ def accumulate_grads(ends: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any])
     FSDP reduces gradients of sharded parameters only in this way. Captured tensors accumulate too, in place.
     """
     if ends.edges:
-        torch.autograd.backward(ends.edges, ends.cotangents_of_outputs)
+        torch.autograd.backward(ends.edges, ends.cotangents)
     for module in fsdp_modules:
         end_backward(module)
     return [None if root is None else root.grad for root in tape.roots]

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
-from remat.frameworks.torch.function import Activity, LoopBackward, LoopFunction, TorchLoopCall, TracedStep
+from remat.frameworks.torch.analyzed_step import Activity, AnalyzedStep
+from remat.frameworks.torch.function import LoopBackward, LoopFunction, TorchLoopCall
 from remat.loops.step_runner import unpack_output
 from remat.pytree import TreeDef, flatten
 
@@ -35,7 +36,7 @@ def vmap_forward(info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Se
 
 
 def vmap_backward(
-    info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any], cotangents_of_outputs: Sequence[Any]
+    info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]
 ) -> tuple[Any, Any]:
     """The gradients of a loop's leaves for a whole batch, and where its axis is."""
     if call.batched is None:  # only the cotangents are a batch
@@ -45,7 +46,7 @@ def vmap_backward(
     axes = iter([int(k >= call.results.carry_size) for k, number in enumerate(call.results.numbers) if number is None])
     moved = [
         _with_axis(bar, dim, next(axes), info.batch_size)
-        for bar, dim in zip(cotangents_of_outputs, dims[len(leaves) :], strict=True)
+        for bar, dim in zip(cotangents, dims[len(leaves) :], strict=True)
     ]
     given = _moved(call, info, dims[: len(leaves)], leaves)
     found = LoopBackward.apply(call.batched, len(given), *given, *moved)  # type: ignore[no-untyped-call]
@@ -86,7 +87,7 @@ def _mapped(call: TorchLoopCall, info: Any) -> TorchLoopCall:
 
 
 @dataclass
-class BatchedStep(TracedStep):
+class BatchedStep(AnalyzedStep):
     """A step for all examples of a batch."""
 
     inner: Any = None

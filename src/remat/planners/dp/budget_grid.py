@@ -1,6 +1,6 @@
 """The budgets that can remain after storing some states and tapes: exactly where they are few, else on a grid."""
 
-from remat.planners.dp.states_or_tapes import Sizes
+from remat.planners.dp.states_or_tapes import SubproblemSizes
 
 __all__ = ["MOST_EXACT", "on_grid", "reachable_budgets"]
 
@@ -8,10 +8,10 @@ MOST_EXACT = 20_000
 MOST_ON_GRID = 100_000
 
 
-def reachable_budgets(sizes: Sizes, top: int, limit: int = MOST_EXACT) -> list[int] | None:
+def reachable_budgets(sizes: SubproblemSizes, top: int, limit: int = MOST_EXACT) -> list[int] | None:
     """Every budget that remains of `top` after storing states and tapes, or None if there are more than `limit`.
 
-    >>> reachable_budgets(Sizes(state=2, tape=5, restartable=False, early=0), 9)
+    >>> reachable_budgets(SubproblemSizes(state=2, tape=5, restartable=False, early=0), 9)
     [0, 1, 2, 3, 4, 5, 7, 9]
     """
     least = sizes.floor(False)
@@ -27,7 +27,9 @@ def reachable_budgets(sizes: Sizes, top: int, limit: int = MOST_EXACT) -> list[i
     return sorted(budgets)
 
 
-def on_grid(sizes: Sizes, top: int, *, up: bool, fine: int = MOST_EXACT) -> tuple[Sizes, int, list[int]] | None:
+def on_grid(
+    sizes: SubproblemSizes, top: int, *, up: bool, fine: int = MOST_EXACT
+) -> tuple[SubproblemSizes, int, list[int]] | None:
     """Sizes and budget in grid cells, and the budgets that can remain; exact where these are no more than `fine`.
 
     With `up`, sizes are rounded up and the budget down, so that a schedule for the grid fits the true sizes; else the
@@ -50,6 +52,6 @@ def on_grid(sizes: Sizes, top: int, *, up: bool, fine: int = MOST_EXACT) -> tupl
     def towards(size: int) -> int:
         return size // cell if up else -(-size // cell)
 
-    rounded = Sizes(away(sizes.state), away(sizes.tape), sizes.restartable, towards(sizes.early))
+    rounded = SubproblemSizes(away(sizes.state), away(sizes.tape), sizes.restartable, towards(sizes.early))
     budgets = reachable_budgets(rounded, towards(top), 2 * MOST_ON_GRID)
     return None if budgets is None else (rounded, towards(top), budgets)

@@ -25,7 +25,7 @@ It takes O(n²·budgets) additions, done by NumPy for all budgets and split poin
 
 from typing import TYPE_CHECKING, Any
 
-from remat.planners.dp.states_or_tapes import Move, Sizes, Subproblem
+from remat.planners.dp.states_or_tapes import Move, Subproblem, SubproblemSizes
 from remat.progress import report_progress
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _INFINITE = 2**29  # two of them add up inside int32
 class ExactTable:
     """The least forward steps for every subproblem up to `steps` and `budgets`, and the moves that reach them."""
 
-    def __init__(self, sizes: Sizes, steps: int, budgets: list[int]) -> None:
+    def __init__(self, sizes: SubproblemSizes, steps: int, budgets: list[int]) -> None:
         self.sizes = sizes
         self.place = {budget: i for i, budget in enumerate(budgets)}
         self._shift = {size: self._places(budgets, size) for size in _shifts(sizes)}
@@ -146,5 +146,5 @@ class _Half:
         return move if cost <= least else Move("keep", 0)
 
 
-def _shifts(sizes: Sizes) -> set[int]:
+def _shifts(sizes: SubproblemSizes) -> set[int]:
     return {sizes.state, sizes.tape, sizes.state + sizes.tape}

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from math import inf
 
-from remat.planners.dp.states_or_tapes import Move, Sizes, Subproblem
+from remat.planners.dp.states_or_tapes import Move, Subproblem, SubproblemSizes
 from remat.progress import report_progress
 
 __all__ = ["LayerBound"]
@@ -30,7 +30,7 @@ INFINITE = 2**62
 class LayerBound:
     """Layer sizes for every reachable budget, as many layers as the whole problem (`steps` in `top`) needs."""
 
-    def __init__(self, sizes: Sizes, top: int, budgets: list[int], steps: int) -> None:
+    def __init__(self, sizes: SubproblemSizes, top: int, budgets: list[int], steps: int) -> None:
         self.sizes = sizes
         self.budgets = budgets
         self.place = {budget: i for i, budget in enumerate(budgets)}

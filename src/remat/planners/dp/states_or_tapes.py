@@ -19,7 +19,7 @@ are a B problem, else an A problem. The least number of forward steps obeys a re
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["Move", "MovePolicy", "Sizes", "Subproblem"]
+__all__ = ["Move", "MovePolicy", "Subproblem", "SubproblemSizes"]
 
 
 class Subproblem(NamedTuple):
@@ -39,7 +39,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class SubproblemSizes:
     """Bytes of a state and of a tape, and whether a tape contains its step's output.
 
     `early` bytes more than the budget are free before the turn, where there is no cotangent yet.
@@ -76,7 +76,7 @@ class Sizes:
 class MovePolicy(Protocol):
     """What decides the moves: the exact table, or the search guided by the bound."""
 
-    sizes: Sizes
+    sizes: SubproblemSizes
 
     def choose(self, sub: Subproblem) -> Move:
         """The move for a subproblem in which not all tapes fit."""

@@ -16,7 +16,7 @@ from remat.planners.claim import Claim, Prediction
 from remat.planners.dp.budget_grid import MOST_EXACT, on_grid, reachable_budgets
 from remat.planners.dp.exact_table import ExactTable
 from remat.planners.dp.layer_bound import LayerBound
-from remat.planners.dp.states_or_tapes import Sizes
+from remat.planners.dp.states_or_tapes import SubproblemSizes
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll, least_for_all
@@ -53,7 +53,7 @@ class Mixed(OneLevelPlanner):
         except InfeasibleError:
             _check_memory(problem, level)
         budget = HeldBudget.of(problem, level)
-        sizes = Sizes(problem.state, problem.tape, problem.restartable, budget.early)
+        sizes = SubproblemSizes(problem.state, problem.tape, problem.restartable, budget.early)
         budgets = reachable_budgets(sizes, budget.size, self.fine)
         if budgets is not None and 2 * problem.units**2 * len(budgets) * (1 + bool(budget.early)) <= self.most:
             table = ExactTable(sizes, problem.units, budgets)
@@ -64,7 +64,7 @@ class Mixed(OneLevelPlanner):
         return _guided(problem, memory, sizes, budget.size, self.fine)
 
 
-def _guided(loop: Loop, memory: Memory, sizes: Sizes, top: int, fine: int) -> Plan:
+def _guided(loop: Loop, memory: Memory, sizes: SubproblemSizes, top: int, fine: int) -> Plan:
     """The best of the guided search, states only and chunks, with the factor over the bound as its claim."""
     level, bound = memory.device, states_or_tapes(loop, memory.device, fine)
     candidates: list[tuple[Prediction, Schedule]] = []
