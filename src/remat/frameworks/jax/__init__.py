@@ -21,7 +21,8 @@
 | `checkpoint.py` | segments, by `jax.checkpoint` |
 | `checkpointed_module.py` | modules that are recomputed |
 | `partition.py` | values of any kind, partitioned into arrays and static values |
-| `sequences.py` | inputs and outputs of older functions as sequences |
+| `leaves.py` | operations on leaves that code of all frameworks asks for |
+| `ownership.py` | which values are JAX's |
 """
 
 from remat.frameworks.jax.checkpoint import checkpoint
