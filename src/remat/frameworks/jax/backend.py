@@ -11,7 +11,7 @@ import jax
 
 from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState
-from remat.frameworks.jax.avals import Flags, nbytes, zeros_like_aval
+from remat.frameworks.jax.avals import Flags, have_distinct_buffers, nbytes, zeros_like_aval
 from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
 from remat.frameworks.jax.residuals import StepVJP
@@ -64,14 +64,6 @@ def _pull(
     return piece.units(consts, xs).vjp(Grads(carry, sums, rows), tape, bars, given, start, piece.length)
 
 
-def _apart(leaves: Arrays) -> bool:
-    """Whether no two arrays are the same one, which cannot be donated twice."""
-    try:
-        return len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
-    except Exception:  # in several places, or not an array of bytes
-        return False
-
-
 _advancing = jax.jit(_advance, static_argnums=0, donate_argnums=3)
 _advancing_on = jax.jit(_advance, static_argnums=0, donate_argnums=(3, 4))
 _recording = jax.jit(_record, static_argnums=0, donate_argnums=3)
@@ -101,7 +93,7 @@ class JaxBackend:
             return state
         piece, run = (
             CompiledRange(self.step_vjp, 1),
-            _advancing if state.kept or not _apart(state.leaves) else _advancing_on,
+            _advancing if state.kept or not have_distinct_buffers(state.leaves) else _advancing_on,
         )
         ys = self.ys if self.first else None
         carry, ys = run(piece, self.consts, self.xs, ys, list(state.leaves), start, stop)

@@ -8,11 +8,10 @@ from time import perf_counter
 from typing import Any
 
 import jax
-import jax.core
 
 from remat.errors import StepError
 from remat.execute import Interpreter
-from remat.frameworks.jax.avals import Flags
+from remat.frameworks.jax.avals import Flags, Tracer
 from remat.frameworks.jax.backend import JaxBackend, State
 from remat.frameworks.jax.chunked_steps import Grads
 from remat.frameworks.jax.differentiable import Arrays, Linearization
@@ -121,7 +120,7 @@ class HostLoopCall(LoopCall[JaxBackend]):
 
 
 def _refuse_tracers(values: Arrays) -> None:
-    if any(isinstance(value, jax.core.Tracer) for value in values):
+    if any(isinstance(value, Tracer) for value in values):
         raise _traced_error()
 
 
