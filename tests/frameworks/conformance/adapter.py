@@ -113,6 +113,10 @@ class Adapter(abc.ABC):
     def counter(self):
         return Counter()
 
+    def counters(self, number):
+        """So many counters, each of its own."""
+        return [Counter() for _ in range(number)]
+
     def some(self, *values):
         """All of these values, or the first alone where a program is compiled for each, which takes a second."""
         return values if self.runs_python else values[:1]

@@ -83,6 +83,9 @@ class JAX(Adapter):
         COUNTER.reset()
         return COUNTER
 
+    def counters(self, number):
+        return [CallbackCounter() for _ in range(number)]
+
     def peak(self, function, *args):
         leaves, back = self.split(args)
         gradient = jax.jit(jax.grad(lambda leaves: function(*back(leaves))))

@@ -28,7 +28,7 @@ def test_a_segment_is_run_twice_and_one_that_is_left_alone_once(framework, x, wa
 
 
 def test_an_inner_segment_is_run_three_times_and_an_outer_one_twice(framework, x):
-    np, inner, outer = framework.np, framework.counter(), framework.counter()
+    np, (inner, outer) = framework.np, framework.counters(2)
 
     def fn(x):
         inner.here(x)
@@ -159,7 +159,7 @@ def test_a_nesting_of_segments_has_the_plain_gradients_in_every_iteration(framew
     drop = functools.partial(remat.drop, early_stop=False)
 
     def gradients(drop, weights):
-        counters, order = [framework.counter() for _ in weights], []
+        counters, order = framework.counters(len(weights)), []
 
         def loss(*weights):
             return framework.np.sum(nested(framework, drop, weights, counters, order)(x))
