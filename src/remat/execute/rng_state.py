@@ -4,10 +4,9 @@ A step that draws from `random`, `np.random`, or from a generator that it closes
 recomputed. A loop (`StateReplay`) takes one snapshot for each kept state, a segment (`SegmentReplay`) one before its
 first run; both are free where no state was used: unused states share their initial snapshot, or are forgotten.
 
-Snapshots of the two global generators are fast, since nearly every program leaves them alone inside its steps.
-`random.getstate` builds 625 Python ints and `np.random.get_state` copies an array; comparing the 2,500 bytes of
-a Mersenne Twister in memory (ctypes) shows some 25 times faster that nothing has changed. benchmarks/rng_snapshot.py
-measures the ratio.
+Most steps leave the two global generators alone, so that case is made fast. `random.getstate` builds 625
+Python ints and `np.random.get_state` copies an array; comparing the 2,500 bytes of a Mersenne Twister in memory
+(ctypes) shows some 25 times faster that nothing has changed. benchmarks/rng_snapshot.py measures the ratio.
 """
 
 import ctypes
