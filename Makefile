@@ -62,6 +62,7 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/report_page.py
+	$(BIN)/python benchmarks/rng_snapshot.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/numpy_lstm.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torch_loops.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/segments.py

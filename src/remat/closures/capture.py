@@ -1,10 +1,18 @@
-"""What a step closes over: values that gradients flow to are found there, lifted out, and replaced while it runs.
+"""Closure conversion without rewriting the function: values that a step captures become inputs of the loop.
 
-This is closure conversion without rewriting the function. A value in a closure is invisible to a framework's custom
-gradient, so the references that hold differentiable values are found (cells, partials, defaults, globals, attributes
-of objects and of their classes, items of lists and dicts), the values become inputs of the loop, and `rebind` puts
-others there while steps run. Cells that the step only reads get back what they held when the loop was called, so that
-a lambda in a Python loop sees its own layer again in the reverse sweep.
+A value in a closure is invisible to a framework's custom gradient. So the references to differentiable values are
+searched for (cells, partials, defaults, globals, attributes of objects and of their classes, items of lists and dicts),
+their values become inputs of the loop, and `rebind` binds the references to other values while steps run. Cells that
+the step only reads get the content that they had when the loop was called, so that a lambda in a Python loop over
+layers sees its own layer again in the reverse sweep.
+
+This relies on three facts of CPython, each used in one place of this package:
+- `cell.cell_contents` can be assigned (references.CellRef; documented since 3.7);
+- `partial.__setstate__` replaces the arguments of a partial in place (references.PartialRef; it is part of pickling);
+- `dis` names the instructions that read globals and assign to cells (bytecode.py; opnames may change with a version).
+There is no public alternative: `inspect.getclosurevars` and `ast` show the values or the source but cannot rebind a
+variable of a function that already exists, and rebuilding the function with `types.FunctionType` would leave every
+other reference to it (methods, decorators, objects that hold it) with the old values.
 """
 
 from collections import deque
@@ -17,6 +25,7 @@ from threading import RLock
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, ClassVar, Protocol
 
+from remat.closures.bytecode import assigned_names, global_names
 from remat.closures.references import (
     UNSET,
     AttributeRef,
@@ -24,8 +33,6 @@ from remat.closures.references import (
     ItemRef,
     PartialRef,
     Reference,
-    assigned_names,
-    global_names,
     is_library,
 )
 from remat.errors import StepError
@@ -34,26 +41,27 @@ from remat.pytree import LEAF, TreeDef, flatten
 
 __all__ = ["BaseCaptureFilter", "CaptureFilter", "CapturedReference", "ConvertedClosure"]
 
-_MOST_VISITS = 2_000  # functions and objects looked into, near ones first; a box that is not found is an error later
-_LONG = 1_000  # items of a list or dict that are looked at; of longer ones none if the first ones are plain
-_MOST_ITEMS = 20_000  # items that are looked at in all
+# Bounds on the search, which is breadth first. A captured value that it misses raises an error when the step runs.
+_MOST_VISITS = 2_000  # functions, objects and classes
+_LONG = 1_000  # items of one list or dict; longer ones are skipped if their first items are plain numbers or strings
+_MOST_ITEMS = 20_000  # items of all lists and dicts
 
 LOCK_TIMEOUT = 60  # seconds that a thread waits for another
-_lock = RLock()
+_lock = RLock()  # rebinding changes variables that other threads see, so only one step runs rebound at a time
 
 
 class CaptureFilter(Protocol):
-    """What a framework looks for in closures."""
+    """Which values a framework captures from closures."""
 
-    opaque_types: ClassVar[tuple[type, ...]]  # types that are not looked into
-    atomic_types: ClassVar[frozenset[type]]  # types that are nothing to be found
+    opaque_types: ClassVar[tuple[type, ...]]  # objects of these types are not searched
+    atomic_types: ClassVar[frozenset[type]]  # leaves of these types are neither captured nor searched
 
     def __bool__(self) -> bool:
-        """Whether there can be any."""
+        """Whether there can be anything to capture; if not, nothing is searched."""
         ...
 
     def accepts(self, leaf: Any) -> bool:
-        """Whether this is one."""
+        """Whether a leaf is to be captured."""
         ...
 
     def unpack(self, value: Any) -> Any:
@@ -61,28 +69,28 @@ class CaptureFilter(Protocol):
         ...
 
     def visit(self, value: Any, name: str) -> None:
-        """Something else that was met on the way: a function, an object, a class."""
+        """Called for every function, object and class that the search reaches."""
         ...
 
 
 class BaseCaptureFilter:
-    """What most frameworks look for: anything, in plain containers, with nothing else to note on the way."""
+    """The defaults of most frameworks: always search, in plain containers, and do nothing on a visit."""
 
     def __bool__(self) -> bool:
         return True
 
     @staticmethod
     def unpack(value: Any) -> Any:
-        """The value: there are no other containers."""
+        """The value itself: there are no containers of the framework's own."""
         return value
 
     def visit(self, value: Any, name: str) -> None:
-        """Nothing else is looked for."""
+        """Do nothing."""
 
 
 @contextmanager
 def _exclusive() -> Iterator[None]:
-    """A block that no other thread runs meanwhile, so that it finds variables as their program left them."""
+    """A block that one thread runs at a time, so that it sees variables as the user's program bound them."""
     if not _lock.acquire(timeout=LOCK_TIMEOUT):
         raise StepError(
             f"another thread has been running a step for {LOCK_TIMEOUT} seconds, or waits for this one: it has "
@@ -97,112 +105,121 @@ def _exclusive() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class CapturedReference:
-    """A slot that holds boxes, alone or in a tuple: whose name and keys people know it by, and where its boxes are."""
+    """A reference to a captured value, or to a tuple that contains captured values among others."""
 
-    name: str
-    keys: tuple[Any, ...]  # from the named variable down to the slot
+    name: str  # of the variable, for messages
+    keys: tuple[Any, ...]  # of the items from that variable down to the reference
     reference: Reference
-    tree: TreeDef
-    values: tuple[tuple[int, int], ...]  # (place among the leaves, number of the captured box)
-    leaves: tuple[Any, ...]  # of the value, with None for each box
+    tree: TreeDef  # the structure of what is referred to
+    values: tuple[tuple[int, int], ...]  # (index among the leaves, index among all captured values)
+    leaves: tuple[Any, ...]  # with None for each captured value
 
     def with_values(self, values: Any) -> Any:
-        """The value with other values for its boxes, by their numbers."""
+        """What to bind the reference to, with other captured values, by their indices."""
         leaves = list(self.leaves)
-        for place, number in self.values:
-            leaves[place] = values[number]
+        for leaf_index, index in self.values:
+            leaves[leaf_index] = values[index]
         return self.tree.unflatten(leaves)
 
 
 class ConvertedClosure:
-    """A step as a function of what it captured: `take_values` its boxes, and `rebind` others to run it with."""
+    """A step as a function of its captured values: `take_values` returns them, `rebind` runs the step with others.
 
-    def __init__(self, values: CaptureFilter, step: Callable[..., Any], *others: Any) -> None:
+    `others` are further functions to search, such as the condition of a loop.
+    """
+
+    def __init__(self, capture_filter: CaptureFilter, step: Callable[..., Any], *others: Any) -> None:
         self.step = step
         self.references: list[CapturedReference] = []
-        self.cache_key: list[Any] = []  # the code met on the way
-        self._values: list[Any] = []
-        self._rest: dict[int, Any] = {}
-        self._indices: dict[int, int] = {}
-        self.replayable_states: list[ReplayableState] = []  # private random generators
-        self._filter, self._atomic_types = values, _ATOMIC_TYPES | values.atomic_types
-        self._cells_read: dict[int, tuple[CellType, Any]] = {}
+        self.cache_key: list[Any] = []  # the code objects of all functions that the search reached
+        self._values: list[Any] = []  # the captured values, each once
+        self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` took out again
+        self._indices: dict[int, int] = {}  # by id
+        self.replayable_states: list[ReplayableState] = []  # random generators of the user's
+        self._filter, self._atomic_types = capture_filter, _ATOMIC_TYPES | capture_filter.atomic_types
+        self._cells_read: dict[int, tuple[CellType, Any]] = {}  # by id: the cell and its content
         self._cells_written: set[int] = set()
         self._seen: set[int] = set()
-        self._items = 0
-        self._queue: deque[tuple[Any, str]] = deque()
-        if values:
+        self._items = 0  # of lists and dicts, counted against _MOST_ITEMS
+        self._queue: deque[tuple[Any, str]] = deque()  # values to visit, and their names
+        if capture_filter:
             self._queue.extend((function, "step") for function in (step, *others) if function is not None)
-        with _exclusive():  # else it would find what another thread has bound
+        with _exclusive():  # another thread may have rebound variables that this search reads
             for _ in range(_MOST_VISITS):
                 if not self._queue:
                     break
                 self._visit(*self._queue.popleft())
-        self._cells = [pair for number, pair in self._cells_read.items() if number not in self._cells_written]
+        # A cell that the step writes is state of its own: it keeps what the step wrote.
+        self._cells = [pair for cell_id, pair in self._cells_read.items() if cell_id not in self._cells_written]
+        # Only the search needs these, and they would keep the user's values alive.
         del self._seen, self._cells_read, self._cells_written, self._queue, self._filter
 
     def take_values(self) -> list[Any]:
-        """The boxes, given away: what is left holds none, so that nothing of a trace outlives it."""
+        """The captured values; no reference to them is left here, so that no traced value outlives its trace."""
         values, self._values, self._indices = self._values, [], {}
         return values
 
     def rebind(self, values: Any) -> AbstractContextManager[Callable[..., Any]]:
-        """The step, as long as `values` are in the places of the captured boxes, by their numbers."""
-        if self._rest:
-            values = {**self._rest, **values}
+        """A block in which the references are bound to `values`, by index; it yields the step."""
+        if self._uncaptured:
+            values = {**self._uncaptured, **values}
         return self._rebind(values) if self.references or self._cells else nullcontext(self.step)
 
     @contextmanager
     def _rebind(self, values: Any) -> Iterator[Callable[..., Any]]:
         with _exclusive() if self._changes_anything(values) else nullcontext():
-            before: list[tuple[Reference, Any]] = []
-            put: list[tuple[CapturedReference, Any]] = []
+            previous: list[tuple[Reference, Any]] = []
+            rebound: list[tuple[Reference, Any]] = []
             try:
                 for cell, content in self._cells:
-                    reference = CellRef(cell)
-                    now = reference.get()
-                    if now is not content:
-                        before.append((reference, now))
-                        reference.put(content)
-                for place in self.references:
-                    value, old = place.with_values(values), place.reference.get()
+                    cell_reference = CellRef(cell)
+                    current = cell_reference.get()
+                    if current is not content:
+                        previous.append((cell_reference, current))
+                        cell_reference.put(content)
+                for captured in self.references:
+                    reference, value = captured.reference, captured.with_values(values)
+                    old = reference.get()
                     if value is old:
                         continue
-                    put.append((place, value))
-                    before.append((place.reference, old))
-                    place.reference.put(value)
+                    rebound.append((reference, value))
+                    previous.append((reference, old))
+                    reference.put(value)
                 yield self.step
             finally:
-                rewritten = {id(place.reference) for place, value in put if place.reference.was_rewritten(value)}
-                for reference, value in reversed(before):
+                rewritten = {id(reference) for reference, value in rebound if reference.was_rewritten(value)}
+                for reference, value in reversed(previous):
                     if id(reference) not in rewritten:
                         reference.put(value)
-                if rewritten:  # the step has its own use for these: what it wrote stays
-                    self.references = [place for place in self.references if id(place.reference) not in rewritten]
+                if rewritten:  # the step uses these as variables of its own (a cache, a counter): what it wrote stays
+                    self.references = [c for c in self.references if id(c.reference) not in rewritten]
 
     def _changes_anything(self, values: Any) -> bool:
-        """Whether anything is to be put somewhere: where all is in place already, threads need not wait."""
+        """Whether any variable must be rebound; if all have their values already, threads need not wait."""
         return any(CellRef(cell).get() is not content for cell, content in self._cells) or any(
-            place.with_values(values) is not place.reference.get() for place in self.references
+            captured.with_values(values) is not captured.reference.get() for captured in self.references
         )
 
-    def restrict_to(self, numbers: set[int], values: list[Any]) -> None:
-        """Bind these boxes only, by their numbers among all that were found; what shares a place with one stays."""
-        self.references = [place for place in self.references if any(number in numbers for _, number in place.values)]
-        there = {number for place in self.references for _, number in place.values}
-        self._rest = {number: values[number] for number in there - numbers}
+    def restrict_to(self, indices: set[int], values: list[Any]) -> None:
+        """Capture only the values with these indices from now on; `values` are all values that were captured.
+
+        Others in the same tuple as one of these are bound to what they were.
+        """
+        self.references = [c for c in self.references if any(index in indices for _, index in c.values)]
+        remaining = {index for captured in self.references for _, index in captured.values}
+        self._uncaptured = {index: values[index] for index in remaining - indices}
 
     def _enqueue(self, value: Any, name: str) -> None:
-        """Look below a value that is no container, when all that is nearer to the step has been looked at."""
+        """Visit a value that is no container later: breadth first, so that what is near the step is reached."""
         if id(value) not in self._seen and not isinstance(value, (*_OPAQUE_TYPES, *self._filter.opaque_types)):
             self._seen.add(id(value))
             self._queue.append((value, name))
 
     def _visit(self, value: Any, name: str) -> None:
-        """Look for places below a value that is no container."""
-        source = private_rng_state(value)
-        if source is not None:
-            self.replayable_states.append(source)
+        """Search what a value that is no container refers to."""
+        replayable = private_rng_state(value)
+        if replayable is not None:
+            self.replayable_states.append(replayable)
             return
         self._filter.visit(value, name)
         if isinstance(value, FunctionType):
@@ -219,8 +236,10 @@ class ConvertedClosure:
             self._visit_object(value, name)
 
     def _visit_function(self, function: FunctionType) -> None:
+        # A library's function can capture the user's values only in a closure, as decorators do.
         if not function.__closure__ and is_library(function.__module__ or ""):
             return
+        # Primitives of an AD tool have closures too, but none of the user's values in them.
         if getattr(function, "_is_autograd_primitive", False) or getattr(function, "_is_primitive", False):
             return
         code = function.__code__
@@ -238,10 +257,10 @@ class ConvertedClosure:
             names = code.co_varnames[: code.co_argcount][-len(function.__defaults__) :]
             self._visit_value(function.__defaults__, ", ".join(names), AttributeRef(function, "__defaults__"))
         self._visit_namespace(function.__kwdefaults__ or {}, "{}")
-        space = function.__globals__
+        namespace = function.__globals__
         for name in global_names(code):
-            if name in space and not isinstance(space[name], ModuleType):
-                self._visit_value(space[name], name, ItemRef(space, name))
+            if name in namespace and not isinstance(namespace[name], ModuleType):
+                self._visit_value(namespace[name], name, ItemRef(namespace, name))
         self._enqueue(getattr(function, "__wrapped__", None), "step")
 
     def _visit_object(self, value: Any, name: str) -> None:
@@ -249,55 +268,55 @@ class ConvertedClosure:
         if isinstance(attributes, dict):
             self._visit_namespace(attributes, f"{name}.{{}}")
         self._visit_class(type(value), name)
-        for kind in type(value).__mro__:
-            slots = kind.__dict__.get("__slots__", ())
-            for reference in (slots,) if isinstance(slots, str) else slots:
-                mangled = (
-                    f"_{kind.__name__.lstrip('_')}{reference}" if reference[:2] == "__" != reference[-2:] else reference
-                )
-                held = AttributeRef(value, mangled)
-                if mangled not in ("__dict__", "__weakref__") and held.get() is not UNSET:
-                    self._visit_value(held.get(), f"{name}.{reference}", held)
+        for cls in type(value).__mro__:
+            slots = cls.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                # Private names are mangled in attributes, but not in __slots__.
+                mangled = f"_{cls.__name__.lstrip('_')}{slot}" if slot[:2] == "__" != slot[-2:] else slot
+                reference = AttributeRef(value, mangled)
+                if mangled not in ("__dict__", "__weakref__") and reference.get() is not UNSET:
+                    self._visit_value(reference.get(), f"{name}.{slot}", reference)
 
     def _visit_class(self, value: type, name: str) -> None:
-        """Methods close over things too, and attributes of a class may hold them."""
-        for kind in value.__mro__:
-            if is_library(kind.__module__) or (id(kind) in self._seen and kind is not value):
+        """Search the attributes of a class and its bases, and its methods, which may have closures of their own."""
+        for cls in value.__mro__:
+            if is_library(cls.__module__) or (id(cls) in self._seen and cls is not value):
                 continue
-            self._seen.add(id(kind))
-            for key, held in list(vars(kind).items()):
-                function = getattr(held, "__func__", getattr(held, "fget", getattr(held, "func", held)))
+            self._seen.add(id(cls))
+            for key, member in list(vars(cls).items()):
+                # Static and class methods, properties and cached properties refer to their function under these names.
+                function = getattr(member, "__func__", getattr(member, "fget", getattr(member, "func", member)))
                 if isinstance(function, FunctionType):
                     self._enqueue(function, name)
                 elif not key.startswith("__"):
-                    self._visit_value(held, f"{kind.__name__}.{key}", AttributeRef(kind, key))
+                    self._visit_value(member, f"{cls.__name__}.{key}", AttributeRef(cls, key))
 
-    def _visit_namespace(self, space: dict[str, Any], name: str) -> None:
-        for key, value in list(space.items()):
-            self._visit_value(value, name.format(key), ItemRef(space, key))
+    def _visit_namespace(self, namespace: dict[str, Any], name: str) -> None:
+        for key, value in list(namespace.items()):
+            self._visit_value(value, name.format(key), ItemRef(namespace, key))
 
     def _visit_value(self, value: Any, name: str, reference: Reference, keys: tuple[Any, ...] = ()) -> bool:
-        """Make a place of a slot with boxes in it (True); look further below lists, dicts and what is no container."""
+        """Whether the reference is one to captured values, which is then added; what else it refers to is searched."""
         if type(value) in self._atomic_types:
             return False
         if isinstance(value, list | dict | deque):
             self._visit_items(value, name, keys)
             return False
         leaves, tree = self._flatten_immutable(value)
-        values = []
-        for place, leaf in enumerate(leaves):
+        indices = []
+        for leaf_index, leaf in enumerate(leaves):
             if self._filter.accepts(leaf):
-                values.append((place, self._index_of(leaf)))
+                indices.append((leaf_index, self._index_of(leaf)))
             elif isinstance(leaf, list | dict | deque):
                 self._visit_items(leaf, name, keys)
             elif type(leaf) not in self._atomic_types:
                 self._enqueue(leaf, name + "".join(f"[{key!r}]" for key in keys))
-        if values:
-            kept = list(leaves)
-            for place, _ in values:
-                kept[place] = None
-            self.references.append(CapturedReference(name, keys, reference, tree, tuple(values), tuple(kept)))
-        return bool(values)
+        if indices:
+            others = list(leaves)
+            for leaf_index, _ in indices:
+                others[leaf_index] = None
+            self.references.append(CapturedReference(name, keys, reference, tree, tuple(indices), tuple(others)))
+        return bool(indices)
 
     def _visit_items(self, value: Any, name: str, keys: tuple[Any, ...]) -> None:
         if id(value) in self._seen:
@@ -305,6 +324,7 @@ class ConvertedClosure:
         self._seen.add(id(value))
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         items = list(islice(pairs, _LONG + 1))
+        # Tables of data are long and uniform, and searching them would use up the bound on items.
         if len(items) > _LONG and all(type(item) in self._atomic_types for _, item in items[:16]):
             return
         items = items[: min(_LONG, _MOST_ITEMS - self._items)]
@@ -313,19 +333,23 @@ class ConvertedClosure:
             self._visit_value(item, name, ItemRef(value, key), (*keys, key))
 
     def _flatten_immutable(self, value: Any) -> tuple[list[Any], TreeDef]:
-        """What is in tuples and in boxed containers; lists, dicts and others are leaves: they are changed in place."""
+        """The leaves of tuples and of the framework's own containers, which can only be rebound as a whole.
+
+        Lists, dicts and objects are leaves here: their items and attributes are references of their own.
+        """
         leaves, tree = flatten(value, only=tuple)
-        parts = [
+        flattened = [
             flatten(leaf, self._filter.unpack) if self._filter.accepts(leaf) else ([leaf], LEAF) for leaf in leaves
         ]
-        return [leaf for found, _ in parts for leaf in found], tree.compose(iter([below for _, below in parts]))
+        subtrees = iter([subtree for _, subtree in flattened])
+        return [leaf for inner_leaves, _ in flattened for leaf in inner_leaves], tree.compose(subtrees)
 
     def _index_of(self, value: Any) -> int:
-        number = self._indices.get(id(value))
-        if number is None:
-            number = self._indices[id(value)] = len(self._values)
+        index = self._indices.get(id(value))
+        if index is None:
+            index = self._indices[id(value)] = len(self._values)
             self._values.append(value)
-        return number
+        return index
 
 
 _OPAQUE_TYPES = (ModuleType, BuiltinFunctionType, CellType, type(None))

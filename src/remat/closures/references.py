@@ -1,12 +1,11 @@
-"""Slots: somewhere in a user's program that a value can be put, and put back: cells, items, attributes, partials."""
+"""References: variables of a user's program that can be read and rebound: cells, items, attributes, partials."""
 
-import dis
 import sys
 import sysconfig
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from types import CellType, CodeType
+from types import CellType
 from typing import Any
 
 __all__ = [
@@ -16,27 +15,25 @@ __all__ = [
     "ItemRef",
     "PartialRef",
     "Reference",
-    "assigned_names",
-    "global_names",
     "is_library",
 ]
 
-UNSET = object()  # what an empty slot holds; putting it there empties the slot
+UNSET = object()  # `get` of a variable without a value; `put` of it deletes the variable
 
 
 class Reference(ABC):
-    """A place for one value."""
+    """One variable: a location that refers to a value."""
 
     @abstractmethod
     def get(self) -> Any:
-        """The value, or EMPTY."""
+        """The value, or UNSET."""
 
     @abstractmethod
     def put(self, value: Any) -> None:
-        """Put a value there, or EMPTY."""
+        """Bind the variable to a value, or delete it if that is UNSET."""
 
     def was_rewritten(self, value: Any) -> bool:
-        """Whether something else is there than the value that was put there."""
+        """Whether the user's code has bound something else since `value` was put."""
         return self.get() is not value
 
 
@@ -54,7 +51,7 @@ class CellRef(Reference):
             return UNSET
 
     def put(self, value: Any) -> None:
-        """Change the content of the cell."""
+        """Assign to `cell_contents`, which CPython has allowed since 3.7."""
         if value is UNSET:
             del self.cell.cell_contents
         else:
@@ -76,7 +73,8 @@ class ItemRef(Reference):
             return UNSET
 
     def put(self, value: Any) -> None:
-        """Change the item."""
+        """Bind the item."""
+        # A step may have shortened the list meanwhile: then there is no item to bind.
         if value is not UNSET and not (isinstance(self.owner, list) and self.key >= len(self.owner)):
             self.owner[self.key] = value
         elif value is UNSET and isinstance(self.owner, dict):
@@ -85,7 +83,7 @@ class ItemRef(Reference):
 
 @dataclass(frozen=True)
 class AttributeRef(Reference):
-    """An attribute of an object, a class or a function; frozen ones too."""
+    """An attribute of an object, a class or a function, also of a frozen dataclass."""
 
     owner: Any
     name: str
@@ -95,12 +93,13 @@ class AttributeRef(Reference):
         return getattr(self.owner, self.name, UNSET)
 
     def put(self, value: Any) -> None:
-        """Change the attribute."""
-        kind = type if isinstance(self.owner, type) else object
+        """Bind the attribute."""
+        # The base implementation, since a class may override __setattr__, as frozen dataclasses do to refuse.
+        base = type if isinstance(self.owner, type) else object
         if value is UNSET:
-            kind.__delattr__(self.owner, self.name)
+            base.__delattr__(self.owner, self.name)
         else:
-            kind.__setattr__(self.owner, self.name, value)
+            base.__setattr__(self.owner, self.name, value)
 
 
 @dataclass(frozen=True)
@@ -114,17 +113,17 @@ class PartialRef(Reference):
         return self.owner.args, self.owner.keywords
 
     def put(self, value: Any) -> None:
-        """Change the arguments."""
+        """Replace the arguments in place; `__setstate__`, meant for pickle, is the only way to do it."""
         self.owner.__setstate__((self.owner.func, *value, self.owner.__dict__ or None))
 
     def was_rewritten(self, value: Any) -> bool:
-        """Nobody writes these."""
+        """`partial` arguments are immutable, so the step never overwrites them."""
         return False
 
 
 @lru_cache(maxsize=4096)
 def is_library(module: str) -> bool:
-    """Whether a module is installed or built in: then its functions and classes hold no user's boxes."""
+    """Whether a module is installed or built in: then its functions and classes capture no arrays of the user's."""
     if module.partition(".")[0] in ("builtins", "autograd", "numpy", "remat"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -132,23 +131,3 @@ def is_library(module: str) -> bool:
 
 
 _STANDARD = sysconfig.get_paths()["stdlib"]
-
-
-@lru_cache(maxsize=1024)
-def assigned_names(code: CodeType) -> frozenset[str]:
-    """Names of enclosing scopes that the code, or code in it, assigns to."""
-    return _names(code, "STORE_DEREF", "DELETE_DEREF").union(*map(assigned_names, _inside(code)))
-
-
-@lru_cache(maxsize=1024)
-def global_names(code: CodeType) -> frozenset[str]:
-    """Global names that the code, or code in it, reads."""
-    return _names(code, "LOAD_GLOBAL", "LOAD_NAME").union(*map(global_names, _inside(code)))
-
-
-def _names(code: CodeType, *opnames: str) -> frozenset[str]:
-    return frozenset(item.argval for item in dis.get_instructions(code) if item.opname in opnames)
-
-
-def _inside(code: CodeType) -> list[CodeType]:
-    return [constant for constant in code.co_consts if isinstance(constant, CodeType)]

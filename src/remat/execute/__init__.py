@@ -1,6 +1,6 @@
-"""HOW IT RUNS: the one interpreter of schedules, and what it needs of a framework.
+"""HOW IT RUNS: the one interpreter of schedules, and the protocol that a framework's backend implements for it.
 
-In: a schedule's ops and a framework's verbs. Out: the result at the turn, the cotangent of state 0 at the end.
+In: a schedule's ops and a framework's backend. Out: the result at the turn, the cotangent of state 0 at the end.
 """
 
 from remat.execute.backend_protocol import Backend

@@ -1,7 +1,7 @@
-"""What the interpreter needs of a framework (`Backend`), and two protocols for those who look on.
+"""What the interpreter needs of a framework (`Backend`), and what profiles and the determinism check need besides.
 
-States, tapes and gradients are the backend's own business: the interpreter passes them from call to call. It holds no
-state or tape while a backend works on it, so that the backend can free it early.
+States, tapes and gradients are opaque to the interpreter: it only passes them from one call to the next. While a
+backend works on a state or a tape, the interpreter has no reference to it, so the backend can free it early.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ __all__ = ["Backend", "FingerprintedBackend", "ObservableBackend"]
 
 
 class Backend(Protocol):
-    """How one framework runs the units of one problem."""
+    """How one framework runs the units of one problem (the steps of a loop, the stages of a chain)."""
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """State `stop`, by running units start..stop-1 from state `start` without a tape."""
@@ -24,7 +24,7 @@ class Backend(Protocol):
         ...
 
     def pull_back(self, tape: Any, gradients: Any) -> Any:
-        """The gradients at the start of the tape, from those at its end; the old value is handed over."""
+        """The gradients at the start of the tape, from those at its end, whose buffers may be reused."""
         ...
 
     def copy(self, state: Any) -> Any:
@@ -33,7 +33,7 @@ class Backend(Protocol):
 
 
 class ObservableBackend(Backend, Protocol):
-    """A backend whose memory can be measured: what profiles and measurements ask for."""
+    """A backend whose memory use can be measured, for profiles and for measuring the cost of a step."""
 
     def size(self, value: Any) -> int:
         """Bytes of a state, a tape or a cotangent."""

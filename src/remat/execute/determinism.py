@@ -1,7 +1,14 @@
-"""The guard: a step that gives something else when it runs again would make a wrong gradient; here it is found out.
+"""The determinism check: a step that computes something else when it is recomputed would make the gradient wrong.
 
-The first sweep notes a summary of the states it passes (some thousand at the most, evenly spread); whoever computes one
-of these states again is compared with it.
+What is recorded: in the first sweep, the fingerprint (`fingerprint.py`: one float per leaf) of every kept state, and of
+the states at multiples of `stride`. When the reverse sweep recomputes one of these states, its fingerprint is compared.
+
+Memory: `stride` is chosen such that there are at most MOST_NUMBERS floats (8 KiB), or 64 states if a state has more
+than 16 leaves. In a loop of unknown length the stride starts at 1 and doubles whenever twice that is reached. Kept
+states add one fingerprint each, which is little compared with the state itself.
+
+What it misses: a difference that is gone again at the next recorded state, one below the tolerance of the fingerprint,
+and one in values that are no part of the state. Steps that are never recomputed need no check.
 """
 
 from array import array
@@ -14,86 +21,95 @@ __all__ = ["CHECKS", "Check", "DeterminismCheck", "parse_check"]
 
 Check = Literal["first", "always", "never"]
 CHECKS = get_args(Check)
-MOST_NUMBERS = 1024  # of all summaries of a loop: 8 KiB
+MOST_NUMBERS = 1024  # floats for the evenly spaced fingerprints of one loop: 8 KiB
+FEWEST_STATES = 64  # that are recorded even if their fingerprints have more floats than that
 
 
 def parse_check(check: Any) -> str:
-    """`check`, if it is a word that says when to compare."""
+    """The user's `check=` argument, validated."""
     if check not in CHECKS:
         raise ProblemError(f'check must be "first", "always" or "never", not {check!r:.40}')
     return str(check)
 
 
 class DeterminismCheck:
-    """Summaries of the states that the first sweep computed, and the comparison with those computed later."""
+    """Fingerprints of states of the first sweep, and their comparison with recomputed states.
+
+    `units` is the number of steps, None if it is not known yet; `most` bounds the floats that are recorded.
+    """
 
     def __init__(self, units: int | None, most: int = MOST_NUMBERS) -> None:
         self.units, self.most = units, most
-        self.stride = 0  # known with the first summary
-        self._width = 0
-        self._numbers = array("d")
-        self._kept: dict[int, Any] = {}  # summaries of kept states, where ranges begin and end
+        self.stride = 0  # 0 until the first fingerprint shows how many floats one has
+        self._width = 0  # floats of one fingerprint
+        self._numbers = array("d")  # the fingerprints of states stride, 2·stride, …, one after the other
+        # Of kept states besides: recomputed ranges begin and end there, and so can always be compared.
+        self._kept: dict[int, Any] = {}
 
     def next_stop(self, start: int, stop: int) -> int:
-        """The next position after `start` where a summary is due, `stop` at the latest."""
+        """The next state after `start` to be recorded, or `stop` if that comes first."""
         if self.stride == 0:
             return start + 1
         return min(stop, (start // self.stride + 1) * self.stride)
 
     def record(self, position: int, backend: FingerprintedBackend, state: Any) -> None:
-        """Hold the summary of a state that the first sweep reached, if one is due there."""
+        """Record the fingerprint of a state that the first sweep reached, if it is due there."""
         if self.stride == 0:
             fingerprint = backend.fingerprint(state)
             self._width = len(fingerprint)
-            most = max(64, self.most // max(1, self._width))
-            self.stride = 1 if self.units is None else -(-self.units // most)
+            most_states = max(FEWEST_STATES, self.most // max(1, self._width))
+            self.stride = 1 if self.units is None else -(-self.units // most_states)
         if position % self.stride == 0:
             if self.units is None and len(self._numbers) >= 2 * self.most:
                 self._thin_out()
                 if position % self.stride:
                     return
-            place = (position // self.stride - 1) * self._width
-            gap = place - len(self._numbers)  # positions that were recorded, not advanced over: nothing to compare
-            if gap >= 0:
-                self._numbers.extend([float("nan")] * gap)
+            offset = (position // self.stride - 1) * self._width
+            # States inside a recorded range are not seen here: nan means that there is nothing to compare with.
+            missing = offset - len(self._numbers)
+            if missing >= 0:
+                self._numbers.extend([float("nan")] * missing)
                 self._numbers.extend(backend.fingerprint(state))
 
     def record_kept(self, position: int, backend: FingerprintedBackend, state: Any) -> None:
-        """Hold the summary of a state that the first sweep keeps."""
+        """Record the fingerprint of a state that the first sweep keeps."""
         self._kept[position] = backend.fingerprint(state)
 
     def fingerprint_at(self, position: int) -> Any:
-        """The summary of the state at that position, or None."""
+        """The recorded fingerprint of the state at a position, or None."""
         if position in self._kept:
             return self._kept[position]
         if self.stride == 0 or position % self.stride:
             return None
-        place = (position // self.stride - 1) * self._width
-        expected = self._numbers[place : place + self._width]
-        return None if place < 0 or len(expected) < self._width else expected
+        offset = (position // self.stride - 1) * self._width
+        expected = self._numbers[offset : offset + self._width]
+        return None if offset < 0 or len(expected) < self._width else expected
 
     def may_differ(self, position: int, backend: FingerprintedBackend, state: Any) -> bool:
-        """Whether a state is another one than that of the first sweep, be it by rounding that has grown."""
+        """Whether a state differs from that of the first sweep, even if only by rounding errors that have grown."""
         expected = self.fingerprint_at(position)
         return expected is not None and backend.mismatch(state, expected, recorded=0) is not None
 
     def compare(self, position: int, backend: FingerprintedBackend, state: Any, *, recorded: int) -> None:
-        """Raise a DeterminismError if the state is not what the first sweep saw at that position."""
+        """Raise a DeterminismError if a recomputed state differs from the one that the first sweep recorded.
+
+        `recorded` is the number of steps that ran with a tape to get there, for which rounding may differ.
+        """
         expected = self.fingerprint_at(position)
         if expected is None:
             return
-        found = backend.mismatch(state, expected, recorded=recorded)
-        if found is not None:
-            self.raise_mismatch(found, position)
+        mismatch = backend.mismatch(state, expected, recorded=recorded)
+        if mismatch is not None:
+            self.raise_mismatch(mismatch, position)
 
     def finish(self, backend: FingerprintedBackend) -> None:
-        """The reverse sweep is done: raise what was not raised yet."""
+        """Called after the reverse sweep, for checks that defer their comparisons; this one compares at once."""
 
     @staticmethod
-    def raise_mismatch(found: str, position: int) -> NoReturn:
-        """Raise a DeterminismError."""
+    def raise_mismatch(mismatch: str, position: int) -> NoReturn:
+        """Raise a DeterminismError for the state before step `position`; `mismatch` says which leaf differs."""
         raise DeterminismError(
-            f"the step is not deterministic: {found} after step {position - 1} when it was computed again, so the "
+            f"the step is not deterministic: {mismatch} after step {position - 1} when it was computed again, so the "
             "gradient would be wrong. It may count calls, write into what it captured, draw from a random generator "
             "that remat could not find, or read attributes or globals that were changed after the loop was called. "
             "Draw random numbers before the loop and pass them in xs, or draw from global generators or from one that "
@@ -101,8 +117,9 @@ class DeterminismCheck:
         )
 
     def _thin_out(self) -> None:
-        """Every second summary goes: the loop is longer than was thought."""
+        """Double the stride: every second fingerprint is dropped."""
         width = self._width
+        # Index 0 belongs to state `stride`, so the multiples of the doubled stride are those with an odd index.
         kept = [self._numbers[i : i + width] for i in range(width, len(self._numbers), 2 * width)]
-        self._numbers = array("d", [number for numbers in kept for number in numbers])
+        self._numbers = array("d", [number for fingerprint in kept for number in fingerprint])
         self.stride *= 2

@@ -1,26 +1,40 @@
-"""One number for an array, by which another run of the same step is known again, and how far two of them are apart."""
+"""Fingerprints: one float for an array, to compare a recomputed state with the first one without keeping it.
+
+A fingerprint is a weighted sum of the array's elements. The weights lie between 0.5 and 1.5 and are all different (the
+fractional parts of multiples of the golden ratio), so that permuted elements change the sum. Arrays of more than 4096
+elements are summed in rows of 4096, and the row sums are summed in the same way.
+
+What it can miss: changes that cancel in the weighted sum, which is improbable, as programs do not know the weights; and
+changes smaller than the tolerance times the sum of all absolute values, such as one small element of a large array.
+
+The tolerance is the caller's: eps^(3/4) of the dtype for a state that was recomputed exactly as it was first computed,
+since threads and devices may sum in another order. After k steps that ran with a tape it is eps^(1/(2k)): another
+program may run then (a fused kernel, a traced step), and its rounding errors may grow from step to step.
+"""
 
 from typing import Any
 
 __all__ = ["fingerprint", "relative_difference"]
 
-_WIDTH = 4096
-_weights: dict[Any, Any] = {}
+_WIDTH = 4096  # weights per dtype; longer arrays are summed in rows of this many elements
+_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly and never repeat
+_weights: dict[Any, Any] = {}  # by dtype
 
 
 def weights(dtype: Any) -> Any:
-    """Numbers that are all different, so that order matters."""
+    """The weights in a dtype: all different, so that the order of elements matters."""
+    # Imported here, so that `import remat` and planning do not load NumPy.
     import numpy as np
 
-    found = _weights.get(dtype)
-    if found is None:
-        exact = 0.5 + np.modf(np.arange(1, _WIDTH + 1) * 0.6180339887498949)[0]
-        found = _weights[dtype] = exact.astype(dtype)
-    return found
+    cached = _weights.get(dtype)
+    if cached is None:
+        exact = 0.5 + np.modf(np.arange(1, _WIDTH + 1) * _GOLDEN)[0]
+        cached = _weights[dtype] = exact.astype(dtype)
+    return cached
 
 
 def fingerprint(leaf: Any) -> float:
-    """One number that another value of the array is most unlikely to have: a sum with weights."""
+    """The weighted sum of an array's elements; inf and nan count as numbers, so that it can be compared."""
     import numpy as np
 
     numbers = np.asarray(leaf)
@@ -30,30 +44,35 @@ def fingerprint(leaf: Any) -> float:
     elif numbers.dtype.kind != "f":
         numbers = numbers.astype(np.float64)
     flat = numbers.reshape(-1)
-    total = _weighted(flat, weights(numbers.dtype))
+    total = _weighted_sum(flat, weights(numbers.dtype))
     if np.isfinite(total):
         return total
-    # Too large to be summed up, or not finite, for which numbers of the size of the others stand.
+    # The sum overflowed, or an element is inf or nan. Scale by the largest finite element, and let inf and nan count as
+    # numbers of that order, so that two arrays with them at the same positions still have comparable fingerprints.
     flat = flat.astype(np.float64)
     largest = float(np.max(np.abs(flat), where=np.isfinite(flat), initial=0.0)) or 1.0
     finite = np.nan_to_num(flat / largest, nan=0.3, posinf=0.7, neginf=-0.7)
-    return _weighted(finite, weights(finite.dtype)) * min(largest, 1e300)
+    return _weighted_sum(finite, weights(finite.dtype)) * min(largest, 1e300)
 
 
-def _weighted(flat: Any, factors: Any) -> float:
+def _weighted_sum(flat: Any, factors: Any) -> float:
     total = 0.0
     if flat.size > _WIDTH:
         rows = flat.size // _WIDTH
-        total = 0.7 * _weighted(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ factors, factors)
+        # A matrix-vector product runs at memory speed. The factor tells the rows from the rest that is added below.
+        total = 0.7 * _weighted_sum(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ factors, factors)
         flat = flat[rows * _WIDTH :]
     return total + float(flat @ factors[: flat.size])
 
 
-def relative_difference(found: float, noted: float, sizes: float, tolerance: float) -> float:
-    """How far a summary is from another, relative to the size of what was summed up; 0 where rounding explains it."""
-    if found == noted or noted != noted:  # a noted nan is none: nothing was noted there
+def relative_difference(recomputed: float, recorded: float, absolute: float, tolerance: float) -> float:
+    """How far two fingerprints are apart, relative to `absolute`, the fingerprint of the absolute values.
+
+    0 if the difference is within the tolerance. The absolute values are the scale since the sum itself may cancel.
+    """
+    if recomputed == recorded or recorded != recorded:  # nan: nothing was recorded for this state
         return 0.0
-    if found != found:
+    if recomputed != recomputed:
         return float("inf")
-    far = abs(found - noted) / max(sizes, abs(noted), 1e-300)
-    return far if far > tolerance else 0.0
+    difference = abs(recomputed - recorded) / max(absolute, abs(recorded), 1e-300)
+    return difference if difference > tolerance else 0.0

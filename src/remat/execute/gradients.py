@@ -1,4 +1,4 @@
-"""The gradients of a loop while its reverse sweep is under way: one value that goes from pullback to pullback."""
+"""The gradients of a loop during its reverse sweep: one value that each pullback takes and returns."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +10,12 @@ __all__ = ["Gradients"]
 class Gradients:
     """All that a reverse sweep accumulates, as a value: `pull_back` takes one and returns the next.
 
-    With the index of the next op, the kept states and the rng state, it is all that a reverse sweep needs to go on.
-    Whoever passes a `Gradients` to `pull_back` hands it over: its buffers may be added to in place.
+    With the index of the next op, the kept states and the rng state, this is all that a reverse sweep needs to go on.
+    `pull_back` owns the `Gradients` that it is passed and may add into its buffers in place: the caller must not use
+    them afterwards.
     """
 
-    carry: Any  # the cotangent of the state that the sweep has come to
+    carry: Any  # the cotangent of the state that the sweep has reached
     outputs: Any = ()  # cotangents of the outputs of all steps; they do not change
-    xs: list[Any] = field(default_factory=list)  # by input leaf: rows are written as their steps are pulled back
-    captured: list[Any] = field(default_factory=list)  # by captured value: sums over the steps
+    xs: list[Any] = field(default_factory=list)  # per input leaf: row i is written when step i is pulled back
+    captured: list[Any] = field(default_factory=list)  # per captured value: the sum over the steps so far

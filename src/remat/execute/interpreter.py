@@ -1,9 +1,9 @@
 """The interpreter: one plain loop over ops, the same for every framework.
 
 In: ops (whole schedules, or a few at a time for a loop of unknown length) and a backend. Out: state n at the turn, the
-gradients at the end. What each op means, and whether it is legal, is the `Machine`'s to say, as it is for `verify` and
-`simulate`; here the values that the machine counts are moved. What a schedule drops is free at once: nothing here or in
-a caller's frame holds a state or a tape longer than the schedule says.
+gradients at the end. What each op does to the set of live values, and whether it is legal, is decided by the `Machine`,
+as it is for `verify` and `simulate`; the interpreter moves the values themselves. What a schedule drops is freed at
+once: neither the interpreter nor a caller's frame refers to a state or a tape longer than the schedule says.
 """
 
 from collections import defaultdict
@@ -26,45 +26,45 @@ __all__ = ["Interpreter", "Observer"]
 
 B = TypeVar("B", bound=Backend)
 
-LONG = 4  # recorded steps over which rounding may grow so much that comparing fingerprints says nothing
-UNKNOWN_LENGTH = 2**62  # units of a loop that has not ended yet
+LONG = 4  # recorded steps from which on rounding may have grown so much that comparing fingerprints shows nothing
+UNKNOWN_LENGTH = 2**62  # units of a loop that has not ended yet: every index is legal
 
 
 class Observer(Protocol):
-    """Is called around every op, and says how many bytes the values have; see `profiling.trace_recorder`."""
+    """Is called around every op, and provides the sizes of values; see `profiling.trace_recorder`."""
 
     @property
     def sizes(self) -> Sizes:
-        """The sizes that the machine counts with."""
+        """The sizes of states and tapes, from which the machine computes live bytes."""
         ...
 
     @property
     def memory(self) -> Memory | None:
-        """The memory that the machine counts in."""
+        """The levels of memory and their capacities."""
         ...
 
     def begin(self, op: Op) -> None:
-        """An op begins."""
+        """Called before an op runs."""
         ...
 
     def measure(self, op: Op, run: "Interpreter[Any]") -> None:
-        """An op has run: measure what it made, before the machine counts it."""
+        """Called when an op has run, before the machine applies it: measure its results."""
         ...
 
     def end(self, op: Op, run: "Interpreter[Any]") -> None:
-        """The machine has counted an op."""
+        """Called when the machine has applied an op."""
         ...
 
     def stop(self, error: BaseException, run: "Interpreter[Any]") -> None:
-        """The run ends early."""
+        """Called when an error or Ctrl-C ends the run."""
         ...
 
 
 class Interpreter(Generic[B]):
     """One run of a schedule: `play` its ops up to the turn, take `state`, then `reverse` the gradients.
 
-    `stores` maps the names of levels to where their states are kept; a level without one keeps them in RAM. With
-    `restartable`, every tape keeps the state that its range ended in, for `Fetch(i, "tape")`.
+    `stores` maps the names of levels to the stores of their states; a level without one keeps them in RAM. With
+    `restartable`, every tape also keeps the state at the end of its range, for `Fetch(i, "tape")`.
     """
 
     def __init__(
@@ -91,12 +91,13 @@ class Interpreter(Generic[B]):
         self.restartable = restartable
         self.tapes: dict[tuple[int, int], Any] = {}
         self.replay = StateReplay() if replay is None else replay
-        self.done = 0  # units that were run or pulled back
-        self._tape_ends: dict[int, tuple[Any, Any]] = {}  # by the state that a tape ended in: that, and its rng state
-        self._rng: dict[tuple[int, str], Any] = {}  # the rng state at each kept state
+        self.done = 0  # units that were run or pulled back, for progress
+        self._tape_ends: dict[int, tuple[Any, Any]] = {}  # by number: a state that a tape keeps, and its rng state
+        self._rng: dict[tuple[int, str], Any] = {}  # by number and level: the rng state at a kept state
         self._fetched: tuple[int, Any] = (-1, None)  # the number of the last fetched state, and its rng state
-        self._rest: Iterator[Op] = iter(())
-        self._working = [state]  # in a list, so that it can be handed over without being held here
+        self._rest: Iterator[Op] = iter(())  # the ops after the turn
+        # Lists of one element or none: `pop` passes a value on without leaving a reference to it here.
+        self._working = [state]
         self._gradients: list[Any] = []
 
     @property
@@ -111,15 +112,15 @@ class Interpreter(Generic[B]):
 
     @property
     def gradients(self) -> Any:
-        """The gradients so far; None before the turn, and while they are handed over."""
+        """The gradients so far; None before the turn, and while a pullback owns them."""
         return self._gradients[0] if self._gradients else None
 
     def take(self) -> Any:
-        """The result, at the turn; it is not held here any longer."""
+        """The result, at the turn; afterwards the interpreter has no reference to it."""
         return self._working.pop()
 
     def play(self, ops: Iterable[Op]) -> bool:
-        """Carry out ops up to the turn (True) or to their end (False)."""
+        """Run ops up to the turn (True) or to their end (False)."""
         try:
             return self._play(ops)
         except BaseException as error:  # Ctrl-C too
@@ -150,7 +151,7 @@ class Interpreter(Generic[B]):
 
     def reverse(self, gradients: Any) -> Any:
         """The gradients at state 0: play the ops after the turn, with the gradients at state n."""
-        self._working = []  # the result is out
+        self._working = []  # the result belongs to the caller
         self._gradients = [gradients]
         del gradients
         rng_outside = self.replay.snapshot() if self.replay.used else None
@@ -160,12 +161,12 @@ class Interpreter(Generic[B]):
             self.replay.restore(rng_outside)
         if self.determinism is not None:
             self.determinism.finish(self._fingerprinted)
-        left = unfinished(self.machine)
-        if left is not None:
+        unfinished_fact = unfinished(self.machine)
+        if unfinished_fact is not None:
             kept = sum(map(len, self.machine.kept.values()))
             raise IllegalError(
                 f"the schedule ended with the cotangent at state {self.machine.cotangent}, {kept} states kept and "
-                f"{len(self.tapes)} tapes held ({left}); at its end all is pulled back and nothing is held"
+                f"{len(self.tapes)} tapes held ({unfinished_fact}); at its end all is pulled back and nothing is held"
             )
         return self._gradients.pop()
 
@@ -181,6 +182,7 @@ class Interpreter(Generic[B]):
     def _advance(self, op: Advance) -> None:
         start, stop = op.start, op.stop
         if self.machine.cotangent is None and self.determinism is not None:
+            # In the first sweep, stop wherever a fingerprint is to be recorded.
             position = start
             while position < stop:
                 position, before = self.determinism.next_stop(position, stop), position
@@ -198,17 +200,21 @@ class Interpreter(Generic[B]):
         state, tape = self.backend.record(self._working.pop(), start, stop)
         if self.machine.cotangent is not None and self.determinism is not None:
             self.determinism.compare(stop, self._fingerprinted, state, recorded=stop - start)
+            # Over many recorded steps the tolerance is loose, so a suspicious state is checked without a tape.
             if origin and self.determinism.may_differ(stop, self._fingerprinted, state):
                 self._confirm(*origin, start, stop)
         if self.restartable:
-            state = self.backend.copy(state)  # go on with the private copy
+            state = self.backend.copy(state)  # the result of record() may alias values that a step writes into
             self._tape_ends[stop] = state, self.replay.snapshot()
         self._working.append(state)
         self.tapes[start, stop] = tape
         self.done += stop - start
 
     def _origin(self, start: int, stop: int) -> tuple[Any, Any] | None:
-        """The state and the rng state from which a long range is recorded again; its tape holds that state anyway."""
+        """The state and rng state before a long range, to recompute it for the determinism check; None if not needed.
+
+        It costs no memory: the tape of the range refers to that state anyway.
+        """
         if self.determinism is None or self.machine.cotangent is None:
             return None
         if stop - start < LONG or self._fetched[0] != start:
@@ -216,7 +222,7 @@ class Interpreter(Generic[B]):
         return self._working[0], self._fetched[1]
 
     def _confirm(self, state: Any, rng: Any, start: int, stop: int) -> None:
-        """Run steps again as the first sweep ran them, without a tape: then rounding cannot explain a difference."""
+        """Recompute a range as the first sweep ran it, without a tape, so that rounding cannot explain a difference."""
         assert self.determinism is not None
         rng_now = self.replay.snapshot()
         self.replay.restore(rng)
@@ -228,20 +234,21 @@ class Interpreter(Generic[B]):
 
     def _pull_back(self, op: Pullback) -> None:
         if self.machine.working is not None and self.machine.working >= op.start:
-            self._working = []  # nothing can use a state at or past the cotangent
+            self._working = []  # no later op can use a state at or past the cotangent: free it
         self._tape_ends.pop(op.stop, None)
         self._gradients.append(self.backend.pull_back(self.tapes.pop((op.start, op.stop)), self._gradients.pop()))
         self.done += op.stop - op.start
 
     def _keep(self, op: Keep) -> None:
-        self._working = [self.backend.copy(self._working.pop())]  # go on with the private copy
+        # The run goes on with the copy, too: the original may alias the user's arrays, and is freed.
+        self._working = [self.backend.copy(self._working.pop())]
         first_sweep = self.machine.cotangent is None
         if self.determinism is not None and first_sweep and op.state > 0:
             self.determinism.record_kept(op.state, self._fingerprinted, self._working[0])
-        # The generators have not moved before the first step; in the reverse sweep, if they were not used before.
-        may_have_moved = op.state > 0 and (first_sweep or self.replay.used)
+        # Before the first step no generator was used; one that the first sweep did not use, later sweeps do not use.
+        may_be_used = op.state > 0 and (first_sweep or self.replay.used)
         self.stores[op.level].put(op.state, self._working[0])
-        self._rng[op.state, op.level] = self.replay.snapshot() if may_have_moved else self.replay.initial
+        self._rng[op.state, op.level] = self.replay.snapshot() if may_be_used else self.replay.initial
 
     def _fetch(self, op: Fetch) -> None:
         if op.level == TAPE:
@@ -256,7 +263,7 @@ class Interpreter(Generic[B]):
         del self._rng[op.state, op.level]
 
     def _turn(self, op: Turn) -> None:
-        self.replay.snapshot()  # see which generators the first sweep used
+        self.replay.snapshot()  # for its side effect: `replay.used` now says whether the first sweep used a generator
 
 
 _RUN: dict[type, Any] = {
@@ -271,7 +278,7 @@ _RUN: dict[type, Any] = {
 
 
 class _Unsized:
-    """Sizes of a run that nobody measures: the machine then counts what is live, and not how large it is."""
+    """Sizes for a run without an observer: all 0, since the machine then only tracks which values are live."""
 
     units = 0
 

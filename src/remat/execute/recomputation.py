@@ -1,4 +1,4 @@
-"""Whether a step runs for the first time, or again because what it gave was not kept."""
+"""Whether user code runs for the first time, or is recomputed because its results were not kept."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,13 +6,14 @@ from contextvars import ContextVar
 
 __all__ = ["StopRecomputation", "is_recomputing", "recomputing"]
 
-_again: ContextVar[bool] = ContextVar("again", default=False)
+# A context variable, so that other threads and tasks, which run for the first time, do not see it.
+_is_recomputing: ContextVar[bool] = ContextVar("is_recomputing", default=False)
 
 
 def is_recomputing() -> bool:
-    """Whether the code that asks runs again only to recompute what was not kept.
+    """Whether the calling code runs only to recompute values that were not kept.
 
-    A step that counts, logs or gathers statistics does it once if it does it only where this is False.
+    A step that counts, logs or gathers statistics does so once per step if it does so only where this is False.
 
     >>> import autograd.numpy as np, remat
     >>> from autograd import grad
@@ -25,21 +26,25 @@ def is_recomputing() -> bool:
     >>> len(seen)
     10
     """
-    return _again.get()
+    return _is_recomputing.get()
 
 
 @contextmanager
-def recomputing(again: bool) -> Iterator[None]:
-    """A block in which code runs again; or, if not, as all around it does."""
-    if not again or _again.get():
+def recomputing(active: bool) -> Iterator[None]:
+    """A block in which `is_recomputing()` is True if `active`, and else what it is around the block."""
+    # A first run inside a recomputation is part of that recomputation: the flag is never set back to False.
+    if not active or _is_recomputing.get():
         yield
         return
-    token = _again.set(again)
+    token = _is_recomputing.set(True)
     try:
         yield
     finally:
-        _again.reset(token)
+        _is_recomputing.reset(token)
 
 
 class StopRecomputation(BaseException):
-    """Ends the recomputation of a segment when all that was wanted of it is there; no error, so nobody catches it."""
+    """Ends the recomputation of a segment early, once every saved value that the backward needs is recomputed.
+
+    A BaseException, so that `except Exception` in user code does not swallow it.
+    """

@@ -1,7 +1,12 @@
-"""What a step draws on beside its arguments, replayed: random generators, and a framework's own sources.
+"""State outside a step's arguments that recomputation must replay: random generators, a framework's own states.
 
-A step that draws from `random`, `np.random`, or a generator that it closes over draws the same when it runs again. One
-mark is taken for each kept state. As long as nothing has drawn from a source, all its marks are one object.
+A step that draws from `random`, `np.random`, or from a generator that it closes over draws the same numbers when it is
+recomputed. A loop (`StateReplay`) takes one snapshot for each kept state, a segment (`SegmentReplay`) one before its
+first run; both are free where no state was used: unused states share their initial snapshot, or are forgotten.
+
+Most steps leave the two global generators alone, so that case is made fast. `random.getstate` builds 625
+Python ints and `np.random.get_state` copies an array; comparing the 2,500 bytes of a Mersenne Twister in memory
+(ctypes) shows some 25 times faster that nothing has changed. benchmarks/rng_snapshot.py measures the ratio.
 """
 
 import ctypes
@@ -13,66 +18,121 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-__all__ = ["ReplayableState", "StateReplay", "global_rng_states", "preserved_state", "private_rng_state"]
+__all__ = [
+    "ReplayableState",
+    "SegmentReplay",
+    "StateReplay",
+    "global_rng_states",
+    "preserved_state",
+    "private_rng_state",
+]
 
-_MT19937_BYTES = 2500  # 624 words of the generator and its position
+_MT19937_BYTES = 2500  # 624 words of 4 bytes and the position among them
 
 
 class ReplayableState(Protocol):
-    """Something with a state that a step may change: a random generator, statistics that a module gathers."""
+    """A state that a step may change besides its carry: a random generator, the running statistics of a module."""
 
     def version(self) -> Any:
-        """Something that changes when the source is first used, cheaper to get than the whole state."""
+        """A cheap version stamp: unequal stamps mean that the state has changed."""
         ...
 
     def get(self) -> Any:
-        """The state now."""
+        """A snapshot of the state."""
         ...
 
     def set(self, snapshot: Any) -> None:
-        """Set it back to a state that was read."""
+        """Set the state back to a snapshot."""
         ...
 
 
 class StateReplay:
-    """Sources, marked together, and set back to a mark."""
+    """The replayable states of one loop: snapshots of all of them, from which they can be restored."""
 
     def __init__(self, replayable_states: Sequence[ReplayableState] = ()) -> None:
         self.replayable_states = [*global_rng_states(), *replayable_states]
-        self.initial = [state_holder.get() for state_holder in self.replayable_states]
-        self.used_flags = [False] * len(self.replayable_states)
-        self._versions = [state_holder.version() for state_holder in self.replayable_states]
+        self.initial = [replayable.get() for replayable in self.replayable_states]
+        self.used_flags = [False] * len(self.replayable_states)  # which of them have changed since
+        self._versions = [replayable.version() for replayable in self.replayable_states]
 
     @property
     def used(self) -> bool:
-        """Whether any source was used."""
+        """Whether any state was seen to change."""
         return any(self.used_flags)
 
     def snapshot(self) -> Any:
-        """The state of the sources now."""
+        """The states now; where nothing was used, the very list of initial states, which takes no memory."""
         if not self._update_used():
             return self.initial
-        pairs = zip(self.replayable_states, self.used_flags, self.initial, strict=True)
-        return [state_holder.get() if used_flags else initial for state_holder, used_flags, initial in pairs]
+        triples = zip(self.replayable_states, self.used_flags, self.initial, strict=True)
+        return [replayable.get() if used else initial for replayable, used, initial in triples]
 
     def restore(self, snapshot: Any) -> None:
-        """Set the sources back that were used since the beginning."""
-        for state_holder, used_flags, whole_state in zip(
-            self.replayable_states, self.used_flags, snapshot or (), strict=bool(snapshot)
-        ):
-            if used_flags:
-                state_holder.set(whole_state)
+        """Set the used states back to a snapshot; None restores nothing."""
+        triples = zip(self.replayable_states, self.used_flags, snapshot or (), strict=bool(snapshot))
+        for replayable, used, state in triples:
+            if used:
+                replayable.set(state)
 
     def _update_used(self) -> bool:
-        """Find out which sources were used; whether any was."""
-        for k, used_flags in enumerate(self.used_flags):
-            if not used_flags:
+        """Whether any state was used, with `used_flags` up to date."""
+        for k, used in enumerate(self.used_flags):
+            # Once used, always used: restoring the initial state brings its first version back, too.
+            if not used:
                 self.used_flags[k] = self.replayable_states[k].version() != self._versions[k]
         return any(self.used_flags)
 
 
+class SegmentReplay:
+    """The replayable states of one segment before its first run; `forget_unused` drops the others after it."""
+
+    def __init__(self, replayable_states: Sequence[ReplayableState]) -> None:
+        every = [*global_rng_states(), *replayable_states]
+        self._snapshots: list[tuple[ReplayableState, Any]] = [(replayable, replayable.get()) for replayable in every]
+        self._versions: list[Any] = [replayable.version() for replayable in every]
+
+    def forget_unused(self) -> None:
+        """Drop the snapshots of states that the segment did not change."""
+        pairs = zip(self._snapshots, self._versions, strict=True)
+        self._snapshots = [
+            (replayable, snapshot) for (replayable, snapshot), version in pairs if replayable.version() != version
+        ]
+        self._versions = []
+
+    @property
+    def used(self) -> bool:
+        """Whether any state was used."""
+        return bool(self._snapshots)
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """A block in which the states start as they were before the first run; afterwards they are as before it."""
+        outside = [(replayable, replayable.get()) for replayable, _ in self._snapshots]
+        try:
+            for replayable, snapshot in self._snapshots:
+                replayable.set(snapshot)
+            yield
+        finally:
+            for replayable, snapshot in outside:
+                replayable.set(snapshot)
+
+
+@contextmanager
+def preserved_state(replayable_states: Sequence[ReplayableState], to: Any = None) -> Iterator[None]:
+    """A block after which the states are as before it; with `to`, a snapshot, they start from that in the block."""
+    every = [*global_rng_states(), *replayable_states]
+    outside = [replayable.get() for replayable in every]
+    try:
+        for replayable, snapshot in zip(every, to or (), strict=bool(to)):
+            replayable.set(snapshot)
+        yield
+    finally:
+        for replayable, snapshot in zip(every, outside, strict=True):
+            replayable.set(snapshot)
+
+
 class _PythonRng:
-    """A generator of `random` that a program made itself."""
+    """A `random.Random` of the user's."""
 
     def __init__(self, generator: random.Random) -> None:
         self.generator = generator
@@ -81,16 +141,16 @@ class _PythonRng:
         return hash(self.generator.getstate())
 
     def get(self) -> Any:
-        version, raw_words, gauss = self.generator.getstate()
-        return version, array("I", raw_words), gauss
+        version, words, gauss = self.generator.getstate()
+        return version, array("I", words), gauss  # 2.5 KB; a tuple of 625 ints has ten times that
 
     def set(self, snapshot: Any) -> None:
-        version, raw_words, gauss = snapshot
-        self.generator.setstate((version, tuple(raw_words), gauss))
+        version, words, gauss = snapshot
+        self.generator.setstate((version, tuple(words), gauss))
 
 
-class _NumpyRng:
-    """A generator of NumPy that a program made itself."""
+class _NumpyGenerator:
+    """An `np.random.Generator` of the user's."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
@@ -99,64 +159,75 @@ class _NumpyRng:
         return repr(self.get())
 
     def get(self) -> Any:
-        if hasattr(self.generator, "bit_generator"):
-            return self.generator.bit_generator.state
+        return self.generator.bit_generator.state
+
+    def set(self, snapshot: Any) -> None:
+        self.generator.bit_generator.state = snapshot
+
+
+class _NumpyRandomState:
+    """An `np.random.RandomState` of the user's."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def version(self) -> Any:
+        return repr(self.get())
+
+    def get(self) -> Any:
         return self.generator.get_state(legacy=False)
 
     def set(self, snapshot: Any) -> None:
-        if hasattr(self.generator, "bit_generator"):
-            self.generator.bit_generator.state = snapshot
-        else:
-            self.generator.set_state(snapshot)
+        self.generator.set_state(snapshot)
 
 
 class _CachedGlobalRng(ABC):
-    """A global generator whose whole state takes long to get, while a look at its memory does not.
+    """A global generator whose full state is slow to get, while its words in memory are fast to compare.
 
-    So the state is remembered from one time to the next. What cannot be seen in the memory is the second half of a
-    Gaussian pair that waits to be drawn: with one, nothing is remembered.
+    So the last full state is cached, and is valid as long as the words have not changed. The words do not show the
+    second number of a Gaussian pair (generators compute two, and keep one): with one waiting, nothing is cached.
     """
 
-    cached: tuple[Any, Any] | None
+    cached: tuple[Any, Any] | None  # the words, and the full state that belongs to them; one per generator, not object
 
     def __init_subclass__(cls) -> None:
         cls.cached = None
 
     def __init__(self) -> None:
-        self._compare_whole = False
+        self._compare_full = False
 
     def version(self) -> Any:
-        raw_words = None if self._compare_whole else self.raw_words()
-        return repr(self.whole_state()) if raw_words is None else raw_words
+        raw_words = None if self._compare_full else self.raw_words()
+        return repr(self.full_state()) if raw_words is None else raw_words
 
     def get(self) -> Any:
         raw_words, cached = self.raw_words(), self.cached
         if raw_words is not None and cached is not None and cached[0] == raw_words:
             return cached[1]
-        whole_state = self.whole_state()
-        self._compare_whole = self.has_cached_gaussian(whole_state)
-        type(self).cached = None if self._compare_whole or raw_words is None else (raw_words, whole_state)
-        return whole_state
+        full_state = self.full_state()
+        self._compare_full = self.has_waiting_gaussian(full_state)
+        type(self).cached = None if self._compare_full or raw_words is None else (raw_words, full_state)
+        return full_state
 
     def set(self, snapshot: Any) -> None:
         type(self).cached = None
-        self.set_whole_state(snapshot)
+        self.set_full_state(snapshot)
 
     @abstractmethod
     def raw_words(self) -> Any:
-        """What can be seen quickly; None where it is not known how."""
+        """The words of the generator as bytes; None if their location in memory is not known."""
 
     @abstractmethod
-    def whole_state(self) -> Any:
-        """The whole state."""
+    def full_state(self) -> Any:
+        """The full state, from the public API."""
 
     @abstractmethod
-    def has_cached_gaussian(self, whole_state: Any) -> bool:
-        """Whether half a Gaussian pair waits."""
+    def has_waiting_gaussian(self, full_state: Any) -> bool:
+        """Whether the second number of a Gaussian pair waits to be drawn."""
 
     @abstractmethod
-    def set_whole_state(self, whole_state: Any) -> None:
-        """Set the whole state."""
+    def set_full_state(self, full_state: Any) -> None:
+        """Set the full state, with the public API."""
 
 
 class _PythonGlobal(_CachedGlobalRng):
@@ -165,16 +236,16 @@ class _PythonGlobal(_CachedGlobalRng):
     def raw_words(self) -> Any:
         return _python_raw_words() if _LAYOUT_IS_KNOWN else None
 
-    def whole_state(self) -> Any:
-        version, raw_words, gauss = random.getstate()
-        return version, array("I", raw_words), gauss
+    def full_state(self) -> Any:
+        version, words, gauss = random.getstate()
+        return version, array("I", words), gauss
 
-    def has_cached_gaussian(self, whole_state: Any) -> bool:
-        return whole_state[2] is not None
+    def has_waiting_gaussian(self, full_state: Any) -> bool:
+        return full_state[2] is not None
 
-    def set_whole_state(self, whole_state: Any) -> None:
-        version, raw_words, gauss = whole_state
-        random.setstate((version, tuple(raw_words), gauss))
+    def set_full_state(self, full_state: Any) -> None:
+        version, words, gauss = full_state
+        random.setstate((version, tuple(words), gauss))
 
 
 class _NumpyGlobal(_CachedGlobalRng):
@@ -187,30 +258,33 @@ class _NumpyGlobal(_CachedGlobalRng):
             return None
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
 
-    def whole_state(self) -> Any:
+    def full_state(self) -> Any:
         return sys.modules["numpy"].random.get_state(legacy=False)
 
-    def has_cached_gaussian(self, whole_state: Any) -> bool:
-        return bool(whole_state["has_gauss"])
+    def has_waiting_gaussian(self, full_state: Any) -> bool:
+        return bool(full_state["has_gauss"])
 
-    def set_whole_state(self, whole_state: Any) -> None:
-        sys.modules["numpy"].random.set_state(whole_state)
+    def set_full_state(self, full_state: Any) -> None:
+        sys.modules["numpy"].random.set_state(full_state)
 
 
-_PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the module's functions
+_PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the functions of `random`
 
 
 def _python_raw_words() -> bytes:
-    """The position and the words of Python's generator, which lie behind the head of its object."""
+    """The position and the words of Python's generator, which follow the header of its object."""
     return ctypes.string_at(id(_PYTHON) + object.__basicsize__, _MT19937_BYTES)
 
 
 def _layout_is_known() -> bool:
-    """Whether Python's generator lies in memory as it is thought to: that is seen by comparing."""
+    """Whether Python's generator has the assumed layout in memory: its bytes are compared with its public state.
+
+    Without it (another Python implementation, a changed struct) the full state is used, only slower.
+    """
     if sys.implementation.name != "cpython" or type(_PYTHON).__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
         return False
-    *raw_words, position = random.getstate()[1]
-    return _python_raw_words() == array("i", [position]).tobytes() + array("I", raw_words).tobytes()
+    *words, position = random.getstate()[1]
+    return _python_raw_words() == array("i", [position]).tobytes() + array("I", words).tobytes()
 
 
 _LAYOUT_IS_KNOWN = _layout_is_known()
@@ -222,24 +296,12 @@ def global_rng_states() -> list[ReplayableState]:
 
 
 def private_rng_state(value: Any) -> ReplayableState | None:
-    """The source of a generator of Python or NumPy, or None for anything else."""
+    """The replayable state of a user's generator of Python or NumPy, or None for anything else."""
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return _PythonRng(value)
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
-        return _NumpyRng(value)
+    if numpy is not None and isinstance(value, numpy.random.Generator):
+        return _NumpyGenerator(value)
+    if numpy is not None and isinstance(value, numpy.random.RandomState):
+        return _NumpyRandomState(value)
     return None
-
-
-@contextmanager
-def preserved_state(replayable_states: Sequence[ReplayableState], to: Any = None) -> Iterator[None]:
-    """A block that leaves the sources as they were, and in which they go on from the mark `to` if there is one."""
-    every = [*global_rng_states(), *replayable_states]
-    outside = [state_holder.get() for state_holder in every]
-    try:
-        for state_holder, snapshot in zip(every, to or (), strict=bool(to)):
-            state_holder.set(snapshot)
-        yield
-    finally:
-        for state_holder, snapshot in zip(every, outside, strict=True):
-            state_holder.set(snapshot)

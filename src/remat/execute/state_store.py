@@ -1,4 +1,4 @@
-"""Where kept states lie: one store for each level of memory."""
+"""Where kept states are stored: one store for each level of memory."""
 
 from typing import Any, Protocol
 
@@ -6,7 +6,7 @@ __all__ = ["RamStore", "StateStore"]
 
 
 class StateStore(Protocol):
-    """Keeps states by number. A state that was put is private: nobody writes into it."""
+    """Keeps states by number. A stored state is a private copy: no step writes into it."""
 
     def put(self, number: int, state: Any) -> None:
         """Keep a state."""
@@ -17,12 +17,12 @@ class StateStore(Protocol):
         ...
 
     def drop(self, number: int) -> None:
-        """Forget a kept state, and free its memory."""
+        """Free a kept state."""
         ...
 
 
 class RamStore:
-    """Keeps states where they are: in the memory that the framework computes in."""
+    """Keeps states where they were computed: it stores references, and moves no data."""
 
     def __init__(self) -> None:
         self._states: dict[int, Any] = {}
@@ -36,5 +36,5 @@ class RamStore:
         return self._states[number]
 
     def drop(self, number: int) -> None:
-        """Forget a kept state."""
+        """Free a kept state."""
         del self._states[number]

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from remat.closures.references import CellRef, assigned_names
+from remat.closures.bytecode import assigned_names
+from remat.closures.references import CellRef
 
 __all__ = ["DetachedCells"]
 
