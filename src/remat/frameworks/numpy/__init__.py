@@ -1,9 +1,20 @@
-"""NumPy, differentiated by autograd or by the user's own adjoint: the room for arrays, numbers and autograd's boxes.
+"""NumPy: loops and segments for arrays, numbers and autograd's boxes, differentiated by autograd or by a user's VJP.
 
-`calls.py` takes a user's values apart, `loop.py` is the autograd primitive. `verbs.py` is what the interpreter asks
-for: `recorded.py` by autograd (`tape.py`), `adjoint.py` by the user. `body.py` runs steps on plain arrays,
-`captured.py` finds what a step closes over, `derived.py` goes beyond first order. `segments.py`
-recomputes single functions.
+| file | contents |
+|---|---|
+| `scan.py` | the entry points `scan` and `while_loop`: users' values to flat leaves and back |
+| `primitive.py` | a loop as one autograd primitive: first sweep when it is called, reverse sweep in its VJP |
+| `converted_step.py` | the protocol of a step after closure conversion |
+| `backend.py` | what the interpreter calls, as far as both backends share it |
+| `autograd_backend.py` | steps that autograd records |
+| `custom_vjp_backend.py` | steps that are pulled back by the user's `vjp=` |
+| `tape.py` | recorded ranges of steps, their pullback, and all that autograd does not document |
+| `second_order.py` | VJP and JVP of a loop as loops, which can be differentiated again |
+| `checkpoint.py` | segments: functions that are recomputed in the backward pass |
+| `segment_outputs.py` | the outputs of a segment, and their comparison with recomputed ones |
+| `leaves.py` | operations on leaves: specs, copies, bytes, fingerprints |
+| `meter.py` | bytes that are allocated, by tracemalloc |
+| `ownership.py` | which values are autograd's |
 """
 
 from autograd.builtins import tuple as ag_tuple

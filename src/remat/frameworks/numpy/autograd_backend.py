@@ -1,4 +1,4 @@
-"""Steps recorded by autograd: a tape is the graph of a range of steps."""
+"""The backend whose steps autograd records: a tape is the graph of a range of steps."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,14 +17,18 @@ __all__ = ["AutogradBackend"]
 
 
 class AutogradBackend(NumpyBackend):
-    """Records steps by autograd."""
+    """Advances on plain arrays, records by autograd, pulls back through the recorded graph."""
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1.
 
-        Some steps are recorded for nothing, always the same ones: the first, so that what autograd cannot record shows
-        before work is lost; and those at powers of two where the step closes over traced variables, so that a cache
-        that it fills from them holds boxes, which are found out, and not plain arrays, which would lose a gradient.
+        Two kinds of steps are recorded as probes, and their tapes dropped. The first step, so that a step that autograd
+        cannot record fails at once, and not in the reverse sweep. And, if captured values need a gradient, steps 1, 2,
+        4, 8, …: a user's cache (a memo, a cached_property) that is filled from a captured value while steps run on
+        plain arrays would hold a plain array, which silently cuts the graph when a later step is recorded. Filled in a
+        probe it holds a box of the probe's trace, which `reject_tracer` finds in the next carry or output. Powers of
+        two meet a cache that is filled late, and cost log2(n) records. Every sweep probes the
+        same steps, so that a recomputed state is computed as it was at first.
         """
         states = [state]
         del state
@@ -39,29 +43,29 @@ class AutogradBackend(NumpyBackend):
 
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and the graph of all of them."""
-        runner, wanted = self.runner, self.needs_grad
+        runner, needs_grad = self.runner, self.needs_grad
         with recomputing(runner.outputs_written > start), fresh_trace() as trace:
             leaves, roots = box_leaves(runner.tree.flatten_like(state, "carry"), [True] * len(runner.names), trace)
-            captured, captured_roots = box_leaves(self.captured, wanted.captured, trace)
+            captured, captured_roots = box_leaves(self.captured, needs_grad.captured, trace)
             tape = self.partial_tape = Tape(start, stop, roots, captured_roots)
             carry, y = runner.tree.unflatten(leaves), None
             del state, leaves
             with self.step.rebind(captured) as step:
                 for i in range(start, stop):
                     runner.current_step = i
-                    inputs, roots = box_leaves([leaf[i] for leaf in runner.inputs.leaves], wanted.xs, trace)
+                    inputs, roots = box_leaves([leaf[i] for leaf in runner.inputs.leaves], needs_grad.xs, trace)
                     tape.xs.append(roots)
                     carry, y = unpack_output(
-                        leaf_ops, self._called(step, carry, runner.inputs.tree.unflatten(inputs)), i
+                        leaf_ops, self._call_step(step, carry, runner.inputs.tree.unflatten(inputs)), i
                     )
-                    ends = runner.check_carry(carry, i)
-                    tape.carry_out = ends  # for whoever weighs a tape that is never finished
+                    boxes = runner.check_carry(carry, i)
+                    tape.carry_out = boxes  # counted by `failed_at`, if a later step raises
                     tape.ys.append(self._output(y, i, trace))
-        values, tape.carry_out = _unboxed(ends, runner.names, trace)
+        values, tape.carry_out = _unboxed(boxes, runner.names, trace)
         self.partial_tape = None
         return runner.tree.unflatten(values), tape
 
-    def _called(self, step: Callable[[Any, Any], Any], carry: Any, x: Any) -> Any:
+    def _call_step(self, step: Callable[[Any, Any], Any], carry: Any, x: Any) -> Any:
         try:
             return step(carry, x)
         except TypeError as error:
@@ -79,7 +83,7 @@ class AutogradBackend(NumpyBackend):
             raise
 
     def _output(self, y: Any, i: int, trace: float) -> list[Any]:
-        """The nodes of the output of step i, which is written if it is new."""
+        """The nodes of the output of step i, by leaf; the first sweep also writes the output to its row."""
         runner, outputs = self.runner, self.runner.outputs
         if outputs.row_of(i) is None:
             return []
@@ -94,12 +98,18 @@ class AutogradBackend(NumpyBackend):
         return nodes
 
     def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
-        """The gradients before the range; sums of captured values go on, rows of inputs are written."""
+        """The gradients before the range: rows of xs are written, and sums of captured values are added to.
+
+        These sums go into the pullback, so that autograd adds to them in the order in which it would have added the
+        terms in a plain loop: the result is the same bit by bit.
+        """
         captured = list(zip(tape.captured, gradients.captured, strict=True))
         sums = {node: total for node, total in captured if node is not None and total is not None}
         outputs = gradients.outputs
-        groups = [_pairs(nodes, self._output_cotangents(outputs, i)) for i, nodes in enumerate(tape.ys, tape.start)]
-        groups = [group for group in groups if group] + [_pairs(tape.carry_out, gradients.carry)]
+        groups = [
+            _with_cotangents(nodes, self._output_cotangents(outputs, i)) for i, nodes in enumerate(tape.ys, tape.start)
+        ]
+        groups = [group for group in groups if group] + [_with_cotangents(tape.carry_out, gradients.carry)]
         sums = pull_back(groups, sums)
         for i, nodes in enumerate(tape.xs, tape.start):
             for gradient, node in zip(gradients.xs, nodes, strict=True):
@@ -115,19 +125,19 @@ class AutogradBackend(NumpyBackend):
 
 
 def _next_probe(start: int) -> int:
-    """The next of the steps 0, 1, 2, 4, 8, …"""
+    """The first of the steps 0, 1, 2, 4, 8, … that is not before `start`."""
     return 1 << (start - 1).bit_length() if start > 1 else start
 
 
 def _unboxed(leaves: Sequence[Any], names: Sequence[str], trace: float) -> tuple[list[Any], list[Any]]:
-    """The values of leaves and their nodes; a value that is a box of another trace is refused."""
+    """The values of leaves and their nodes; a StepError if a value is a box of another trace."""
     pairs = [unbox(leaf, trace) for leaf in leaves]
     for (value, _), name in zip(pairs, names, strict=True):
         leaf_ops.reject_tracer(value, name)
     return [value for value, _ in pairs], [node for _, node in pairs]
 
 
-def _pairs(nodes: Sequence[Any], cotangents: Sequence[Any] | None) -> list[tuple[Any, Any]]:
+def _with_cotangents(nodes: Sequence[Any], cotangents: Sequence[Any] | None) -> list[tuple[Any, Any]]:
     """The nodes that have a cotangent, with it."""
-    found = zip(nodes, cotangents or (), strict=bool(cotangents))
-    return [(node, part) for node, part in found if node is not None and part is not None]
+    pairs = zip(nodes, cotangents or (), strict=bool(cotangents))
+    return [(node, cotangent) for node, cotangent in pairs if node is not None and cotangent is not None]

@@ -1,7 +1,7 @@
-"""The verbs of NumPy that both ways of recording share: advancing on plain arrays, copying, weighing, comparing.
+"""The backend of NumPy, as far as autograd and a user's VJP share it: advancing on plain arrays, copies, bytes, checks.
 
-A state is the carry as the step takes and returns it. Gradients of inputs and captured values are gathered here.
-`recorded.py` records by autograd, `adjoint.py` pulls back by the user's own adjoint.
+A state is the carry as the step takes and returns it. How steps are recorded and pulled back is in
+`autograd_backend.py` and `custom_vjp_backend.py`.
 """
 
 import re
@@ -21,19 +21,23 @@ from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
 from remat.loops.step_runner import StepRunner
 
-LOOSE = 0.1  # a tolerance that says nothing: over a long recorded range, chaos makes anything of a rounding error
+# From this tolerance on nothing is compared: over a long recorded range a chaotic step amplifies rounding errors until
+# a fingerprint says nothing.
+LOOSE = 0.1
 
 __all__ = ["GradientMask", "NumpyBackend", "is_readonly_error", "step_mutation_error"]
 
 
 class NumpyBackend(ABC):
-    """What both ways of recording share: advancing, copying, weighing and comparing states."""
+    """Runs the steps of one loop on plain arrays; subclasses record them and pull them back."""
 
-    def __init__(self, step: ConvertedStep, runner: StepRunner, captured: list[Any], wanted: "GradientMask") -> None:
-        self.step, self.runner, self.captured, self.needs_grad = step, runner, captured, wanted
-        self.partial_tape: Any = None  # a tape that is being recorded
-        self.writes = False  # whether the step was seen to write into its carry
-        self._tried = False  # whether a step was run on plain arrays
+    def __init__(
+        self, step: ConvertedStep, runner: StepRunner, captured: list[Any], needs_grad: "GradientMask"
+    ) -> None:
+        self.step, self.runner, self.captured, self.needs_grad = step, runner, captured, needs_grad
+        self.partial_tape: Any = None  # the tape of a range whose recording has not ended, for `failed_at`
+        self.writes = False  # whether a step has tried to write into its carry
+        self._probed = False  # whether `_probe_writes` has run a step
 
     @property
     def replayable_states(self) -> Sequence[ReplayableState]:
@@ -42,10 +46,10 @@ class NumpyBackend(ABC):
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
-        if self.runner.tree.mutable:  # the step may change the container; what is kept is not to change with it
+        if self.runner.tree.mutable:  # the step may change the container, which a kept state must not see
             state = self.runner.tree.map(lambda leaf: leaf, state)
-        while not self._tried and start < stop:
-            state, start = self._try(state, start)
+        while not self._probed and start < stop:
+            state, start = self._probe_writes(state, start)
         if start == stop:
             return state
         try:
@@ -59,19 +63,22 @@ class NumpyBackend(ABC):
                         raise
                     self.writes = True
                 else:
-                    del state  # what was given is not held while the other steps run
+                    del state  # frees the first carry before the other steps run
                     return self.runner.run(step, carry.pop(), start + 1, stop)
-            # A kept state is read-only, so it has not changed yet; begin again in the way that allows for writing.
+            # Kept states are read-only, so nothing was written yet: start again on arrays that may be written into.
             return self._advance_writing(state, start, stop)
         except ValueError as error:
             if is_readonly_error(error):
                 raise step_mutation_error(error, self.runner.current_step) from error
             raise
 
-    def _try(self, state: Any, start: int) -> tuple[Any, int]:
-        """Run a first step with care: see whether it writes into its carry, and set random numbers back if so."""
-        self._tried = True
-        outside = [(source, source.get()) for source in (*global_rng_states(), *self.replayable_states)]
+    def _probe_writes(self, state: Any, start: int) -> tuple[Any, int]:
+        """Run one step on a read-only carry; the state and step to go on from.
+
+        If the step tries to write, `writes` is set, random generators get back their state, and nothing has advanced.
+        """
+        self._probed = True
+        rng_states = [(source, source.get()) for source in (*global_rng_states(), *self.replayable_states)]
         try:
             with self.step.rebind(self.captured) as step:
                 return self.runner.run(step, self._protected(state), start, start + 1), start + 1
@@ -79,8 +86,8 @@ class NumpyBackend(ABC):
             if not is_readonly_error(error):
                 raise
         self.writes = True
-        for source, mark in outside:
-            source.set(mark)
+        for source, snapshot in rng_states:
+            source.set(snapshot)
         return state, start
 
     @abstractmethod
@@ -89,9 +96,9 @@ class NumpyBackend(ABC):
 
     def new_gradients(self, carry: list[Any], outputs: Sequence[Any], xs: Sequence[Any]) -> Gradients:
         """The gradients at the turn: cotangents of the last carry and of the outputs, zeros for the rest."""
-        rows = [vspace(leaf).zeros() if wanted else None for leaf, wanted in zip(xs, self.needs_grad.xs, strict=True)]
+        rows = [vspace(leaf).zeros() if needed else None for leaf, needed in zip(xs, self.needs_grad.xs, strict=True)]
         sums: list[Sum] = [None] * len(self.captured)
-        return Gradients(carry, outputs if any(part is not None for part in outputs) else (), rows, sums)
+        return Gradients(carry, outputs if any(bar is not None for bar in outputs) else (), rows, sums)
 
     @abstractmethod
     def pull_back(self, tape: Any, gradients: Gradients) -> Gradients:
@@ -99,7 +106,7 @@ class NumpyBackend(ABC):
 
     @abstractmethod
     def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
-        """Advance a step that writes into its carry, so that it does what it does when it is recorded."""
+        """The carry after steps start..stop-1 of a step that writes into its carry; equal to what `record` gives."""
 
     def _protected(self, state: Any) -> Any:
         return self.runner.tree.map(readonly_view, state)
@@ -117,13 +124,13 @@ class NumpyBackend(ABC):
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
         arrays = [] if gradients is None else [*gradients.xs, *(total[0] for total in gradients.captured if total)]
-        parts = {
+        leaves_by_name = {
             "inputs": self.runner.inputs.leaves,
             "parameters and what else is captured": self.captured,
             "outputs": self.runner.outputs.leaves,
             "gradients": [leaf for leaf in arrays if leaf is not None],
         }
-        return {name: sum(map(nbytes, leaves)) for name, leaves in parts.items() if leaves}
+        return {name: sum(map(nbytes, leaves)) for name, leaves in leaves_by_name.items() if leaves}
 
     def failed_at(self) -> tuple[int, int]:
         """The step at which an error was raised, and the bytes of the tape up to it."""
@@ -131,23 +138,26 @@ class NumpyBackend(ABC):
         return self.runner.current_step, 0 if tape is None else self.size(tape)
 
     def meter(self) -> NumpyMeter:
-        """Tracemalloc."""
+        """A meter of Python's allocations, by tracemalloc."""
         return NumpyMeter()
 
     def fingerprint(self, state: Any) -> list[float]:
-        """A number for each leaf of the carry, and of the output that the last step put out with it."""
+        """A fingerprint for each leaf of the carry and of the output of the last step."""
         with np.errstate(all="ignore"):
             return [fingerprint(leaf) for leaf in self.runner.observed(state)]
 
-    def mismatch(self, state: Any, noted: Sequence[float], *, recorded: int) -> str | None:
-        """The leaf that is not what was summed up, and by how much."""
-        if self.fingerprint(state) == list(noted):
+    def mismatch(self, state: Any, expected: Sequence[float], *, recorded: int) -> str | None:
+        """A description of the first leaf whose fingerprint differs beyond rounding, or None.
+
+        Recorded steps may round differently, so the tolerance grows with their number `recorded`.
+        """
+        if self.fingerprint(state) == list(expected):
             return None
         leaves, outputs = self.runner.observed(state), self.runner.outputs
         names = (self.runner.names + outputs.names)[: len(leaves)]
         specs = (self.runner.specs + outputs.specs)[: len(leaves)]
         with np.errstate(all="ignore"):
-            for leaf, name, spec, number in zip(leaves, names, specs, noted, strict=True):
+            for leaf, name, spec, number in zip(leaves, names, specs, expected, strict=True):
                 tolerance = spec.eps ** (0.5 / recorded if recorded else 0.75)
                 difference = mismatch(leaf, number, tolerance)
                 if difference and tolerance < LOOSE:
@@ -155,7 +165,7 @@ class NumpyBackend(ABC):
         return None
 
     def _output_cotangents(self, cotangents: Sequence[Any], i: int) -> list[Any] | None:
-        """The cotangents of the output of step i by leaf, or None if it has none."""
+        """The cotangents of the output of step i by leaf; None if it has no output, or there are no cotangents."""
         row = self.runner.outputs.row_of(i)
         if row is None or not cotangents:
             return None
@@ -163,14 +173,14 @@ class NumpyBackend(ABC):
 
 
 class GradientMask:
-    """Which inputs of the loop want a gradient: leaves of xs, captured values. The carry always does."""
+    """Which leaves of xs and which captured values need a gradient. The carry always does."""
 
     def __init__(self, xs: Sequence[bool], captured: Sequence[bool]) -> None:
         self.xs, self.captured = list(xs), list(captured)
 
 
 def step_mutation_error(error: ValueError, i: int) -> StepError:
-    """What to say of a step that writes where it must not."""
+    """The error for step i, which writes into its input or into a carry that is kept."""
     return StepError(
         f"step {i} writes into an array that it must not change ({error}): its input x, or a carry that is kept to be "
         "used again. Make a new array instead, as in h = h + dh for h += dh"
@@ -178,5 +188,5 @@ def step_mutation_error(error: ValueError, i: int) -> StepError:
 
 
 def is_readonly_error(error: ValueError) -> bool:
-    """Whether NumPy, or what takes its buffers, complains of an array that cannot be written into."""
+    """Whether the error says that an array is read-only: raised by NumPy, or by code that writes into its buffers."""
     return bool(re.search(r"(array|destination) is read-only$", str(error)))

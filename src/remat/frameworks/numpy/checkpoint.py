@@ -1,9 +1,9 @@
-"""Segments under autograd: one primitive, whose forward keeps nothing but its inputs.
+"""Segments under autograd: one primitive, whose forward keeps only its inputs.
 
 In: a function and its arguments. Out: what it returns, which autograd differentiates. The function first runs on plain
-arrays, and again in a trace of its own when its cotangent comes; completely, since autograd has no hook by which to
-stop it early. If inputs or cotangents are boxes of an outer trace, so is all that is computed here, and derivatives of
-any order come out.
+arrays. When autograd asks for the VJP, it runs again in a trace of its own, to the end: autograd has no hook by which
+to stop it early. If inputs or cotangents are boxes of an outer trace, the recomputation is part of that trace too, so
+that derivatives of any order work.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,13 +42,13 @@ def checkpoint(
     """What `fn` returns; its tape is not kept, unless its outputs are within the threshold. Untraced, a plain call."""
     if call is not None:
         call.framework, call.steps = "numpy", 0
-    live = ActiveTraces()
-    if live:
-        segment = CheckpointCall(live, fn, args, kwargs, options, call)
+    traces = ActiveTraces()
+    if traces:
+        segment = CheckpointCall(traces, fn, args, kwargs, options, call)
         boxes = segment.take_values()
         if boxes:
-            flowing = _segment(segment, *boxes)
-            return segment.outputs.with_flowing(flowing)
+            out = _segment(segment, *boxes)
+            return segment.outputs.with_boxes(out)
     if call is not None:
         call.steps = 1
     name, depth = display_name(fn), nesting_depth()
@@ -63,7 +63,7 @@ class CheckpointCall:
 
     def __init__(
         self,
-        live: ActiveTraces,
+        traces: ActiveTraces,
         fn: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
@@ -73,84 +73,84 @@ class CheckpointCall:
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
         self._leaves, self._tree = flatten((args, kwargs), unpack)
         self._places = [place for place, leaf in enumerate(self._leaves) if is_boxed(leaf)]
-        odd = [leaf for leaf in self._leaves if not isinstance(leaf, ATOMIC_TYPES)]
-        self._captured = ConvertedClosure(live, fn, *odd)
+        objects = [leaf for leaf in self._leaves if not isinstance(leaf, ATOMIC_TYPES)]  # may close over boxes too
+        self._captured = ConvertedClosure(traces, fn, *objects)
         self._check = CheckOnce(fn, options.check)
         self._tape: tuple[list[Any], list[Any]] | None = None
         self._replay: SegmentReplay | None = None
 
     def take_values(self) -> list[Any]:
-        """The boxes among arguments and in closures; they are not kept here."""
+        """The boxes among arguments and in closures, in the order of `values` below; they are not kept here."""
         boxes = [self._leaves[place] for place in self._places]
         for place in self._places:
             self._leaves[place] = None
         return boxes + self._captured.take_values()
 
     def forward(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the function for the first time; the outputs that gradients flow through."""
+        """Run the function for the first time; its differentiable outputs."""
         check = self._check.wanted
         tracking = CheckpointProfiler.is_tracking() and not is_recomputing()
         self._replay = SegmentReplay(self._captured.replayable_states)
         with segment_pass(self.name, "forward", self.depth):
             if self.options.threshold is None and not tracking:
                 self.outputs = SegmentOutputs(
-                    self._called([readonly_view(value) for value in values]), self.name, check=check
+                    self._call_function([readonly_view(value) for value in values]), self.name, check=check
                 )
             else:
                 self._record_first(values, check, tracking)
         self._replay.forget_unused()
-        return self.outputs.flowing()
+        return self.outputs.differentiable_leaves()
 
     def _record_first(self, values: Sequence[Any], check: bool, tracking: bool) -> None:
         """Record the first run, to count the bytes of its tape, or to keep it if its outputs are small."""
         with fresh_trace() as trace:
             boxes, roots = box_leaves([readonly_view(value) for value in values], [True] * len(values), trace)
-            self.outputs = SegmentOutputs(self._called(boxes), self.name, trace, check=check)
+            self.outputs = SegmentOutputs(self._call_function(boxes), self.name, trace, check=check)
         nodes, threshold = self.outputs.nodes, self.options.threshold
         if threshold is not None and nbytes_of(self.outputs.leaves) <= threshold:
             self._tape = roots, nodes
         elif tracking:
-            outside = _Arrays()
-            ConvertedClosure(outside, self._captured.step)
+            closed_over = _Arrays()
+            ConvertedClosure(closed_over, self._captured.step)
             arguments = [leaf for leaf in self._leaves if leaf is not None]
-            shared = [*values, *self.outputs.leaves, *arguments, *outside.arrays]
+            shared = [*values, *self.outputs.leaves, *arguments, *closed_over.arrays]
             CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], shared))  # type: ignore[arg-type]
         self.outputs.nodes = []
 
-    def reverse(self, values: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
-        """The gradients of the wanted inputs."""
+    def reverse(self, values: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+        """The gradients of the inputs with these indices."""
         first_order = not any(map(is_boxed, [*values, *cotangents]))
         if self._tape is not None and first_order:
             roots, nodes = self._tape
         else:
-            with self._again(), fresh_trace() as trace:
-                boxes, roots = box_leaves(values, [i in wanted for i in range(len(values))], trace)
-                nodes = self.outputs.compared(self._called(boxes), trace)
+            with self._recomputation(), fresh_trace() as trace:
+                boxes, roots = box_leaves(values, [i in indices for i in range(len(values))], trace)
+                nodes = self.outputs.compare(self._call_function(boxes), trace)
             self._check.mark_passed()
         began = perf_counter()
-        ends = [(node, bar) for node, bar in zip(nodes, cotangents, strict=True) if node is not None]
-        sums = pull_back([ends], {})
-        with segment_pass(self.name, "pullback", self.depth, since=began):  # noted after those of inner segments
+        pairs = [(node, bar) for node, bar in zip(nodes, cotangents, strict=True) if node is not None]
+        sums = pull_back([pairs], {})
+        with segment_pass(self.name, "pullback", self.depth, since=began):  # after inner segments have reported theirs
             pass
-        return [sums[roots[i]][0] if roots[i] in sums else vspace(values[i]).zeros() for i in wanted]
+        return [sums[roots[i]][0] if roots[i] in sums else vspace(values[i]).zeros() for i in indices]
 
-    def tangent(self, values: Sequence[Any], tangents: Sequence[Any], wanted: Sequence[int]) -> Any:
-        """The tangents of the results, from those of the wanted inputs."""
-        with self._again(), fresh_trace() as trace:
-            boxes, _ = box_leaves(values, [i in wanted for i in range(len(values))], trace, tangents)
-            nodes = self.outputs.compared(self._called(boxes), trace)
+    def tangent(self, values: Sequence[Any], tangents: Sequence[Any], indices: Sequence[int]) -> Any:
+        """The tangents of the results, from those of the inputs with these indices."""
+        with self._recomputation(), fresh_trace() as trace:
+            boxes, _ = box_leaves(values, [i in indices for i in range(len(values))], trace, tangents)
+            nodes = self.outputs.compare(self._call_function(boxes), trace)
         zeros = [vspace(leaf).zeros() for leaf in self.outputs.like]
         return boxed_tuple([zero if node is None else node.g for node, zero in zip(nodes, zeros, strict=True)])
 
     @contextmanager
-    def _again(self) -> Iterator[None]:
-        """A block in which the function is recomputed: random generators start from where they were at first."""
+    def _recomputation(self) -> Iterator[None]:
+        """A block in which the function is recomputed: random generators start from their state of the first run."""
         assert self._replay is not None
         with recomputing(True), segment_pass(self.name, "recompute", self.depth), self._replay.rewound():
             yield
 
-    def _called(self, values: Sequence[Any]) -> Any:
-        """What the function returns for these values of its boxes."""
+    def _call_function(self, values: Sequence[Any]) -> Any:
+        """What the function returns with these values in the places of its boxes."""
         if self.call is not None and self.call.steps is not None:
             self.call.steps += 1
         leaves = list(self._leaves)
@@ -172,10 +172,10 @@ def _segment(segment: CheckpointCall, *values: Any) -> tuple[Any, ...]:
 
 
 def _vjp(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
-    segment, values, wanted = args[0], args[1:], [argnum - 1 for argnum in argnums]
+    segment, values, indices = args[0], args[1:], [argnum - 1 for argnum in argnums]
 
     def vjp(cotangents: Any) -> Sequence[Any]:
-        gradients: list[Any] = segment.reverse(values, [cotangents[i] for i in range(len(cotangents))], wanted)
+        gradients: list[Any] = segment.reverse(values, [cotangents[i] for i in range(len(cotangents))], indices)
         return gradients
 
     return vjp
@@ -188,6 +188,7 @@ def _jvp(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: tuple[
 defvjp_argnums(_segment, _vjp)
 defjvp_argnums(_segment, _jvp)
 
+# Arguments that are not searched for closures.
 ATOMIC_TYPES = (np.ndarray, np.generic, Box, int, float, complex, str, bytes, type(None))
 
 

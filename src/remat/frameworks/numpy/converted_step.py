@@ -15,12 +15,12 @@ class ConvertedStep(Protocol):
 
     @property
     def cache_key(self) -> list[Any]:
-        """What its cost depends on, apart from its arguments: the code that it runs."""
+        """A key of the code that it runs: steps with equal keys, and equal specs of arguments, cost the same."""
         ...
 
     @property
     def references(self) -> list[CapturedReference]:
-        """Where captured values were found, by name."""
+        """The variables in which captured values were found."""
         ...
 
     @property
@@ -29,5 +29,5 @@ class ConvertedStep(Protocol):
         ...
 
     def rebind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
-        """The step with these values for what it captured, as long as the context lasts."""
+        """The step with these as its captured values, as long as the context lasts."""
         ...

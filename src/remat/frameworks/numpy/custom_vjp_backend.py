@@ -1,4 +1,4 @@
-"""Steps pulled back by the user's own adjoint: a tape is the carries that went into them."""
+"""The backend whose steps are pulled back by the user's `vjp=`: a tape is the carries before each of its steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,28 +17,32 @@ __all__ = ["CustomVjpBackend"]
 
 
 class CustomVjpBackend(NumpyBackend):
-    """Pulls steps back by the user's own adjoint; a tape is the carries that went into the steps."""
+    """Advances on plain arrays, records carries, pulls back by the user's VJP of a step.
+
+    That VJP returns gradients of captured values by the name of the variable. `named` are these names, with what was
+    found in each variable.
+    """
 
     def __init__(self, *args: Any, vjp: Callable[..., Any]) -> None:
         super().__init__(*args)
         self.vjp = vjp
         self.named: dict[str, list[CapturedReference]] = {}
-        self.aliases: dict[str, str] = {}  # names by which only the adjoint knows a variable of the step
-        known_boxes: dict[int, str] = {}
-        for place in self.step.references if any(self.needs_grad.captured) else ():
-            numbers = [number for _, number in place.values]
-            if place.name not in self.named and all(number in known_boxes for number in numbers):
-                self.aliases[place.name] = known_boxes[numbers[0]]
+        self.aliases: dict[str, str] = {}  # names in the VJP only, of values that the step has under another name
+        names: dict[int, str] = {}  # by the index of a captured value: the first variable that refers to it
+        for reference in self.step.references if any(self.needs_grad.captured) else ():
+            indices = [index for _, index in reference.values]
+            if reference.name not in self.named and all(index in names for index in indices):
+                self.aliases[reference.name] = names[indices[0]]
                 continue
-            known_boxes |= {number: place.name for number in numbers if number not in known_boxes}
-            known = self.named.setdefault(place.name, [])
-            same = [other for other in known if other.keys == place.keys]
-            if any(other.values != place.values for other in same):
+            names |= {index: reference.name for index in indices if index not in names}
+            references = self.named.setdefault(reference.name, [])
+            same = [other for other in references if other.keys == reference.keys]
+            if any(other.values != reference.values for other in same):
                 raise StepError(
-                    f"the step closes over two variables that are called {place.name!r}: vjp cannot tell their "
+                    f"the step closes over two variables that are called {reference.name!r}: vjp cannot tell their "
                     "gradients apart, so give one of them another name"
                 )
-            known.extend([] if same else [place])
+            references.extend([] if same else [reference])
 
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and the carries before each of them."""
@@ -56,7 +60,7 @@ class CustomVjpBackend(NumpyBackend):
         with self.step.rebind(self.captured):
             for i in reversed(range(tape.start, tape.stop)):
                 bar = runner.tree.unflatten(
-                    [_or_zeros(part, spec) for part, spec in zip(carry_bar, runner.specs, strict=True)]
+                    [_or_zeros(leaf, spec) for leaf, spec in zip(carry_bar, runner.specs, strict=True)]
                 )
                 out = self.vjp(tape.carries.pop(), runner.inputs.row(i), bar, self._output_bar(gradients.outputs, i))
                 carry_bar = self._accumulate(out, i, gradients)
@@ -72,34 +76,35 @@ class CustomVjpBackend(NumpyBackend):
             return self.runner.run(step, state, start, stop)
 
     def _output_bar(self, cotangents: Sequence[Any], i: int) -> Any:
-        outputs, parts = self.runner.outputs, self._output_cotangents(cotangents, i)
+        outputs, leaves = self.runner.outputs, self._output_cotangents(cotangents, i)
         if outputs.tree is None or outputs.row_of(i) is None:
             return None
-        parts = parts or [None] * len(outputs.specs)
-        return outputs.tree.unflatten([_or_zeros(part, spec) for part, spec in zip(parts, outputs.specs, strict=True)])
+        leaves = leaves or [None] * len(outputs.specs)
+        return outputs.tree.unflatten([_or_zeros(leaf, spec) for leaf, spec in zip(leaves, outputs.specs, strict=True)])
 
     def _accumulate(self, out: Any, i: int, gradients: Gradients) -> list[Any]:
-        """Add what the user's vjp of step i returned to the gradients; the cotangent of the carry before it."""
+        """Add what the user's VJP of step i returned to the gradients; returns the cotangent of the carry before it."""
         if not isinstance(out, tuple) or len(out) not in (2, 3):
             raise StepError(
                 f"vjp must return (carry_bar, x_bar) or (carry_bar, x_bar, {{name: gradient}}), and for step {i} it "
                 f"returned a {type(out).__name__}" + (f" of {len(out)}" if isinstance(out, tuple) else "")
             )
         runner, inputs = self.runner, self.runner.inputs
-        wanted = [spec.differentiable for spec in runner.specs]
+        differentiable = [spec.differentiable for spec in runner.specs]
         specs = [(spec.shape, spec.dtype) for spec in runner.specs]
-        cotangent = _gradients(out[0], runner.tree, wanted, specs, f"carry_bar of step {i}")
+        cotangent = _gradients(out[0], runner.tree, differentiable, specs, f"carry_bar of step {i}")
         if any(self.needs_grad.xs):
             specs = [(leaf.shape[1:], leaf.dtype) for leaf in inputs.leaves]
-            parts = _gradients(out[1], inputs.tree, self.needs_grad.xs, specs, f"x_bar of step {i}")
-            for gradient, part in zip(gradients.xs, parts, strict=True):
+            x_bar = _gradients(out[1], inputs.tree, self.needs_grad.xs, specs, f"x_bar of step {i}")
+            for gradient, row in zip(gradients.xs, x_bar, strict=True):
                 if gradient is not None:
-                    gradient[i] = part
+                    gradient[i] = row
         if self.named:
             self._accumulate_captured(out[2] if len(out) == 3 else {}, i, gradients.captured)
         return cotangent
 
     def _accumulate_captured(self, named: Any, i: int, sums: list[Any]) -> None:
+        """Add the gradients by variable name that the user's VJP of step i returned to those of captured values."""
         if isinstance(named, dict):
             for alias in [name for name in named if self.aliases.get(name, name) not in named]:
                 named = {**named, self.aliases[alias]: named[alias]}
@@ -107,68 +112,70 @@ class CustomVjpBackend(NumpyBackend):
         missing = [name for name in self.named if not isinstance(named, dict) or name not in named]
         unknown = [name for name in named if name not in self.named] if isinstance(named, dict) else []
         if missing or unknown:
-            found = [f"none for {', '.join(missing)}"] if missing else []
-            found += [f"one for {', '.join(map(str, unknown))}, which is not among them"] if unknown else []
+            returned = [f"none for {', '.join(missing)}"] if missing else []
+            returned += [f"one for {', '.join(map(str, unknown))}, which is not among them"] if unknown else []
             raise StepError(
                 f"gradients are wanted of what the step closes over, {', '.join(self.named)}, and at step {i} vjp "
-                f"returned {' and '.join(found)}: return "
+                f"returned {' and '.join(returned)}: return "
                 f"(carry_bar, x_bar, {{{next(iter(self.named))!r}: its gradient, …}})"
             )
-        for name, places in self.named.items():
-            for place in places:
+        for name, references in self.named.items():
+            for reference in references:
                 where = f"gradient of {name} of step {i}"
-                value = _item(named[name], place.keys, where)
-                marks = [False] * place.tree.size
-                specs: list[Any] = [None] * place.tree.size
-                for at, number in place.values:
-                    leaf = np.asarray(self.captured[number])
-                    marks[at], specs[at] = True, (leaf.shape, leaf.dtype)
-                parts = _gradients(value, place.tree, marks, specs, where)
-                for at, number in place.values:
-                    total = sums[number]
-                    sums[number] = (parts[at] if total is None else total[0] + parts[at], False)
+                value = _item(named[name], reference.keys, where)
+                needs_grad = [False] * reference.tree.size
+                specs: list[Any] = [None] * reference.tree.size
+                for at, index in reference.values:
+                    leaf = np.asarray(self.captured[index])
+                    needs_grad[at], specs[at] = True, (leaf.shape, leaf.dtype)
+                leaves = _gradients(value, reference.tree, needs_grad, specs, where)
+                for at, index in reference.values:
+                    total = sums[index]
+                    sums[index] = (leaves[at] if total is None else total[0] + leaves[at], False)
 
 
 class _Carries:
-    """The tape of steps with an adjoint of their own."""
+    """The tape of a range: the carry before each of its steps."""
 
     def __init__(self, start: int, stop: int, carries: list[Any]) -> None:
         self.start, self.stop, self.carries = start, stop, carries
 
 
-def _or_zeros(part: Any, spec: Any) -> Any:
-    """A cotangent as an array; None for a leaf that has none, such as an integer."""
+def _or_zeros(cotangent: Any, spec: Any) -> Any:
+    """A cotangent, zeros if it is None; None for a leaf that is not differentiable, such as an integer."""
     if not spec.differentiable:
         return None
-    return np.zeros(spec.shape, spec.dtype) if part is None else part
+    return np.zeros(spec.shape, spec.dtype) if cotangent is None else cotangent
 
 
-def _gradients(value: Any, tree: TreeDef, wanted: Sequence[bool], specs: Sequence[Any], where: str) -> list[Any]:
-    """The leaves of a gradient that a user's adjoint returned, as arrays of their own; None for what is not wanted."""
+def _gradients(value: Any, tree: TreeDef, needs_grad: Sequence[bool], specs: Sequence[Any], where: str) -> list[Any]:
+    """The leaves of a gradient that a user's VJP returned, checked and copied; None where no gradient is needed."""
     name = where.partition(" of step")[0]
     try:
-        parts = tree.flatten_like(value, name, allow_none=True)
+        leaves = tree.flatten_like(value, name, allow_none=True)
     except StructureMismatch as mismatch:
         raise StepError(f"vjp returned another structure: {mismatch} ({where})") from None
     names = tree.paths(name)
     return [
-        _checked(part, spec[0], spec[1], leaf_name, where) if want else None
-        for part, want, spec, leaf_name in zip(parts, wanted, specs, names, strict=True)
+        _checked(leaf, spec[0], spec[1], leaf_name, where) if needed else None
+        for leaf, needed, spec, leaf_name in zip(leaves, needs_grad, specs, names, strict=True)
     ]
 
 
-def _checked(part: Any, shape: tuple[int, ...], dtype: Any, name: str, where: str) -> Any:
-    if part is None:
+def _checked(gradient: Any, shape: tuple[int, ...], dtype: Any, name: str, where: str) -> Any:
+    """A copy of a gradient, if it has the shape and a dtype that fits; else a StepError."""
+    if gradient is None:
         raise StepError(f"vjp returned None for {name}, of which a gradient is wanted ({where}); zeros are numpy.zeros")
-    part = np.array(part)
-    if part.shape != shape:
-        raise StepError(f"the {where} has shape {list(part.shape)} instead of {list(shape)} ({name})")
-    if not np.can_cast(part.dtype, dtype, "same_kind"):
-        raise StepError(f"the {where} has dtype {part.dtype} instead of {dtype} ({name})")
-    return part.astype(dtype, copy=False)
+    gradient = np.array(gradient)
+    if gradient.shape != shape:
+        raise StepError(f"the {where} has shape {list(gradient.shape)} instead of {list(shape)} ({name})")
+    if not np.can_cast(gradient.dtype, dtype, "same_kind"):
+        raise StepError(f"the {where} has dtype {gradient.dtype} instead of {dtype} ({name})")
+    return gradient.astype(dtype, copy=False)
 
 
 def _item(value: Any, keys: Sequence[Any], where: str) -> Any:
+    """The value at these keys of nested containers; a StepError if there is none."""
     try:
         for key in keys:
             value = value[key]

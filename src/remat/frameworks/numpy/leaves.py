@@ -1,7 +1,8 @@
 """Leaves of NumPy: arrays and numbers, plain or in autograd's boxes; their specs, copies, sizes and fingerprints.
 
 In: values as a step takes and returns them. Out: an `ArraySpec` for each leaf to check later values against, private
-copies, and one fingerprint a leaf, by which a recomputed value is compared with the first.
+copies, and one fingerprint for each leaf, by which a recomputed value is compared with the first. The module as a whole
+is the `LeafOps` of NumPy.
 """
 
 import sys
@@ -41,18 +42,17 @@ __all__ = [
     "unpack",
 ]
 
-_RANKS = "biufc"
+_RANKS = "biufc"  # kinds of dtypes; each promotes to those after it
 _PYTHON = {bool: "b", int: "i", float: "f", complex: "c"}
 
 
 def unpack(value: Any) -> Any:
     """Autograd's boxed tuples, lists and dicts as plain ones of boxes; anything else as it is."""
-    kind = type(value)
-    if kind is SequenceBox:
-        inside = type(getval(value))
-        parts = [value[i] for i in range(len(value))]
-        return inside._make(parts) if hasattr(inside, "_make") else inside(parts)
-    if kind is DictBox:
+    if type(value) is SequenceBox:
+        plain_type = type(getval(value))
+        items = [value[i] for i in range(len(value))]
+        return plain_type._make(items) if hasattr(plain_type, "_make") else plain_type(items)
+    if type(value) is DictBox:
         return {key: value[key] for key in value}
     return value
 
@@ -79,7 +79,7 @@ def is_boxed(leaf: Any) -> bool:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """What a leaf looks like: shape and dtype; a Python number is `weak`, its dtype may give way to another."""
+    """Shape and dtype of a leaf; a Python number is `weak`: its dtype may be promoted."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -87,20 +87,24 @@ class ArraySpec:
 
     @classmethod
     def of(cls, leaf: Any, name: str) -> "ArraySpec":
-        """The looks of a leaf; what is no array and no number raises a StepError that names it."""
+        """The spec of a leaf; a leaf that is neither array nor number raises a StepError that names it."""
         value = getval(leaf)
-        kind = type(value)
-        if kind in _PYTHON:
-            return cls((), np.dtype(kind), weak=True)
+        leaf_type = type(value)
+        if leaf_type in _PYTHON:
+            return cls((), np.dtype(leaf_type), weak=True)
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _RANKS:
-            if isinstance(value, np.ndarray) and kind is not np.ndarray and not isinstance(value, np.memmap):
-                raise StepError(f"{name} is {_type_name(kind)}: give np.asarray of it, or another plain array")
+            if isinstance(value, np.ndarray) and leaf_type is not np.ndarray and not isinstance(value, np.memmap):
+                raise StepError(f"{name} is {_type_name(leaf_type)}: give np.asarray of it, or another plain array")
             return cls(value.shape, value.dtype)
         of_dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
         raise StepError(
-            f"{name} is {_type_name(kind)}{of_dtype}: a leaf must be a NumPy array or a number"
-            + (": give numpy.arange" if kind is range else "")
-            + (". Give init as arrays of JAX, so that it is a loop of JAX" if kind.__module__.startswith("jax") else "")
+            f"{name} is {_type_name(leaf_type)}{of_dtype}: a leaf must be a NumPy array or a number"
+            + (": give numpy.arange" if leaf_type is range else "")
+            + (
+                ". Give init as arrays of JAX, so that it is a loop of JAX"
+                if leaf_type.__module__.startswith("jax")
+                else ""
+            )
             + ". Tuples, lists, dicts, named tuples and dataclasses are taken apart; let the step close over the rest"
         )
 
@@ -115,7 +119,7 @@ class ArraySpec:
         return float(np.finfo(self.dtype).eps) if self.differentiable else 2.0**-52
 
     def promotes_to(self, other: "ArraySpec") -> bool:
-        """Whether a value like `other` may follow one like this: the same, but for the dtype of a Python number."""
+        """Whether a leaf of spec `other` may replace one of this: Python numbers promote, arrays do not."""
         if self.shape != other.shape or self.dtype == other.dtype:
             return self.shape == other.shape
         return self.weak and self.rank <= other.rank
@@ -124,11 +128,11 @@ class ArraySpec:
         return f"{self.dtype}{list(self.shape)}"
 
     def promoted(self, other: "ArraySpec") -> "ArraySpec":
-        """What to hold later values against, when one like `other` has followed: a Python number may have widened."""
+        """The spec to check later values against, when a leaf of spec `other` has followed one of this."""
         return other if self.weak and self != other and self.rank <= other.rank else self
 
     def advice(self, other: "ArraySpec", name: str) -> str:
-        """What to do if one like `other` follows and must not."""
+        """What the user can do, where a leaf of spec `other` follows and does not match."""
         if self.shape != other.shape:
             return ""
         if self.rank < other.rank:
@@ -137,33 +141,33 @@ class ArraySpec:
 
     @property
     def rank(self) -> int:
-        """Where the kind of dtype stands among bool, int, float and complex."""
+        """The place of the dtype among bool, int, float and complex: each promotes to those after it."""
         return _RANKS.index(self.dtype.kind)
 
 
 def spec_of(leaf: Any, name: str) -> ArraySpec:
-    """The looks of a leaf; what is no array and no number raises a StepError that names it."""
+    """The spec of a leaf; a leaf that is neither array nor number raises a StepError that names it."""
     return ArraySpec.of(leaf, name)
 
 
 def matches_spec(leaf: Any, spec: ArraySpec) -> bool:
-    """Whether a leaf, boxed or not, is an array that looks exactly like that."""
+    """Whether a leaf, boxed or not, is an array of exactly this spec."""
     plain = getval(leaf)
     return type(plain) is np.ndarray and plain.shape == spec.shape and plain.dtype == spec.dtype
 
 
 def empty(count: int, spec: ArraySpec, like: Any) -> Any:
-    """Room for so many leaves."""
+    """An uninitialized array for the rows of `count` leaves."""
     return np.empty((count, *spec.shape), spec.dtype)
 
 
-def astype(held: Any, spec: ArraySpec) -> Any:
-    """An array of leaves, in the dtype of others."""
-    return held.astype(spec.dtype)
+def astype(rows: Any, spec: ArraySpec) -> Any:
+    """The rows of a leaf, in the dtype of a spec."""
+    return rows.astype(spec.dtype)
 
 
 def reject_tracer(leaf: Any, name: str) -> None:
-    """Raise a StepError if a leaf is traced although all that goes into the step is plain."""
+    """Raise a StepError if a leaf is boxed although everything that went into the step is plain."""
     if is_boxed(leaf):
         raise StepError(
             f"{name} is still traced by autograd where it must not be: the step uses a traced variable that remat "
@@ -174,24 +178,24 @@ def reject_tracer(leaf: Any, name: str) -> None:
 
 
 def fast_match(spec: ArraySpec) -> Callable[[Any], bool]:
-    """A fast test for plain leaves like that."""
+    """A fast test for plain leaves of this spec."""
     shape, dtype, array = spec.shape, spec.dtype, np.ndarray
     if shape:
         return lambda value: type(value) is array and value.shape == shape and value.dtype == dtype
     rank = _RANKS.index(dtype.kind)
-    kinds = {dtype.type, *(kind for kind, letter in _PYTHON.items() if _RANKS.index(letter) <= rank)}
+    types = {dtype.type, *(number for number, letter in _PYTHON.items() if _RANKS.index(letter) <= rank)}
     return lambda value: (
-        type(value) in kinds or (type(value) is array and value.shape == shape and value.dtype == dtype)
+        type(value) in types or (type(value) is array and value.shape == shape and value.dtype == dtype)
     )
 
 
 def copy(leaf: Any) -> Any:
-    """A private copy that may be written into; numbers are as they are."""
+    """A private copy of an array, which may be written into; a number is itself."""
     return np.array(leaf, order="K") if isinstance(leaf, np.ndarray) else leaf
 
 
 def frozen_copy(leaf: Any) -> Any:
-    """A private copy that nobody can write into; numbers are that already."""
+    """A private copy of an array, read-only; a number is itself."""
     leaf = copy(leaf)
     if isinstance(leaf, np.ndarray):
         leaf.flags.writeable = False
@@ -199,7 +203,7 @@ def frozen_copy(leaf: Any) -> Any:
 
 
 def readonly_view(leaf: Any) -> Any:
-    """The same numbers, seen through a view that nobody can write into."""
+    """A read-only view of an array; a number is itself."""
     if isinstance(leaf, np.ndarray):
         leaf = leaf.view()
         leaf.flags.writeable = False
@@ -207,7 +211,7 @@ def readonly_view(leaf: Any) -> Any:
 
 
 def ensure_writable(leaf: Any) -> Any:
-    """The leaf, or a copy of it if it cannot be written into: for what is given to the caller."""
+    """The leaf, or a copy of it if it is read-only: results of a loop belong to the caller, who may write into them."""
     return leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf
 
 
@@ -217,16 +221,16 @@ def nbytes(leaf: Any) -> int:
 
 
 def header(array: Any) -> int:
-    """Bytes of an array beside its numbers."""
+    """Bytes of an array object without its data."""
     return sys.getsizeof(array) - (array.nbytes if array.flags.owndata else 0)
 
 
-def mismatch(leaf: Any, noted: float, tolerance: float) -> float:
-    """How far a leaf is from the one that was summed up, relative to its size; 0 where rounding explains it."""
-    found = fingerprint(leaf)
-    return 0.0 if found == noted else relative_difference(found, noted, fingerprint(np.abs(leaf)), tolerance)
+def mismatch(leaf: Any, expected: float, tolerance: float) -> float:
+    """The relative difference of a leaf from the one whose fingerprint is `expected`; 0 if rounding explains it."""
+    now = fingerprint(leaf)
+    return 0.0 if now == expected else relative_difference(now, expected, fingerprint(np.abs(leaf)), tolerance)
 
 
-def _type_name(kind: type) -> str:
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+def _type_name(leaf_type: type) -> str:
+    name = leaf_type.__name__ if leaf_type.__module__ == "builtins" else f"{leaf_type.__module__}.{leaf_type.__name__}"
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -10,7 +10,7 @@ __all__ = ["NumpyMeter", "free_bytes"]
 
 
 def free_bytes(*values: Any) -> int | None:
-    """None: arrays are in the memory of this machine."""
+    """None: NumPy's arrays are in host memory."""
     return None
 
 

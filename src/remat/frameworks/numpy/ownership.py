@@ -1,4 +1,4 @@
-"""What is autograd's: its boxes. Plain arrays and numbers are anyone's."""
+"""Which values are autograd's: its boxes. Plain arrays and numbers belong to no framework."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ HAS_POLICIES = False
 
 
 def owns(leaf: Any) -> bool:
-    """Nothing but boxes."""
+    """False: only boxes are autograd's, and these are in ARRAY_TYPES."""
     return False
 
 
@@ -40,10 +40,10 @@ def is_module(fn: Any) -> bool:
 
 
 def is_tracing() -> bool:
-    """What autograd traces is boxed; plain numbers are not part of a trace."""
+    """False: autograd traces boxes only, so that plain numbers are not part of a trace."""
     return False
 
 
 def checkpoint_module(module: Any, options: CheckpointOptions) -> Any:
-    """Is never called, since autograd has no modules."""
+    """Raises a TypeError; never called, since autograd has no modules."""
     raise TypeError(f"autograd has no modules, and {module!r:.60} is none")

@@ -1,7 +1,8 @@
-"""Loops under autograd: one primitive for all, with plain leaves going in and coming out.
+"""Loops under autograd: one primitive for all, from flat leaves to flat leaves.
 
-In: a step, values, what is asked. Out: the carry and the outputs, which autograd differentiates: the first sweep runs
-when the primitive is called, the reverse sweep when its cotangent comes. What is not traced runs as a plain loop.
+In: a `NumpyCall` (the step and the options of the call) and the leaves of init, xs and captured values, of which some
+are boxed. Out: the last carry and the outputs, which autograd differentiates: the first sweep runs when the primitive
+is called, the reverse sweep when autograd asks for its VJP. Loops without a box do not come here (`scan.py`).
 """
 
 from collections.abc import Callable, Sequence
@@ -33,23 +34,23 @@ __all__ = ["NumpyCall", "as_truth_value", "run"]
 
 @dataclass
 class NumpyCall(LoopCall[NumpyBackend]):
-    """One call of a loop on NumPy's leaves."""
+    """One call of a loop that autograd differentiates."""
 
-    vjp: Callable[..., Any] | None = None
+    vjp: Callable[..., Any] | None = None  # the user's VJP of a step, if there is one
     results: "LoopResult | None" = None
 
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[NumpyBackend, Any]:
-        """Verbs for so many steps on plain leaves, and the first carry."""
+        """A backend for that many steps on plain leaves, and the first carry."""
         init, xs, captured = self.split(leaves)
         specs = [ArraySpec.of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
         inputs = Inputs([readonly_view(leaf[:steps]) for leaf in xs], self.xs)
         runner = StepRunner(leaf_ops, self.carry, specs, inputs, Outputs(leaf_ops, steps, self.rows))
-        wanted = GradientMask(*self.split(self.needs_grad)[1:])
+        needs_grad = GradientMask(*self.split(self.needs_grad)[1:])
         backend: NumpyBackend
         if self.vjp is None:
-            backend = AutogradBackend(self.step, runner, captured, wanted)
+            backend = AutogradBackend(self.step, runner, captured, needs_grad)
         else:
-            backend = CustomVjpBackend(self.step, runner, captured, wanted, vjp=self.vjp)
+            backend = CustomVjpBackend(self.step, runner, captured, needs_grad, vjp=self.vjp)
         return backend, self.carry.unflatten([readonly_view(leaf) for leaf in init])
 
     def evaluate_cond(self, backend: NumpyBackend, carry: Any) -> bool:
@@ -58,41 +59,41 @@ class NumpyCall(LoopCall[NumpyBackend]):
         with self.step.rebind(backend.captured):
             return as_truth_value(self.cond(carry))
 
-    def reverse(self, leaves: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
-        """The gradients of the wanted leaves. A second reverse sweep runs forward again first."""
-        with self.at_turn(leaves) as (backend, run):
-            return self._reverse(backend, run, leaves, cotangents, wanted)
+    def reverse(self, leaves: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+        """The gradients of the leaves with these indices. A second reverse sweep runs forward again first."""
+        with self.at_turn(leaves) as (backend, interpreter):
+            return self._reverse(backend, interpreter, leaves, cotangents, indices)
 
     def _reverse(
         self,
         backend: NumpyBackend,
-        run: Interpreter[NumpyBackend],
+        interpreter: Interpreter[NumpyBackend],
         leaves: Sequence[Any],
         cotangents: Sequence[Any],
-        wanted: Sequence[int],
+        indices: Sequence[int],
     ) -> list[Any]:
         assert self.results is not None
         carry, outputs = self.results.expand_cotangents(cotangents)
-        gradients = run.reverse(backend.new_gradients(carry, outputs, self.split(leaves)[1]))
+        gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.split(leaves)[1]))
         by_leaf = [*gradients.carry, *gradients.xs, *(total and total[0] for total in gradients.captured)]
-        return [_zeros(leaves[i]) if by_leaf[i] is None else by_leaf[i] for i in wanted]
+        return [_zeros(leaves[i]) if by_leaf[i] is None else by_leaf[i] for i in indices]
 
     def measured(self, leaves: Sequence[Any]) -> StepCost:
         """What a step costs: from a few runs of the first ones, or from an earlier loop whose first step is as large.
 
-        Global random numbers are not used up.
+        Random generators get back their state.
         """
         with preserved_state(self.step.replayable_states):
-            looks = tuple(ArraySpec.of(leaf, "leaf") for leaf in leaves)
-            key = ("numpy", *self.step.cache_key, self.carry, self.xs, looks, tuple(self.needs_grad), self.vjp is None)
+            specs = tuple(ArraySpec.of(leaf, "leaf") for leaf in leaves)
+            key = ("numpy", *self.step.cache_key, self.carry, self.xs, specs, tuple(self.needs_grad), self.vjp is None)
             backend, state = self.new_backend(leaves, 1)
-            first = backend.size(backend.record(state, 0, 1)[1])
+            tape_bytes = backend.size(backend.record(state, 0, 1)[1])
             assert self.request.memory is not None
-            room = self.request.memory.device.capacity or 0
-            return cached_cost(key, first, room, lambda: self._measure(leaves))
+            capacity = self.request.memory.device.capacity or 0
+            return cached_cost(key, tape_bytes, capacity, lambda: self._measure(leaves))
 
     def _measure(self, leaves: Sequence[Any]) -> StepCost:
-        """Run the first steps a few times; only the first one if the length is not known, since more may not follow."""
+        """Run the first steps a few times; only the first one if the length is not known: there may be no second."""
         steps = min(self.steps or 1, 8)
         backend, state = self.new_backend(leaves, steps)
         xs = [leaf[:steps] for leaf in self.split(leaves)[1]]
@@ -117,7 +118,7 @@ def _ones(leaves: Sequence[Any], specs: Sequence[ArraySpec]) -> list[Any]:
 
 
 def as_truth_value(answer: Any) -> bool:
-    """Whether a condition's answer is yes; what is no answer raises a StepError."""
+    """The answer of a condition as a bool; a StepError if it is not one truth value."""
     answer = getval(answer)
     if answer is None or np.size(answer) != 1:
         what = "None" if answer is None else f"{np.size(answer)} values"
@@ -127,7 +128,7 @@ def as_truth_value(answer: Any) -> bool:
 
 @dataclass
 class LoopResult:
-    """What a loop gives: leaves of the last carry and of the outputs; those without gradient go beside autograd."""
+    """The leaves of the last carry and of the outputs. Autograd sees the differentiable ones only."""
 
     leaves: list[Any]
     specs: list[ArraySpec]
@@ -136,51 +137,51 @@ class LoopResult:
 
     @classmethod
     def of(cls, runner: StepRunner, carry: Any) -> "LoopResult":
-        """The results of a body that has run."""
+        """The results of a loop that has run, from its last carry."""
         leaves = [ensure_writable(leaf) for leaf in runner.tree.flatten_like(carry, "carry")]
         specs = [*runner.specs, *runner.outputs.specs]
         tree = runner.outputs.tree if runner.outputs.tree is not None else TreeDef(type(None))
         return cls([*leaves, *runner.outputs.leaves], specs, len(leaves), tree)
 
     @property
-    def flows(self) -> list[bool]:
-        """Whether gradients flow through each leaf."""
+    def differentiable(self) -> list[bool]:
+        """Whether each leaf is differentiable."""
         return [spec.differentiable for spec in self.specs]
 
-    def flowing(self) -> tuple[Any, ...]:
-        """The leaves that gradients flow through."""
-        return tuple(leaf for leaf, flows in zip(self.leaves, self.flows, strict=True) if flows)
+    def differentiable_leaves(self) -> tuple[Any, ...]:
+        """The differentiable leaves: what the primitive returns."""
+        return tuple(leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True) if active)
 
-    def with_arrays(self, flowing: Any) -> list[Any]:
-        """All leaves, those that gradients flow through replaced."""
-        rest = iter([flowing[i] for i in range(len(flowing))])
-        return [next(rest) if flows else leaf for leaf, flows in zip(self.leaves, self.flows, strict=True)]
+    def with_boxes(self, boxes: Any) -> list[Any]:
+        """All leaves, with what the primitive has returned in the places of the differentiable ones."""
+        rest = iter([boxes[i] for i in range(len(boxes))])
+        return [next(rest) if active else leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True)]
 
     def expand_cotangents(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Cotangents for all leaves, of the carry and of the outputs; None where there is none, or only zeros."""
         rest = iter([cotangents[i] for i in range(len(cotangents))])
-        expanded = [next(rest) if flows else None for flows in self.flows]
-        expanded = [part if part is not None and np.any(part) else None for part in expanded]
+        expanded = [next(rest) if active else None for active in self.differentiable]
+        expanded = [bar if bar is not None and np.any(bar) else None for bar in expanded]
         return expanded[: self.carry_size], expanded[self.carry_size :]
 
 
 @primitive  # type: ignore[untyped-decorator]
 def _loop(call: NumpyCall, *leaves: Any) -> tuple[Any, ...]:
-    backend, run = call.first_sweep(leaves)
-    call.results = LoopResult.of(backend.runner, run.take())
-    return call.results.flowing()
+    backend, interpreter = call.first_sweep(leaves)
+    call.results = LoopResult.of(backend.runner, interpreter.take())
+    return call.results.differentiable_leaves()
 
 
 def _vjp(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
-    call, leaves, wanted = args[0], args[1:], [argnum - 1 for argnum in argnums]
+    call, leaves, indices = args[0], args[1:], [argnum - 1 for argnum in argnums]
 
     def vjp(cotangents: Any) -> Sequence[Any]:
-        parts = [cotangents] if is_boxed(cotangents) else list(cotangents)
-        if any(map(is_boxed, leaves)) or any(map(is_boxed, parts)):
-            from remat.frameworks.numpy.second_order import adjoint  # here, since it makes loops of its own
+        leaf_cotangents = [cotangents] if is_boxed(cotangents) else list(cotangents)
+        if any(map(is_boxed, leaves)) or any(map(is_boxed, leaf_cotangents)):
+            from remat.frameworks.numpy.second_order import adjoint  # imported here: it runs loops of this module
 
-            return adjoint(call, leaves, cotangents, wanted)
-        gradients: list[Any] = call.reverse(leaves, parts, wanted)
+            return adjoint(call, leaves, cotangents, indices)
+        gradients: list[Any] = call.reverse(leaves, leaf_cotangents, indices)
         return gradients
 
     return vjp
@@ -190,8 +191,8 @@ def _jvp(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: tuple[
     from remat.frameworks.numpy.second_order import tangent
 
     call, leaves = args[0], args[1:]
-    given = dict(zip([argnum - 1 for argnum in argnums], tangents, strict=True))
-    return tangent(call, leaves, given)
+    by_leaf = dict(zip([argnum - 1 for argnum in argnums], tangents, strict=True))
+    return tangent(call, leaves, by_leaf)
 
 
 defvjp_argnums(_loop, _vjp)
@@ -199,14 +200,14 @@ defjvp_argnums(_loop, _jvp)
 
 
 def run(call: NumpyCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
-    """The carry and the outputs of a loop of which some leaf is traced."""
+    """The last carry and the outputs of a loop that has a box among its leaves."""
     call.needs_grad = [is_boxed(leaf) for leaf in leaves]
-    flowing = _loop(call, *leaves)
+    boxes = _loop(call, *leaves)
     results = call.results
     assert results is not None
-    found = results.with_arrays(flowing)
-    results.leaves = [None] * len(results.leaves)  # the caller has them; here they would only live longer
-    return call.carry.unflatten(found[: results.carry_size]), results.outputs.unflatten(found[results.carry_size :])
+    out = results.with_boxes(boxes)
+    results.leaves = [None] * len(results.leaves)  # the call lives as long as the graph, the leaves must not
+    return call.carry.unflatten(out[: results.carry_size]), results.outputs.unflatten(out[results.carry_size :])
 
 
 def _zeros(leaf: Any) -> Any:

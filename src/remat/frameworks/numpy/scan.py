@@ -1,4 +1,4 @@
-"""The calls: from a user's step and values to a loop that runs, plainly or under autograd."""
+"""`scan` and `while_loop` on arrays: from a user's step and values to a loop, plain or under autograd."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +28,7 @@ def scan(
     rows: dict[int, int] | None = None,
     driven: bool = True,
 ) -> tuple[Any, Any]:
-    """The last carry and the outputs of all steps, or of those that `rows` gives a row; it is driven anyway."""
+    """The last carry and the outputs of all steps, or of those in `rows`; `driven` has no meaning here (JAX)."""
     init_leaves, carry = flatten_leaves(leaf_ops, init, "init")
     xs_leaves, inputs = flatten_leaves(leaf_ops, xs, "xs")
     steps = infer_length(leaf_ops, xs_leaves, inputs, length)
@@ -45,7 +45,7 @@ def scan_flat(
     request: LoopRequest,
     rows: dict[int, int] | None = None,
 ) -> tuple[Any, Any]:
-    """A scan of a step that takes what it captures as an argument."""
+    """A scan of a step that is closure-converted already, with these captured values."""
     init_leaves, carry = flatten(init)
     xs_leaves, inputs = flatten(xs)
     return _scan(step, (init_leaves, xs_leaves, captured), carry, inputs, steps, request, None, rows)
@@ -53,7 +53,7 @@ def scan_flat(
 
 def _scan(
     step: ConvertedStep,
-    parts: tuple[list[Any], list[Any], list[Any]],
+    values: tuple[list[Any], list[Any], list[Any]],  # leaves of init, leaves of xs, captured values
     carry: TreeDef,
     inputs: TreeDef,
     steps: int,
@@ -61,18 +61,19 @@ def _scan(
     vjp: Callable[..., Any] | None,
     rows: dict[int, int] | None,
 ) -> tuple[Any, Any]:
-    leaves = [leaf for part in parts for leaf in part]
+    init, xs, captured = values
+    leaves = [*init, *xs, *captured]
     if any(map(is_boxed, leaves)):
-        sizes = (len(parts[0]), len(parts[1]), len(parts[2]))
+        sizes = (len(init), len(xs), len(captured))
         return run(NumpyCall(step, carry, inputs, sizes, request, rows, steps, vjp=vjp), leaves)
     request.validate(steps)
     request.record(steps)
     runner = _new_runner(
-        carry, parts[0], Inputs([readonly_view(leaf) for leaf in parts[1]], inputs), Outputs(leaf_ops, steps, rows)
+        carry, init, Inputs([readonly_view(leaf) for leaf in xs], inputs), Outputs(leaf_ops, steps, rows)
     )
-    with step.rebind(parts[2]) as plain:
+    with step.rebind(captured) as plain:
         try:
-            after = runner.run(plain, carry.unflatten([copy(leaf) for leaf in parts[0]]), 0, steps)
+            after = runner.run(plain, carry.unflatten([copy(leaf) for leaf in init]), 0, steps)
         except ValueError as error:
             if is_readonly_error(error):
                 raise step_mutation_error(error, runner.current_step) from error

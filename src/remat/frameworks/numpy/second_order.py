@@ -1,8 +1,8 @@
 """Derivatives of derivatives: the adjoint of a loop is a loop again, and so is its tangent.
 
-Autograd asks for the gradient as a function of boxes in nested traces (a gradient of a gradient). Then the states come
-from one loop that puts them all out, and the gradient from a second loop that goes through them backwards; both are
-loops like the first, so this works to any order. All states are held at once, but no tapes.
+In a gradient of a gradient, autograd asks for the VJP of a loop as a function of boxes. The states then come from one
+loop that has them all as outputs, and the gradient from a second loop over these states in reverse order. Both are
+loops like the first, so this works to any order. All states are in memory at once, but no tapes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ __all__ = ["adjoint", "tangent"]
 
 @dataclass(frozen=True)
 class _FlatStep:
-    """A step that takes what other steps capture as its first argument."""
+    """A step that takes captured values as its first argument."""
 
     function: Callable[[list[Any], Any, Any], Any]
 
@@ -53,23 +53,23 @@ class _FlatStep:
         yield lambda carry, x: self.function(values, carry, x)
 
 
-def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], wanted: Sequence[int]) -> list[Any]:
-    """The gradients of the wanted leaves as a differentiable function of leaves and cotangents."""
+def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+    """The gradients of the leaves with these indices, as a differentiable function of leaves and cotangents."""
     from remat.frameworks.numpy.scan import scan_flat
 
     forward, n, request = _forward(call), call.steps, _same_plan(call)
     init, xs, captured = call.split(leaves)
     assert call.results is not None
     assert n is not None
-    init = [_widened(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
-    flows, flows_out = call.results.flows[: len(init)], call.results.flows[len(init) :]
+    init = [_promoted(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
+    differentiable = call.results.differentiable
+    active, active_outputs = differentiable[: len(init)], differentiable[len(init) :]
     rest = iter([cotangents[i] for i in range(len(cotangents))])
-    bars = [next(rest) for flow in flows if flow]
-    ybars = [_for_every_step(part, n, call.rows) for part in rest]
+    bars = [next(rest) for is_active in active if is_active]
+    ybars = [_for_every_step(bar, n, call.rows) for bar in rest]
     if n == 0:
-        return _of_leaves(leaves, wanted, ((bars, flows), ((), [False] * (len(xs) + len(captured)))))
-    marks = [i in wanted for i in range(len(leaves))]
-    _, mark_xs, mark_captured = call.split(marks)
+        return _by_index(leaves, indices, ((bars, active), ((), [False] * (len(xs) + len(captured)))))
+    _, active_xs, active_captured = call.split([i in indices for i in range(len(leaves))])
 
     def states(captured: list[Any], carry: list[Any], x: list[Any]) -> Any:
         return forward(captured, carry, x)[0], carry
@@ -77,43 +77,46 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], w
     def backward(captured: list[Any], sums: Any, inputs: Any) -> Any:
         (bars, totals), (carry, x, ybars) = sums, inputs
         with fresh_trace() as trace:
-            carry_in, carry_roots = box_leaves(carry, flows, trace)
-            x_in, x_roots = box_leaves(x, mark_xs, trace)
-            captured_in, captured_roots = box_leaves(captured, mark_captured, trace)
+            carry_in, carry_roots = box_leaves(carry, active, trace)
+            x_in, x_roots = box_leaves(x, active_xs, trace)
+            captured_in, captured_roots = box_leaves(captured, active_captured, trace)
             carry_out, y = forward(captured_in, carry_in, x_in)
-            nodes = [unbox(leaf, trace)[1] for leaf in [*_where(carry_out, flows), *_where(y, flows_out)]]
-        ends = [(node, part) for node, part in zip(nodes, [*bars, *ybars], strict=True) if node is not None]
-        found = pull_back([ends], {})
+            nodes = [unbox(leaf, trace)[1] for leaf in [*_where(carry_out, active), *_where(y, active_outputs)]]
+        pairs = [(node, bar) for node, bar in zip(nodes, [*bars, *ybars], strict=True) if node is not None]
+        by_node = pull_back([pairs], {})
 
-        def gradients(roots: list[Any], values: list[Any], marks: list[bool]) -> list[Any]:
+        def gradients(roots: list[Any], values: list[Any], mask: list[bool]) -> list[Any]:
             return [
-                _like(found[node][0] if node in found else vspace(value).zeros(), value)
-                for node, value, mark in zip(roots, values, marks, strict=True)
-                if mark
+                _like(by_node[node][0] if node in by_node else vspace(value).zeros(), value)
+                for node, value, is_active in zip(roots, values, mask, strict=True)
+                if is_active
             ]
 
-        added = [a + b for a, b in zip(totals, gradients(captured_roots, captured, mark_captured), strict=True)]
-        return (gradients(carry_roots, carry, flows), added), gradients(x_roots, x, mark_xs)
+        added = [a + b for a, b in zip(totals, gradients(captured_roots, captured, active_captured), strict=True)]
+        return (gradients(carry_roots, carry, active), added), gradients(x_roots, x, active_xs)
 
     _, trajectory = scan_flat(_FlatStep(states), init, xs, captured, n, request)
-    totals = [vspace(leaf).zeros() for leaf in _where(captured, mark_captured)]
-    backwards = [[leaf[::-1] for leaf in part] for part in (trajectory, xs, ybars)]
+    totals = [vspace(leaf).zeros() for leaf in _where(captured, active_captured)]
+    backwards = [[leaf[::-1] for leaf in leaves] for leaves in (trajectory, xs, ybars)]
     (bars, totals), xbars = scan_flat(_FlatStep(backward), (bars, totals), tuple(backwards), captured, n, request)
-    by_kind = ((bars, flows), ([part[::-1] for part in xbars], mark_xs), (totals, mark_captured))
-    return _of_leaves(leaves, wanted, by_kind)
+    groups = ((bars, active), ([bar[::-1] for bar in xbars], active_xs), (totals, active_captured))
+    return _by_index(leaves, indices, groups)
 
 
-def _of_leaves(leaves: Sequence[Any], wanted: Sequence[int], by_kind: Sequence[tuple[Any, list[bool]]]) -> list[Any]:
-    """The gradients of the wanted leaves, zeros where there is none, from those of all that are marked, by kind."""
+def _by_index(leaves: Sequence[Any], indices: Sequence[int], groups: Sequence[tuple[Any, list[bool]]]) -> list[Any]:
+    """The gradients of the leaves with these indices, zeros where there is none.
+
+    `groups` are carry, inputs and captured values: the gradients of those that are active, and which these are.
+    """
     by_leaf: list[Any] = []
-    for gradients, marks in by_kind:
+    for gradients, active in groups:
         rest = iter(gradients)
-        by_leaf += [next(rest) if mark else None for mark in marks]
-    return [vspace(leaves[i]).zeros() if by_leaf[i] is None else by_leaf[i] for i in wanted]
+        by_leaf += [next(rest) if is_active else None for is_active in active]
+    return [vspace(leaves[i]).zeros() if by_leaf[i] is None else by_leaf[i] for i in indices]
 
 
-def tangent(call: NumpyCall, leaves: Sequence[Any], given: dict[int, Any]) -> Any:
-    """The tangents of the results, from those of some leaves, in one loop forward."""
+def tangent(call: NumpyCall, leaves: Sequence[Any], tangents: dict[int, Any]) -> Any:
+    """The tangents of the results, from those of some leaves by index, in one loop forward."""
     from remat.frameworks.numpy.scan import scan_flat
 
     forward, n, request = _forward(call), call.steps, _same_plan(call)
@@ -121,41 +124,42 @@ def tangent(call: NumpyCall, leaves: Sequence[Any], given: dict[int, Any]) -> An
     init, xs, captured = call.split(leaves)
     assert call.results is not None
     assert n is not None
-    init = [_widened(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
-    flows, flows_out = call.results.flows[: len(init)], call.results.flows[len(init) :]
-    dots, xs_dots, captured_dots = call.split([given.get(i) for i in range(len(leaves))])
-    mark_xs, mark_captured = [dot is not None for dot in xs_dots], [dot is not None for dot in captured_dots]
+    init = [_promoted(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
+    differentiable = call.results.differentiable
+    active, active_outputs = differentiable[: len(init)], differentiable[len(init) :]
+    dots, xs_dots, captured_dots = call.split([tangents.get(i) for i in range(len(leaves))])
+    active_xs, active_captured = [dot is not None for dot in xs_dots], [dot is not None for dot in captured_dots]
     dots = [
         vspace(leaf).zeros() if dot is None else _like(dot, leaf)
-        for leaf, dot, flow in zip(init, dots, flows, strict=True)
-        if flow
+        for leaf, dot, is_active in zip(init, dots, active, strict=True)
+        if is_active
     ]
 
-    def step(known: list[Any], pairs: Any, inputs: Any) -> Any:
+    def step(values: list[Any], pairs: Any, inputs: Any) -> Any:
         (carry, dots), (x, x_dots) = pairs, inputs
-        captured, captured_dots = known[: len(mark_captured)], known[len(mark_captured) :]
+        captured, captured_dots = values[: len(active_captured)], values[len(active_captured) :]
         with fresh_trace() as trace:
-            carry_in, _ = box_leaves(carry, flows, trace, dots)
-            x_in, _ = box_leaves(x, mark_xs, trace, x_dots)
-            captured_in, _ = box_leaves(captured, mark_captured, trace, captured_dots)
+            carry_in, _ = box_leaves(carry, active, trace, dots)
+            x_in, _ = box_leaves(x, active_xs, trace, x_dots)
+            captured_in, _ = box_leaves(captured, active_captured, trace, captured_dots)
             carry_out, y = forward(captured_in, carry_in, x_in)
-            values, nodes = zip(*[unbox(leaf, trace) for leaf in [*carry_out, *y]], strict=True)
+            primals, nodes = zip(*[unbox(leaf, trace) for leaf in [*carry_out, *y]], strict=True)
 
-        def tangents(low: int, mask: list[bool]) -> list[Any]:
+        def tangents_of(low: int, mask: list[bool]) -> list[Any]:
             return [
-                _like(vspace(values[low + i]).zeros() if nodes[low + i] is None else nodes[low + i].g, values[low + i])
-                for i, mark in enumerate(mask)
-                if mark
+                _like(vspace(primals[k]).zeros() if nodes[k] is None else nodes[k].g, primals[k])
+                for k, is_active in enumerate(mask, low)
+                if is_active
             ]
 
         count = len(carry_out)
-        return (list(values[:count]), tangents(0, flows)), tangents(count, flows_out)
+        return (list(primals[:count]), tangents_of(0, active)), tangents_of(count, active_outputs)
 
-    known = [*captured, *_where(captured_dots, mark_captured)]
-    inputs = (xs, _where(xs_dots, mark_xs))
+    values = [*captured, *_where(captured_dots, active_captured)]
+    inputs = (xs, _where(xs_dots, active_xs))
     if n == 0:
         return boxed_tuple(dots)
-    (_, dots), y_dots = scan_flat(_FlatStep(step), (init, dots), inputs, known, n, request, call.rows)
+    (_, dots), y_dots = scan_flat(_FlatStep(step), (init, dots), inputs, values, n, request, call.rows)
     return boxed_tuple([*dots, *(y_dots or ())])
 
 
@@ -177,24 +181,24 @@ def _forward(call: NumpyCall) -> Callable[[list[Any], list[Any], list[Any]], tup
     def forward(captured: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         with call.step.rebind(captured) as step:
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
-        outputs = flatten(y, unpack)[0] if len(results.flows) > results.carry_size else []
+        outputs = flatten(y, unpack)[0] if len(results.differentiable) > results.carry_size else []
         return call.carry.flatten_like(after, "carry", unpack), outputs
 
     return forward
 
 
 def _same_plan(call: NumpyCall) -> LoopRequest:
-    """What to ask of the loops here: the schedule of the first one."""
+    """The request for the loops here: the plan of the first loop."""
     return replace(call.request, memory=None, plan=call.plan)
 
 
-def _widened(leaf: Any, spec: ArraySpec) -> Any:
-    """A Python number as what it becomes in the loop."""
+def _promoted(leaf: Any, spec: ArraySpec) -> Any:
+    """A Python number with the dtype that it is promoted to in the loop."""
     return spec.dtype.type(leaf) if type(leaf) in (bool, int, float, complex) else leaf
 
 
 def _where(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
-    return [item for item, mark in zip(items, mask, strict=True) if mark]
+    return [item for item, is_active in zip(items, mask, strict=True) if is_active]
 
 
 def _like(value: Any, other: Any) -> Any:
@@ -203,9 +207,9 @@ def _like(value: Any, other: Any) -> Any:
     return value if np.asarray(getval(value)).dtype == dtype else anp.array(value).astype(dtype)
 
 
-def _for_every_step(part: Any, steps: int, rows: dict[int, int] | None) -> Any:
-    """Cotangents of outputs with a row for every step, where only some steps put one out."""
+def _for_every_step(bar: Any, steps: int, rows: dict[int, int] | None) -> Any:
+    """Cotangents of some steps' outputs as those of all: zero for the others."""
     if rows is None:
-        return part
-    places = np.array([rows.get(i, len(rows)) for i in range(steps)])
-    return anp.concatenate([part, np.zeros((1, *part.shape[1:]), part.dtype)])[places]
+        return bar
+    indices = np.array([rows.get(i, len(rows)) for i in range(steps)])
+    return anp.concatenate([bar, np.zeros((1, *bar.shape[1:]), bar.dtype)])[indices]

@@ -1,4 +1,4 @@
-"""The outputs of a segment: leaves that gradients flow through, and leaves that autograd does not see."""
+"""The outputs of a segment: differentiable leaves, and leaves that autograd does not see."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -18,7 +18,7 @@ __all__ = ["SegmentOutputs", "nbytes_of"]
 
 
 class SegmentOutputs:
-    """The outputs of a first run, and their specs and fingerprints, with which recomputed ones are compared."""
+    """The outputs of a first run, with the specs and fingerprints that recomputed outputs are compared with."""
 
     def __init__(self, out: Any, name: str, trace: float = -1.0, *, check: bool) -> None:
         self.name = name
@@ -26,60 +26,63 @@ class SegmentOutputs:
         self._names = list(self.tree.paths("its result"))
         pairs = [unbox(leaf, trace) for leaf in leaves]
         for (value, _), leaf_name in zip(pairs, self._names, strict=True):
-            _refuse(value, leaf_name, name)
+            _check_output(value, leaf_name, name)
         self.leaves = [ensure_writable(value) for value, _ in pairs]
-        self._flows = [is_boxable(leaf) for leaf in self.leaves]
-        self.nodes = [node for (_, node), flows in zip(pairs, self._flows, strict=True) if flows]
+        self._differentiable = [is_boxable(leaf) for leaf in self.leaves]
+        self.nodes = [node for (_, node), active in zip(pairs, self._differentiable, strict=True) if active]
         self._specs = [_spec(leaf) for leaf in self.leaves]
         self._fingerprints = [
             fingerprint(leaf) if check and spec is not None else None
             for leaf, spec in zip(self.leaves, self._specs, strict=True)
         ]
 
-    def flowing(self) -> tuple[Any, ...]:
-        """The leaves that gradients flow through."""
-        return tuple(leaf for leaf, flows in zip(self.leaves, self._flows, strict=True) if flows)
+    def differentiable_leaves(self) -> tuple[Any, ...]:
+        """The differentiable leaves: what the primitive returns."""
+        return tuple(leaf for leaf, active in zip(self.leaves, self._differentiable, strict=True) if active)
 
-    def with_flowing(self, flowing: Any) -> Any:
-        """The outputs with these leaves where gradients flow; those of the first run are dropped."""
-        rest = iter([flowing[i] for i in range(len(flowing))])
-        out = self.tree.unflatten([next(rest) if f else leaf for leaf, f in zip(self.leaves, self._flows, strict=True)])
+    def with_boxes(self, boxes: Any) -> Any:
+        """The outputs, with what the primitive has returned in the places of the differentiable leaves.
+
+        The leaves are dropped here: the segment lives as long as the graph, and they must not.
+        """
+        rest, pairs = iter([boxes[i] for i in range(len(boxes))]), zip(self.leaves, self._differentiable, strict=True)
+        out = self.tree.unflatten([next(rest) if active else leaf for leaf, active in pairs])
         self.leaves = []
         return out
 
     @property
     def like(self) -> list[Any]:
-        """Zeros of the shape and dtype of the leaves that gradients flow through, without memory."""
-        specs = [spec for spec, flows in zip(self._specs, self._flows, strict=True) if flows]
+        """Zeros of the shape and dtype of the differentiable leaves; each takes the memory of one number."""
+        specs = [spec for spec, active in zip(self._specs, self._differentiable, strict=True) if active]
         return [np.broadcast_to(np.zeros((), spec.dtype), spec.shape) for spec in specs if spec is not None]
 
-    def compared(self, out: Any, trace: float) -> list[Any]:
-        """The nodes of recomputed leaves that gradients flow through; a DeterminismError if the outputs differ."""
+    def compare(self, out: Any, trace: float) -> list[Any]:
+        """The nodes of the differentiable leaves of recomputed outputs; a DeterminismError if the outputs differ."""
         try:
             leaves = self.tree.flatten_like(out, "its result", unpack)
         except StructureMismatch as error:
             raise_nondeterministic(self.name, str(error))
         nodes = []
-        for leaf, name, spec, recorded, flows in zip(
-            leaves, self._names, self._specs, self._fingerprints, self._flows, strict=True
+        for leaf, name, spec, recorded, active in zip(
+            leaves, self._names, self._specs, self._fingerprints, self._differentiable, strict=True
         ):
             value, node = unbox(leaf, trace)
-            if flows:
+            if active:
                 nodes.append(node)
             plain = _plain(value)
             now = _spec(plain)
             if now != spec:
                 raise_nondeterministic(self.name, f"{name} was {spec or 'no array'} and became {now or 'no array'}")
-            far = 0.0 if recorded is None or spec is None else mismatch(plain, recorded, spec.eps**0.75)
-            if far:
-                raise_nondeterministic(self.name, f"{name}, {spec}, was another one by {far:.1g} of its size")
+            difference = 0.0 if recorded is None or spec is None else mismatch(plain, recorded, spec.eps**0.75)
+            if difference:
+                raise_nondeterministic(self.name, f"{name}, {spec}, was another one by {difference:.1g} of its size")
         return nodes
 
 
 _PLAIN = (np.generic, Number, str, bytes, bool, type(None), Enum, type, np.dtype, slice, range, type(...))
 
 
-def _refuse(leaf: Any, where: str, name: str) -> None:
+def _check_output(leaf: Any, where: str, name: str) -> None:
     """Raise a StepError for an output that is still traced, or of a type in which gradients would be lost."""
     if is_boxed(leaf):
         raise StepError(
@@ -98,11 +101,12 @@ def _refuse(leaf: Any, where: str, name: str) -> None:
 
 
 def nbytes_of(leaves: Sequence[Any]) -> int:
-    """Bytes of the numbers in arrays and scalars."""
+    """Bytes of the data of arrays and scalars."""
     return sum(np.asarray(leaf).nbytes for leaf in leaves if _spec(leaf) is not None)
 
 
 def _plain(value: Any) -> Any:
+    """The value inside of a box, or of a box in boxes; a value that is not boxed itself."""
     while (inside := getval(value)) is not value:
         value = inside
     return value

@@ -1,8 +1,8 @@
-"""Tapes by autograd: a range of steps recorded as one graph with many roots and many ends, and pulled back in one pass.
+"""Tapes of autograd: a range of steps as one graph with many roots and many outputs, pulled back in one pass.
 
-Autograd's own `make_vjp` has one root and one end, so that states would have to be packed into its containers, which
-cost more than many a step. Here every leaf is a root of its own, and sums of cotangents are carried from range to range
-in the order in which autograd would have added them.
+Autograd's own `make_vjp` has one root and one output, so that a state would have to be packed into one of its
+containers, which costs more time than many steps take. Here every leaf is a root of its own. Sums of cotangents go from
+range to range, and are added to in the order in which autograd would have added the terms in a plain loop.
 
 What `autograd.extend` does not declare (`trace`, `trace_stack`, `new_box`, `toposort`, `add_outgrads`, and `_trace`,
 `_node`, `_value` of a box) is used in this file only, but for `getval` and `isbox`. Checked with autograd 1.9.
@@ -27,13 +27,13 @@ from remat.frameworks.numpy.leaves import header, unpack
 
 __all__ = ["ActiveTraces", "Tape", "box_leaves", "fresh_trace", "is_boxable", "pull_back", "tape_size", "unbox"]
 
-Ends = Sequence[tuple[Any, Any]]  # nodes with their cotangents
+NodeCotangents = Sequence[tuple[Any, Any]]  # nodes of outputs with their cotangents
 Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in place; None is zero
 
 
 @dataclass(slots=True)
 class Tape:
-    """A recorded range: the nodes of what went in and of what came out; None where no gradient flows."""
+    """A recorded range: the nodes of its inputs and outputs by leaf; None for a leaf that has no gradient."""
 
     start: int
     stop: int
@@ -45,15 +45,15 @@ class Tape:
 
 
 _traces = count(1)
-_open: set[float] = set()
+_open: set[float] = set()  # the numbers of our own traces that are open
 
 
 @contextmanager
 def fresh_trace() -> Iterator[float]:
-    """Open a trace on top of all others, and close it in any case: autograd's own stays open when something raises.
+    """Open a trace on top of all others; it is closed even if the block raises, unlike one of autograd's.
 
-    Autograd gives the number of a trace that has ended to the next one, so that a box which a step has stored somewhere
-    would pass for one of the new trace. Here each has a number of its own: that of its level plus a small fraction.
+    Autograd numbers traces by their depth, so that a box which a step has stored in an earlier trace would pass for one
+    of the new trace. Here every trace has its own number: its depth plus a fraction that counts traces.
     """
     trace_stack.top += 1
     number = trace_stack.top + next(_traces) % 2**40 * 2.0**-41
@@ -104,10 +104,10 @@ class ActiveTraces:
         return bool(self._roots or _open)
 
     def visit(self, value: Any, name: str) -> None:
-        """Nothing but boxes is looked for."""
+        """Does nothing: only leaves are of interest."""
 
     def accepts(self, leaf: Any) -> bool:
-        """Whether a leaf is a box of an open trace; one that a step or an earlier call has stored somewhere is not."""
+        """Whether a leaf is a box of an open trace; a box that outlived its trace, in a cache for one, is not."""
         if not isbox(leaf):
             return False
         number, node = leaf._trace, leaf._node
@@ -121,27 +121,30 @@ class ActiveTraces:
 
 
 def is_boxable(leaf: Any) -> bool:
-    """Whether autograd can trace a leaf: real and complex floats, and what is traced already."""
+    """Whether autograd can trace a leaf: real and complex floats, and boxes of an outer trace."""
     if type(leaf) is np.ndarray:
         return leaf.dtype.kind in "fc"
     return type(leaf) in box_type_mappings and not isinstance(leaf, tuple | list | dict)
 
 
 def root(leaf: Any, number: float, tangent: Any = None) -> tuple[Any, Any]:
-    """The box of a leaf as a root of the trace, and its node; with a tangent, of a forward-mode trace."""
+    """The box of a leaf as a root of the trace, and its node; with a tangent, in forward mode."""
     node = VJPNode.new_root() if tangent is None else JVPNode.new_root(tangent)
     return new_box(leaf, number, node), node
 
 
 def box_leaves(
-    leaves: Sequence[Any], wanted: Sequence[bool], number: float, tangents: Sequence[Any] | None = None
+    leaves: Sequence[Any], needs_grad: Sequence[bool], number: float, tangents: Sequence[Any] | None = None
 ) -> tuple[list[Any], list[Any]]:
-    """Leaves as roots of a trace where wanted and possible, and their nodes; `tangents` are of the wanted, in order."""
+    """The leaves, boxed as roots of a trace where a gradient is needed and possible, and their nodes or None.
+
+    `tangents`, for forward mode, has one for each leaf whose `needs_grad` is true.
+    """
     rest = iter(tangents or ())
     boxes, nodes = [], []
-    for leaf, want in zip(leaves, wanted, strict=True):
-        tangent = next(rest) if want and tangents is not None else None
-        box, node = root(leaf, number, tangent) if want and is_boxable(leaf) else (leaf, None)
+    for leaf, needed in zip(leaves, needs_grad, strict=True):
+        tangent = next(rest) if needed and tangents is not None else None
+        box, node = root(leaf, number, tangent) if needed and is_boxable(leaf) else (leaf, None)
         boxes.append(box)
         nodes.append(node)
     return boxes, nodes
@@ -154,20 +157,22 @@ def unbox(leaf: Any, number: float) -> tuple[Any, Any]:
     return leaf, None
 
 
-def pull_back(groups: Sequence[Ends], sums: dict[Any, tuple[Any, bool]]) -> dict[Any, tuple[Any, bool]]:
-    """The cotangents of the roots, from cotangents of ends, added to the `sums` that roots may have already.
+def pull_back(groups: Sequence[NodeCotangents], sums: dict[Any, tuple[Any, bool]]) -> dict[Any, tuple[Any, bool]]:
+    """The cotangents of the roots, from cotangents of outputs, added to the `sums` that roots may have already.
 
-    The ends come in groups, one for each step in the order of steps. A chain of nodes stands for them, so that the
-    ends of a step wait until all that follows it is pulled back.
+    `groups` has the outputs of each step, in the order of steps. A plain loop pulls back all steps after step i before
+    the cotangents of its outputs come in. To keep this order of additions, and with it every bit of the sums, each
+    group gets a node whose parents are its outputs and the node of the group before: `toposort` then comes to a group
+    only after all later groups.
     """
-    end = None
+    last = None
     for group in groups:
-        before, end = end, VJPNode.__new__(VJPNode)
-        earlier = () if before is None else ((before, None),)
-        end.parents = tuple(node for node, _ in (*earlier, *group))  # `toposort` takes the last parent first
-        end.vjp = _constant([cotangent for _, cotangent in (*earlier, *group)])
-    sums[end] = (None, False)
-    for node in toposort(end):
+        previous, last = last, VJPNode.__new__(VJPNode)
+        earlier = () if previous is None else ((previous, None),)
+        last.parents = tuple(node for node, _ in (*earlier, *group))  # `toposort` takes the last parent first
+        last.vjp = _constant([cotangent for _, cotangent in (*earlier, *group)])
+    sums[last] = (None, False)
+    for node in toposort(last):
         if not node.parents:
             continue  # a root: its sum is a result
         cotangent = sums.pop(node)[0]
@@ -180,6 +185,7 @@ def _constant(value: Any) -> Callable[[Any], Any]:
     return lambda _: value
 
 
+# Objects that exist without the tape: neither counted nor followed.
 _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType, VSpace, str, int, bool, np.dtype, type(None))
 
 
@@ -211,6 +217,7 @@ def tape_size(tape: Tape, shared: Sequence[Any]) -> int:
 
 
 def _buffer(array: Any) -> Any:
+    """The array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
