@@ -15,7 +15,7 @@ import torch
 
 import remat
 from remat.frameworks import find_framework, find_framework_of_call
-from remat.frameworks.jax.ownership import is_tracing as jax_is_tracing
+from remat.frameworks.jax.detection import is_tracing as jax_is_tracing
 
 
 @jax.tree_util.register_pytree_node_class

@@ -1,19 +1,18 @@
-"""The frameworks, and the registry that finds the one to use: the only packages that may import a framework.
+"""The frameworks: the only packages that may import one.
 
-In: the values and functions that a user passes. Out: the `Framework` that can differentiate them, found by the types of
-their leaves. A framework is asked only if its package is loaded already: no framework is imported for its own sake.
+`framework_protocol.py` says what a framework's package offers, `framework_registry.py` finds the one to use from the
+values that a user passes, `compilers.py` is what torch.compile traces into. numpy/, torch/ and jax/ run parallel: a
+file of one name has one role in all of them.
 """
 
-import sys
-from collections.abc import Iterable, Iterator
-from importlib import import_module
-from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, ClassVar, NamedTuple, cast
-
-from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
-from remat.errors import StepError
-from remat.frameworks.framework import Framework
-from remat.pytree import flatten
+from remat.frameworks.framework_protocol import Framework
+from remat.frameworks.framework_registry import (
+    find_framework,
+    find_framework_of_call,
+    framework_of_module,
+    load_framework,
+    register,
+)
 
 __all__ = [
     "Framework",
@@ -23,156 +22,3 @@ __all__ = [
     "load_framework",
     "register",
 ]
-
-
-class _Entry(NamedTuple):
-    package: str  # the package of its arrays
-    attribute: str  # what that package has when it is fully imported
-    module: str  # our module for it
-
-
-# To add a framework, add its line here. Those before others in this list are preferred where arrays of both meet.
-REGISTRY = [
-    _Entry("torch", "Tensor", "remat.frameworks.torch"),
-    _Entry("jax", "Array", "remat.frameworks.jax"),
-    _Entry("autograd", "grad", "remat.frameworks.numpy"),
-]
-DEFAULT = "autograd"  # whose plain arrays and numbers are anyone's, and its own if nothing else decides
-UNSUPPORTED = {"tensorflow": "TensorFlow", "keras": "Keras"}
-_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
-_ANYONES = frozenset({int, float, bool, complex, str, bytes, type(None)})
-
-
-def register(package: str, attribute: str, module: str) -> None:
-    """Add a framework that lives outside of remat; `module` is the name of one that satisfies `Framework`."""
-    REGISTRY.append(_Entry(package, attribute, module))
-
-
-def load_framework(package: str) -> Framework:
-    """The framework for arrays of a package."""
-    entry = next(entry for entry in REGISTRY if entry.package == package)
-    return cast(Framework, import_module(entry.module))
-
-
-def find_framework(*values: Any, using: Iterable[Any] = ()) -> Framework:
-    """The framework of the leaves of these values.
-
-    Where these could be anyone's, it is the one that traces the calling code, or one that decides by what the functions
-    in `using` capture; else NumPy.
-    """
-    owner = _owner_of_values(values) or _tracing()
-    return owner or _owner_of_captures(using, "DECIDES_LOOPS") or load_framework(DEFAULT)
-
-
-def find_framework_of_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Framework:
-    """The framework of a call: that of its arguments, of a trace, or of what the function captures; else NumPy."""
-    if args and not kwargs:  # the usual case, arrays of one framework, takes no time
-        first = _OWNERS.get(type(args[0]))
-        alone = first is not None and (first.MIXES or isinstance(fn, _FUNCTIONS))
-        if first is not None and alone and all(_OWNERS.get(type(arg)) is first for arg in args):
-            return first
-    owner = _owner_of_values((fn, args, kwargs)) or _tracing()
-    return owner or _owner_of_captures([fn], "DECIDES_SEGMENTS") or load_framework(DEFAULT)
-
-
-def framework_of_module(fn: Any) -> Framework | None:
-    """The framework whose module this is, or None for a plain function."""
-    return next((framework for framework in _loaded() if framework.is_module(fn)), None)
-
-
-def _loaded() -> Iterator[Framework]:
-    """The frameworks whose packages are imported."""
-    for entry in REGISTRY:
-        if hasattr(sys.modules.get(entry.package), entry.attribute):
-            yield cast(Framework, import_module(entry.module))
-
-
-def _tracing() -> Framework | None:
-    return next((framework for framework in _loaded() if framework.is_tracing()), None)
-
-
-def _owner_of_values(values: Any) -> Framework | None:
-    """The framework whose arrays are among the leaves; None without any, an error if two do not mix."""
-    first_leaves: dict[str, Any] = {}
-    owners: dict[str, Framework] = {}
-    for leaf in flatten(values)[0]:
-        owner = _owner(leaf)
-        if owner is not None:
-            owners[owner.NAME] = owner
-            first_leaves.setdefault(owner.NAME, leaf)
-    if len(owners) > 1 and not all(owner.MIXES for owner in owners.values()):
-        raise _mixed(owners, first_leaves)
-    return next((framework for framework in _loaded() if framework.NAME in owners), None) if owners else None
-
-
-def _mixed(owners: dict[str, Framework], first_leaves: dict[str, Any]) -> StepError:
-    described = [f"one of {owners[name].TITLE} ({_type_name(leaf)})" for name, leaf in first_leaves.items()]
-    conversions = [owner.CONVERSION for owner in owners.values() if owner.CONVERSION]
-    return StepError(
-        f"there are arrays of two frameworks, {' and '.join(described)}, and no gradient flows from one to the other. "
-        f"Give those of one; {' and '.join(conversions)} convert{'s' * (len(conversions) == 1)} them"
-    )
-
-
-_OWNERS: dict[type, Framework] = {}  # of types that decide by themselves
-
-
-def _owner(leaf: Any) -> Framework | None:
-    """The framework that a leaf belongs to and to no other."""
-    leaf_type = type(leaf)
-    if leaf_type in _ANYONES or leaf_type.__module__ == "numpy":
-        return None
-    owner = _OWNERS.get(leaf_type)
-    if owner is not None:
-        return owner
-    for framework in _loaded():
-        if isinstance(leaf, framework.ARRAY_TYPES):
-            _OWNERS[leaf_type] = framework
-            return framework
-    owner = next((framework for framework in _loaded() if framework.owns(leaf)), None)
-    if owner is None:
-        for package in {base.__module__.partition(".")[0] for base in leaf_type.__mro__} & UNSUPPORTED.keys():
-            raise StepError(
-                f"{UNSUPPORTED[package]} cannot be run by this release: a leaf is a {package}.{leaf_type.__name__}. "
-                "Give NumPy arrays, PyTorch tensors or JAX arrays; remat.plan plans for every framework"
-            )
-    return owner
-
-
-def _type_name(leaf: Any) -> str:
-    leaf_type = type(leaf)
-    return f"{leaf_type.__module__.partition('.')[0]}.{leaf_type.__name__}"
-
-
-def _owner_of_captures(functions: Iterable[Any], attribute: str) -> Framework | None:
-    """The framework that decides, by its attribute, by the first value of these types that a function captures."""
-    candidates: list[tuple[Framework, tuple[type, ...]]] = [(each, getattr(each, attribute)) for each in _loaded()]
-    types = tuple(each for _, its_types in candidates for each in its_types)
-    if not types:
-        return None
-    search = _FirstOfTypes(types)
-    for function in functions:
-        if search.first is None:
-            ConvertedClosure(search, function)
-    if search.first is None:
-        return None
-    return next(framework for framework, its_types in candidates if issubclass(search.first, its_types))
-
-
-class _FirstOfTypes(BaseCaptureFilter):
-    """Remembers the type of the first value of some types that a function captures; accepts nothing."""
-
-    opaque_types: ClassVar[tuple[type, ...]] = ()
-    atomic_types: ClassVar[frozenset[type]] = frozenset()
-
-    def __init__(self, types: tuple[type, ...]) -> None:
-        self.first: type | None = None
-        self._types = types
-
-    def accepts(self, leaf: Any) -> bool:
-        self.visit(leaf, "")
-        return False
-
-    def visit(self, value: Any, name: str) -> None:
-        if self.first is None and isinstance(value, self._types):
-            self.first = type(value)

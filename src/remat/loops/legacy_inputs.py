@@ -9,7 +9,7 @@ __all__ = ["LeafArrays", "stack_inputs", "with_initial"]
 
 
 class LeafArrays(Protocol):
-    """What is needed of a framework here; `frameworks.framework.Framework` has it."""
+    """What is needed of a framework here; `frameworks.framework_protocol.Framework` has it."""
 
     def unpack(self, value: Any, /) -> Any:
         """The framework's own containers as plain ones."""

@@ -22,13 +22,12 @@
 | `checkpointed_module.py` | modules that are recomputed |
 | `partition.py` | values of any kind, partitioned into arrays and static values |
 | `leaves.py` | operations on leaves that code of all frameworks asks for |
-| `ownership.py` | which values are JAX's |
+| `detection.py` | which values are JAX's |
 """
 
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
-from remat.frameworks.jax.leaves import flatten, prepend, stack, unpack
-from remat.frameworks.jax.ownership import (
+from remat.frameworks.jax.detection import (
     ARRAY_TYPES,
     CONVERSION,
     DECIDES_LOOPS,
@@ -41,6 +40,7 @@ from remat.frameworks.jax.ownership import (
     is_tracing,
     owns,
 )
+from remat.frameworks.jax.leaves import flatten, prepend, stack, unpack
 from remat.frameworks.jax.scan import free_bytes, scan, while_loop
 
 __all__ = [

@@ -14,15 +14,13 @@
 | `segment_outputs.py` | the outputs of a segment, and their comparison with recomputed ones |
 | `leaves.py` | operations on leaves: specs, copies, bytes, fingerprints |
 | `meter.py` | bytes that are allocated, by tracemalloc |
-| `ownership.py` | which values are autograd's |
+| `detection.py` | which values are autograd's |
 """
 
 from autograd.builtins import tuple as ag_tuple
 
 from remat.frameworks.numpy.checkpoint import checkpoint
-from remat.frameworks.numpy.leaves import flatten, prepend, stack, unpack
-from remat.frameworks.numpy.meter import free_bytes
-from remat.frameworks.numpy.ownership import (
+from remat.frameworks.numpy.detection import (
     ARRAY_TYPES,
     CONVERSION,
     DECIDES_LOOPS,
@@ -36,6 +34,8 @@ from remat.frameworks.numpy.ownership import (
     is_tracing,
     owns,
 )
+from remat.frameworks.numpy.leaves import flatten, prepend, stack, unpack
+from remat.frameworks.numpy.meter import free_bytes
 from remat.frameworks.numpy.scan import scan, while_loop
 
 __all__ = [

@@ -16,9 +16,7 @@ Private names of PyTorch are used in `functorch.py`, `fsdp.py`, `graph.py`, `mod
 
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
-from remat.frameworks.torch.leaves import flatten, prepend, stack, unpack
-from remat.frameworks.torch.meter import free_on as free_bytes
-from remat.frameworks.torch.ownership import (
+from remat.frameworks.torch.detection import (
     ARRAY_TYPES,
     CONVERSION,
     DECIDES_LOOPS,
@@ -31,6 +29,8 @@ from remat.frameworks.torch.ownership import (
     is_tracing,
     owns,
 )
+from remat.frameworks.torch.leaves import flatten, prepend, stack, unpack
+from remat.frameworks.torch.meter import free_on as free_bytes
 from remat.frameworks.torch.scan import scan, while_loop
 
 __all__ = [

@@ -8,6 +8,7 @@ import pytest
 
 import remat
 from remat import frameworks
+from remat.frameworks import framework_registry
 
 
 class Dual:
@@ -52,8 +53,8 @@ def fake(monkeypatch):
     }  # fmt: skip
     for name, member in members.items():
         setattr(module, name, member)
-    monkeypatch.setattr(frameworks, "REGISTRY", list(frameworks.REGISTRY))
-    monkeypatch.setattr(frameworks, "_OWNERS", {})
+    monkeypatch.setattr(framework_registry, "REGISTRY", list(framework_registry.REGISTRY))
+    monkeypatch.setattr(framework_registry, "_OWNERS", {})
     frameworks.register("duals", "Dual", "remat_duals")
     monkeypatch.setitem(sys.modules, "duals", package)
     monkeypatch.setitem(sys.modules, "remat_duals", module)
