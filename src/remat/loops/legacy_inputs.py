@@ -1,4 +1,4 @@
-"""Sequences as older tools take and return them: inputs as a list of steps, outputs with the initial one put first."""
+"""Inputs and outputs as the older functions have them: a list with one input per step, states with the first one."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,10 +9,10 @@ __all__ = ["LeafArrays", "stack_inputs", "with_initial"]
 
 
 class LeafArrays(Protocol):
-    """What is needed of a framework here; `frameworks.framework_protocol.Framework` has it."""
+    """The functions on leaves that are needed here; `frameworks.framework_protocol.Framework` has them."""
 
     def unpack(self, value: Any, /) -> Any:
-        """The framework's own containers as plain ones."""
+        """A container of the framework's own as a plain one; any other value as it is."""
         ...
 
     def flatten(self, value: Any, /) -> tuple[list[Any], Any]:
@@ -20,16 +20,16 @@ class LeafArrays(Protocol):
         ...
 
     def stack(self, rows: Sequence[Any], /) -> Any:
-        """One array of several, along a new first axis."""
+        """Several arrays as one, along a new first axis."""
         ...
 
     def prepend(self, first: Any, rows: Any, /) -> Any:
-        """An array with one more row, the first."""
+        """An array of rows with one more row before them."""
         ...
 
 
 def stack_inputs(framework: LeafArrays, inputs: Any, steps: int) -> Any:
-    """Inputs with one row for each step: a list or tuple of inputs is stacked, anything else is that already."""
+    """Inputs with one row for each step: a list or tuple of inputs is stacked, anything else is stacked already."""
     inputs = framework.unpack(inputs)
     if type(inputs) not in (list, tuple):
         return inputs

@@ -1,6 +1,6 @@
-"""One call of a loop, the same for all frameworks: its first sweep, and what waits for the reverse one.
+"""One call of a loop, the same for all frameworks: its first sweep, and the run that waits for the reverse sweep.
 
-In: a step, the structures of its values, what is asked. Out: a run that has come to its turn, with its verbs.
+In: a step, the structures of its values, the request. Out: a run at its turn, and the backend that it runs on.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ class LoopBackend(ObservableBackend, Protocol):
 
     @property
     def replayable_states(self) -> Sequence[ReplayableState]:
-        """What steps change besides their carry, apart from the global random generators."""
+        """States that steps change besides their carry; the global random generators are always included."""
         ...
 
 
@@ -36,30 +36,31 @@ V = TypeVar("V", bound=LoopBackend)
 
 @dataclass
 class LoopCall(ABC, Generic[V]):
-    """One call: all of it but the values of its leaves, which are those of carry, inputs and captured.
+    """One call of a loop, without the values of its leaves, which are passed to its methods: AD tools trace those.
 
-    With `cond` the loop goes on as long as that holds, `max_steps` steps at the most; else it has `steps`.
+    `leaves` are always those of the carry, then of the inputs, then the captured values. With `cond` the loop runs as
+    long as that holds, for `max_steps` steps at the most; else it has `steps` steps.
     """
 
     step: Any
     carry: TreeDef
     xs: TreeDef
-    sizes: tuple[int, int, int]  # leaves of the carry, of the inputs, captured
+    sizes: tuple[int, int, int]  # numbers of leaves: carry, inputs, captured
     request: LoopRequest
-    rows: dict[int, int] | None = None
+    rows: dict[int, int] | None = None  # by step: the row of its output; None if all outputs are kept
     steps: int | None = None
     cond: Callable[[Any], Any] | None = None
     max_steps: int | None = None
-    cond_holds: bool = False  # whether the condition is known to hold at first
+    cond_holds: bool = False  # whether the condition was already evaluated for the first carry, and holds
     plan: Plan | None = None
-    needs_grad: list[bool] = field(default_factory=list)
-    pending: tuple[V, Interpreter[V]] | None = None
-    replay: StateReplay | None = None  # of the first run, if one was begun before
-    initial_rng: Any = None  # the state of the random generators before the first step, if steps draw
+    needs_grad: list[bool] = field(default_factory=list)  # per leaf
+    pending: tuple[V, Interpreter[V]] | None = None  # the run that waits at its turn for the reverse sweep
+    replay: StateReplay | None = None  # for the first run, if a probe of the step has created it before
+    initial_rng: Any = None  # the state of the random generators before the first step, if steps use them
 
     @abstractmethod
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[V, Any]:
-        """Verbs for so many steps on plain leaves, and the first carry."""
+        """A backend for a loop of `steps` steps on plain leaves, and the initial carry."""
 
     @abstractmethod
     def evaluate_cond(self, backend: V, carry: Any) -> bool:
@@ -67,15 +68,15 @@ class LoopCall(ABC, Generic[V]):
 
     @abstractmethod
     def measured(self, leaves: Sequence[Any]) -> StepCost:
-        """What a step costs."""
+        """The measured cost of a step."""
 
     def split(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """The leaves of the carry, of the inputs, and the captured ones."""
-        a, b = self.sizes[0], self.sizes[0] + self.sizes[1]
-        return list(leaves[:a]), list(leaves[a:b]), list(leaves[b:])
+        xs_start, captured_start = self.sizes[0], self.sizes[0] + self.sizes[1]
+        return list(leaves[:xs_start]), list(leaves[xs_start:captured_start]), list(leaves[captured_start:])
 
     def first_sweep(self, leaves: Sequence[Any]) -> tuple[V, Interpreter[V]]:
-        """Run forward up to the turn; the run waits for its cotangent."""
+        """Run forward up to the turn, and keep the run until its cotangent is known."""
         determinism = None if self.request.check == "never" else self.new_determinism_check()
         backend, run = self.pending = self.forward_sweep(leaves, determinism)
         self.initial_rng = run.replay.initial if run.replay.used else None
@@ -83,8 +84,9 @@ class LoopCall(ABC, Generic[V]):
 
     @contextmanager
     def at_turn(self, leaves: Sequence[Any]) -> Iterator[tuple[V, Interpreter[V]]]:
-        """A run at its turn: the one that waits, or for a second reverse sweep one that runs forward again first."""
+        """A run at its turn: the pending one, or a new one for a second reverse sweep, which runs forward first."""
         if self.pending is not None:
+            # A reverse sweep uses its run up, and may be interrupted: the run is released before it begins.
             pending, self.pending = self.pending, None
             yield pending
             return
@@ -92,15 +94,16 @@ class LoopCall(ABC, Generic[V]):
         if self.initial_rng is None:
             yield self.forward_sweep(leaves, determinism)
             return
+        # The steps used random generators: draw the same numbers as the first time, and leave no trace of that.
         with preserved_state(self.new_backend(leaves, 0)[0].replayable_states, self.initial_rng):
             yield self.forward_sweep(leaves, determinism)
 
     def new_determinism_check(self) -> DeterminismCheck:
-        """Whoever compares what is computed again with what was computed first."""
+        """The determinism check for one run."""
         return DeterminismCheck(self.steps)
 
     def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
-        """A backend, and a run from the initial state, which the profile records."""
+        """A backend and a run that starts at the initial state; a profile's observer is attached."""
         backend, state = self.new_backend(leaves, self.steps or 0)
         request, replay, self.replay = self.request, self.replay, None
         memory = request.memory if request.plan is None else request.plan.memory
@@ -132,10 +135,13 @@ class LoopCall(ABC, Generic[V]):
         return backend, run
 
     def _run_online(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
-        """Go on to the end of the loop, keeping states as if any step could be the last; then its schedule is known."""
+        """Run a loop of unknown length to its end, while an online planner decides which states to keep.
+
+        See Stumm & Walther 2010, "New algorithms for optimal online checkpointing".
+        """
         backend, run = self.new_run(leaves, determinism)
         goes_on = self.cond_holds or self.evaluate_cond(backend, run.state)
-        # A step that never runs is not measured.
+        # A loop of no steps needs no memory: any plan will do, and no step is measured for it.
         request = self.request if goes_on else replace(self.request, memory=Memory(slots=1))
         driver = request.plan_for(None, lambda: self.measured(leaves)).start()
         while goes_on and driver.at + 1 != self.max_steps:

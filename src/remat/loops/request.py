@@ -1,4 +1,4 @@
-"""What the caller of a loop asks for, the same for all frameworks: a budget, when to compare, who hears of progress.
+"""What the caller of a loop asks for, the same for all frameworks: a budget, when to compare, a progress callback.
 
 In: the keyword arguments of `remat.scan` and `remat.while_loop`. Out: a plan, once the loop's length is known and,
 for a budget in bytes, its step is measured.
@@ -22,21 +22,21 @@ __all__ = ["LoopRequest", "free_host_bytes"]
 
 @dataclass(frozen=True)
 class LoopRequest:
-    """A budget as memory, slots or a plan of one's own, and how to run."""
+    """The arguments of one loop call, of which `parse` sets either `memory` or `plan`."""
 
     memory: Memory | None = None
     plan: Plan | None = None
     check: str = "first"
     progress: Progress | None = None
-    call: CallRecord | None = None  # the profile's entry for this call, if anyone profiles
+    call: CallRecord | None = None  # the profile's record of this call, if a profile is open
 
     @classmethod
     def parse(
         cls, memory: Any, slots: Any, plan: Any, check: Any, progress: Any, free: Callable[[], int | None] | None = None
     ) -> "LoopRequest":
-        """What the arguments mean; contradictions raise an error before anything is run.
+        """The request for these arguments; contradictions raise an error before any step is run.
 
-        `free` says how many bytes are free on the device, if it is not this machine's own memory.
+        `free` returns the free bytes of the device, for a budget that is a fraction; without it the host's count.
         """
         check_progress(progress)
         if plan is not None:
@@ -51,13 +51,13 @@ class LoopRequest:
             return cls(None, plan, parse_check(check), progress)
         if isinstance(memory, float):
             memory = _fraction_of_free(memory, free)
-        chosen = Memory.of(memory, slots)
-        if len(chosen.levels) > 1 or not chosen.device.free:
-            raise PlannerError(f"loops run in one level without read and write costs yet, and memory is {chosen}")
-        return cls(chosen, None, parse_check(check), progress)
+        budget = Memory.of(memory, slots)
+        if len(budget.levels) > 1 or not budget.device.free:
+            raise PlannerError(f"loops run in one level without read and write costs yet, and memory is {budget}")
+        return cls(budget, None, parse_check(check), progress)
 
     def for_profile(self, call: CallRecord | None, framework: str) -> "LoopRequest":
-        """The same, for a call that a profile has an entry of."""
+        """The same request, attached to a profile's record of the call, if there is one."""
         if call is None:
             return self
         call.framework = framework
@@ -65,18 +65,18 @@ class LoopRequest:
         return replace(self, call=call)
 
     def record(self, steps: int | None = None, plan: Plan | None = None) -> None:
-        """Enter into the profile how many steps the call has, or its plan."""
+        """Write the number of steps or the plan into the profile's record."""
         if self.call is not None:
             self.call.steps = self.call.steps if steps is None else steps
             self.call.plan = self.call.plan if plan is None else plan
 
     def validate(self, steps: int | None) -> None:
-        """Raise now what a plan would raise, where no step must be measured for it."""
+        """Raise early what planning would raise; not for a budget in bytes, for which a step must be measured."""
         if self.memory is None or self.memory.device.capacity is None:
             self.plan_for(steps, _no_measure)
 
     def plan_for(self, steps: int | None, measure: Callable[[], StepCost]) -> Plan:
-        """The plan for a loop of so many steps; `measure` is called if the budget is in bytes."""
+        """The plan for a loop of `steps` steps, None if unknown; `measure` is called if the budget is in bytes."""
         if self.plan is not None:
             problem = self.plan.problem
             if not isinstance(problem, Loop):
@@ -106,18 +106,18 @@ def _no_measure() -> StepCost:
 
 
 def _fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | None) -> int:
-    """So much of the memory that is free on the device, or on this machine."""
+    """A fraction of the bytes that are free on the device, or on the host."""
     if not 0.0 < fraction <= 1.0:
         raise ProblemError(f"memory={fraction!r}: a fraction of what is free lies between 0 and 1")
-    there = None if free_bytes is None else free_bytes()
-    there = free_host_bytes() if there is None else there
-    if there is None:
+    free = None if free_bytes is None else free_bytes()
+    free = free_host_bytes() if free is None else free
+    if free is None:
         raise ProblemError("this system does not say how much memory is free: give memory= in bytes")
-    return int(there * fraction)
+    return int(free * fraction)
 
 
 def free_host_bytes() -> int | None:
-    """Bytes that are free on this machine, or None if it does not say."""
+    """Bytes that are free on the host, or None where the operating system does not say."""
     import os
 
     try:

@@ -89,7 +89,7 @@ class AutogradBackend(NumpyBackend):
             return []
         if outputs.tree is None:
             outputs.allocate(y, i)
-        values, nodes = _unboxed(outputs.apart(y, i), outputs.names, trace)
+        values, nodes = _unboxed(outputs.checked_leaves(y, i), outputs.names, trace)
         assert outputs.tree is not None
         runner.last_output = outputs.tree.unflatten(values)
         if i >= runner.outputs_written:

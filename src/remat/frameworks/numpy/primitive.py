@@ -24,7 +24,8 @@ from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
 from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, is_boxed, readonly_view
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.loops.loop_call import LoopCall
-from remat.loops.step_runner import Inputs, Outputs, StepRunner
+from remat.loops.stacked_values import Inputs, Outputs
+from remat.loops.step_runner import StepRunner
 from remat.measuring import MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
 from remat.pytree import TreeDef

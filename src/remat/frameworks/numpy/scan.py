@@ -11,7 +11,9 @@ from remat.frameworks.numpy.leaves import ArraySpec, copy, ensure_writable, is_b
 from remat.frameworks.numpy.primitive import NumpyCall, as_truth_value, run
 from remat.frameworks.numpy.tape import ActiveTraces
 from remat.loops.request import LoopRequest
-from remat.loops.step_runner import Inputs, Outputs, StepRunner, flatten_leaves, infer_length
+from remat.loops.stacked_values import Inputs, Outputs, infer_length
+from remat.loops.step_runner import StepRunner
+from remat.loops.structure_check import flatten_leaves
 from remat.pytree import TreeDef, flatten
 from remat.units import to_count
 

@@ -206,7 +206,7 @@ class TorchBackend:
             return
         if outputs.tree is None:
             outputs.allocate(y, i)
-        tape.ys.append(self._output_edges(outputs.apart(y, i), self.output_flows(), outputs.names, i))
+        tape.ys.append(self._output_edges(outputs.checked_leaves(y, i), self.output_flows(), outputs.names, i))
         self._write_output(i, y)
 
     def output_flows(self) -> list[bool]:

@@ -21,7 +21,8 @@ from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
 from remat.frameworks.torch.tape import FirstStep
 from remat.loops.loop_call import LoopCall
-from remat.loops.step_runner import Inputs, Outputs, StepRunner
+from remat.loops.stacked_values import Inputs, Outputs
+from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
 
 MOST_NUMBERS = 128  # of summaries; a first sweep stops for each of them

@@ -19,7 +19,9 @@ from remat.frameworks.torch.leaves import nbytes, spec_of
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
 from remat.loops.request import LoopRequest
-from remat.loops.step_runner import Inputs, Outputs, StepRunner, flatten_leaves, infer_length
+from remat.loops.stacked_values import Inputs, Outputs, infer_length
+from remat.loops.step_runner import StepRunner
+from remat.loops.structure_check import flatten_leaves
 from remat.pytree import TreeDef
 from remat.units import to_count
 

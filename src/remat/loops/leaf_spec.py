@@ -1,0 +1,68 @@
+"""What the loops need of a framework's leaves (arrays and numbers), as two protocols.
+
+`LeafSpec` is the shape and dtype of one leaf: JAX calls it an aval, PyTorch the metadata of a tensor. `LeafOps` is the
+framework's module of functions on leaves, such as `frameworks/numpy/leaves.py`; it is passed to the loops as a value.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["LeafOps", "LeafSpec"]
+
+
+class LeafSpec(Protocol):
+    """The shape and dtype of a leaf. Equal specs mean that one leaf can be written into an array made for the other."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the leaf; () for a number."""
+        ...
+
+    @property
+    def weak(self) -> bool:
+        """Whether the leaf is a Python number, whose dtype yields to that of an array (a weak type in JAX)."""
+        ...
+
+    def promotes_to(self, other: Any) -> bool:
+        """Whether a leaf of spec `other` may take this one's place in the carry: Python numbers promote to arrays."""
+        ...
+
+    def promoted(self, other: Any) -> Any:
+        """The spec that later leaves must match, once a leaf of spec `other` has taken this one's place."""
+        ...
+
+    def advice(self, other: Any, name: str) -> str:
+        """The end of an error message: how to avoid that the leaf `name` changes from this spec to `other`."""
+        ...
+
+
+class LeafOps(Protocol):
+    """A framework's functions on leaves."""
+
+    def unpack(self, value: Any, /) -> Any:
+        """A container of the framework's own as a plain one; any other value as it is."""
+        ...
+
+    def spec_of(self, leaf: Any, name: str, /) -> Any:
+        """The spec of a leaf; raises a StepError with its name if it is neither an array nor a number."""
+        ...
+
+    def matches_spec(self, leaf: Any, spec: Any, /) -> bool:
+        """Whether a leaf has exactly that spec. False may also mean "not known": then `spec_of` decides."""
+        ...
+
+    def fast_match(self, spec: Any, /) -> Callable[[Any], bool]:
+        """A fast predicate for plain leaves of that spec, called for every leaf of every step; False as above."""
+        ...
+
+    def empty(self, count: int, spec: Any, like: Any, /) -> Any:
+        """An uninitialised array with `count` rows of that spec, on the device of the leaf `like`."""
+        ...
+
+    def astype(self, stacked: Any, spec: Any, /) -> Any:
+        """Stacked rows, converted to the dtype of a spec."""
+        ...
+
+    def reject_tracer(self, leaf: Any, name: str, /) -> None:
+        """Raise a StepError if a leaf is traced although every input of the step is plain: it leaks from a closure."""
+        ...
