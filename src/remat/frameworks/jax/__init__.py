@@ -16,6 +16,7 @@
 | `primitives.py` | the two primitives of JAX behind them |
 | `avals.py` | avals, flags, and all that JAX does not document |
 | `cache_key.py` | when two programs are the same one |
+| `measure.py` | bytes of a step, from its avals |
 | `planning.py` | plans for loops inside jit |
 | `host_loop.py`, `backend.py` | loops that Python drives, one compiled call for each op |
 | `checkpoint.py` | segments, by `jax.checkpoint` |

@@ -15,7 +15,8 @@ from remat.frameworks.jax.avals import Flags, Tracer
 from remat.frameworks.jax.backend import JaxBackend, State
 from remat.frameworks.jax.chunked_steps import Grads
 from remat.frameworks.jax.differentiable import Arrays, Linearization
-from remat.frameworks.jax.planning import plan_for_jit, step_sizes
+from remat.frameworks.jax.measure import step_sizes
+from remat.frameworks.jax.planning import plan_for_jit
 from remat.frameworks.jax.primitives import call
 from remat.frameworks.jax.residuals import StepVJP
 from remat.frameworks.jax.scan_function import ScanFunction, ScanLinearization

@@ -6,7 +6,7 @@ is called, the reverse sweep when autograd asks for its VJP. Loops without a box
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,16 @@ from autograd.tracer import getval
 
 from remat.errors import StepError
 from remat.execute import Interpreter
-from remat.execute.gradients import Gradients
-from remat.execute.rng_state import preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
 from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, is_boxed, readonly_view
-from remat.frameworks.numpy.meter import NumpyMeter
+from remat.frameworks.numpy.measure import measured
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
-from remat.measuring import MeasurementSetup, StepCost, measure_step
-from remat.measuring.cost_cache import cached_cost
+from remat.measuring import StepCost
 from remat.pytree import TreeDef
 
 __all__ = ["NumpyCall", "as_truth_value", "run"]
@@ -80,42 +77,8 @@ class NumpyCall(LoopCall[NumpyBackend]):
         return [_zeros(leaves[i]) if by_leaf[i] is None else by_leaf[i] for i in indices]
 
     def measured(self, leaves: Sequence[Any]) -> StepCost:
-        """What a step costs: from a few runs of the first ones, or from an earlier loop whose first step is as large.
-
-        Random generators get back their state.
-        """
-        with preserved_state(self.step.replayable_states):
-            specs = tuple(ArraySpec.of(leaf, "leaf") for leaf in leaves)
-            key = ("numpy", *self.step.cache_key, self.carry, self.xs, specs, tuple(self.needs_grad), self.vjp is None)
-            backend, state = self.new_backend(leaves, 1)
-            tape_bytes = backend.size(backend.record(state, 0, 1)[1])
-            assert self.request.memory is not None
-            capacity = self.request.memory.device.capacity or 0
-            return cached_cost(key, tape_bytes, capacity, lambda: self._measure(leaves))
-
-    def _measure(self, leaves: Sequence[Any]) -> StepCost:
-        """Run the first steps a few times; only the first one if the length is not known: there may be no second."""
-        steps = min(self.steps or 1, 8)
-        backend, state = self.new_backend(leaves, steps)
-        xs = [leaf[:steps] for leaf in self.split(leaves)[1]]
-        empty = backend.new_gradients([], (), xs)
-
-        def ones_like(state: Any, gradients: Gradients | None) -> Gradients:
-            gradients = gradients or empty
-            runner, outputs = backend.runner, gradients.outputs
-            if runner.outputs.leaves and not outputs:
-                outputs = _ones(runner.outputs.leaves, runner.outputs.specs)
-            carry = _ones(runner.tree.flatten_like(state, "carry"), runner.specs)
-            return replace(gradients, carry=carry, outputs=outputs)
-
-        assert self.request.memory is not None
-        return measure_step(
-            MeasurementSetup(backend, NumpyMeter(), state, ones_like), steps, self.request.memory.device.capacity or 0
-        )
-
-
-def _ones(leaves: Sequence[Any], specs: Sequence[ArraySpec]) -> list[Any]:
-    return [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in zip(leaves, specs, strict=True)]
+        """What a step costs."""
+        return measured(self, leaves, custom_vjp=self.vjp is not None)
 
 
 def as_truth_value(answer: Any) -> bool:

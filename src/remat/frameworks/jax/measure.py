@@ -1,0 +1,48 @@
+"""What a step costs on JAX: its bytes are read off its avals, so that nothing is run; its times are usual ones."""
+
+from typing import NamedTuple
+
+import jax
+
+from remat.frameworks.jax.avals import nbytes, select
+from remat.frameworks.jax.chunked_steps import unroll_factor
+from remat.frameworks.jax.residuals import StepVJP
+from remat.problem import Loop
+
+__all__ = ["StepSizes", "step_sizes"]
+
+# Times of a step, forward, recorded and pulled back, and of a chunk on top of its steps, as measured with LSTMs. On a
+# GPU each chunk waits for the host, and for longer if it has a loop of its own, or if the first one has another length.
+_ON_CPU = 1.0, 1.1, 2.0, 0.5
+_UNROLLED = 0.8, 1.0, 2.3, 5.0
+_IN_LOOPS = 1.0, 1.2, 2.5, 12.0
+_OTHER_FIRST = 5.0
+
+
+class StepSizes(NamedTuple):
+    """Bytes of a state, of the residuals of a step, of the workspace (all that no plan counts), and of a gradient."""
+
+    state: int
+    tape: int
+    workspace: int
+    gradient: int  # of all that the step closes over
+
+    def loop(self, steps: int | None, length: int = 1, seconds: float = 1.0) -> Loop:
+        """The problem of `steps` such steps, in chunks of `length`; a forward step takes `seconds`."""
+        on_cpu = jax.default_backend() == "cpu"
+        forward, record, backward, per_range = (
+            _ON_CPU if on_cpu else _UNROLLED if length <= unroll_factor(length) else _IN_LOOPS
+        )
+        per_range += _OTHER_FIRST if steps and steps % length and not on_cpu else 0.0
+        forward, record, backward, per_range = (seconds * time for time in (forward, record, backward, per_range))
+        return Loop(steps, max(1, self.state), self.tape, forward, record, backward, per_range=per_range)
+
+
+def step_sizes(step_vjp: StepVJP) -> StepSizes:
+    """The sizes of a step, from its avals."""
+    step, avals = step_vjp.step, step_vjp.step.avals
+    state = sum(map(nbytes, avals[step.n_consts : step.n_consts + step.n_carry]))
+    gradient = sum(map(nbytes, select(step_vjp.activity.consts, avals[: step.n_consts])))
+    # There is one state more than the slots, for those that are not kept; the carry and the cotangent are copied where
+    # loops begin; and while a step is pulled back, about as many bytes as its residuals are in use on top of these.
+    return StepSizes(state, step_vjp.nbytes, 4 * state + step_vjp.nbytes + step_vjp.shared_nbytes, gradient)
