@@ -1,4 +1,4 @@
-"""The meter: the memory of a framework's device, as measuring and profiling ask for it."""
+"""The protocol of a memory meter: allocated bytes and their peak, for measuring and profiling."""
 
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -7,10 +7,10 @@ __all__ = ["Meter"]
 
 
 class Meter(Protocol):
-    """The memory of a framework's device."""
+    """Counts the bytes that a framework has allocated on its device."""
 
     def counting(self) -> AbstractContextManager[Any]:
-        """Count what is allocated in the block."""
+        """A block in which allocations are counted; counting may make the program slower."""
         ...
 
     def now(self) -> int:
@@ -22,5 +22,5 @@ class Meter(Protocol):
         ...
 
     def reset_peak(self) -> None:
-        """Begin anew with the peak."""
+        """Let the peak start from what is allocated now."""
         ...

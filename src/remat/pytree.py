@@ -1,7 +1,8 @@
-"""Nested containers, taken apart and put together: tuples, named tuples, lists, dicts, dataclasses, None.
+"""Pytrees: nested tuples, named tuples, lists, dicts, dataclasses and None, flattened and unflattened.
 
-In: a value as users write it. Out: its leaves in order, and a `TreeDef` that puts leaves back and gives each its path.
-Everything else is a leaf; the frameworks decide which leaves they can use.
+In: a value as users write it. Out: its leaves in order, and a `TreeDef` that builds such values and names each leaf by
+its path. Anything that is no container is a leaf; the frameworks decide which leaves they accept. This is a module of
+its own since loops on NumPy and PyTorch must not import JAX, and need paths for messages and fast checks per step.
 """
 
 from collections import OrderedDict, defaultdict
@@ -14,36 +15,38 @@ __all__ = ["LEAF", "StructureMismatch", "TreeDef", "flatten"]
 
 
 class StructureMismatch(Exception):
-    """A value has another structure than expected; says where and how."""
+    """A value does not have the expected structure; the message says where and how."""
 
 
 @dataclass(frozen=True)
 class TreeDef:
-    """The structure of a value: the container's type and keys, and the trees children; a leaf has no type.
+    """The structure of a value: the container's type, its keys, and the structure of each child; a leaf has no type.
 
-    >>> leaves, tree = take_apart({"h": 1.0, "c": (2.0, None)})
+    >>> leaves, tree = flatten({"h": 1.0, "c": (2.0, None)})
     >>> leaves, list(tree.paths("carry"))
     ([1.0, 2.0], ["carry['h']", "carry['c'][0]"])
     >>> tree.unflatten([10, 20])
     {'h': 10, 'c': (20, None)}
     """
 
-    node_type: Any = None
+    node_type: Any = None  # None for a leaf, NoneType for None; (defaultdict, factory) for a default dict
     keys: tuple[Any, ...] = ()
     children: tuple["TreeDef", ...] = ()
-    attributes: dict[str, Any] | None = field(default=None, compare=False, repr=False)  # more attributes of a dataclass
+    attributes: dict[str, Any] | None = field(
+        default=None, compare=False, repr=False
+    )  # of a dataclass, besides its fields
 
     @cached_property
     def mutable(self) -> bool:
         """Whether a container in it can be changed in place: all but tuples and None."""
-        fixed = self.node_type in (None, type(None)) or (
+        immutable = self.node_type in (None, type(None)) or (
             isinstance(self.node_type, type) and issubclass(self.node_type, tuple)
         )
-        return not fixed or any(tree.mutable for tree in self.children)
+        return not immutable or any(tree.mutable for tree in self.children)
 
     @cached_property
     def size(self) -> int:
-        """How many leaves there are."""
+        """The number of leaves."""
         return 1 if self.node_type is None else sum(tree.size for tree in self.children)
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
@@ -56,25 +59,26 @@ class TreeDef:
         if self.node_type is None:
             return next(leaves)
         value = _make_container(self.node_type, self.keys, [tree._unflatten(leaves) for tree in self.children])
-        for name, held in (self.attributes or {}).items():
-            object.__setattr__(value, name, held)
+        for name, attribute in (self.attributes or {}).items():
+            object.__setattr__(value, name, attribute)  # frozen dataclasses, too
         return value
 
     def flatten_like(
         self, value: Any, name: str, unpack: Callable[[Any], Any] | None = None, *, allow_none: bool = False
     ) -> list[Any]:
-        """The leaves of a value that has this structure; another structure raises a Mismatch that says where.
+        """The leaves of a value that has this structure; else a StructureMismatch with the path below `name`.
 
-        With `allow_none`, None may stand for any part, and each of its leaves is None.
+        With `allow_none`, None may stand for any subtree, all of whose leaves are None then.
         """
         leaves: list[Any] = []
-        if not self._flatten_fast(value, unpack, leaves):  # names are only made when something is unusual
+        # Called in every step, so the common case builds no paths; the slow one is for the rest and for messages.
+        if not self._flatten_fast(value, unpack, leaves):
             leaves = []
             self._flatten_like(value, name, unpack, leaves, allow_none)
         return leaves
 
     def _flatten_fast(self, value: Any, unpack: Callable[[Any], Any] | None, leaves: list[Any]) -> bool:
-        """Whether the value has this structure, with the very same types; then its leaves are added."""
+        """Whether the value has exactly this structure and these types; if so, its leaves are appended."""
         node_type = self.node_type
         if node_type is None:
             leaves.append(value)
@@ -82,18 +86,18 @@ class TreeDef:
         if type(value) is not node_type:
             return False
         if node_type is tuple or node_type is list:
-            parts: Iterable[Any] = value
+            children: Iterable[Any] = value
         elif node_type is dict:
             if len(value) != len(self.keys) or not all(key in value for key in self.keys):
                 return False
-            parts = (value[key] for key in self.keys)
+            children = (value[key] for key in self.keys)
         elif issubclass(node_type, tuple):
-            parts = value
+            children = value
         else:
-            return node_type is type(None)  # dataclasses and others go the slow way
+            return node_type is type(None)  # dataclasses and dict subclasses take the slow path
         count = 0
-        for tree, part in zip(self.children, parts, strict=False):
-            if not tree._flatten_fast(part, unpack, leaves):
+        for tree, child in zip(self.children, children, strict=False):
+            if not tree._flatten_fast(child, unpack, leaves):
                 return False
             count += 1
         return count == len(self.children) and (node_type is dict or len(value) == count)
@@ -106,47 +110,48 @@ class TreeDef:
             return
         if unpack is not None:
             value = unpack(value)
-        found = _contents(value)
-        if found is None and self.node_type is None:
+        container = _contents(value)
+        if container is None and self.node_type is None:
             leaves.append(value)
             return
-        node_type, keys = (None, ()) if found is None else (found[0], tuple(found[1]))
+        node_type, keys = (None, ()) if container is None else (container[0], tuple(container[1]))
         if (
-            found is None
+            container is None
             or _name_of(node_type) != _name_of(self.node_type)
             or (keys != self.keys and set(keys) != set(self.keys))
         ):
             raise StructureMismatch(f"{name} was {self.describe()} and became {_describe(node_type, keys, value)}")
         for key, tree in zip(self.keys, self.children, strict=True):
-            tree._flatten_like(found[1][key], name + _suffix(self.node_type, key), unpack, leaves, allow_none)
+            tree._flatten_like(container[1][key], name + _suffix(self.node_type, key), unpack, leaves, allow_none)
 
     def map(self, function: Callable[[Any], Any], value: Any) -> Any:
-        """A value of this structure with each leaf replaced by what the function makes of it."""
+        """A value of this structure with the function applied to each leaf."""
         return self.unflatten([function(leaf) for leaf in self.flatten_like(value, "value")])
 
     def compose(self, trees: Iterator["TreeDef"]) -> "TreeDef":
-        """The same structure with the next of these trees for each leaf."""
+        """This structure with each leaf replaced by the next of these trees."""
         if self.node_type is None:
             return next(trees)
         return replace(self, children=tuple(tree.compose(trees) for tree in self.children))
 
     def paths(self, name: str) -> Iterator[str]:
-        """A name for each leaf, as one would write it in Python."""
+        """The path of each leaf below `name`, as a Python expression."""
         if self.node_type is None:
             yield name
         for key, tree in zip(self.keys, self.children, strict=True):
             yield from tree.paths(name + _suffix(self.node_type, key))
 
     def describe(self) -> str:
-        """The outermost container in words."""
+        """The outermost container in words, for messages."""
         return _describe(self.node_type, self.keys, None)
 
 
 LEAF = TreeDef()
-_leaf_types: set[type] = set()  # of leaves that no framework unpacks
+_leaf_types: set[type] = set()  # types seen to be leaves, which need not be unpacked and tested each time
 
 
 def _learn_leaf_type(value: Any, unpack: Callable[[Any], Any] | None) -> bool:
+    """Whether a value is a leaf; if so, its type is remembered."""
     if unpack is None or unpack(value) is not value or _contents(value) is not None:
         return False
     _leaf_types.add(type(value))
@@ -156,9 +161,9 @@ def _learn_leaf_type(value: Any, unpack: Callable[[Any], Any] | None) -> bool:
 def flatten(
     value: Any, unpack: Callable[[Any], Any] | None = None, *, only: type = object
 ) -> tuple[list[Any], TreeDef]:
-    """The leaves of a value and its tree; `unpack` turns a framework's own containers into plain ones.
+    """The leaves of a value and its structure; `unpack` turns a framework's own containers into plain ones.
 
-    Containers that are no `only` are leaves.
+    With `only`, containers that are no instances of it count as leaves.
     """
     leaves: list[Any] = []
     return leaves, _flatten_into(value, unpack, only, leaves)
@@ -167,26 +172,27 @@ def flatten(
 def _flatten_into(value: Any, unpack: Callable[[Any], Any] | None, only: type, leaves: list[Any]) -> TreeDef:
     if unpack is not None and only is object:
         value = unpack(value)
-    found = _contents(value) if isinstance(value, only) else None
-    if found is None:
+    container = _contents(value) if isinstance(value, only) else None
+    if container is None:
         leaves.append(value)
         return LEAF
-    node_type, contents = found
-    children = tuple(_flatten_into(part, unpack, only, leaves) for part in contents.values())
+    node_type, contents = container
+    children = tuple(_flatten_into(child, unpack, only, leaves) for child in contents.values())
     return TreeDef(node_type, tuple(contents), children, _attributes(value, contents) if is_dataclass(value) else None)
 
 
 def _attributes(value: Any, contents: dict[str, Any]) -> dict[str, Any] | None:
-    """Attributes of a dataclass that are no fields, and no caches of what is made from fields."""
-    held = getattr(value, "__dict__", {}).items()
+    """The attributes of a dataclass that are no fields; cached properties are left out, as they depend on fields."""
     node_type = type(value)
     return {
-        k: v for k, v in held if k not in contents and not isinstance(getattr(node_type, k, None), cached_property)
+        name: attribute
+        for name, attribute in getattr(value, "__dict__", {}).items()
+        if name not in contents and not isinstance(getattr(node_type, name, None), cached_property)
     } or None
 
 
 def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:
-    """A container's type and its children by key; None for a leaf. A default dict's type includes its factory."""
+    """A container's type, as in `TreeDef.node_type`, and its children by key; None for a leaf."""
     node_type = type(value)
     if node_type is tuple or node_type is list:
         return node_type, dict(enumerate(value))
@@ -203,24 +209,23 @@ def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:
     return None
 
 
-def _make_container(node_type: Any, keys: tuple[Any, ...], parts: list[Any]) -> Any:
+def _make_container(node_type: Any, keys: tuple[Any, ...], children: list[Any]) -> Any:
     if node_type is tuple:
-        return tuple(parts)
+        return tuple(children)
     if node_type is list:
-        return parts
+        return children
     if node_type is type(None):
         return None
     if isinstance(node_type, tuple):
-        return defaultdict(node_type[1], zip(keys, parts, strict=True))
+        return defaultdict(node_type[1], zip(keys, children, strict=True))
     if issubclass(node_type, dict):
-        return node_type(zip(keys, parts, strict=True))
+        return node_type(zip(keys, children, strict=True))
     if issubclass(node_type, tuple):
-        return node_type._make(parts)
-    value = object.__new__(
-        node_type
-    )  # a dataclass; its __init__ may refuse what stands for an array while it is traced
-    for key, part in zip(keys, parts, strict=True):
-        object.__setattr__(value, key, part)
+        return node_type._make(children)
+    # A dataclass. Its __init__ is not called: it may convert or reject the tracers that stand for arrays.
+    value = object.__new__(node_type)
+    for key, child in zip(keys, children, strict=True):
+        object.__setattr__(value, key, child)
     return value
 
 
@@ -233,7 +238,7 @@ def _suffix(node_type: Any, key: Any) -> str:
 
 
 def _name_of(node_type: Any) -> str | None:
-    """A container's type by name: an ordered and a default dict may stand for a dict."""
+    """The name by which container types are compared: every kind of dict counts as a dict."""
     if node_type is None:
         return None
     if isinstance(node_type, tuple) or issubclass(node_type, dict):

@@ -1,6 +1,6 @@
-"""What segments are on every framework: how they are asked for, their names, which are checked, and their nesting.
+"""What checkpointed segments share on every framework: their options, names, determinism checks, and nesting depth.
 
-A segment is a function whose tape is not kept: it is run again when its backward needs it.
+A segment is a function whose tape is not kept: its backward recomputes it (`torch.utils.checkpoint`, `jax.checkpoint`).
 """
 
 import threading
@@ -28,65 +28,71 @@ __all__ = [
 
 @dataclass(frozen=True)
 class CheckpointOptions:
-    """What is asked of a segment: when to compare values, whether to stop early, above which size to recompute.
+    """The options of a segment.
 
-    A policy says what is kept all the same; only JAX has them.
+    `check` says when recomputed values are compared with the first ones: "first", "always" or "never". `early_stop`
+    ends a recomputation once everything that the backward needs is recomputed. Segments whose outputs have no more than
+    `threshold` bytes are not checkpointed. `policy` selects residuals that are saved all the same; only JAX has that.
     """
 
     check: str = "first"
     early_stop: bool = True
-    threshold: int | None = None  # bytes of the outputs; None: always
+    threshold: int | None = None  # None: always checkpoint
     policy: Any = None  # a function, or its name
 
 
 def display_name(fn: Any) -> str:
-    """What people call a function: its qualified name, or the class of a module or object."""
+    """The name of a function in messages and profiles: its qualified name, or the class of a module or object."""
     while isinstance(fn, partial):
         fn = fn.func
     name, qualified = getattr(fn, "__name__", None), getattr(fn, "__qualname__", None)
     if name is None or qualified is None:
         return type(fn).__qualname__
-    return str(qualified if qualified.endswith(name) else name)  # decorators may hand on only one of them
+    return str(qualified if qualified.endswith(name) else name)  # a decorator may have copied only one of them
 
 
+# By the ids of a function (and of its object, for a method): weak references to them, which tell a function from a new
+# one with the same id.
 _checked: dict[tuple[int, ...], tuple[ReferenceType[Any], ...]] = {}
-_lock = threading.RLock()  # a reference may die while it is held
+_lock = threading.RLock()  # reentrant, as the garbage collector may run a finalizer in a thread that has locked it
 
 
 class CheckOnce:
-    """Whether the values of one function are compared, and `mark_passed` when they were and are the same.
+    """Whether the values of a function are to be compared (`wanted`): with check="first", until they were once.
 
-    Functions are known by themselves, weakly: two closures of one code are two functions. What allows no weak reference
-    is known by its code, and compared each time if it has none.
+    `mark_passed` is called after a comparison without differences. Functions are identified by weak references to
+    themselves, so two closures with the same code are two functions. An object without weak references is identified
+    by its code, and compared each time if it has none.
     """
 
     def __init__(self, fn: Callable[..., Any], check: str) -> None:
         self.wanted = check != "never"
-        self._parts: tuple[ReferenceType[Any], ...] = ()
+        self._refs: tuple[ReferenceType[Any], ...] = ()
         if check == "first":
-            parts = (fn.__self__, fn.__func__) if isinstance(fn, MethodType) else (fn,)
+            # A bound method is a new object at each access, so its object and its function stand for it.
+            owners = (fn.__self__, fn.__func__) if isinstance(fn, MethodType) else (fn,)
             try:
-                self._parts = tuple(_weakly(part) for part in parts)
-            except TypeError:  # it is not known again
+                self._refs = tuple(_weak_reference(owner) for owner in owners)
+            except TypeError:  # it cannot be recognized at the next call
                 return
-            self._key = tuple(id(part()) for part in self._parts)
+            self._key = tuple(id(reference()) for reference in self._refs)
             with _lock:
-                self.wanted = _checked.get(self._key) != self._parts
+                self.wanted = _checked.get(self._key) != self._refs
 
     def mark_passed(self) -> None:
-        """A segment of this function was compared in all that it saves, and was the same."""
-        alive = [part() for part in self._parts]
-        if not alive or any(part is None for part in alive):
+        """Record that all saved values of a segment of this function were recomputed without a difference."""
+        alive = [reference() for reference in self._refs]
+        if not alive or any(owner is None for owner in alive):
             return
         with _lock:
-            known = _checked.get(self._key) == self._parts
-            _checked[self._key] = self._parts
-        if not known:
-            for part in alive:
-                finalize(part, _checked.pop, self._key, None).atexit = False
+            was_recorded = _checked.get(self._key) == self._refs
+            _checked[self._key] = self._refs
+        if not was_recorded:
+            for owner in alive:
+                finalize(owner, _checked.pop, self._key, None).atexit = False
 
 
-def _weakly(value: Any) -> ReferenceType[Any]:
+def _weak_reference(value: Any) -> ReferenceType[Any]:
     try:
         return ref(value)
     except TypeError:
@@ -97,13 +103,13 @@ _depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 def nesting_depth() -> int:
-    """How many segments are around the code that asks."""
+    """The number of segments inside which the calling code runs."""
     return _depth.get()
 
 
 @contextmanager
 def nested(depth: int) -> Iterator[None]:
-    """A block inside a segment of this depth."""
+    """A block that runs inside a segment whose own nesting depth is `depth`."""
     token = _depth.set(depth + 1)
     try:
         yield
@@ -111,11 +117,11 @@ def nested(depth: int) -> Iterator[None]:
         _depth.reset(token)
 
 
-def raise_nondeterministic(name: str, found: str) -> NoReturn:
-    """Raise a DeterminismError that says what became another one."""
+def raise_nondeterministic(name: str, difference: str) -> NoReturn:
+    """Raise a DeterminismError for the segment `name`; `difference` says which value changed, and how."""
     raise DeterminismError(
-        f"the segment {name} gave something else when it was recomputed: {found}, so the gradient would be wrong. It "
-        "may count calls, write into what it captured, draw from a random generator that remat could not find, or "
+        f"the segment {name} gave something else when it was recomputed: {difference}, so the gradient would be wrong. "
+        "It may count calls, write into what it captured, draw from a random generator that remat could not find, or "
         "read attributes or globals that were changed since. Draw random numbers before the segment and pass them in, "
         "or draw from global generators or from one that is passed in or closed over, which are replayed. "
         'remat.drop(fn, check="never") turns the comparison of values off'
@@ -126,5 +132,5 @@ _COPY = "Make a new array instead, as in x = x + 1 for x += 1, or give the segme
 
 
 def mutation_error(name: str, what: str, when: str, advice: str = _COPY) -> StepError:
-    """What to say of a segment that uses what is not what it was."""
+    """The error for a segment one of whose inputs (`what`) was written into after it was saved (`when`)."""
     return StepError(f"the segment {name} cannot be recomputed: {what} was written into {when}. {advice}")

@@ -1,7 +1,7 @@
 """HOW MUCH: the time, state, tape and workspace of one step, measured by running it a few times.
 
-In: a framework's verbs, a meter of its memory, a state. Out: `StepCost`, which holds a `Loop` for the planners and the
-bytes that every step allocates beside what the planners count. `loop_of` takes a step's costs from a whole run instead.
+In: a framework's backend, a meter of its memory, a state. Out: `StepCost`: a `Loop` for the planners, and the workspace
+of a step, which planners do not count. `loop_of` derives the `Loop` from the trace of a whole run instead.
 """
 
 from remat.measuring.from_trace import loop_of

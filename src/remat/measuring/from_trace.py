@@ -1,4 +1,4 @@
-"""A loop as a real run showed it: the mean sizes and times of a step, from a measured trace."""
+"""The `Loop` that a measured trace shows: the mean sizes and times of a step."""
 
 from remat.problem import Loop
 from remat.schedule import Advance, Pullback, Record, Trace
@@ -8,22 +8,26 @@ __all__ = ["loop_of"]
 
 
 def loop_of(trace: Trace, steps: int | None = None) -> Loop | None:
-    """The loop that a run went through, or None if it had recorded no step yet."""
+    """The loop of a run, as a problem for the planners; None if no step was recorded.
+
+    With `steps`, for another number of steps.
+    """
     sums = dict.fromkeys((Advance, Record, Pullback), (0, 0.0))
-    tapes, tape, first = TapeSizes(), 0, 0
+    tapes, tape_bytes, first_live = TapeSizes(), 0, 0
     for event in trace:
-        first = first or event.live.state.get(trace.device, 0)
+        first_live = first_live or event.live.state.get(trace.device, 0)
         op = event.op
         if isinstance(op, Advance | Record | Pullback):
             units, seconds = sums[type(op)]
             sums[type(op)] = units + op.stop - op.start, seconds + event.seconds
         own = tapes.own(event)
-        tape += own if isinstance(op, Record) else 0
+        tape_bytes += own if isinstance(op, Record) else 0
     recorded, keeps = sums[Record][0], sum(trace.keeps.values())
     if not recorded:
         return None
-    # Without kept states: the first op has its input and output live.
-    state = sum(trace.totals.written.values()) // keeps if keeps else first // 2
-    forward, record, back = (sums[kind][1] / max(1, sums[kind][0]) for kind in (Advance, Record, Pullback))
-    forward = forward or record
-    return Loop(trace.problem_units if steps is None else steps, max(1, state), tape // recorded, forward, record, back)
+    # Without kept states: two states are live during the first op, its input and its output.
+    state = sum(trace.totals.written.values()) // keeps if keeps else first_live // 2
+    forward, record, backward = (seconds / max(1, units) for units, seconds in sums.values())
+    forward = forward or record  # a run that only recorded shows no other time for a forward step
+    units = trace.problem_units if steps is None else steps
+    return Loop(units, max(1, state), tape_bytes // recorded, forward, record, backward)

@@ -1,4 +1,8 @@
-"""One step, measured: once to warm up, once with the meter on, then a few times with the clock on; medians count."""
+"""The cost of one step: it is run once to warm up, once with the memory meter on, then a few times for the clock.
+
+Times are medians. A range of a few steps is measured, too: its tape is smaller than the tapes of its steps together where
+steps share residuals (captured weights), and the fixed time of a range is spread over its steps.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,18 +20,17 @@ __all__ = ["MeasurableBackend", "MeasurementSetup", "StepCost", "measure_step"]
 
 QUICK = 0.02  # seconds: a step that takes longer is timed once
 TIMES = 3  # runs of a quick step
-COPIES, SMALL = 8, 65536  # of a state that is small, several copies are weighed: the first may fill a cache
-DEFAULT_TIMES = (
-    0.8,
-    1.0,
-    2.0,
-    0.5,
-)  # times of a step: forward, recorded, pulled back, and what a range takes beside its steps
+COPIES, SMALL = (
+    8,
+    65536,
+)  # a state of fewer bytes is copied several times, as the first copy may fill an allocator's cache
+# Times that are assumed where none are measured: of a step forward, recorded and pulled back, and per range.
+DEFAULT_TIMES = (0.8, 1.0, 2.0, 0.5)
 LONGEST = 4  # steps of the range that is compared with single steps
 
 
 class MeasurableBackend(Backend, Protocol):
-    """A backend that says how large its values are."""
+    """A backend that can tell the bytes of its values."""
 
     def size(self, value: Any) -> int:
         """Bytes of a state or a tape."""
@@ -36,23 +39,21 @@ class MeasurableBackend(Backend, Protocol):
 
 @dataclass(frozen=True)
 class StepCost:
-    """A loop of unknown length with measured sizes and times, and the bytes that a step allocates while it runs.
+    """The measured cost of a step, as a loop of unknown length for the planners and the bytes that they do not count.
 
-    The loop's tape is what one more step adds to a recorded range. A range of any length takes `bytes_per_range` more:
-    what its steps share. While a range is pulled back, `pullback_workspace` bytes are allocated for each of its steps.
+    `loop.tape` is what one more step adds to the tape of a range. The tape of any range has `bytes_per_range` more:
+    residuals that its steps share. While a range is pulled back, `pullback_workspace` bytes are allocated per step.
     """
 
     loop: Loop
-    workspace: int
+    workspace: int  # bytes that a step allocates while it runs, besides two states or cotangents
     bytes_per_range: int = 0
     pullback_workspace: int = 0
-    truncated: bool = False  # whether there was no room to measure a longer range
-    bookkeeping: int = (
-        320 * 1024
-    )  # bytes for bookkeeping that a meter sees: summaries, marks of random generators, Python's own
+    truncated: bool = False  # whether there was too little memory to measure a range of several steps
+    bookkeeping: int = 320 * 1024  # bytes of fingerprints, snapshots of generators and Python objects in a run
 
     def worth_remeasuring(self, room: int) -> bool:
-        """Whether so many bytes are enough to measure the longer range for which there was no room."""
+        """Whether `room` bytes are enough to measure the longer range for which there was too little memory."""
         return (
             self.truncated
             and _tapes_in(room, self.workspace, self.loop.state, self.loop.tape + self.bytes_per_range) > 1
@@ -60,16 +61,16 @@ class StepCost:
 
     @property
     def as_single_steps(self) -> Loop:
-        """The loop with the tape of a range of one step: too much for longer ranges, and never too little."""
+        """The loop with the tape of a range of one step, which bounds the bytes per step of any range from above."""
         return Loop(**{**self.loop.to_dict(), "tape": self.loop.tape + self.bytes_per_range + self.pullback_workspace})
 
 
 @dataclass(frozen=True)
 class MeasurementSetup:
-    """What is measured: a backend, a state to start from, and the meter of the memory that they use.
+    """What a measurement runs on: a backend, a state to start from, and the meter of the memory that they use.
 
-    `ones_like(state, gradients)` makes the gradients that a pullback from that state starts with; it goes on with the
-    sums of `gradients`, if there are any yet. `finish` waits until the device has done all its work.
+    `ones_like(state, gradients)` returns gradients for a pullback from that state, with a cotangent of ones; it reuses
+    the accumulated sums of `gradients`, unless that is None. `finish` waits until the device has done all its work.
     """
 
     backend: MeasurableBackend
@@ -78,32 +79,33 @@ class MeasurementSetup:
     ones_like: Callable[[Any, Gradients | None], Gradients]
     finish: Callable[[], Any] = lambda: None
     timed: bool = True  # False: default times, where several processes must come to the same plan
-    _gradients: list[Gradients] = field(default_factory=list, repr=False)  # of the last pullback
+    _gradients: list[Gradients] = field(default_factory=list, repr=False)  # of the last pullback; one or none
 
     def new_gradients(self, state: Any) -> Gradients:
         """Gradients for a pullback that starts at this state."""
         return self.ones_like(state, self._gradients.pop() if self._gradients else None)
 
     def pull_back(self, tape: Any, gradients: list[Gradients]) -> None:
-        """Pull back through a tape, and hold the sums for the next pullback, as a real reverse sweep does."""
+        """Pull back through a tape, and keep the sums for the next pullback, as a real reverse sweep does."""
         self._gradients.append(replace(self.backend.pull_back(tape, gradients.pop()), carry=None))
 
     def at(self, step: int) -> "MeasurementSetup":
-        """The same, at the state before a later step, after all has been run once."""
+        """The same setup at the state before a later step, with that step run once to warm up."""
         backend, state = self.backend, self.state
         state = backend.copy(backend.advance(backend.copy(state), 0, step)) if step else backend.copy(state)
-        later = replace(self, state=state)
-        _range_times(later, step, step + 1)  # from now on the sums of gradients exist
-        return later
+        setup = replace(self, state=state)
+        _range_times(setup, step, step + 1)  # allocates the sums of gradients, which must not count as workspace
+        return setup
 
 
 def measure_step(setup: MeasurementSetup, steps: int, room: int) -> StepCost:
-    """What a step of the loop costs, from runs of its first `steps` steps; the setup's state is not changed.
+    """The cost of a step, from runs of the first `steps` steps of the loop; the setup's state is not changed.
 
     No more than `room` bytes are used, if that is enough for one step.
     """
-    report_progress(0, None)  # work has begun; it is a few runs of a step, so there is no more to report
-    at = min(3, steps - 1)  # not the first step, which may start from numbers that become arrays, or be run with care
+    report_progress(0, None)  # measuring has begun; it is a few runs of a step, so there is no more to report
+    # Not the first steps: their carry may still contain Python numbers, and some backends probe them.
+    at = min(3, steps - 1)
     setup = setup.at(at)
     with setup.meter.counting():
         sizes = _Sizes.of(setup, at)
@@ -111,16 +113,16 @@ def measure_step(setup: MeasurementSetup, steps: int, room: int) -> StepCost:
     forward = _seconds(setup, lambda: backend.advance(backend.copy(state), at, at + 1))
     record, backward = _range_times(setup, at, at + 1)
     longer = min(LONGEST, steps - at, _tapes_in(room, sizes.workspace, sizes.state, sizes.tape))
-    tape, per_range, pullback_workspace, aside = sizes.tape, 0.0, 0, sizes.workspace
+    tape, per_range, pullback_workspace, workspace = sizes.tape, 0.0, 0, sizes.workspace
     if longer > 1:
-        # What a second step adds is not what every further one adds: sums of gradients need room as soon as there are
-        # two of them, and no more room for more of them.
+        # The slope between ranges of 2 and of `longer` steps, as a second step adds more than each further one: to add
+        # the gradients of two steps takes a buffer, and no second buffer for a third step.
         short = min(2, longer - 1)
         with setup.meter.counting():
-            one, some, several = (_range_sizes(setup, at, at + count) for count in (1, short, longer))
-        slopes = [max(0, -((a - b) // (longer - short))) for a, b in zip(some, several, strict=True)]
+            one, two, several = (_range_sizes(setup, at, at + count) for count in (1, short, longer))
+        slopes = [max(0, -((a - b) // (longer - short))) for a, b in zip(two, several, strict=True)]
         tape, pullback_workspace = max(slopes[:2]), slopes[2]
-        aside += max(0, some[2] - one[2] - (short - 1) * pullback_workspace)
+        workspace += max(0, two[2] - one[2] - (short - 1) * pullback_workspace)
     if not setup.timed:
         forward, record, backward, per_range = DEFAULT_TIMES
     elif forward + record + backward < QUICK:
@@ -128,17 +130,19 @@ def measure_step(setup: MeasurementSetup, steps: int, room: int) -> StepCost:
             _seconds(setup, lambda: backend.advance(backend.copy(state), at, at + 1)) for _ in range(TIMES)
         )
         times = [_range_times(setup, at, at + 1) for _ in range(TIMES)]
-        record, backward = (median(part) for part in zip(*times, strict=True))
+        record, backward = (median(seconds) for seconds in zip(*times, strict=True))
         if longer > 1:
             whole = median(sum(_range_times(setup, at, at + longer)) for _ in range(TIMES))
-            single = record + backward  # in a noisy run less than what the range seems to take by itself
+            single = record + backward
+            # Solve whole = per_range + longer * step and single = per_range + step for per_range. Noise may make that
+            # negative or more than `single`; less than a tenth is taken for noise.
             per_range = min(0.9 * single, max(0.0, (longer * single - whole) / (longer - 1)))
-            per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range  # within the noise
+            per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range
     share = 1 - per_range / (record + backward) if record + backward else 1.0
     tape = min(tape, sizes.tape)
     loop = Loop(None, max(1, sizes.state), tape, forward, share * record, share * backward, per_range=per_range)
-    limited = longer < min(LONGEST, steps - at)
-    return StepCost(loop, aside, sizes.tape - tape, pullback_workspace, limited)
+    truncated = longer < min(LONGEST, steps - at)
+    return StepCost(loop, workspace, sizes.tape - tape, pullback_workspace, truncated)
 
 
 @dataclass(frozen=True)
@@ -149,58 +153,62 @@ class _Sizes:
 
     @classmethod
     def of(cls, setup: MeasurementSetup, at: int) -> "_Sizes":
-        """Bytes of a state and of a tape, and the most that is live beside them and the working set of the planners.
+        """Bytes of a state and of a tape, and the workspace: the most that is allocated in addition, in any op.
 
-        The working set is two states while a step runs, and two cotangents while it is pulled back.
+        The planners count two states while a step runs, and two cotangents while it is pulled back, so these are no
+        part of the workspace. Sizes are the larger of what the backend says and what the meter shows, as an allocator
+        may round up.
         """
         backend, meter, state = setup.backend, setup.meter, setup.state
         before = meter.now()
-        kept = [backend.copy(state) for _ in range(COPIES if backend.size(state) < SMALL else 1)]
-        size = max(backend.size(kept[0]), (meter.now() - before) // len(kept))
-        del kept[1:]
+        # Values are in lists, from which they are popped into a call: then the backend can free them early.
+        copies = [backend.copy(state) for _ in range(COPIES if backend.size(state) < SMALL else 1)]
+        size = max(backend.size(copies[0]), (meter.now() - before) // len(copies))
+        del copies[1:]
         meter.reset_peak()
         before = meter.now() - size
-        after = backend.advance(kept.pop(), at, at + 1)
+        after = backend.advance(copies.pop(), at, at + 1)
         running = meter.peak() - before - 2 * size
         gradients = [setup.new_gradients(after)]
         del after
-        kept.append(backend.copy(state))
+        copies.append(backend.copy(state))
         meter.reset_peak()
         before = meter.now() - size
-        after, tape = backend.record(kept.pop(), at, at + 1)
+        after, tape = backend.record(copies.pop(), at, at + 1)
         peak = meter.peak() - before
-        held = backend.size(tape)
+        tape_bytes = backend.size(tape)
         del after
-        held = max(held, meter.now() - before)
-        recording = peak - held - 2 * size
+        tape_bytes = max(tape_bytes, meter.now() - before)
+        recording = peak - tape_bytes - 2 * size
         tapes = [tape]
         del tape
         meter.reset_peak()
         setup.pull_back(tapes.pop(), gradients)
-        pulling = meter.peak() - before - held - size  # one cotangent was there before
-        return cls(size, held, max(0, running, recording, pulling))
+        pulling = meter.peak() - before - tape_bytes - size  # `before` already contains the other cotangent
+        return cls(size, tape_bytes, max(0, running, recording, pulling))
 
 
-def _tapes_in(room: int, aside: int, state: int, tape: int) -> int:
-    """How many tapes there is room for, beside what measuring needs."""
-    return (room - aside - 6 * state) // max(1, tape)
+def _tapes_in(room: int, workspace: int, state: int, tape: int) -> int:
+    """The number of tapes that fit into `room` bytes, besides the workspace and the states that measuring needs."""
+    return (room - workspace - 6 * state) // max(1, tape)
 
 
 def _range_sizes(setup: MeasurementSetup, start: int, stop: int) -> tuple[int, int, int]:
-    """Bytes of the tape of a range: by weighing it, and by the meter; and what is allocated while it is pulled back."""
+    """Bytes of the tape of a range, by the backend and by the meter, and bytes allocated while it is pulled back."""
     backend, meter = setup.backend, setup.meter
-    given = [backend.copy(setup.state)]
+    states = [backend.copy(setup.state)]
     before = meter.now()
-    after, tape = backend.record(given.pop(), start, stop)
+    after, tape = backend.record(states.pop(), start, stop)
     gradients, tapes = [setup.new_gradients(after)], [tape]
     del after, tape
-    weighed, held = backend.size(tapes[0]), meter.now()
+    tape_bytes, recorded = backend.size(tapes[0]), meter.now()
     meter.reset_peak()
     setup.pull_back(tapes.pop(), gradients)
-    return weighed, held - before, meter.peak() - held
+    return tape_bytes, recorded - before, meter.peak() - recorded
 
 
 def _seconds(setup: MeasurementSetup, call: Callable[[], Any]) -> float:
+    """Seconds of a call, with all work of the device."""
     setup.finish()
     began = perf_counter()
     call()
@@ -210,8 +218,8 @@ def _seconds(setup: MeasurementSetup, call: Callable[[], Any]) -> float:
 
 def _range_times(setup: MeasurementSetup, start: int, stop: int) -> tuple[float, float]:
     """Seconds to record a range, and to pull it back."""
-    given, made = [setup.backend.copy(setup.state)], list[Any]()
-    recorded = _seconds(setup, lambda: made.extend(setup.backend.record(given.pop(), start, stop)))
-    tapes = [made.pop()]
-    gradients = [setup.new_gradients(made.pop())]
-    return recorded, _seconds(setup, lambda: setup.pull_back(tapes.pop(), gradients))
+    states, results = [setup.backend.copy(setup.state)], list[Any]()
+    record_seconds = _seconds(setup, lambda: results.extend(setup.backend.record(states.pop(), start, stop)))
+    tapes = [results.pop()]
+    gradients = [setup.new_gradients(results.pop())]
+    return record_seconds, _seconds(setup, lambda: setup.pull_back(tapes.pop(), gradients))

@@ -1,6 +1,7 @@
-"""One remat call as a profile holds it: where it was made, its plan, and every run of its schedule.
+"""The record of one remat call in a profile: its call site, its plan, and every run of its schedule.
 
-In: from the interface, and a recorder for each run. Out: the numbers of the profile's table; as plain data, a file.
+In: the call, from the interface, and one `TraceRecorder` per run. Out: the rows of the profile's table, and plain data
+to save.
 """
 
 from dataclasses import asdict, fields
@@ -21,7 +22,7 @@ __all__ = ["CallRecord", "SavedPlan", "SavedRun"]
 
 
 class CallRecord:
-    """One call: `plan` if a gradient was asked for, and `runs`, one for each reverse sweep that was begun."""
+    """One call: its `plan`, if it was differentiated, and its `runs`, one for each first sweep that was begun."""
 
     def __init__(
         self,
@@ -33,21 +34,23 @@ class CallRecord:
         meters: ActiveMeters | None = None,
     ) -> None:
         self.what, self.site, self.step = what, site, step
-        self.traced = traced  # whether events are held, or totals only
-        self.meters = meters  # None: the allocator is not asked
+        self.traced = traced  # whether the events of its runs are kept, or only their totals
+        self.meters = meters  # None: allocated bytes are not measured
         self.framework = ""
         self.steps: int | None = None
-        self.budget: int | None = None  # bytes that were asked for; the plan has what is left beside what is set aside
+        self.budget: int | None = (
+            None  # bytes, as the user gave them; the plan has less: without workspace and bookkeeping
+        )
         self.plan: Plan | SavedPlan | None = None
-        self.step_cost: StepCost | None = None  # measured to plan a budget in bytes; a saved profile has none
+        self.step_cost: StepCost | None = None  # if the budget is in bytes; it is not saved
         self.runs: list[TraceRecorder | SavedRun] = []
-        self.seconds = 0.0  # of the call itself: measuring, planning, the first sweep
-        self.stopped = ""  # the name of the error that ended the call
+        self.seconds = 0.0  # of the call itself (measuring, planning, the first sweep), without reverse sweeps
+        self.stopped = ""  # the class name of the error that ended the call
 
     def recorder(
         self, backend: ObservableBackend, state: Any, memory: Memory | None = None, *, restartable: bool = False
     ) -> TraceRecorder:
-        """The recorder of a new run."""
+        """Add a run, and return its recorder."""
         run = TraceRecorder(
             backend, state, memory=memory, restartable=restartable, traced=self.traced, meters=self.meters
         )
@@ -56,22 +59,22 @@ class CallRecord:
 
     @property
     def trace(self) -> Trace | None:
-        """The trace of the last run, of what happened so far if it has not ended; None where there is no run."""
+        """The trace of the last run, up to now if it has not ended; None without runs."""
         return self.runs[-1].trace if self.runs else None
 
     @property
     def total_seconds(self) -> float:
-        """The time of the call, and of what its runs did later: the reverse sweeps."""
+        """Seconds of the call and of the reverse sweeps of its runs."""
         return self.seconds + sum(run.backward_seconds for run in self.runs)
 
     @property
     def compiled(self) -> bool:
-        """Whether it was planned and no more was seen of it: it runs inside of a function that a framework compiled."""
+        """Whether it was only planned: then it is part of a compiled program (jax.jit), whose runs are not observed."""
         return self.plan is not None and not self.runs and not self.stopped
 
     @property
     def status(self) -> str:
-        """How it ended, in a word or two."""
+        """How the call ended, in a word or two."""
         stopped = self.stopped or next((run.stopped for run in self.runs if run.stopped), "")
         if stopped:
             return f"stopped by {stopped}"
@@ -82,7 +85,7 @@ class CallRecord:
         return "done" if self.runs[-1].complete else "forward only"
 
     def to_dict(self) -> dict[str, Any]:
-        """The call as plain data: the totals of all runs, and the events of the last."""
+        """The record as plain data: the totals of all runs, and the events of the last one."""
         trace = self.trace if self.traced else None
         return {
             "what": self.what,
@@ -98,7 +101,7 @@ class CallRecord:
                 {
                     "totals": asdict(run.totals),
                     "peak": run.peak,
-                    "later": run.backward_seconds,
+                    "later": run.backward_seconds,  # a key of the file format
                     "complete": run.complete,
                     "stopped": run.stopped,
                 }
@@ -109,7 +112,7 @@ class CallRecord:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "CallRecord":
-        """The call from plain data."""
+        """The record from plain data."""
         step, plan, trace = data["step"], data["plan"], data["trace"]
         call = cls(
             str(data["what"]),
@@ -117,8 +120,8 @@ class CallRecord:
             None if step is None else SourceLocation.from_dict(step),
         )
         call.framework, call.stopped, call.traced = str(data["framework"]), str(data["stopped"]), trace is not None
-        call.steps, call.budget = _whole(data["steps"]), _whole(data["budget"])
-        call.seconds = _time(data["seconds"])
+        call.steps, call.budget = _as_count(data["steps"]), _as_count(data["budget"])
+        call.seconds = _as_seconds(data["seconds"])
         call.plan = None if plan is None else SavedPlan(plan)
         runs = [SavedRun(run) for run in data["runs"]]
         if trace is not None and runs:
@@ -128,46 +131,43 @@ class CallRecord:
 
 
 class SavedRun:
-    """A run that was saved and loaded: its totals, and its trace if that was saved."""
+    """A run from a file: its totals, and its trace if that was saved; it stands for a `TraceRecorder`."""
 
     def __init__(self, data: dict[str, Any]) -> None:
-        known = {field.name for field in fields(Totals)}
-        self.totals = Totals(**{name: value for name, value in data["totals"].items() if name in known})
-        self.peak = _whole(data["peak"]) or 0
-        self.backward_seconds, self.complete, self.stopped = (
-            _time(data["later"]),
-            bool(data["complete"]),
-            str(data["stopped"]),
-        )
+        names = {field.name for field in fields(Totals)}  # a file of a later version may have more
+        self.totals = Totals(**{name: value for name, value in data["totals"].items() if name in names})
+        self.peak = _as_count(data["peak"]) or 0
+        self.backward_seconds = _as_seconds(data["later"])
+        self.complete, self.stopped = bool(data["complete"]), str(data["stopped"])
         for name in ("advances", "records", "ops"):
-            _whole(getattr(self.totals, name))
+            _as_count(getattr(self.totals, name))  # raises if the file is damaged
         self.trace = Trace(0, "ram", self.totals, (), lambda _: (), measured=True, complete=self.complete)
 
 
 class SavedPlan:
-    """A plan as a saved profile tells of it."""
+    """The summary of a plan from a file; it stands for a `Plan`."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
         self.planner, self.claim = str(data["planner"]), str(data["claimed"])
         cost = data["prediction"]
-        advances, records, _ = (_whole(cost[name]) or 0 for name in ("advances", "records", "peak"))
+        advances, records, _ = (_as_count(cost[name]) or 0 for name in ("advances", "records", "peak"))
         self.forward_steps = advances + records
-        _time(cost["seconds"])
-        Memory.from_envelope(data["memory"])  # whether it can be read
+        _as_seconds(cost["seconds"])  # this and the next line raise if the file is damaged
+        Memory.from_envelope(data["memory"])
 
     def summary(self) -> dict[str, Any]:
-        """The plan as plain data, as it was saved."""
+        """The summary as plain data, as it was saved."""
         return self.data
 
 
-def _whole(value: Any) -> int | None:
+def _as_count(value: Any) -> int | None:
     if value is not None and (type(value) is not int or not 0 <= value < 2**62):
         raise FileError(f"the saved profile is damaged: {str(value)[:40]!r} is no whole number it can have")
     return value
 
 
-def _time(value: Any) -> float:
+def _as_seconds(value: Any) -> float:
     if type(value) not in (int, float) or not isfinite(value) or value < 0:
         raise FileError(f"the saved profile is damaged: {str(value)[:40]!r} is no time")
     return float(value)

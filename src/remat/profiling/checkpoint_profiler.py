@@ -1,4 +1,4 @@
-"""Checkpoints, counted: how many segments were run without keeping what their backward needs, and how much that is."""
+"""A counter of checkpointed segments, and of the bytes of residuals that they did not keep."""
 
 import threading
 from typing import ClassVar
@@ -9,10 +9,10 @@ __all__ = ["CheckpointProfiler"]
 class CheckpointProfiler:
     """Counts the checkpoints of all threads between `start_tracking` and `stop_tracking`.
 
-    Only first runs count: a segment that runs again because another one is recomputed saves nothing more. The bytes of
-    a checkpoint are those that plain differentiation would have kept for its backward and that were let go: without
-    the segment's inputs, which it holds itself, without its results, which the caller holds, and without parameters,
-    which are there anyway. A call that has nothing to differentiate is no checkpoint.
+    Only first runs count: a segment inside one that is recomputed saves nothing more. The bytes of a checkpoint are
+    those of the residuals that plain differentiation would have kept for its backward, without the segment's inputs,
+    which it saves itself, without its results, which the caller has, and without parameters, which live anyway. A call
+    without differentiable inputs is not counted.
 
     >>> import autograd.numpy as np, numpy, remat
     >>> from autograd import grad
@@ -31,25 +31,25 @@ class CheckpointProfiler:
 
     @classmethod
     def start_tracking(cls) -> None:
-        """Checkpoints are counted from now on, beside those that were counted before."""
+        """Count checkpoints from now on, in addition to those counted before."""
         with cls._lock:
             CheckpointProfiler._tracking = True
 
     @classmethod
     def stop_tracking(cls) -> None:
-        """Checkpoints are not counted any more; what was counted stays."""
+        """Stop counting; the numbers stay."""
         with cls._lock:
             CheckpointProfiler._tracking = False
 
     @classmethod
     def reset_statistics(cls) -> None:
-        """Nothing is counted yet."""
+        """Set the numbers back to 0."""
         with cls._lock:
             CheckpointProfiler._bytes = CheckpointProfiler._count = 0
 
     @classmethod
     def is_tracking(cls) -> bool:
-        """Whether checkpoints are counted."""
+        """Whether checkpoints are counted now."""
         return CheckpointProfiler._tracking
 
     @classmethod
@@ -59,12 +59,12 @@ class CheckpointProfiler:
 
     @classmethod
     def checkpoint_count(cls) -> int:
-        """How many checkpoints were counted."""
+        """The number of counted checkpoints."""
         return CheckpointProfiler._count
 
     @classmethod
     def note(cls, size: int) -> None:
-        """Count a checkpoint that did not keep so many bytes."""
+        """Count a checkpoint that did not keep `size` bytes."""
         with cls._lock:
             CheckpointProfiler._bytes += size
             CheckpointProfiler._count += 1

@@ -1,7 +1,8 @@
-"""The profiler: what every remat call did, per call site, beside what was planned. Without it nothing is measured.
+"""The profiler: planned and measured steps, bytes and seconds of every remat call, per call site.
 
 In: calls, from the interface, and runs of schedules, from the interpreter. Out: a `Profile`, to be printed, saved and
-reported. A profile hears the calls of its own context; one that was opened in the main thread hears other threads too.
+reported. A profile records the calls of its own context; one that was opened in the main thread also records those of
+other threads, such as PyTorch's backward threads. Without an active profile nothing is measured.
 """
 
 import threading
@@ -24,18 +25,19 @@ from remat.units import bytes_text, count_text
 
 __all__ = ["MOST_PASSES", "MOST_TRACES", "CallSiteStats", "Profile", "profile", "recorded_call", "segment_pass"]
 
-MOST_TRACES = 16  # traces that are held for a call site; of later calls only the totals are
-MOST_PASSES = 10_000  # passes that are held
-_SHOWN = 60  # passes that are printed
+# Bounds on what a profile of a whole training keeps and prints.
+MOST_TRACES = 16  # calls per call site whose events are kept; of later ones only the totals are
+MOST_PASSES = 10_000  # segment passes that are kept
+_SHOWN = 60  # segment passes that are printed
 
-_active: ContextVar[tuple["Profile", ...]] = ContextVar("heard", default=())
-_active_all_threads: list["Profile"] = []  # opened in the main thread: these hear other threads too
+_active: ContextVar[tuple["Profile", ...]] = ContextVar("active_profiles", default=())
+_active_all_threads: list["Profile"] = []  # opened in the main thread
 _lock = threading.Lock()
 
 
 @dataclass(frozen=True)
 class CallSiteStats:
-    """A line of the user's code, what it called, and what came of all these calls."""
+    """The statistics of all calls of one function (`what`) from one line of the user's code (`site`)."""
 
     what: str
     site: SourceLocation
@@ -43,36 +45,39 @@ class CallSiteStats:
 
     @property
     def steps(self) -> int:
-        """Forward steps that were run."""
+        """Forward steps that were run; a call without a run has not been differentiated, and ran each step once."""
         ran = sum(run.totals.advances + run.totals.records for call in self.calls for run in call.runs)
         return ran + sum(call.steps or 0 for call in self.calls if not call.runs and not call.compiled)
 
     @property
     def planned(self) -> int | None:
-        """Forward steps that were planned, if there was a plan; what had none or ended early counts as it was run."""
+        """Forward steps that were planned, or None without any plan.
+
+        Runs without a plan, or that ended early, count with the steps that they ran, so that it compares with `steps`.
+        """
         if all(call.plan is None for call in self.calls):
             return None
-        sums = self.steps
+        total = self.steps
         for call in self.calls:
             if call.compiled and call.plan is not None:
-                sums += call.plan.forward_steps
+                total += call.plan.forward_steps
             for run in call.runs:
                 if run.complete and call.plan is not None:
-                    sums += call.plan.forward_steps - run.totals.advances - run.totals.records
-        return sums
+                    total += call.plan.forward_steps - run.totals.advances - run.totals.records
+        return total
 
     @property
     def peak(self) -> int | None:
-        """The largest peak of all runs; None without any."""
+        """The largest peak of all runs, in bytes; None without runs."""
         return max((run.peak for call in self.calls for run in call.runs), default=None)
 
     @property
     def seconds(self) -> float:
-        """The time of all calls and of their reverse sweeps."""
+        """Seconds of all calls and of their reverse sweeps."""
         return sum(call.total_seconds for call in self.calls)
 
     def lines(self) -> Iterator[str]:
-        """The lines of the profile's table."""
+        """The rows of the profile's table for this call site."""
         planned, peak = self.planned, self.peak
         yield (
             f"{f'{self.what} at {self.site.short}':<30.30}{count_text(len(self.calls)):>6}"
@@ -83,15 +88,15 @@ class CallSiteStats:
         plan = next((call.plan for call in reversed(self.calls) if call.plan is not None), None)
         if plan is not None:
             yield from wrap(f"{plan.planner}: {plan.claim}", 79, initial_indent="  ", subsequent_indent="  ")
-        ended = [call.status for call in self.calls if call.status not in ("done", "no gradient")]
-        for status in dict.fromkeys(ended):
-            yield f"  {count_text(ended.count(status))} of {count_text(len(self.calls))}: {status}"[:79]
+        unusual = [call.status for call in self.calls if call.status not in ("done", "no gradient")]
+        for status in dict.fromkeys(unusual):
+            yield f"  {count_text(unusual.count(status))} of {count_text(len(self.calls))}: {status}"[:79]
 
 
 class Profile(Displayable, Serializable):
-    """What happened while a `with remat.profile() as run:` block ran; `calls` has one entry for each remat call.
+    """What happened while a `with remat.profile() as run:` block ran; `calls` has one record for each remat call.
 
-    `passes` says in which order segments were run forward, recomputed and pulled back.
+    `passes` lists the order in which segments were run forward, recomputed and pulled back.
     """
 
     kind: ClassVar[str] = "profile"
@@ -108,14 +113,14 @@ class Profile(Displayable, Serializable):
         return len(self.calls)
 
     def places(self) -> "list[CallSiteStats]":
-        """What was called where, in the order of the first calls."""
-        found: dict[tuple[str, SourceLocation], list[CallRecord]] = {}
-        for call in tuple(self.calls):
-            found.setdefault((call.what, call.site), []).append(call)
-        return [CallSiteStats(what, site, tuple(calls)) for (what, site), calls in found.items()]
+        """The statistics of each call site, in the order of the first calls."""
+        by_site: dict[tuple[str, SourceLocation], list[CallRecord]] = {}
+        for call in tuple(self.calls):  # a copy, as other threads may append
+            by_site.setdefault((call.what, call.site), []).append(call)
+        return [CallSiteStats(what, site, tuple(calls)) for (what, site), calls in by_site.items()]
 
     def trace_more(self, what: str, site: SourceLocation) -> bool:
-        """Whether the events of one more call from there are to be held."""
+        """Count one more call from a call site; True if its events are to be kept."""
         count = self._traced[what, site] = self._traced.get((what, site), 0) + 1
         return count <= MOST_TRACES
 
@@ -124,8 +129,8 @@ class Profile(Displayable, Serializable):
             return "no remat calls were made"
         head = f"{'call':<30}{'calls':>6}{'steps run':>11}{'planned':>11}{'peak':>11}{'seconds':>10}"
         rows = [head, "-" * len(head)]
-        for place in self.places():
-            rows += place.lines()
+        for call_site in self.places():
+            rows += call_site.lines()
         if self.passes:
             rows += ["", "passes over segments, in order", *(f"  {each}"[:79] for each in self.passes[:_SHOWN])]
             left = len(self.passes) - _SHOWN
@@ -143,17 +148,17 @@ class Profile(Displayable, Serializable):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Profile":
         """The profile from plain data."""
-        found = cls([CallRecord.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
-        found.passes = [SegmentPass.from_dict(entry) for entry in data.get("passes", ())]
-        return found
+        loaded = cls([CallRecord.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
+        loaded.passes = [SegmentPass.from_dict(entry) for entry in data.get("passes", ())]
+        return loaded
 
 
 @contextmanager
 def profile(*, memory: bool = False) -> Iterator[Profile]:
     """Record every remat call in the block: steps, bytes and seconds, planned and measured, per call site.
 
-    Profiles nest, and threads may call at once. With `memory` the framework's allocator is asked too, around every op:
-    NumPy's takes time to count. What was recorded when an error or Ctrl-C ended the block is still there.
+    Profiles nest, and threads may call at once. With `memory`, the bytes that the framework has allocated are measured
+    around every op, too, which is slow for NumPy. If an error or Ctrl-C ends the block, what was recorded stays.
 
     >>> import autograd.numpy as np, remat
     >>> from autograd import grad
@@ -164,8 +169,8 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
     """
     opened = Profile(memory=memory)
     _active.set((*_active.get(), opened))
-    main = threading.current_thread() is threading.main_thread()
-    if main:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread:
         with _lock:
             _active_all_threads.append(opened)
     try:
@@ -173,38 +178,40 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
     finally:
         opened.open = False
         opened.meters.close()
-        if main:
+        if in_main_thread:
             with _lock:
                 _active_all_threads.remove(opened)
-        _active.set(tuple(each for each in _active.get() if each is not opened))  # blocks may end in any order
+        # Not `reset(token)`: blocks may end in any order, and in another context.
+        _active.set(tuple(each for each in _active.get() if each is not opened))
 
 
 def _active_profiles() -> tuple[Profile, ...]:
-    heard = tuple(each for each in _active.get() if each.open)  # a block may end in another context
+    """The profiles that record calls of the current thread and context."""
+    active = tuple(each for each in _active.get() if each.open)  # a block may have ended in another context
     if _active_all_threads and threading.current_thread() is not threading.main_thread():
         with _lock:
-            heard = (*heard, *(each for each in _active_all_threads if each not in heard))
-    return heard
+            active = (*active, *(each for each in _active_all_threads if each not in active))
+    return active
 
 
 @contextmanager
 def recorded_call(what: str, step: Callable[..., Any] | None) -> Iterator[CallRecord | None]:
-    """The entry of a call that runs in the block, or None if nobody listens."""
-    listening = _active_profiles()
-    if not listening:
+    """A block that is one remat call: yields its record in all active profiles, or None if there are none."""
+    active = _active_profiles()
+    if not active:
         yield None
         return
     site = user_frame()
     with _lock:
-        traced = [each.trace_more(what, site) for each in listening]
-        meters = next((each.meters for each in listening if each.memory), None)
+        traced = [each.trace_more(what, site) for each in active]
+        meters = next((each.meters for each in active if each.memory), None)
         call = CallRecord(what, site, definition_of(step), traced=any(traced), meters=meters)
-        for each in listening:
+        for each in active:
             each.calls.append(call)
     began = perf_counter()
     try:
         yield call
-    except StopRecomputation:  # what is around this call is recomputed, and needs no more
+    except StopRecomputation:  # no error: the segment around this call has been recomputed far enough
         raise
     except BaseException as error:
         call.stopped = type(error).__name__
@@ -215,20 +222,21 @@ def recorded_call(what: str, step: Callable[..., Any] | None) -> Iterator[CallRe
 
 @contextmanager
 def segment_pass(name: str, what: str, depth: int, *, since: float | None = None) -> Iterator[None]:
-    """A block that is one pass over a segment, told to whoever listens; it may have begun before, at `since`."""
-    listening = _active_profiles()
-    if not listening:
+    """A block that is one pass over a segment, recorded in all active profiles; `since` is when it began, if before."""
+    active = _active_profiles()
+    if not active:
         yield
         return
-    noted = SegmentPass(name, what, depth, what == "forward" and is_recomputing())
+    # Added before the block, so that passes are in the order in which they began; the time follows after it.
+    entry = SegmentPass(name, what, depth, what == "forward" and is_recomputing())
     with _lock:
-        places = [(each, len(each.passes)) for each in listening if len(each.passes) < MOST_PASSES]
-        for each, _ in places:
-            each.passes.append(noted)
+        positions = [(each, len(each.passes)) for each in active if len(each.passes) < MOST_PASSES]
+        for each, _ in positions:
+            each.passes.append(entry)
     began = perf_counter() if since is None else since
     try:
         yield
     finally:
-        noted = replace(noted, seconds=max(0.0, perf_counter() - began))
-        for each, place in places:
-            each.passes[place] = noted
+        entry = replace(entry, seconds=max(0.0, perf_counter() - began))
+        for each, position in positions:
+            each.passes[position] = entry

@@ -1,4 +1,4 @@
-"""Passes: in which order segments were run forward, recomputed and pulled back."""
+"""Segment passes: the order in which segments were run forward, recomputed and pulled back."""
 
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -13,7 +13,7 @@ PASS_KINDS = ("forward", "recompute", "pullback")
 
 @dataclass(frozen=True)
 class SegmentPass:
-    """One pass over a segment: `depth` segments are around it; `again` if it runs because one of them is recomputed."""
+    """One pass over a segment inside `depth` others; `again` if it runs because one of those is recomputed."""
 
     name: str
     what: str
@@ -32,9 +32,9 @@ class SegmentPass:
     def from_dict(cls, data: dict[str, Any]) -> "SegmentPass":
         """The pass from plain data."""
         depth, seconds = data["depth"], data["seconds"]
-        fine = (
+        valid = (
             data["what"] in PASS_KINDS and type(depth) is int and 0 <= depth < 2**31 and type(seconds) in (int, float)
         )
-        if not fine or not isfinite(seconds) or seconds < 0:
+        if not valid or not isfinite(seconds) or seconds < 0:
             raise FileError(f"the saved profile is damaged: {str(data)[:80]} is no pass over a segment")
         return cls(str(data["name"]), data["what"], depth, bool(data["again"]), float(seconds))

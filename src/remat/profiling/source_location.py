@@ -1,4 +1,4 @@
-"""Places in source files: where a call was made, where a step is written."""
+"""Source locations: where a remat call was made, where its step is defined."""
 
 import sys
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from typing import Any
 
 __all__ = ["SourceLocation", "definition_of", "user_frame"]
 
-INSIDE = ("remat", "autograd", "torch", "jax", "jaxlib", "contextlib")  # packages whose frames are not the user's
+INSIDE = ("remat", "autograd", "torch", "jax", "jaxlib", "contextlib")  # top-level packages whose frames are skipped
 
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A line in a file, and the function it is in."""
+    """A line of a file, and the function around it; an empty file name if it is not known."""
 
     file: str
     line: int
@@ -22,27 +22,28 @@ class SourceLocation:
 
     @property
     def short(self) -> str:
-        """The file's name and the line."""
+        """The file name without folders, and the line."""
         return f"{PurePath(self.file).name}:{self.line}" if self.file else "somewhere"
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}" if self.file else "somewhere"
 
     def to_dict(self) -> dict[str, Any]:
-        """The site as plain data."""
+        """The location as plain data."""
         return {"file": self.file, "line": self.line, "function": self.function}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "SourceLocation":
-        """The site from plain data."""
+        """The location from plain data."""
         return cls(str(data["file"]), int(data["line"]), str(data["function"]))
 
 
 def user_frame() -> SourceLocation:
-    """Where the innermost frame is that belongs to the user."""
+    """The innermost frame on the stack that is not remat's or a framework's."""
     frame = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        # The examples that the command line runs are programs of their own.
         if package not in INSIDE or frame.f_globals.get("__name__", "").startswith("remat.cli"):
             return SourceLocation(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if frame.f_back is None:
@@ -52,13 +53,14 @@ def user_frame() -> SourceLocation:
 
 
 def definition_of(function: Callable[..., Any] | None) -> SourceLocation | None:
-    """Where a function is written, or None where that is not known."""
+    """Where a function is defined, or None if that is not known (builtins, compiled code)."""
     while isinstance(function, partial):
         function = function.func
     function = getattr(function, "__wrapped__", function)
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
     if code is None and callable(inner):
-        method = getattr(type(inner), "forward", type(inner).__call__)  # of a module, what its author wrote
+        # Of a torch module the user wrote `forward`; its `__call__` is torch's.
+        method = getattr(type(inner), "forward", type(inner).__call__)
         code = getattr(method, "__code__", None)
     return None if code is None else SourceLocation(code.co_filename, code.co_firstlineno, code.co_name)

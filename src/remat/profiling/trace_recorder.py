@@ -1,7 +1,7 @@
-"""The recorder: a real run as a trace, filled op by op in the form that the simulator fills too.
+"""The trace recorder: measures a real run op by op, as the `Trace` that the simulator produces for a predicted one.
 
-In: from the interpreter, each op when it begins and when it has ended. Out: a `Trace`, also of a run that ended early,
-even in the middle of an op.
+In: from the interpreter, whose observer it is, each op before and after it runs. Out: a `Trace`, also of a run that
+ended early, even in the middle of an op.
 """
 
 from array import array
@@ -23,27 +23,27 @@ __all__ = ["ActiveMeters", "TraceRecorder"]
 
 
 class ActiveMeters:
-    """Meters of memory that are on as long as a profile is open."""
+    """Memory meters that count as long as a profile is open."""
 
     def __init__(self) -> None:
         self.open = True
         self._on = ExitStack()
 
     def turn_on(self, meter: Meter | None) -> Meter | None:
-        """The meter, turned on; None if there is none, or if the profile is closed."""
+        """The meter, counting from now on; None if there is none, or if the profile is closed."""
         if meter is None or not self.open:
             return None
         self._on.enter_context(meter.counting())
         return meter
 
     def close(self) -> None:
-        """Turn all of them off."""
+        """Stop all meters."""
         self.open = False
         self._on.close()
 
 
 class TraceRecorder:
-    """Measures one run: the time of each op, and the bytes of what is live, by the sizes of the values themselves."""
+    """Measures one run: the seconds of each op, and the live bytes, from the sizes of the values themselves."""
 
     def __init__(
         self,
@@ -60,27 +60,29 @@ class TraceRecorder:
         self.sizes = MeasuredSizes(backend.size(state), restartable=restartable)
         self.totals = Totals(peaks={self.device: self.sizes.state})
         self.events = Columns(self.device)
-        self.backward_seconds = 0.0  # seconds after the turn
+        self.backward_seconds = 0.0  # seconds of the ops after the turn
         self.stopped = ""
         self.complete = False
-        self.always: dict[str, int] = {}
+        self.always: dict[str, int] = {}  # persistent bytes, by name: live during the whole run
         self.meter = None if meters is None else meters.turn_on(backend.meter())
-        self._before = 0 if self.meter is None else self.meter.now()
-        self._first = self.sizes.state
-        self._made = array("q"), array("q")  # bytes of the working state after each op, and of the tape that it made
+        self._allocated_before = 0 if self.meter is None else self.meter.now()
+        self._initial_state = self.sizes.state  # bytes
+        # Per event, the bytes of the working state and of the tape that was recorded. From these `_holders` replays the
+        # machine: a list of live values for each event would be too large to keep.
+        self._event_sizes = array("q"), array("q")
         self._turned = False
-        self._op: Op | None = None
-        self._began = self._seconds = 0.0
-        self._allocated: int | None = None
+        self._op: Op | None = None  # the op that runs
+        self._began = self._seconds = 0.0  # of that op: when it began, how long it took
+        self._allocated: int | None = None  # the most bytes that were allocated while it ran
 
     @property
     def peak(self) -> int:
-        """The most bytes that were live."""
+        """The largest number of live bytes."""
         return self.totals.peaks[self.device]
 
     @property
     def trace(self) -> Trace:
-        """What happened so far, or in all."""
+        """The trace up to now."""
         return Trace(
             self.sizes.units,
             self.device,
@@ -94,20 +96,20 @@ class TraceRecorder:
         )
 
     def begin(self, op: Op) -> None:
-        """An op begins."""
+        """Start the clock, and the peak of the meter."""
         if self.meter is not None:
             self.meter.reset_peak()
         self._op = op
         self._began = perf_counter()
 
     def measure(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
-        """An op has run: take its time, then the bytes of what it made."""
+        """Stop the clock, then measure the sizes of the op's results."""
         self._seconds, self._op = perf_counter() - self._began, None
-        self._allocated = self._allocated_bytes()  # first, since measuring allocates too
+        self._allocated = self._allocated_bytes()  # first, since measuring sizes may allocate
         self.sizes.measure(op, run)
 
     def end(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
-        """The machine has counted an op: add its event."""
+        """Add the event of an op that the machine has applied."""
         self._add(op, run)
         if isinstance(op, Turn):
             self._turned = True
@@ -116,24 +118,25 @@ class TraceRecorder:
             self.always = run.backend.persistent_bytes(run.gradients)
 
     def stop(self, error: BaseException, run: Interpreter[ObservableBackend]) -> None:
-        """The run ends early; what was done of the op that is under way is an event of its own."""
+        """Record how far a run came that ends early: the finished steps of its last op are an event of their own."""
         self._seconds, op, self._op = perf_counter() - self._began, self._op, None
         self.stopped = type(error).__name__
         self._allocated = self._allocated_bytes()
         self.sizes.units = run.units or 0
         reached, tape = run.backend.failed_at()
         if isinstance(op, Advance | Record) and op.start < reached < op.stop:
-            part = type(op)(op.start, reached)
-            if isinstance(part, Record):
-                self.sizes.tapes[part.start, part.stop] = tape
-            run.machine.apply(part)
-            self._add(part, run)
+            finished = type(op)(op.start, reached)
+            if isinstance(finished, Record):
+                self.sizes.tapes[finished.start, finished.stop] = tape
+            run.machine.apply(finished)
+            self._add(finished, run)
         self.always = run.backend.persistent_bytes(run.gradients)
 
     def _allocated_bytes(self) -> int | None:
+        """The most bytes that were allocated during the op, without the recorder's own; None without a meter."""
         if self.meter is None or self.meters is None or not self.meters.open:
             return None
-        return max(0, self.meter.peak() - self._before - self.events.nbytes)
+        return max(0, self.meter.peak() - self._allocated_before - self.events.nbytes)
 
     def _add(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
         if self._allocated is not None:
@@ -144,14 +147,14 @@ class TraceRecorder:
             self.backward_seconds += self._seconds
         if self.traced:
             self.events.append(op, self._seconds, run.machine.live(), self._allocated)
-            self._made[0].append(self.sizes.state)
-            self._made[1].append(self.sizes.tapes[op.start, op.stop] if isinstance(op, Record) else 0)
+            self._event_sizes[0].append(self.sizes.state)
+            self._event_sizes[1].append(self.sizes.tapes[op.start, op.stop] if isinstance(op, Record) else 0)
 
     def _holders(self, at: int) -> tuple[LiveItem, ...]:
-        """What was live while op `at` ran, found by applying the ops again; nothing if their events were not traced."""
-        sizes = MeasuredSizes(self._first, restartable=self.sizes.restartable)
+        """What was live while op `at` ran, by applying the ops to a new machine; () if events were not kept."""
+        sizes = MeasuredSizes(self._initial_state, restartable=self.sizes.restartable)
         machine = Machine(sizes, self.memory)
-        for event, state, tape in zip(self.events, *self._made, strict=False):
+        for event, state, tape in zip(self.events, *self._event_sizes, strict=False):
             sizes.state = state
             if isinstance(event.op, Record):
                 sizes.tapes[event.op.start, event.op.stop] = tape
@@ -163,7 +166,7 @@ class TraceRecorder:
 
 
 class MeasuredSizes:
-    """Sizes as they were measured last: the problem that a real run turned out to be."""
+    """The sizes that were measured last, in the form that the machine expects of a problem."""
 
     units = 0
 
@@ -173,7 +176,7 @@ class MeasuredSizes:
         self.tapes: dict[tuple[int, int], int] = {}
 
     def measure(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
-        """Take the sizes of what the op made."""
+        """Measure the working state, and the tape if the op recorded one."""
         if run.has_state:
             self.state = run.backend.size(run.state)
         if isinstance(op, Record):
@@ -181,7 +184,6 @@ class MeasuredSizes:
             self.tapes[op.start, op.stop] = tape + (self.state if self.restartable else 0)
         elif isinstance(op, Pullback):
             self.tapes.pop((op.start, op.stop), None)
-        self.units = run.units or 0
         self.units = run.units or 0
 
     def unit_name(self, unit: int) -> str:
