@@ -57,7 +57,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             and self.request.memory is not None
             and self.request.memory.device.capacity is not None
         ):
-            backend.counting_bytes = True  # the bytes of the first step are part of the cache key of a measured step
+            backend.counting_bytes = True  # a cached cost is used only if its first tape had as many bytes
         return backend, self.carry.unflatten(init)
 
     def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[TorchBackend, Any]:

@@ -1,6 +1,6 @@
-"""What a step costs on PyTorch: measured on fake tensors first, which have no numbers and no memory, then by real runs.
+"""What a step costs on PyTorch: measured on fake tensors first, which have no data, then by real runs.
 
-So a step that does not fit is refused before it runs out of memory. The real runs decide about bytes too: kernels
+So a step that does not fit raises an error before it runs out of memory. Bytes come from the real runs too: kernels
 allocate workspace, and the engine accumulates gradients in place where it can. A step that cannot run on fake tensors,
 because it reads numbers or is compiled, is measured by real runs only.
 """

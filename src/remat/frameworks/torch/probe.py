@@ -32,7 +32,7 @@ __all__ = ["probe_first_step"]
 
 
 def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequence[Module]) -> list[Tensor] | None:
-    """Record the first step; the tensors that it captures, or None if no result is active, so that the loop is plain."""
+    """Record the first step; the tensors that it captures, or None for a plain loop, if no result is active."""
     step, activity = call.step, call.step.activity
     tensors: list[Tensor] = step.captured.take_values()
     step.capture_ids, step.is_leaf = list(range(len(tensors))), [tensor.is_leaf for tensor in tensors]
