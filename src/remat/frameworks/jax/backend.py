@@ -1,6 +1,7 @@
-"""The verbs of JAX, for loops that Python drives: each is one compiled call, or a few for ranges of odd lengths.
+"""The backend of JAX, for host-driven loops: every op is one compiled call, or a few for a recorded range.
 
-Arrays do not change, so a kept state is no copy; a state that is not kept is donated to the call that goes on from it.
+JAX's arrays are immutable, so to keep a state means to hold a reference. A state that is not kept is donated to the
+compiled call that advances it, which then reuses its buffers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,45 +30,49 @@ class State(NamedTuple):
 
 
 class CompiledRange(CacheKeyed):
-    """So many steps that are compiled as one."""
+    """The static argument of the compiled calls: the step, and how many steps a recorded range has.
+
+    Equal ranges have equal keys, so that `jax.jit` compiles each length once.
+    """
 
     def __init__(self, step_vjp: StepVJP, length: int) -> None:
         self.step_vjp, self.length = step_vjp, length
         self.key = step_vjp, length
 
-    def units(self, consts: Arrays, xs: Arrays) -> ChunkedSteps:
-        """The steps as units of this length."""
+    def steps(self, consts: Arrays, xs: Arrays) -> ChunkedSteps:
+        """The steps of the loop, in chunks of this length."""
         return ChunkedSteps(self.step_vjp, consts, xs, self.length)
 
 
-def _advance(piece: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, start: Any, stop: Any) -> Any:
-    return piece.units(consts, xs).advance(carry, start, stop, ys)
+def _advance(compiled: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, start: Any, stop: Any) -> Any:
+    return compiled.steps(consts, xs).advance(carry, start, stop, ys)
 
 
-def _record(piece: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, start: Any) -> Any:
-    after, ys, tape = piece.units(consts, xs).record(carry, start, piece.length, ys)
+def _record(compiled: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, start: Any) -> Any:
+    after, ys, tape = compiled.steps(consts, xs).record(carry, start, compiled.length, ys)
     return after, tape, ys
 
 
-def _pull(
-    piece: CompiledRange,
-    given: Flags,
+def _vjp(
+    compiled: CompiledRange,
+    nonzero: Flags,
     consts: Any,
     xs: Any,
     tape: Any,
-    bars: Any,
+    y_bars: Any,
     carry: Any,
     sums: Any,
     rows: Any,
     start: Any,
 ) -> Any:
-    return piece.units(consts, xs).vjp(Grads(carry, sums, rows), tape, bars, given, start, piece.length)
+    return compiled.steps(consts, xs).vjp(Grads(carry, sums, rows), tape, y_bars, nonzero, start, compiled.length)
 
 
-_advancing = jax.jit(_advance, static_argnums=0, donate_argnums=3)
-_advancing_on = jax.jit(_advance, static_argnums=0, donate_argnums=(3, 4))
-_recording = jax.jit(_record, static_argnums=0, donate_argnums=3)
-_pulling = jax.jit(_pull, static_argnums=(0, 1), donate_argnums=(7, 8))
+# The outputs `ys` are always donated, and written in place; the carry only where the name says so.
+_jit_advance = jax.jit(_advance, static_argnums=0, donate_argnums=3)
+_jit_advance_donated = jax.jit(_advance, static_argnums=0, donate_argnums=(3, 4))
+_jit_record = jax.jit(_record, static_argnums=0, donate_argnums=3)
+_jit_vjp = jax.jit(_vjp, static_argnums=(0, 1), donate_argnums=(7, 8))  # sums and rows are added to in place
 
 
 class JaxBackend:
@@ -76,13 +81,14 @@ class JaxBackend:
     replayable_states: Sequence[ReplayableState] = ()
 
     def __init__(self, loop: ScanFunction, step_vjp: StepVJP, consts: Arrays, xs: Arrays, *, ready: bool) -> None:
+        """With `ready` every op waits for its results, so that profiles and progress bars see when it has ended."""
         self.loop, self.step_vjp, self.consts, self.xs, self.ready = loop, step_vjp, list(consts), list(xs), ready
         avals = loop.step.y_avals
         self.ys: Any = [zeros_like_aval(aval, loop.rows or 0) for aval in avals]
-        self.first = True  # whether the first sweep is run, which puts out
+        self.in_first_sweep = True  # which writes the outputs; later sweeps do not
 
     def new_gradients(self, carry_bar: Any, y_bars: list[Any], nonzero: Flags) -> Gradients:
-        """The gradients at the turn, with cotangents of the outputs that are `nonzero`; the outputs are let go."""
+        """The gradients at the turn, with cotangents of the outputs that are `nonzero`; drops the outputs."""
         self.ys = []
         _, sums, rows = ChunkedSteps(self.step_vjp, self.consts, self.xs).zero_grads([])
         return Gradients(carry_bar, (y_bars, nonzero), rows, sums)
@@ -91,37 +97,38 @@ class JaxBackend:
         """The carry after steps start..stop-1."""
         if start == stop:
             return state
-        piece, run = (
-            CompiledRange(self.step_vjp, 1),
-            _advancing if state.kept or not have_distinct_buffers(state.leaves) else _advancing_on,
-        )
-        ys = self.ys if self.first else None
-        carry, ys = run(piece, self.consts, self.xs, ys, list(state.leaves), start, stop)
-        if self.first:
+        compiled = CompiledRange(self.step_vjp, 1)
+        # XLA refuses to donate one buffer twice.
+        donate = not state.kept and have_distinct_buffers(state.leaves)
+        advance = _jit_advance_donated if donate else _jit_advance
+        ys = self.ys if self.in_first_sweep else None
+        carry, ys = advance(compiled, self.consts, self.xs, ys, list(state.leaves), start, stop)
+        if self.in_first_sweep:
             self.ys = ys
-        return State(self._done(tuple(carry)))
+        return State(self._wait(tuple(carry)))
 
     def record(self, state: State, start: int, stop: int) -> tuple[State, Any]:
-        """The carry after steps start..stop-1, and the tapes of pieces of that range."""
+        """The carry after steps start..stop-1, and the tapes of the parts that the range is compiled in."""
         carry: Any = list(state.leaves)
         tape = []
         for at, length in _powers_of_two(start, stop):
-            piece = CompiledRange(self.step_vjp, length)
-            carry, per_step, ys = _recording(piece, self.consts, self.xs, self.ys if self.first else None, carry, at)
-            self.ys = ys if self.first else self.ys
-            tape.append((piece, at, per_step))
-        return State(self._done(tuple(carry))), tape
+            compiled = CompiledRange(self.step_vjp, length)
+            ys_in = self.ys if self.in_first_sweep else None
+            carry, residuals, ys = _jit_record(compiled, self.consts, self.xs, ys_in, carry, at)
+            self.ys = ys if self.in_first_sweep else self.ys
+            tape.append((compiled, at, residuals))
+        return State(self._wait(tuple(carry))), tape
 
     def pull_back(self, tape: Any, gradients: Gradients) -> Gradients:
         """The gradients at the start of the tape; sums and rows are donated to the compiled call that adds to them."""
         (y_bars, nonzero), carry, sums, rows = gradients.outputs, gradients.carry, gradients.captured, gradients.xs
         while tape:
-            piece, at, per_step = tape.pop()
-            carry, sums, rows = _pulling(
-                piece, nonzero, self.consts, self.xs, per_step, y_bars, list(carry), sums, rows, at
+            compiled, at, residuals = tape.pop()
+            carry, sums, rows = _jit_vjp(
+                compiled, nonzero, self.consts, self.xs, residuals, y_bars, list(carry), sums, rows, at
             )
-            del per_step
-        return replace(gradients, carry=self._done(carry), captured=sums, xs=rows)
+            del residuals
+        return replace(gradients, carry=self._wait(carry), captured=sums, xs=rows)
 
     def copy(self, state: State) -> State:
         """The state, which is not donated from now on."""
@@ -132,29 +139,29 @@ class JaxBackend:
         return sum(nbytes(leaf) for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype"))
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
-        """Bytes of what is live throughout."""
-        parts = {
+        """Bytes of what is live during the whole loop: inputs, captured values, outputs, gradients."""
+        arrays_by_name = {
             "inputs": self.xs,
             "captured": self.consts,
             "outputs": self.ys,
             "gradients": [] if gradients is None else [*gradients.captured, *gradients.xs],
         }
-        return {name: size for name, values in parts.items() if (size := self.size(values))}
+        return {name: size for name, values in arrays_by_name.items() if (size := self.size(values))}
 
     def failed_at(self) -> tuple[int, int]:
-        """Nothing: an op is one call, done or not."""
+        """Step 0 and no bytes: an op is a compiled call, which does not say in which of its steps it failed."""
         return 0, 0
 
     def meter(self) -> Meter | None:
-        """None: XLA allocates as it likes."""
+        """None: XLA's allocations inside of a compiled call cannot be observed."""
         return None
 
-    def _done(self, value: Any) -> Any:
+    def _wait(self, value: Any) -> Any:
         return jax.block_until_ready(value) if self.ready else value
 
 
 def _powers_of_two(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Pieces of powers of two, the longest first: few are compiled, whatever the lengths of ranges are."""
+    """The range as (start, length) of powers of two, the longest first, so that few lengths are ever compiled."""
     while start < stop:
         length = 1 << ((stop - start).bit_length() - 1)
         yield start, length

@@ -1,7 +1,7 @@
-"""A loop that Python drives: the shared interpreter, and compiled calls that it makes, one for each op.
+"""Host-driven loops (`driven=True`): the interpreter runs in Python and makes compiled calls, one for each op.
 
-It is for long runs that are watched, and for any plan: progress is told, ops are traced. It cannot be part of a traced
-function, since the ops are carried out one after another as the schedule says.
+Any plan can be run, progress is reported, and a profile traces every op. Such a loop cannot be part of a traced
+function (jit, vmap, a second derivative), since its ops are executed one after another, on concrete arrays.
 """
 
 from time import perf_counter
@@ -30,65 +30,65 @@ __all__ = ["HostLoop"]
 
 
 class HostLoop(ScanFunction):
-    """A loop whose derivative is driven by Python."""
+    """A loop whose derivative is host-driven; without a derivative it is the compiled loop."""
 
     eager = True
 
     def __init__(self, step: StepJaxpr, rows: int | None, steps: int, request: LoopRequest) -> None:
         super().__init__(step, rows, steps, plan_for_jit(request))
         self.request = request
-        self.key = None  # a run belongs to one call
+        self.key = None  # no cache key: an interpreter that waits for its cotangents belongs to one call
 
     def plain(self) -> ScanFunction:
-        """The loop that JAX compiles as a whole."""
+        """The same loop, compiled as a whole."""
         return ScanFunction(self.step, self.rows, self.steps, self.planner)
 
     def run(self, *args: Any) -> Arrays:
-        """The plain loop."""
-        _refuse_tracers(args)
+        """The results of the compiled loop."""
+        _reject_tracers(args)
         return call(self.plain(), args)
 
     def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Arrays]":
-        """The derivative, one run of which waits for its cotangents."""
+        """The linearization, which has no residuals: its interpreter waits at the turn for cotangents."""
         return HostLinearization(self, StepVJP(self.step, self.activity(active_inputs)), active_inputs), ()
 
     def batched(self, axis: Any, flags: Flags, args: Arrays) -> Any:
-        """An error: what is mapped is a traced function."""
+        """Raise a StepError: vmap traces."""
         raise _traced_error()
 
 
 class HostLinearization(ScanLinearization):
-    """The derivative of a driven loop: a run up to its turn, and what is left of it."""
+    """The linearization of a host-driven loop: the first sweep is its forward, the reverse sweep its VJP."""
 
     extra_inputs = 0
     eager = True
 
     def __init__(self, loop: HostLoop, step_vjp: StepVJP, active_inputs: Flags) -> None:
         super().__init__(loop, step_vjp, active_inputs, None)  # type: ignore[arg-type]
-        self.driven = HostLoopCall(loop, step_vjp, ready=bool(loop.request.call or loop.request.progress))
+        self.loop_call = HostLoopCall(loop, step_vjp, ready=bool(loop.request.call or loop.request.progress))
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
-        """The results; the run is held here."""
-        _refuse_tracers(args)
-        backend, run = self.driven.first_sweep(args)
-        return [*run.take().leaves, *backend.ys], ()
+        """The results of the first sweep; its interpreter waits in `loop_call`, so there are no residuals to return."""
+        _reject_tracers(args)
+        backend, interpreter = self.loop_call.first_sweep(args)
+        return [*interpreter.take().leaves, *backend.ys], ()
 
-    def vjp(self, given: Flags, args: Arrays, saved: Arrays, cotangents: Arrays) -> Arrays:
-        """The cotangents of what moves: the ops after the turn."""
-        _refuse_tracers([*args, *cotangents])
-        carry_bar, y_bars, given_ys = self.split_cotangents(given, cotangents)
-        with self.driven.at_turn(args) as (backend, run):
-            gradients = run.reverse(backend.new_gradients(carry_bar, y_bars, given_ys))
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """The cotangents of active inputs, by the ops after the turn."""
+        _reject_tracers([*args, *cotangents])
+        carry_bar, y_bars, nonzero_ys = self.split_cotangents(nonzero, cotangents)
+        with self.loop_call.at_turn(args) as (backend, interpreter):
+            gradients = interpreter.reverse(backend.new_gradients(carry_bar, y_bars, nonzero_ys))
         return self.input_cotangents(Grads(list(gradients.carry), gradients.captured, gradients.xs))
 
     def _jvp_loop(self, args: Arrays, tangents: Arrays) -> tuple[ScanFunction, Arrays]:
-        """Tangents go along with a plain loop."""
+        """The loop of states and tangents, compiled as a whole: forward mode has no tapes and needs no plan."""
         assert isinstance(self.loop, HostLoop)
         return ScanLinearization(self.loop.plain(), self.step_vjp, self.active_inputs, None)._jvp_loop(args, tangents)  # type: ignore[arg-type]
 
 
 class HostLoopCall(LoopCall[JaxBackend]):
-    """One call of a driven loop."""
+    """One call of a host-driven loop."""
 
     def __init__(self, loop: HostLoop, step_vjp: StepVJP, *, ready: bool) -> None:
         self.loop, self.step_vjp, self.ready = loop, step_vjp, ready
@@ -96,16 +96,16 @@ class HostLoopCall(LoopCall[JaxBackend]):
         super().__init__(loop.step, LEAF, LEAF, (0, 0, 0), request, steps=loop.steps)
 
     def new_backend(self, leaves: Arrays, steps: int) -> tuple[JaxBackend, State]:
-        """Verbs, and the first carry."""
+        """A backend, and the first carry."""
         _, consts, carry, xs = self.loop.split_args(leaves)
         return JaxBackend(self.loop, self.step_vjp, consts, xs, ready=self.ready), State(tuple(carry), kept=True)
 
     def evaluate_cond(self, backend: JaxBackend, carry: Any) -> bool:
-        """Nothing: the length is known."""
+        """Never called: the length is known."""
         raise AssertionError("a driven loop has a known length")
 
     def measured(self, leaves: Arrays) -> StepCost:
-        """What a step costs: bytes by its looks, times by that of a step, with the usual ratios."""
+        """What a step costs: bytes from the avals, times from that of one forward step, with the usual ratios."""
         sizes = step_sizes(self.step_vjp)
         backend, state = self.new_backend(leaves, 1)
         jax.block_until_ready(backend.advance(state, 0, 1).leaves)
@@ -114,13 +114,14 @@ class HostLoopCall(LoopCall[JaxBackend]):
         return StepCost(sizes.loop(None, seconds=perf_counter() - began), sizes.workspace, bookkeeping=0)
 
     def forward_sweep(self, leaves: Arrays, determinism: Any) -> tuple[JaxBackend, Interpreter[JaxBackend]]:
-        """The first sweep; after it nothing is put out again."""
-        backend, run = super().forward_sweep(leaves, determinism)
-        backend.first = False
-        return backend, run
+        """Run the first sweep, up to the turn; outputs are not written after it."""
+        backend, interpreter = super().forward_sweep(leaves, determinism)
+        backend.in_first_sweep = False
+        return backend, interpreter
 
 
-def _refuse_tracers(values: Arrays) -> None:
+def _reject_tracers(values: Arrays) -> None:
+    """Raise a StepError if a value is traced."""
     if any(isinstance(value, Tracer) for value in values):
         raise _traced_error()
 

@@ -13,6 +13,7 @@
 | `checkpoint.py` | segments: functions that are recomputed in the backward pass |
 | `segment_outputs.py` | the outputs of a segment, and their comparison with recomputed ones |
 | `leaves.py` | operations on leaves: specs, copies, bytes, fingerprints |
+| `measure.py` | what a step costs, measured |
 | `meter.py` | bytes that are allocated, by tracemalloc |
 | `detection.py` | which values are autograd's |
 """

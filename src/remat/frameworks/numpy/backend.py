@@ -21,9 +21,7 @@ from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
 from remat.loops.step_runner import StepRunner
 
-# From this tolerance on nothing is compared: over a long recorded range a chaotic step amplifies rounding errors until
-# a fingerprint says nothing.
-LOOSE = 0.1
+LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
 
 __all__ = ["GradientMask", "NumpyBackend", "is_readonly_error", "step_mutation_error"]
 

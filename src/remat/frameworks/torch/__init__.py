@@ -1,17 +1,28 @@
 """PyTorch: loops and segments on tensors.
 
-Loops: `scan.py` flattens a user's values, `probe.py` records the first step to see what it depends on, `function.py` is
-the flat autograd function, `loop_outputs.py` its results. `backend.py` is what the interpreter calls, `tape.py` a
-recorded range of steps. `measure.py` measures a step, by `meter.py`; `device_determinism.py` compares fingerprints on a
-device. `second_order.py` goes beyond first derivatives, `vmap.py` is torch.func.vmap.
-
-Segments: `checkpoint.py` recomputes one function, and says by which rules; `recompute.py` is one recomputation,
-`saved_tensors.py` what stands for saved tensors. `checkpointed_module.py` wraps a module.
-
-What both start again from: `capture_filter.py`, `segment_closure.py` and `detached_cells.py` find captured tensors,
-`replayable_state.py` random generators and buffers, `leaf_state.py` flags, hooks and versions, `autocast.py` autocast.
-
-Private names of PyTorch are used in `functorch.py`, `fsdp.py`, `graph.py`, `modules.py` and `meter.py` only.
+| file | contents |
+|---|---|
+| `scan.py` | the entry points `scan` and `while_loop`: users' values to flat leaves and back |
+| `probe.py` | the first step, recorded: captured tensors, and which leaves are active |
+| `analyzed_step.py` | a step after closure conversion, with what the probe has found out |
+| `function.py` | a loop as one autograd Function from leaves to tensors; its reverse sweep as another |
+| `loop_outputs.py` | the results of a loop: tensors, and Python numbers, which the Function does not see |
+| `backend.py` | what the interpreter calls: steps advanced, recorded, pulled back |
+| `tape.py` | the graph of a recorded range, its pullback by the engine, its bytes |
+| `second_order.py` | the VJP of a loop as two loops, which can be differentiated again |
+| `vmap.py` | loops under `torch.func.vmap` |
+| `measure.py`, `meter.py` | what a step costs; allocated bytes on CUDA and on the CPU |
+| `device_determinism.py` | the determinism check on a device, without synchronization |
+| `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
+| `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
+| `segment_closure.py`, `detached_cells.py` | what a segment reaches through closures and modules |
+| `leaf_state.py` | flags, hooks and versions of leaf tensors, restored for a recomputation |
+| `checkpointed_module.py` | a module, each call of which is a segment |
+| `capture_filter.py` | what closure conversion accepts in a step |
+| `replayable_state.py`, `autocast.py` | random generators, buffers and autocast, restored for steps that run later |
+| `leaves.py`, `storage.py` | operations on leaves; which tensors share memory |
+| `ownership.py` | which values are PyTorch's |
+| `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, used here and in `meter.py` only |
 """
 
 from remat.frameworks.torch.checkpoint import checkpoint

@@ -1,4 +1,4 @@
-"""A step of a loop on PyTorch, as a function of the tensors that it captured, and what is known about it."""
+"""A step of a loop on PyTorch after closure conversion, and what the probe of its first run has found out."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -16,9 +16,10 @@ __all__ = ["Activity", "AnalyzedStep"]
 
 @dataclass
 class Activity:
-    """Which leaves depend on differentiable inputs, so that gradients flow through them.
+    """Which leaves are active: they depend on a tensor that requires a gradient, so they may have a cotangent.
 
-    `aliases[k] = j`: carry leaf k *is* output leaf j, so its cotangents must be added in the order of plain autograd.
+    `aliases[k] = j`: carry leaf k *is* output leaf j (the step returns one tensor as both), so that its cotangents must
+    be added in the order in which plain autograd would, see `TorchBackend.pull_back`.
     """
 
     carry: list[bool]
@@ -29,20 +30,22 @@ class Activity:
 
 @dataclass
 class AnalyzedStep:
-    """A step after closure conversion, with what the probe of its first run found out."""
+    """A step after closure conversion; the fields without comment are what a recomputation starts from."""
 
     captured: ConvertedClosure
     autocast: AutocastState
     replayable_states: Sequence[ReplayableState]
     activity: Activity
     under_functorch: bool = False  # whether torch.func runs the loop at another level
-    capture_ids: list[int] = field(default_factory=list)  # of the captured tensors among all found; -1 for others
-    is_leaf: list[bool] = field(default_factory=list)  # which of them steps use as they are: leaves of the graph
-    may_capture_more: bool = False  # whether the step could reach more tensors than it used at first
+    # By captured tensor: its index in `captured`, -1 if only the graph showed it; whether it is a leaf of the graph.
+    # Steps use leaves as they are, so that `.grad` and hooks work; other tensors are rebound to detached ones.
+    capture_ids: list[int] = field(default_factory=list)
+    is_leaf: list[bool] = field(default_factory=list)
+    may_capture_more: bool = False  # whether the step could reach tensors that its first run did not use
     modules: list[torch.nn.Module] = field(default_factory=list)  # that it closes over
     compiled: bool = False  # whether it, or something that it closes over, is compiled
-    fsdp_modules: list[Any] = field(default_factory=list)  # modules of FSDP that the step calls
+    fsdp_modules: list[Any] = field(default_factory=list)  # FSDP modules that the step calls
 
     def rebind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
-        """The step, with these values in the places of what it captured."""
+        """The step with these as its captured tensors, as long as the context lasts."""
         return self.captured.rebind(dict(zip(self.capture_ids, values, strict=True)))

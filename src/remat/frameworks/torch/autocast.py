@@ -1,4 +1,4 @@
-"""Autocast as it was when a loop or segment was called, for steps that run later."""
+"""The state of autocast when a loop or segment was called, restored for steps that run in the backward."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,7 +12,7 @@ _DEVICES = ("cpu", "cuda")
 
 
 class AutocastState:
-    """The state of autocast, on the CPU and on CUDA, when this was made."""
+    """The state of autocast on the CPU and on CUDA, when this object was created."""
 
     def __init__(self) -> None:
         self._at_call = _autocast()
@@ -30,7 +30,7 @@ class AutocastState:
 
     @contextmanager
     def _active(self, changed: bool, grad: bool) -> Iterator[None]:
-        """The same, where autocast is on or has to be changed.
+        """The same block, if autocast is on or has to be changed.
 
         Autocast caches the weights that it has cast, with or without a graph. The cache is cleared at both ends: a
         weight that was cast without a graph in one place would otherwise lose its gradient in another.

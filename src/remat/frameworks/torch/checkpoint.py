@@ -1,8 +1,8 @@
 """Segments on PyTorch: the ordinary graph is built, and the tensors that it saves are replaced by holders.
 
-In: a function and its arguments. Out: what it returns. A holder that the backward asks for its tensor lets its segment
-run again, which fills all its holders, and stops when they are full. Parameters, hooks, DDP and whatever else works on
-graphs works as without segments. The rules, in the manner of the note in torch.utils.checkpoint:
+In: a function and its arguments. Out: what it returns. When the backward asks a holder for its tensor, the segment is
+recomputed, which fills all its holders, and stops when they are full. Parameters, hooks, DDP and everything else that
+works on graphs works as without segments. The rules, in the manner of the note in torch.utils.checkpoint:
 
 Rule 1. A saved tensor belongs to the innermost segment.
 
@@ -49,12 +49,12 @@ Rule 6. A backward may run inside a segment.
 The first run saves only holders, so `grad` recomputes what `fn` has saved so far, and stops there (rule 4). The graph
 of a recomputation has real tensors, and `grad` uses these when `fn` is recomputed.
 
-Rule 7. What is saved again is compared with what was saved first.
+Rule 7. The tensors that a recomputation saves are compared with those of the first run.
 
 The number of tensors, and shape, dtype and device of each, always; versions of parameters and inputs, always, so that
 writing into them between forward and backward is an error as in plain autograd; values by fingerprints, in the first
-recomputation of each function (`check="first"`), in every one or in none. Whatever differs raises a DeterminismError
-or a StepError, and no gradient.
+recomputation of each function (`check="first"`), in every one or in none. A difference raises a DeterminismError or a
+StepError, and there is no gradient.
 """
 
 import threading
@@ -272,9 +272,9 @@ class CheckpointFrame:
             self._note_pullback(task)
         return value
 
-    def _recompute(self, task: int, wanted: Holder) -> None:
+    def _recompute(self, task: int, requested: Holder) -> None:
         """Fill the holders for one backward; if that was done before in it, they keep their values until it ends."""
-        holders = {wanted.index: wanted}
+        holders = {requested.index: requested}
         if task != -1:
             if task not in self._backward_tasks:
                 call_after_backward(partial(_release_values, ref(self), task))
@@ -284,7 +284,7 @@ class CheckpointFrame:
         versions = [(t, version(t)) for t, required_grad, _ in inputs if not required_grad and not t.is_inference()]
         changed = self._leaf_state.changed()
         stops = self.options.early_stop and not changed
-        run = Recomputation(self.name, self.metas, task, holders, self._closure.buffers, stops=stops)
+        recomputation = Recomputation(self.name, self.metas, task, holders, self._closure.buffers, stops=stops)
         self._count()
         out: Any = None
         with (
@@ -297,22 +297,22 @@ class CheckpointFrame:
             self._leaf_state.restored(),
             nested(self.depth),
             _frame_opened(None),
-            saved_tensors_hooks(run.pack, _identity),
+            saved_tensors_hooks(recomputation.pack, _identity),
         ):
             try:
                 out = fn(*args, **kwargs)
             except StopRecomputation as stop:
-                if stop.args[0] is not run:
+                if stop.args[0] is not recomputation:
                     raise
             except Exception as error:
                 error.add_note(f"while the segment {self.name} was recomputed")
                 raise
         if changed:
             raise_if_used(changed, [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)], self.name)
-        run.finish(complete=self._complete)
+        recomputation.finish(complete=self._complete)
         if any(version(tensor) != before for tensor, before in versions):
             raise mutation_error(self.name, "one of its inputs", "by it")
-        if self.check.wanted and self._complete and run.count >= len(self.metas):
+        if self.check.wanted and self._complete and recomputation.count >= len(self.metas):
             self.check.mark_passed()
         self._recomputed_at = perf_counter()
 
@@ -346,7 +346,7 @@ class CheckpointFrame:
             self.call.steps += 1
 
     def _note_pullback(self, task: int) -> None:
-        """Tell the profile, once for each backward, that the first tensor was asked for: the pullback is over."""
+        """Report to the profile, once for each backward, that the first tensor was asked for: the pullback is over."""
         if self._pulled_back_in == task:
             return
         self._pulled_back_in = task

@@ -1,4 +1,4 @@
-"""What is PyTorch's: tensors, modules, and whatever else its classes are."""
+"""Which values are PyTorch's: tensors, modules, and instances of any other class of torch."""
 
 from typing import Any
 
@@ -37,5 +37,5 @@ def is_module(fn: Any) -> bool:
 
 
 def is_tracing() -> bool:
-    """Tensors carry their graph: plain numbers are never part of it."""
+    """False: tensors carry their graph, and plain numbers are never part of it."""
     return False

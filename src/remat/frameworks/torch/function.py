@@ -1,8 +1,9 @@
-"""Loops under autograd: one flat function for all, with plain leaves going in and coming out.
+"""Loops under autograd: one autograd Function for all, from flat leaves to tensors.
 
-In: a step, values, what is asked. Out: the carry and the outputs, which autograd differentiates: the first sweep runs
-when the function is called, the reverse sweep when its cotangent comes. That sweep is a function of its own, so that
-transforms of torch.func reach it and its derivative can be asked for (`derived.py`).
+In: a `TorchLoopCall` (the step and the options of the call) and the leaves of init, xs and captured tensors. Out: the
+last carry and the outputs, which autograd differentiates: the first sweep runs in the forward, the reverse sweep in the
+backward. That sweep is a Function too, so that transforms of torch.func apply to it, and so that it has a derivative
+(`second_order.py`).
 """
 
 from collections.abc import Sequence
@@ -25,29 +26,31 @@ from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
 
-MOST_NUMBERS = 128  # of summaries; a first sweep stops for each of them
+MOST_NUMBERS = 128  # of fingerprints in a first sweep, which is interrupted for each of them
 
 __all__ = ["LoopBackward", "LoopFunction", "TorchLoopCall", "as_truth_value", "run"]
 
 
 @dataclass
 class TorchLoopCall(LoopCall[TorchBackend]):
-    """One call of a loop on tensors."""
+    """One call of a loop that autograd differentiates."""
 
-    first_step: FirstStep | None = None
+    first_step: FirstStep | None = None  # recorded by the probe, until the first run takes it
     specs: list[Any] = field(default_factory=list)  # of the first carry
     results: LoopOutputs | None = None
-    batched: "TorchLoopCall | None" = None  # the same under torch.func.vmap
+    batched: "TorchLoopCall | None" = None  # this call under torch.func.vmap
 
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[TorchBackend, Any]:
-        """Verbs for so many steps, and the first carry, outside of any graph."""
+        """A backend for that many steps, and the first carry, detached."""
         init, xs, _ = self.split([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
         self.specs = specs = [spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
-        body = StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), Outputs(leaf_ops, steps, self.rows))
-        # A captured tensor that something else made is replaced by one that begins a graph: what is behind it is not
-        # this loop's, and would be gone through again from every range.
+        runner = StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), Outputs(leaf_ops, steps, self.rows))
+        # Captured tensors with a graph of their own are replaced by detached ones: the backward of every range would
+        # otherwise go through that graph, which the caller's backward goes through anyway.
         pairs = zip(self.split(leaves)[2], self.step.is_leaf, strict=True)
-        backend = TorchBackend(self.step, body, [t if is_leaf else t.detach().requires_grad_() for t, is_leaf in pairs])
+        backend = TorchBackend(
+            self.step, runner, [t if is_leaf else t.detach().requires_grad_() for t, is_leaf in pairs]
+        )
         backend.steps = steps
         backend.counting_bytes = self.request.call is not None
         if (
@@ -55,21 +58,21 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             and self.request.memory is not None
             and self.request.memory.device.capacity is not None
         ):
-            backend.counting_bytes = True  # the first step, by which a measured one is known again
+            backend.counting_bytes = True  # a cached cost is used only if its first tape had as many bytes
         return backend, self.carry.unflatten(init)
 
     def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[TorchBackend, Any]:
-        """Verbs, and a run at the initial state; the first step has been recorded if this is the first run."""
-        backend, run = super().new_run(leaves, determinism)
+        """A backend, and an interpreter at the initial state; the first run takes the step that the probe recorded."""
+        backend, interpreter = super().new_run(leaves, determinism)
         backend.first_step, self.first_step = self.first_step, None
-        if backend.first_step is not None:  # later steps of its range use the same tensors
-            backend.first, tape = True, backend.first_step.tape
+        if backend.first_step is not None:  # later steps of its range use the same roots for captured tensors
+            backend.in_first_run, tape = True, backend.first_step.tape
             backend.captured[: len(tape.captured)] = tape.captured
             tape.captured = backend.captured
-        return backend, run
+        return backend, interpreter
 
     def new_determinism_check(self) -> DeterminismCheck:
-        """On a device that runs on its own, the comparison waits for the end."""
+        """On the CPU states are compared at once, on other devices at the end, to synchronize once."""
         devices = {spec.device.type for spec in self.specs if spec.device is not None}
         return DeterminismCheck(self.steps, MOST_NUMBERS) if devices <= {"cpu"} else DeviceDeterminismCheck(self.steps)
 
@@ -87,16 +90,16 @@ class TorchLoopCall(LoopCall[TorchBackend]):
 
     def reverse(self, leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         """The gradients of all leaves, None where there is none. A second reverse sweep runs forward again first."""
-        with self.at_turn(leaves) as (backend, run):
+        with self.at_turn(leaves) as (backend, interpreter):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
             backend.steps = self.steps
-            gradients = run.reverse(backend.new_gradients(carry, outputs))
+            gradients = interpreter.reverse(backend.new_gradients(carry, outputs))
             return [*gradients.carry, *gradients.xs, *gradients.captured]
 
 
 def as_truth_value(answer: Any) -> bool:
-    """Whether a condition's answer is yes; what is no answer raises a StepError."""
+    """The answer of a condition as a bool; a StepError if it is not one truth value."""
     count = answer.numel() if isinstance(answer, Tensor) else int(answer is not None)
     if count != 1:
         what = "None" if answer is None else f"{count} values"
@@ -110,35 +113,35 @@ class LoopFunction(torch.autograd.Function):
     @staticmethod
     def forward(call: TorchLoopCall, *leaves: Any) -> tuple[Tensor, ...]:
         """Run the first sweep."""
-        backend, run = call.first_sweep(leaves)
-        call.results, tensors = LoopOutputs.of(backend, run.take(), leaves)
+        backend, interpreter = call.first_sweep(leaves)
+        call.results, tensors = LoopOutputs.of(backend, interpreter.take(), leaves)
         return tensors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Hold what a second sweep would begin with."""
+        """Save the leaves, from which a second reverse sweep would start; mark results that are not active."""
         call, *leaves = inputs
         ctx.call = call
         _save(ctx, leaves)
-        still = [tensor for tensor, flow in zip(output, call.results.tensor_flows(), strict=True) if not flow]
-        ctx.mark_non_differentiable(*still)
+        pairs = zip(output, call.results.tensor_activity(), strict=True)
+        ctx.mark_non_differentiable(*[tensor for tensor, active in pairs if not active])
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        """Run the reverse sweep, as a function of its own."""
+        """Run the reverse sweep, as another Function."""
         leaves = _saved(ctx)
         return None, *LoopBackward.apply(ctx.call, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Refuse forward mode."""
+        """Raise a StepError: there is no forward mode."""
         raise StepError(
             "loops have no forward mode on PyTorch: use torch.func.grad or vjp, or write the loop plainly for jvp"
         )
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, *leaves: Any) -> Any:
-        """Run a loop over a whole batch."""
+        """Run the loop for a whole batch."""
         from remat.frameworks.torch.vmap import vmap_forward
 
         return vmap_forward(info, dims[1:], call, leaves)
@@ -154,7 +157,7 @@ class LoopBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-        """Hold what the next derivative depends on."""
+        """Save leaves and cotangents, which the next derivative depends on."""
         ctx.call, ctx.count, *args = inputs
         _save(ctx, args)
 
@@ -175,19 +178,19 @@ class LoopBackward(torch.autograd.Function):
 
 
 def _save(ctx: Any, args: Sequence[Any]) -> None:
+    """Save tensors as autograd wants it, and Python numbers on the context."""
     ctx.set_materialize_grads(False)
-    ctx.capture_ids = [None if isinstance(arg, Tensor) else arg for arg in args]
+    ctx.numbers = [None if isinstance(arg, Tensor) else arg for arg in args]
     ctx.save_for_backward(*[arg if isinstance(arg, Tensor) else None for arg in args])
 
 
 def _saved(ctx: Any) -> list[Any]:
-    return [
-        number if tensor is None else tensor for number, tensor in zip(ctx.capture_ids, ctx.saved_tensors, strict=True)
-    ]
+    """The arguments of `_save`."""
+    return [number if tensor is None else tensor for number, tensor in zip(ctx.numbers, ctx.saved_tensors, strict=True)]
 
 
 def run(call: TorchLoopCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
-    """The carry and the outputs of a loop of which some leaf wants a gradient."""
+    """The last carry and the outputs of a loop that has active leaves."""
     tensors = LoopFunction.apply(call, *leaves)  # type: ignore[no-untyped-call]
     results = call.results
     assert results is not None

@@ -1,4 +1,4 @@
-"""The autograd graph: edges and leaves, what is saved on tensors by it (hooks, versions), and the backward that runs.
+"""The autograd graph: edges, leaves, hooks and versions of tensors, and the backward that runs.
 
 The only file that uses private names of autograd. Each helper says why; all were checked with PyTorch 2.11 and 2.13.
 """
@@ -42,12 +42,12 @@ def gradient_edge(tensor: Tensor) -> GradientEdge:
 
 
 def sequence_nr(node: Any) -> int:
-    """The number of a node: nodes of one thread count up, so that those of a step have higher ones than all before."""
+    """The number of a node: each thread counts up, so that the nodes of a step have higher numbers than all before."""
     return int(node._sequence_nr())  # no public name
 
 
 def next_sequence_nr() -> int:
-    """A number that nodes made from now on in this thread exceed, and none made before does."""
+    """A sequence number between those of all nodes so far and those of all later nodes of this thread."""
     with torch.enable_grad():
         return sequence_nr(torch.zeros((), requires_grad=True).view(()).grad_fn)
 

@@ -1,7 +1,7 @@
-"""What a segment must find again in the tensors that it uses: requires_grad flags, hooks and versions.
+"""requires_grad flags, hooks and versions of leaf tensors reached through closures, restored for recomputation.
 
-Leaves that are reached through closures and modules are used as they are when a segment is recomputed, so their flags
-and hooks are restored for that time, and what was written into them since is an error.
+A recomputed segment uses these leaves as they are, not copies. So their flags and hooks of the first run are restored
+for that time, and a leaf that was written into since the first run is an error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ __all__ = ["InputVersion", "LeafState", "raise_if_used", "restored_leaf_state"]
 
 
 class LeafState:
-    """Leaves of the graph: their flags and hooks when the segment was called, their versions when it had run."""
+    """Flags and hooks of leaf tensors when the segment was called, and their versions when it had returned."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tensors
@@ -72,7 +72,7 @@ def raise_if_used(changed: Sequence[tuple[Tensor, int]], outputs: Sequence[Tenso
 
 
 class InputVersion:
-    """An input without gradient: the segment itself may write into it, in its first run only; others may not."""
+    """The version of an input without gradient, which only the segment itself may write into, in its first run."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version, self._writes = ref(tensor), version(tensor), False

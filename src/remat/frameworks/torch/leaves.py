@@ -28,7 +28,7 @@ __all__ = [
     "empty",
     "fast_match",
     "flatten",
-    "flows",
+    "is_differentiable",
     "matches_spec",
     "nbytes",
     "prepend",
@@ -186,26 +186,26 @@ def reject_tracer(leaf: Any, name: str) -> None:
         )
 
 
-def flows(leaf: Any) -> bool:
-    """Whether a gradient can flow through a leaf."""
+def is_differentiable(leaf: Any) -> bool:
+    """Whether a leaf is a tensor of floats, real or complex, so that it can have a gradient."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
 def detached(leaf: Any) -> Any:
-    """The leaf, outside of any graph."""
+    """The leaf, detached from its graph if it has one."""
     return leaf.detach() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
 
 
-def require_grad_roots(leaves: Sequence[Any], flowing: Sequence[bool]) -> list[Any]:
-    """The leaves, with new graph leaves that require a gradient where gradients flow."""
+def require_grad_roots(leaves: Sequence[Any], active: Sequence[bool]) -> list[Any]:
+    """The leaves; active ones are replaced by detached tensors that require a gradient, the roots of a new graph."""
     return [
-        leaf.detach().requires_grad_() if flow and flows(leaf) else leaf
-        for leaf, flow in zip(leaves, flowing, strict=True)
+        leaf.detach().requires_grad_() if is_active and is_differentiable(leaf) else leaf
+        for leaf, is_active in zip(leaves, active, strict=True)
     ]
 
 
 def copy_tensor(leaf: Any) -> Any:
-    """A copy of a tensor, outside of any graph; a number is itself."""
+    """A detached copy of a tensor; a number is itself."""
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 

@@ -18,47 +18,50 @@ class LoopOutputs:
     """Where the tensors of a loop's results belong among the leaves of the last carry and of the outputs."""
 
     numbers: list[Any]  # all leaves, with None in the place of each tensor
-    flows: list[bool]
+    active: list[bool]  # by leaf: whether it depends on a tensor that requires a gradient
     carry_size: int
-    outputs: Any
+    outputs: Any  # the structure of the outputs
 
     @classmethod
     def of(cls, backend: TorchBackend, carry: Any, inputs: Sequence[Any]) -> "tuple[LoopOutputs, tuple[Tensor, ...]]":
-        """The results of a loop that has run, and their tensors; a carry leaf in memory of an input is copied."""
-        runner, flows = backend.runner, backend.activity
-        backend.output_flows()
+        """The results of a loop that has run, and their tensors; a carry leaf in the memory of an input is cloned."""
+        runner, activity = backend.runner, backend.activity
+        backend.output_activity()
         occupied = {_memory(leaf) for leaf in inputs}
         leaves = []
         for leaf in runner.tree.flatten_like(carry, "carry"):
             memory = _memory(leaf)
             leaves.append(leaf.clone() if memory in occupied and memory is not None else leaf)
             occupied.add(memory)
-        flowing = [flow and leaf_ops.flows(leaf) for flow, leaf in zip(flows.carry, leaves, strict=True)]
-        every = [*leaves, *runner.outputs.leaves]
-        numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in every]
-        tensors = tuple(leaf for leaf in every if isinstance(leaf, Tensor))
+        carry_active = [
+            active and leaf_ops.is_differentiable(leaf) for active, leaf in zip(activity.carry, leaves, strict=True)
+        ]
+        all_leaves = [*leaves, *runner.outputs.leaves]
+        numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in all_leaves]
+        tensors = tuple(leaf for leaf in all_leaves if isinstance(leaf, Tensor))
         backend.release_outputs()
-        return cls(numbers, [*flowing, *flows.ys], len(leaves), runner.outputs.tree), tensors
+        return cls(numbers, [*carry_active, *activity.ys], len(leaves), runner.outputs.tree), tensors
 
-    def tensor_flows(self) -> list[bool]:
-        """Whether a gradient flows, for each of the leaves that are tensors."""
-        return [flow for number, flow in zip(self.numbers, self.flows, strict=True) if number is None]
+    def tensor_activity(self) -> list[bool]:
+        """Whether each of the leaves that are tensors is active."""
+        return [active for number, active in zip(self.numbers, self.active, strict=True) if number is None]
 
     def with_arrays(self, tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """All leaves, of the carry and of the outputs, with these for the tensors."""
+        """All leaves, of the carry and of the outputs, with these as the tensors among them."""
         rest = iter(tensors)
         leaves = [next(rest) if number is None else number for number in self.numbers]
         return leaves[: self.carry_size], leaves[self.carry_size :]
 
     def expand_cotangents(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """Cotangents of all leaves, of the carry and of the outputs; None where there is none."""
+        """From cotangents of the tensors those of all leaves, of carry and outputs; None where there is none."""
         rest = iter(cotangents)
         expanded = [next(rest) if number is None else None for number in self.numbers]
-        expanded = [bar if flow else None for bar, flow in zip(expanded, self.flows, strict=True)]
+        expanded = [bar if active else None for bar, active in zip(expanded, self.active, strict=True)]
         return expanded[: self.carry_size], expanded[self.carry_size :]
 
 
 def _memory(leaf: Any) -> int | None:
+    """The identity of the memory of a leaf; None if it has none."""
     return storage_id(leaf) if isinstance(leaf, Tensor) and leaf.numel() else None
 
 

@@ -1,6 +1,6 @@
-"""What a step costs on PyTorch: measured on fake tensors first, which have no numbers and no memory, then by real runs.
+"""What a step costs on PyTorch: measured on fake tensors first, which have no data, then by real runs.
 
-So a step that does not fit is refused before it runs out of memory. The real runs decide about bytes too: kernels
+So a step that does not fit raises an error before it runs out of memory. Bytes come from the real runs too: kernels
 allocate workspace, and the engine accumulates gradients in place where it can. A step that cannot run on fake tensors,
 because it reads numbers or is compiled, is measured by real runs only.
 """
@@ -29,51 +29,52 @@ from remat.units import bytes_text
 
 __all__ = ["measured"]
 
-STEPS = 8  # length of the loop that is measured; only a few of its steps are run
+STEPS = 8  # length of the loop that is measured, of which only a few steps are run
 CUDA_OWN = 1 << 19  # bytes of fingerprints on the device, in blocks of 512
 
 
 def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
     """What a step costs: measured now, or by an earlier loop whose first step is as large."""
     assert call.request.memory is not None
-    room = call.request.memory.device.capacity or 0
+    capacity = call.request.memory.device.capacity or 0
     if call.step.fsdp_modules:  # all processes agree on it each time: a cache might answer in one and not in another
         return _estimate_fsdp(call, leaves, [leaf.device for leaf in leaves if isinstance(leaf, Tensor)])
-    step, first = call.step, 0 if call.first_step is None else call.first_step.tape.bytes
+    step, tape_bytes = call.step, 0 if call.first_step is None else call.first_step.tape.bytes
     specs = tuple(spec_of(leaf, "leaf") for leaf in leaves)
-    flows = (*step.activity.carry, *step.activity.xs, *step.activity.ys)
-    autocast = (torch.get_num_threads(), repr(step.autocast), step.under_functorch)
-    key = ("torch", *step.captured.cache_key, call.carry, call.xs, specs, flows, *autocast)
-    return cached_cost(key, first, room, lambda: _measure(call, leaves, room, first))
+    active = (*step.activity.carry, *step.activity.xs, *step.activity.ys)
+    settings = (torch.get_num_threads(), repr(step.autocast), step.under_functorch)
+    key = ("torch", *step.captured.cache_key, call.carry, call.xs, specs, active, *settings)
+    return cached_cost(key, tape_bytes, capacity, lambda: _measure(call, leaves, capacity, tape_bytes))
 
 
-def _measure(call: TorchLoopCall, leaves: Sequence[Any], room: int, first: int) -> StepCost:
+def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_bytes: int) -> StepCost:
+    """What a step costs: a check on fake tensors whether it fits, if possible, then real runs."""
     steps = min(call.steps or 1, STEPS)
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     device = cuda_of(devices)
     with preserved_state(call.step.replayable_states), torch.no_grad(), recomputing(True):
         fake = None if call.step.under_functorch or call.step.compiled else _fake(call, leaves, steps)
         if fake is not None:
-            _check_it_fits(measure_step(fake, 1, room), devices)
+            _check_it_fits(measure_step(fake, 1, capacity), devices)
 
         def finish() -> None:
             if device is not None:
                 torch.cuda.synchronize(device)
 
         try:
-            rest = max(0, room - 2 * first)  # the recorded first step waits meanwhile
-            found = measure_step(_subject(call, leaves, steps, devices, finish), steps, rest)
-            return replace(found, bookkeeping=0 if device is None else CUDA_OWN)
+            free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
+            cost = measure_step(_setup(call, leaves, steps, devices, finish), steps, free)
+            return replace(cost, bookkeeping=0 if device is None else CUDA_OWN)
         except torch.cuda.OutOfMemoryError as error:
             raise InfeasibleError(
                 f"CUDA ran out of memory while one step was measured: {error}. Free memory, or make the step smaller; "
                 "a budget cannot help, since a single step does not fit",
-                room,
+                capacity,
                 "bytes",
             ) from error
 
 
-def _subject(
+def _setup(
     call: TorchLoopCall, leaves: Sequence[Any], steps: int, devices: Sequence[torch.device], finish: Any = lambda: None
 ) -> MeasurementSetup:
     backend, state = call.new_backend([_truncate_inputs(call, leaves, k, steps) for k in range(len(leaves))], steps)
@@ -129,29 +130,28 @@ class _FakeBackend:
 def _fake(call: TorchLoopCall, leaves: Sequence[Any], steps: int) -> MeasurementSetup | None:
     """The same loop on fake tensors, or None if its step cannot be run on them."""
     mode = fake_tensor_mode()
-    own = call.sizes[0] + call.sizes[1]
-    truncated = [_truncate_inputs(call, leaves, k, steps) for k in range(own)]
+    count = call.sizes[0] + call.sizes[1]  # leaves before the captured tensors
+    truncated = [_truncate_inputs(call, leaves, k, steps) for k in range(count)]
     fakes = [mode.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in truncated]
-    captured = [leaf if leaf.is_leaf else leaf.detach() for leaf in leaves[own:]]
+    captured = [leaf if leaf.is_leaf else leaf.detach() for leaf in leaves[count:]]
     with mode:
         backend, state = call.new_backend([*fakes, *captured], steps)
         backend.counting_bytes = True
-        backend.fake_captured = [mode.from_tensor(leaf) for leaf in leaves[own:] if leaf.is_leaf]
+        backend.fake_captured = [mode.from_tensor(leaf) for leaf in leaves[count:] if leaf.is_leaf]
         meter = StorageMeter(inside=mode)
-        subject = MeasurementSetup(_FakeBackend(backend, mode), meter, state, partial(_ones, backend))
+        setup = MeasurementSetup(_FakeBackend(backend, mode), meter, state, partial(_ones, backend))
         try:
-            return subject if subject.at(0) is not None else None
+            return setup if setup.at(0) is not None else None
         except RematError:
             raise
-        except Exception:  # whatever a step does that fake tensors cannot: it is measured as it is
+        except Exception:  # what fake tensors cannot do is of many types; the step is measured by real runs
             return None
 
 
-def _check_it_fits(found: StepCost, devices: Sequence[torch.device]) -> None:
-    need, free = (
-        found.workspace + found.loop.tape + found.bytes_per_range + 3 * found.loop.state,
-        free_bytes(devices) or free_host_bytes(),
-    )
+def _check_it_fits(cost: StepCost, devices: Sequence[torch.device]) -> None:
+    """Raise an InfeasibleError if a single step takes more bytes than are free."""
+    need = cost.workspace + cost.loop.tape + cost.bytes_per_range + 3 * cost.loop.state
+    free = free_bytes(devices) or free_host_bytes()
     if free is not None and need > free:
         raise InfeasibleError(
             f"a single step takes {bytes_text(need, up=True)} and {bytes_text(free)} are free on the device: a budget "
@@ -169,10 +169,10 @@ def _estimate_fsdp(call: TorchLoopCall, leaves: Sequence[Any], devices: Sequence
     """
     assert call.first_step is not None
     state = sum(map(nbytes, call.split(leaves)[0]))
-    whole = [p.numel() * p.element_size() for module in call.step.fsdp_modules for p in module.parameters()]
+    parameter_bytes = [p.numel() * p.element_size() for module in call.step.fsdp_modules for p in module.parameters()]
     tape = max(1, call.first_step.tape.bytes)
     loop = Loop(None, max(1, state), tape, *DEFAULT_TIMES[:3], per_range=DEFAULT_TIMES[3])
-    return _agree_across_processes(StepCost(loop, tape + 2 * sum(whole), bookkeeping=0), devices)
+    return _agree_across_processes(StepCost(loop, tape + 2 * sum(parameter_bytes), bookkeeping=0), devices)
 
 
 def _is_single_process() -> bool:
@@ -181,13 +181,19 @@ def _is_single_process() -> bool:
     return not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
 
 
-def _agree_across_processes(found: StepCost, devices: Sequence[torch.device]) -> StepCost:
+def _agree_across_processes(cost: StepCost, devices: Sequence[torch.device]) -> StepCost:
     """The largest sizes of all processes: collectives wait for each other, so that all must run the same schedule."""
     if _is_single_process():
-        return found
-    sizes = [found.workspace, found.bytes_per_range, found.pullback_workspace, found.loop.state, found.loop.tape]
+        return cost
+    sizes = [cost.workspace, cost.bytes_per_range, cost.pullback_workspace, cost.loop.state, cost.loop.tape]
     most = torch.tensor(sizes, device=devices[0] if devices else None)
     torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
-    aside, once, pullback_workspace, state, tape = most.tolist()
-    loop = Loop(**{**found.loop.to_dict(), "state": state, "tape": tape})
-    return replace(found, loop=loop, workspace=aside, bytes_per_range=once, pullback_workspace=pullback_workspace)
+    workspace, bytes_per_range, pullback_workspace, state, tape = most.tolist()
+    loop = Loop(**{**cost.loop.to_dict(), "state": state, "tape": tape})
+    return replace(
+        cost,
+        loop=loop,
+        workspace=workspace,
+        bytes_per_range=bytes_per_range,
+        pullback_workspace=pullback_workspace,
+    )

@@ -1,7 +1,18 @@
-"""The first step, recorded before anything is planned: it shows what a loop depends on, and how.
+"""The first step of a loop, recorded before there is a plan, to find out what the loop depends on.
 
-In: a call whose step is not known yet. Out: the same, with the tensors that it captures as leaves, and with the flow of
-gradients through its carry, inputs and outputs. The recorded step is not lost: the first sweep begins with it.
+In: a call whose step was searched for tensors in closures, which may be more or fewer than it uses. Out: the same call,
+with the captured tensors that the graph of the first step shows, and with the activity of carry, inputs and outputs.
+The first sweep begins with the recorded step, so it does not run twice.
+
+The step is recorded with all carry leaves as roots that require a gradient. The edges by which its graph reaches what
+was there before the step tell
+
+- which captured tensors it uses: those edges that are neither carry nor x. Leaves of the graph that the search in
+  closures missed are added. Any other tensor that it missed is an error: it cannot be rebound, so that its gradient
+  would be lost;
+- which carry leaves are active after any number of steps, and which outputs are (`_active_carry`).
+
+Last, outputs that are the same tensor as a carry leaf are noted (`Activity.aliases`).
 """
 
 from collections.abc import Sequence
@@ -11,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.nn import Module
 
+from remat.frameworks.torch.analyzed_step import Activity
 from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import external_edges, gradient_edge, leaf_of, sequence_nr
@@ -20,17 +32,17 @@ __all__ = ["probe_first_step"]
 
 
 def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequence[Module]) -> list[Tensor] | None:
-    """The tensors that the step captures, after its first run; None if there is nothing to differentiate."""
-    step, flows = call.step, call.step.activity
-    found: list[Tensor] = step.captured.take_values()
-    step.capture_ids, step.is_leaf = list(range(len(found))), [tensor.is_leaf for tensor in found]
-    call.sizes = (*call.sizes[:2], len(found))
-    backend, state = call.new_backend([*leaves, *found], 1)
+    """Record the first step; the tensors that it captures, or None for a plain loop, if no result is active."""
+    step, activity = call.step, call.step.activity
+    tensors: list[Tensor] = step.captured.take_values()
+    step.capture_ids, step.is_leaf = list(range(len(tensors))), [tensor.is_leaf for tensor in tensors]
+    call.sizes = (*call.sizes[:2], len(tensors))
+    backend, state = call.new_backend([*leaves, *tensors], 1)
     with fsdp_modules_called(modules) as step.fsdp_modules:
-        first_step = backend.open(state)
+        first_step = backend.record_first_step(state)
     del state
-    outs, ys = _leaves(backend.runner, first_step)
-    depends = [_external_inputs(leaf, first_step.number) for leaf in (*outs, *ys)]
+    carry_out, ys = _result_leaves(backend.runner, first_step)
+    depends = [_external_inputs(leaf, first_step.number) for leaf in (*carry_out, *ys)]
     roots = [None if root is None else gradient_edge(root) for root in first_step.tape.carry_in]
     inputs = {gradient_edge(root) for row in first_step.tape.xs for root in row if root is not None}
     captured = {edge: is_leaf for edges in depends for edge, is_leaf in edges.items()}
@@ -39,36 +51,36 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequen
             captured.pop(edge, None)
     init = list(leaves[: call.sizes[0]])
     active = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in init]
-    active, live = _active_carry(active, roots, inputs | set(captured), depends)
+    active, active_edges = _active_carry(active, roots, inputs | set(captured), depends)
     call.first_step, call.specs = first_step, backend.runner.specs
-    flows.ys = [bool(live & set(edges)) for edges in depends[len(outs) :]]
-    flows.carry = active
-    if not any(active) and not any(flows.ys):
+    activity.ys = [bool(active_edges & set(edges)) for edges in depends[len(carry_out) :]]
+    activity.carry = active
+    if not any(active) and not any(activity.ys):
         return None
-    for k, out in enumerate(outs):
-        same = [j for j, y in enumerate(ys) if y is out and j not in flows.aliases.values()]
+    for k, leaf in enumerate(carry_out):
+        same = [j for j, y in enumerate(ys) if y is leaf and j not in activity.aliases.values()]
         if same and active[k]:
-            flows.aliases[k] = same[0]
-    _drop_inactive(first_step, backend.runner, flows)
-    places = {gradient_edge(tensor): k for k, tensor in enumerate(backend.captured)}
+            activity.aliases[k] = same[0]
+    _drop_inactive(first_step, backend.runner, activity)
+    indices = {gradient_edge(tensor): k for k, tensor in enumerate(backend.captured)}
     for edge, is_leaf in captured.items():
-        if edge in places:
+        if edge in indices:
             continue
         if not is_leaf:
             raise unknown_input_error(edge.node, is_leaf, "the first step")
-        places[edge] = len(found)
-        found.append(leaf_of(edge.node))
+        indices[edge] = len(tensors)
+        tensors.append(leaf_of(edge.node))
         step.capture_ids.append(-1)
         step.is_leaf.append(True)
-    used = [k for edge, k in places.items() if step.is_leaf[k] or edge in captured]
-    if step.fsdp_modules:  # these add to their gradients themselves, and so do all other parameters then
+    used = [k for edge, k in indices.items() if step.is_leaf[k] or edge in captured]
+    if step.fsdp_modules:  # `accumulate_grads` then adds to `.grad` of all parameters, so leaves are not inputs
         used = [k for k in used if not step.is_leaf[k]]
-    step.may_capture_more = len(used) < len(found)
-    first_step.tape.captured = [backend.captured[k] if k < len(backend.captured) else found[k] for k in used]
+    step.may_capture_more = len(used) < len(tensors)
+    first_step.tape.captured = [backend.captured[k] if k < len(backend.captured) else tensors[k] for k in used]
     step.capture_ids, step.is_leaf = [step.capture_ids[k] for k in used], [step.is_leaf[k] for k in used]
-    step.captured.restrict_to(set(step.capture_ids), found)
+    step.captured.restrict_to(set(step.capture_ids), tensors)
     call.sizes = (*call.sizes[:2], len(used))
-    return [found[k] for k in used]
+    return [tensors[k] for k in used]
 
 
 def _active_carry(
@@ -79,47 +91,48 @@ def _active_carry(
 ) -> tuple[list[bool], set[GradientEdge]]:
     """Activity analysis: which carry leaves depend on a differentiable input after any number of steps.
 
-    A carry leaf that is active before a step makes active what depends on it after the step, so the set only grows,
-    and the fixed point is reached after at most as many rounds as there are leaves. The edges of what is active then
-    come back too.
+    A leaf that depends on an active carry leaf is active after the step, so the set only grows, and the fixed point is
+    reached after at most as many rounds as there are leaves. Returns the fixed point, and the edges of all that is
+    active: captured tensors and inputs (`always`), and active carry leaves.
     """
     while True:
-        live = always | {root for root, is_active in zip(roots, active, strict=True) if is_active and root is not None}
-        after = [before or bool(live & set(edges)) for before, edges in zip(active, depends, strict=False)]
+        edges_now = always | {
+            root for root, is_active in zip(roots, active, strict=True) if is_active and root is not None
+        }
+        after = [before or bool(edges_now & set(edges)) for before, edges in zip(active, depends, strict=False)]
         if after == active:
-            return active, live
+            return active, edges_now
         active = after
 
 
-def _leaves(runner: Any, first_step: FirstStep) -> tuple[list[Any], list[Any]]:
-    outputs = runner.outputs
-    return runner.tree.flatten_like(
-        first_step.carry, "carry"
-    ), [] if outputs.tree is None else outputs.tree.flatten_like(first_step.y, "y")
+def _result_leaves(runner: Any, first_step: FirstStep) -> tuple[list[Any], list[Any]]:
+    """The leaves of the carry and of the output that the first step returned."""
+    carry_out, tree = runner.tree.flatten_like(first_step.carry, "carry"), runner.outputs.tree
+    return carry_out, [] if tree is None else tree.flatten_like(first_step.y, "y")
 
 
 def _external_inputs(leaf: Any, number: int) -> dict[GradientEdge, bool]:
-    """What is outside of the step and the gradient of a leaf flows to; True for leaves of the graph."""
+    """The edges from before the step that a result of it depends on; True for leaves of the graph."""
     if not isinstance(leaf, Tensor) or not leaf.requires_grad:
         return {}
     edge = gradient_edge(leaf)
     if leaf.grad_fn is None or sequence_nr(edge.node) < number:
         return {edge: leaf.grad_fn is None}
-    return {GradientEdge(*found): is_leaf for found, is_leaf in external_edges([edge.node], number).items()}
+    return {GradientEdge(*outside): is_leaf for outside, is_leaf in external_edges([edge.node], number).items()}
 
 
-def _drop_inactive(first_step: FirstStep, runner: Any, flows: Any) -> None:
-    """Gradients that were let into the first step and flow nowhere are taken out again."""
+def _drop_inactive(first_step: FirstStep, runner: Any, activity: Activity) -> None:
+    """Detach the results of the first step that are not active, and remove the roots of inactive carry leaves."""
 
-    def detached(leaves: list[Any], flow: list[bool]) -> list[Any]:
+    def detached(leaves: list[Any], active: list[bool]) -> list[Any]:
         return [
-            leaf if goes or not isinstance(leaf, Tensor) else leaf.detach()
-            for leaf, goes in zip(leaves, flow, strict=True)
+            leaf if is_active or not isinstance(leaf, Tensor) else leaf.detach()
+            for leaf, is_active in zip(leaves, active, strict=True)
         ]
 
-    outs, ys = _leaves(runner, first_step)
+    carry_out, ys = _result_leaves(runner, first_step)
     tape = first_step.tape
-    tape.carry_in = [root if goes else None for root, goes in zip(tape.carry_in, flows.carry, strict=True)]
-    first_step.carry = runner.tree.unflatten(detached(outs, flows.carry))
+    tape.carry_in = [root if active else None for root, active in zip(tape.carry_in, activity.carry, strict=True)]
+    first_step.carry = runner.tree.unflatten(detached(carry_out, activity.carry))
     if runner.outputs.tree is not None:
-        first_step.y = runner.outputs.tree.unflatten(detached(ys, flows.ys))
+        first_step.y = runner.outputs.tree.unflatten(detached(ys, activity.ys))

@@ -1,4 +1,4 @@
-"""One recomputation of a segment: the tensors that it saves again are compared with the first ones and handed out."""
+"""One recomputation of a segment: its saved tensors are compared with those of the first run, and fill the holders."""
 
 from torch import Tensor
 
@@ -35,7 +35,7 @@ class Recomputation:
         self._error: RematError | None = None
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """Put a tensor that is saved again into its holder; stop when the last live holder is full.
+        """Put a recomputed tensor into its holder; stop when the last live holder is full.
 
         The tensor itself is saved in the recomputed graph, so that the function may differentiate inside.
         """

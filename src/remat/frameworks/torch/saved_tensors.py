@@ -16,16 +16,12 @@ from remat.segments import mutation_error, raise_nondeterministic
 __all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "comparable_storage", "describe"]
 
 with torch.inference_mode(False):
-    _ROOT = torch.empty(
-        0, requires_grad=True, device="cpu"
-    )  # an input that requires a gradient, so that there is a node
+    # An input that requires a gradient: without one, `SaveInputs` would have no node.
+    _ROOT = torch.empty(0, requires_grad=True, device="cpu")
 
 
 class SaveInputs(torch.autograd.Function):
-    """A node that saves tensors as any other one does: through the hooks that are active, and checking their versions.
-
-    Cf. `_NoopSaveInputs` in torch.utils.checkpoint.
-    """
+    """A node that saves tensors as any other does: through the active hooks, and with a check of their versions."""
 
     @staticmethod
     def forward(ctx: Any, root: Tensor, *tensors: Tensor) -> Tensor:
@@ -37,7 +33,7 @@ class SaveInputs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        """Never called: the node only saves tensors."""
+        """Never called: the node only saves tensors (cf. torch.utils.checkpoint._NoopSaveInputs)."""
         raise AssertionError("a saver has no gradient")
 
     @staticmethod
@@ -119,7 +115,7 @@ class SavedTensorMeta:
         self._counter = None
 
     def compare(self, tensor: Tensor, name: str, index: int, count: int) -> None:
-        """Raise an error if a tensor that is saved again has another shape, dtype, device or version."""
+        """Raise an error if a recomputed tensor has another shape, dtype, device or version."""
         if tensor.shape != self.shape or tensor.dtype != self.dtype or tensor.device != self.device:
             raise_nondeterministic(
                 name,
@@ -135,7 +131,7 @@ class SavedTensorMeta:
     def compare_fingerprints(
         metas: Sequence["SavedTensorMeta"], recomputed: Sequence[tuple[int, Tensor, Tensor]], name: str
     ) -> None:
-        """Raise a DeterminismError if one of (index, tensor, fingerprint) has other values than at first."""
+        """Raise a DeterminismError if one of the recomputed (index, tensor, fingerprint) differs beyond rounding."""
         for device in {fingerprint.device for _, _, fingerprint in recomputed}:  # one synchronization for each
             here = [entry for entry in recomputed if entry[2].device == device]
             pairs = [(now, metas[index].fingerprint) for index, _, now in here]
@@ -144,12 +140,12 @@ class SavedTensorMeta:
                 if now == then:
                     continue
                 eps = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 2.0**-52
-                far = relative_difference(now, then, float(device_fingerprint(tensor, of_sizes=True)), eps**0.75)
-                if far:
+                difference = relative_difference(now, then, float(device_fingerprint(tensor, of_sizes=True)), eps**0.75)
+                if difference:
                     raise_nondeterministic(
                         name,
                         f"tensor {index} of the {len(metas)} that it saves for its backward, {describe(tensor)}, "
-                        f"was another one by {far:.1g} of its size",
+                        f"was another one by {difference:.1g} of its size",
                     )
 
 

@@ -52,7 +52,7 @@ def scan(
     if results is not None:
         return results
     runner = _new_runner(call, carry, init_leaves, Inputs(xs_leaves, inputs), Outputs(leaf_ops, steps, rows))
-    value, done = _begun(call, runner, carry.unflatten(init_leaves))
+    value, done = _plain_start(call, runner, carry.unflatten(init_leaves))
     value = runner.run(step, value, done, steps)
     outputs = runner.outputs
     return value, None if outputs.tree is None else outputs.tree.unflatten(outputs.leaves)
@@ -78,7 +78,7 @@ def while_loop(
         if results is not None:
             return results[0]
     runner = _new_runner(call, carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
-    value, done = _begun(call, runner, carry.unflatten(leaves))
+    value, done = _plain_start(call, runner, carry.unflatten(leaves))
     while done != most and (goes_on if done == 0 else as_truth_value(cond(value))):
         value = runner.run(step, value, done, done + 1)
         done += 1
@@ -98,7 +98,9 @@ def _call(
     rows: dict[int, int] | None,
     steps: int | None,
 ) -> TorchLoopCall:
-    flows = Activity([leaf_ops.flows(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs])
+    activity = Activity(
+        [leaf_ops.is_differentiable(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs]
+    )
     tensors = DifferentiableTensors()
     records = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
     records = records and not in_forward_mode()  # forward mode needs no tape: the loop runs plainly
@@ -107,13 +109,13 @@ def _call(
     closed_over = [] if captured is None else [*captured.replayable_states, *tensors.replayable_states]
     replayable_states = [*global_generators(), *(state for state in private if state is not None), *closed_over]
     under_functorch = in_transform()
-    traced = AnalyzedStep(captured, AutocastState(), replayable_states, flows, under_functorch=under_functorch)  # type: ignore[arg-type]
-    traced.modules, traced.compiled = tensors.modules, tensors.compiled
-    return TorchLoopCall(traced, carry, inputs, sizes, request, rows, steps)
+    analyzed = AnalyzedStep(captured, AutocastState(), replayable_states, activity, under_functorch=under_functorch)  # type: ignore[arg-type]
+    analyzed.modules, analyzed.compiled = tensors.modules, tensors.compiled
+    return TorchLoopCall(analyzed, carry, inputs, sizes, request, rows, steps)
 
 
 def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tuple[Any, Any] | None:
-    """The results of a loop that gradients flow through, or None: then it is a plain loop."""
+    """The results of a loop with active leaves; None for a loop without, which is run plainly."""
     if call.step.captured is None:
         return None
     captured: list[Tensor] | None
@@ -122,7 +124,7 @@ def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tupl
         # tensors are rebound to the values of that level.
         captured = call.step.captured.take_values()
         call.step.capture_ids, call.step.is_leaf = list(range(len(captured))), [False] * len(captured)
-        call.step.activity.xs = [leaf_ops.flows(leaf) for leaf in xs]
+        call.step.activity.xs = [leaf_ops.is_differentiable(leaf) for leaf in xs]
         call.specs = [spec_of(leaf, name) for leaf, name in zip(init, call.carry.paths("carry"), strict=True)]
     else:
         call.replay = StateReplay(call.step.replayable_states)
@@ -138,9 +140,7 @@ def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tupl
     if captured is None:
         call.replay = None
         return None
-    if (
-        call.step.fsdp_modules
-    ):  # parameters of FSDP are not inputs of the Function, and one input must require a gradient
+    if call.step.fsdp_modules:  # their parameters are not inputs of the Function, one of which must require a gradient
         captured = [*captured, torch.zeros((), requires_grad=True)]
         call.step.capture_ids.append(-1)
         call.step.is_leaf.append(True)
@@ -148,7 +148,7 @@ def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tupl
     return run(call, [*init, *xs, *captured])
 
 
-def _begun(call: TorchLoopCall, runner: StepRunner, carry: Any) -> tuple[Any, int]:
+def _plain_start(call: TorchLoopCall, runner: StepRunner, carry: Any) -> tuple[Any, int]:
     """The carry and step at which a plain loop starts: step 1, if the first one has been run as a probe."""
     first_step, call.first_step = call.first_step, None
     if first_step is None:

@@ -1,7 +1,7 @@
 """Derivatives of derivatives: the adjoint of a loop is a loop again, so its gradient can be asked for, to any order.
 
-The states come from one loop that puts them all out, and the gradient from a second loop that goes through them
-backwards; both are loops like the first. All states are held at once, but no tapes.
+The states come from one loop that has them all as outputs, and the gradient from a second loop over these states in
+reverse order. Both are loops like the first. All states are in memory at once, but no tapes.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,101 +19,102 @@ from remat.loops.step_runner import unpack_output
 
 __all__ = ["double_backward"]
 
-Flat = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
+FlatStep = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 
 
 def double_backward(
-    call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any], again: Sequence[Any]
+    call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any], gradient_cotangents: Sequence[Any]
 ) -> list[Any]:
-    """The gradients, with respect to leaves and cotangents, of the gradients that these give, weighted by `again`."""
+    """The VJP of the reverse sweep: from cotangents of the gradients of leaves, those of leaves and cotangents."""
     args = [*leaves, *cotangents]
-    ends = [k for k, part in enumerate(again) if part is not None]
-    places = [
-        k for k, arg in enumerate(args) if leaf_ops.flows(arg) and (call.step.under_functorch or arg.requires_grad)
+    outputs = [k for k, cotangent in enumerate(gradient_cotangents) if cotangent is not None]
+    active = [
+        k
+        for k, arg in enumerate(args)
+        if leaf_ops.is_differentiable(arg) and (call.step.under_functorch or arg.requires_grad)
     ]
 
     def gradients(*values: Any) -> list[Any]:
         full = list(args)
-        for place, value in zip(places, values, strict=True):
-            full[place] = value
-        every = _adjoint_loop(call, full[: len(leaves)], full[len(leaves) :])
-        return [torch.zeros_like(leaves[k]) if every[k] is None else every[k] for k in ends]
+        for k, value in zip(active, values, strict=True):
+            full[k] = value
+        by_leaf = _adjoint_loop(call, full[: len(leaves)], full[len(leaves) :])
+        return [torch.zeros_like(leaves[k]) if by_leaf[k] is None else by_leaf[k] for k in outputs]
 
-    inside = len(leaves) - len(call.step.is_leaf)
-    closed = [inside <= k < len(leaves) and call.step.is_leaf[k - inside] for k in places]
-    cotangents = [again[k] for k in ends]
-    parts = _vjp_of(gradients, [args[k] for k in places], cotangents, closed, under_functorch=call.step.under_functorch)
-    found: list[Any] = [None] * len(args)
-    for place, part in zip(places, parts, strict=True):
-        found[place] = part
-    return found
+    captured_at = len(leaves) - len(call.step.is_leaf)
+    closed_over = [captured_at <= k < len(leaves) and call.step.is_leaf[k - captured_at] for k in active]
+    roots, output_cotangents = [args[k] for k in active], [gradient_cotangents[k] for k in outputs]
+    cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over, under_functorch=call.step.under_functorch)
+    by_arg: list[Any] = [None] * len(args)
+    for k, cotangent in zip(active, cotangents, strict=True):
+        by_arg[k] = cotangent
+    return by_arg
 
 
 def _vjp_of(
     function: Callable[..., list[Any]],
     roots: list[Any],
     cotangents: list[Any],
-    closed: list[bool],
+    closed_over: list[bool],
     *,
     under_functorch: bool,
 ) -> list[Any]:
-    """The cotangents of roots, differentiable again where that is asked for; None for roots that are not used.
+    """The cotangents of roots, as differentiable functions of roots and cotangents; None for roots that are not used.
 
-    Those that are `is_leaf` over by the function stay as they are.
+    `closed_over` says which roots the function closes over itself: these are used as they are, not as arguments.
     """
     if under_functorch:
-        outs, pull = torch.func.vjp(function, *roots)  # type: ignore[misc]
-        return list(
-            pull([torch.zeros_like(o) if bar is None else bar for o, bar in zip(outs, cotangents, strict=True)])
-        )
-    return list(_Vjp.apply(function, closed, *roots, *cotangents))  # type: ignore[no-untyped-call]
+        outs, vjp = torch.func.vjp(function, *roots)  # type: ignore[misc]
+        return list(vjp([torch.zeros_like(o) if bar is None else bar for o, bar in zip(outs, cotangents, strict=True)]))
+    return list(_Vjp.apply(function, closed_over, *roots, *cotangents))  # type: ignore[no-untyped-call]
 
 
 class _Vjp(torch.autograd.Function):
-    """Cotangents through a function, as a function of its arguments and the cotangents that come in.
+    """The VJP of a function, as a Function of its arguments and cotangents, which can be differentiated again.
 
-    Arguments are cut off from what made them: one may have been made from another. Parameters that the function
-    closes over cannot be, and need not.
+    Arguments are detached, since one may have been computed from another, whose gradient would then include it.
+    Parameters that the function closes over cannot be detached, and as leaves need not be.
     """
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., list[Any]], closed: list[bool], *args: Any) -> tuple[Any, ...]:
-        ctx.function, ctx.is_leaf, count = function, closed, len(closed)
+    def forward(ctx: Any, function: Callable[..., list[Any]], closed_over: list[bool], *args: Any) -> tuple[Any, ...]:
+        ctx.function, ctx.closed_over, count = function, closed_over, len(closed_over)
         ctx.set_materialize_grads(False)
-        ctx.gaps = [arg is None for arg in args]
         ctx.save_for_backward(*args)
         with torch.enable_grad():
-            marks = [*closed, *[False] * (len(args) - count)]
-            own = [
-                arg if mark or arg is None else arg.detach().requires_grad_()
-                for arg, mark in zip(args, marks, strict=True)
+            as_they_are = [*closed_over, *[False] * (len(args) - count)]
+            detached = [
+                arg if keep or arg is None else arg.detach().requires_grad_()
+                for arg, keep in zip(args, as_they_are, strict=True)
             ]
-            return clone_aliases(_vjp(function, own[:count], own[count:], create=False), own)
+            return clone_aliases(_vjp(function, detached[:count], detached[count:], create=False), detached)
 
     @staticmethod
-    def backward(ctx: Any, *again: Any) -> tuple[Any, ...]:
-        args, function, count = ctx.saved_tensors, ctx.function, len(ctx.is_leaf)
-        there = [k for k, gap in enumerate(ctx.gaps) if not gap]
-        ends = [k for k, part in enumerate(again) if part is not None]
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        args, function, count = ctx.saved_tensors, ctx.function, len(ctx.closed_over)
+        tensors = [k for k, arg in enumerate(args) if arg is not None]
+        outputs = [k for k, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def gradients(*values: Any) -> list[Any]:
             full: list[Any] = [None] * len(args)
-            for k, value in zip(there, values, strict=True):
+            for k, value in zip(tensors, values, strict=True):
                 full[k] = value
-            found = _vjp(function, full[:count], full[count:], create=True)
-            return [torch.zeros_like(full[k]) if found[k] is None else found[k] for k in ends]
+            by_root = _vjp(function, full[:count], full[count:], create=True)
+            return [torch.zeros_like(full[k]) if by_root[k] is None else by_root[k] for k in outputs]
 
-        closed = [k < count and ctx.is_leaf[k] for k in there]
-        parts = _vjp_of(gradients, [args[k] for k in there], [again[k] for k in ends], closed, under_functorch=False)
-        found: list[Any] = [None] * len(args)
-        for k, part in zip(there, parts, strict=True):
-            found[k] = part
-        return None, None, *found
+        closed_over = [k < count and ctx.closed_over[k] for k in tensors]
+        roots, output_cotangents = [args[k] for k in tensors], [cotangents[k] for k in outputs]
+        root_cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over, under_functorch=False)
+        by_arg: list[Any] = [None] * len(args)
+        for k, cotangent in zip(tensors, root_cotangents, strict=True):
+            by_arg[k] = cotangent
+        return None, None, *by_arg
 
 
 def _vjp(
     function: Callable[..., list[Any]], roots: Sequence[Any], cotangents: Sequence[Any], *, create: bool
 ) -> list[Any]:
+    """The cotangents of roots by one call of the engine; None for roots that are not used."""
     pairs = [
         (out, bar)
         for out, bar in zip(function(*roots), cotangents, strict=True)
@@ -121,23 +122,23 @@ def _vjp(
     ]
     if not pairs or not roots:
         return [None] * len(roots)
-    ends, given = zip(*pairs, strict=True)
-    return list(torch.autograd.grad(ends, roots, given, create_graph=create, allow_unused=True))
+    outputs, output_cotangents = zip(*pairs, strict=True)
+    return list(torch.autograd.grad(outputs, roots, output_cotangents, create_graph=create, allow_unused=True))
 
 
 def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """The gradients of all leaves as a differentiable function of leaves and cotangents; None where none flows."""
+    """The gradients of all leaves as a differentiable function of leaves and cotangents; None where not active."""
     from remat.frameworks.torch.scan import scan
 
-    _refuse_random_step(call)
+    _check_not_random(call)
     assert call.results is not None
     assert call.steps is not None
     init, xs, captured = call.split(leaves)
-    flows, steps, flat = call.step.activity, call.steps, _flat_step(call)
+    activity, steps, flat = call.step.activity, call.steps, _flat_step(call)
     request = LoopRequest(plan=call.plan, check="never")
     carry_bars, y_bars = call.results.expand_cotangents(cotangents)
     weak = [not isinstance(leaf, Tensor) for leaf in init]
-    ends = [flow and not number for flow, number in zip(flows.carry, weak, strict=True)]
+    active = [is_active and not number for is_active, number in zip(activity.carry, weak, strict=True)]
 
     def forward(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
         return flat(captured, carry, x)[: len(carry)], carry
@@ -145,34 +146,37 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
     def backward(sums: Any, inputs: Any) -> Any:
         (carry_bar, totals), (carry, x, y_bar) = sums, inputs
         carry = [leaf.item() if number else leaf for leaf, number in zip(carry, weak, strict=True)]
-        roots, put = _roots(carry, ends, x, flows.xs, captured)
+        roots, put = _roots(carry, active, x, activity.xs, captured)
         rest = iter(carry_bar)
-        every = [next(rest) if end else None for end in ends] + list(y_bar)
-        closed = [False] * (len(roots) - len(captured)) + call.step.is_leaf
-        found = _vjp_of(
-            lambda *values: flat(*put(values)), roots, every, closed, under_functorch=call.step.under_functorch
+        bars = [next(rest) if is_active else None for is_active in active] + list(y_bar)
+        closed_over = [False] * (len(roots) - len(captured)) + call.step.is_leaf
+        root_bars = _vjp_of(
+            lambda *values: flat(*put(values)), roots, bars, closed_over, under_functorch=call.step.under_functorch
         )
-        rest = iter([torch.zeros_like(root) if part is None else part for root, part in zip(roots, found, strict=True)])
-        before, x_bar = [next(rest) for end in ends if end], [next(rest) if flow else None for flow in flows.xs]
-        return (before, [total + part for total, part in zip(totals, rest, strict=True)]), x_bar
+        pairs = zip(roots, root_bars, strict=True)
+        rest = iter([torch.zeros_like(root) if bar is None else bar for root, bar in pairs])
+        before = [next(rest) for is_active in active if is_active]
+        x_bar = [next(rest) if is_active else None for is_active in activity.xs]
+        return (before, [total + bar for total, bar in zip(totals, rest, strict=True)]), x_bar
 
     _, states = scan(forward, init, xs, steps, request)
-    known = zip(init, carry_bars, ends, strict=True)
-    first = [torch.zeros_like(leaf) if bar is None else bar for leaf, bar, end in known if end]
+    last = zip(init, carry_bars, active, strict=True)
+    last_bars = [torch.zeros_like(leaf) if bar is None else bar for leaf, bar, is_active in last if is_active]
     rows = [None if bar is None else _for_every_step(bar, steps, call.rows).flip(0) for bar in y_bars]
     flipped = [state.flip(0) for state in states], [x.flip(0) for x in xs], rows
-    (found, totals), x_bars = scan(
-        backward, (first, [torch.zeros_like(leaf) for leaf in captured]), flipped, steps, request
+    (init_bars, totals), x_bars = scan(
+        backward, (last_bars, [torch.zeros_like(leaf) for leaf in captured]), flipped, steps, request
     )
-    rest = iter(found)
+    rest = iter(init_bars)
     return [
-        *(next(rest) if end else None for end in ends),
+        *(next(rest) if is_active else None for is_active in active),
         *(None if bar is None else bar.flip(0) for bar in x_bars),
         *totals,
     ]
 
 
-def _refuse_random_step(call: TorchLoopCall) -> None:
+def _check_not_random(call: TorchLoopCall) -> None:
+    """Raise a StepError if steps draw random numbers, which the loops here would not replay."""
     if call.initial_rng is not None:
         raise StepError(
             "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: "
@@ -180,8 +184,8 @@ def _refuse_random_step(call: TorchLoopCall) -> None:
         )
 
 
-def _flat_step(call: TorchLoopCall) -> Flat:
-    """The step as a function of leaves: captured, carry, x to carry and outputs."""
+def _flat_step(call: TorchLoopCall) -> FlatStep:
+    """The step as a function of leaves: captured, carry, x → carry and outputs."""
 
     def flat(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
         assert call.results is not None
@@ -195,24 +199,24 @@ def _flat_step(call: TorchLoopCall) -> Flat:
 
 
 def _roots(
-    carry: list[Any], ends: list[bool], x: list[Any], flows: list[bool], captured: list[Any]
+    carry: list[Any], active: list[bool], x: list[Any], active_xs: list[bool], captured: list[Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[list[Any], list[Any], list[Any]]]]:
-    """The tensors of one step that gradients flow to, each by itself, and how to put others in their places."""
-    marks = [*ends, *flows]
+    """The active inputs of one step, and a function that puts other values in their places."""
+    mask = [*active, *active_xs]
     leaves = [*carry, *x]
-    roots = [leaf for leaf, mark in zip(leaves, marks, strict=True) if mark]
+    roots = [leaf for leaf, is_active in zip(leaves, mask, strict=True) if is_active]
 
     def put(values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         rest = iter(values)
-        filled = [next(rest) if mark else leaf for leaf, mark in zip(leaves, marks, strict=True)]
+        filled = [next(rest) if is_active else leaf for leaf, is_active in zip(leaves, mask, strict=True)]
         return list(rest), filled[: len(carry)], filled[len(carry) :]
 
     return [*roots, *captured], put
 
 
-def _for_every_step(part: Tensor, steps: int, rows: dict[int, int] | None) -> Tensor:
+def _for_every_step(bar: Tensor, steps: int, rows: dict[int, int] | None) -> Tensor:
     """Cotangents of some steps' outputs as those of all: zero for the others."""
     if rows is None:
-        return part
-    places = torch.tensor([rows.get(i, len(rows)) for i in range(steps)], device=part.device)
-    return torch.cat([part, torch.zeros_like(part[:1])])[places]
+        return bar
+    indices = torch.tensor([rows.get(i, len(rows)) for i in range(steps)], device=bar.device)
+    return torch.cat([bar, torch.zeros_like(bar[:1])])[indices]

@@ -101,7 +101,7 @@ class SegmentClosure:
     def _search(
         self, search: SegmentFilter, fn: Callable[..., Any], arguments: Iterable[Any]
     ) -> tuple[list[nn.Module], list[ReplayableState]]:
-        """Convert the closures of the function, its arguments and all modules below; the modules and generators there.
+        """Convert the closures of the function, its arguments and their modules; the modules and private generators.
 
         Closures lead to modules, and attributes and hooks of modules to closures, until nothing new is found.
         """

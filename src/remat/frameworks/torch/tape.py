@@ -1,4 +1,4 @@
-"""Tapes of PyTorch: the graph of a recorded range of steps, its pullback by one call of the engine, and its bytes."""
+"""Tapes of PyTorch: the graph of a recorded range of steps, its pullback by one call of the engine, its saved bytes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,15 +21,15 @@ __all__ = [
     "accumulate_grads",
     "check_inputs_known",
     "count_saved_bytes",
-    "pull",
     "seed_accumulators",
+    "tape_vjp",
     "unknown_input_error",
 ]
 
 
 @dataclass(slots=True)
 class Tape:
-    """A recorded range: the leaves of its graph, and the gradient edges of its results; None where none flows."""
+    """A recorded range: the leaves of its graph, and the gradient edges of its results; None where not active."""
 
     start: int
     stop: int
@@ -38,7 +38,7 @@ class Tape:
     xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
     ys: list[list[Any]] = field(default_factory=list)
     carry_out: list[Any] = field(default_factory=list)
-    bytes: int = 0
+    bytes: int = 0  # of saved tensors, if they were counted
 
     @property
     def roots(self) -> list[Any]:
@@ -48,12 +48,12 @@ class Tape:
 
 @dataclass
 class FirstStep:
-    """The first step, recorded before anything is planned, and its results: the first sweep begins with them."""
+    """The first step, recorded before there is a plan, and its results, with which the first sweep begins."""
 
     tape: Tape
     carry: Any
     y: Any
-    number: int  # its nodes have higher sequence numbers
+    number: int  # the nodes of the step have higher sequence numbers
 
 
 class OutputEdges:
@@ -71,9 +71,15 @@ class OutputEdges:
 
 
 class _SeedGradients(torch.autograd.Function):
-    """Feeds the running gradients of captured tensors into the engine, which adds to them in the plain loop's order.
+    """Feeds the running gradients of captured tensors into the engine, so that it adds to them in plain-loop order.
 
-    The node gives away its only references to the sums, so that the engine may accumulate in place.
+    Sums of floats depend on the order of additions. In a plain loop the engine adds the terms of a parameter step by
+    step, from the last step to the first: ((g_n + g_n-1) + g_n-2) + …. If every range were summed by itself, and then
+    added to the running sum, the order would be another one, and so would be the last bits. Therefore the running sum
+    enters the backward of the next range as the first term of each captured tensor.
+
+    The node runs first (its sequence number is the highest) and clears the list, which has the only references to the
+    sums: the engine then accumulates into them in place, as it does in a plain loop.
     """
 
     @staticmethod
@@ -89,39 +95,41 @@ class _SeedGradients(torch.autograd.Function):
         return None, *gradients
 
 
-def seed_accumulators(ends: OutputEdges, captured: Sequence[Tensor], sums: list[Any]) -> None:
-    """Let the gradients of captured tensors start with their running sums, which are taken out of the list."""
+def seed_accumulators(edges: OutputEdges, captured: Sequence[Tensor], sums: list[Any]) -> None:
+    """Let the next backward add to the running sums of captured tensors, which are taken out of the list `sums`."""
     if all(total is None for total in sums):
         return
-    if len({tensor.device for tensor in captured}) > 1:  # a node belongs to one device
+    if (
+        len({tensor.device for tensor in captured}) > 1
+    ):  # the engine runs a node on one device: one seed for each tensor
         for tensor, total in zip(captured, sums, strict=True):
-            ends.add(gradient_edge(tensor), total)
+            edges.add(gradient_edge(tensor), total)
         return
     seeds = list(sums)
     sums[:] = [None] * len(sums)
     with torch.enable_grad():
-        end = _SeedGradients.apply(seeds, *captured)  # type: ignore[no-untyped-call]
-    ends.add(gradient_edge(end), end.detach())
+        zero = _SeedGradients.apply(seeds, *captured)  # type: ignore[no-untyped-call]
+    edges.add(gradient_edge(zero), zero.detach())
 
 
-def pull(ends: OutputEdges, tape: Tape) -> list[Any]:
-    """The gradients of the roots by one call of the engine, None for those without; captured tensors run no hooks."""
+def tape_vjp(edges: OutputEdges, tape: Tape) -> list[Any]:
+    """The gradients of the roots by one call of the engine, None for those without; hooks of captured tensors wait."""
     roots = tape.roots
     leaves = [root for root in roots if root is not None]
-    if not ends.edges or not leaves:
+    if not edges.edges or not leaves:
         return [None] * len(roots)
     with hooks_suspended(tape.captured):
-        gradients = iter(torch.autograd.grad(ends.edges, leaves, ends.cotangents, allow_unused=True))
+        gradients = iter(torch.autograd.grad(edges.edges, leaves, edges.cotangents, allow_unused=True))
     return [None if root is None else next(gradients) for root in roots]
 
 
-def accumulate_grads(ends: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]) -> list[Any]:
+def accumulate_grads(edges: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]) -> list[Any]:
     """The gradients of the roots by a `backward`, which also accumulates into `.grad` of all parameters it reaches.
 
     FSDP reduces gradients of sharded parameters only in this way. Captured tensors accumulate too, in place.
     """
-    if ends.edges:
-        torch.autograd.backward(ends.edges, ends.cotangents)
+    if edges.edges:
+        torch.autograd.backward(edges.edges, edges.cotangents)
     for module in fsdp_modules:
         end_backward(module)
     return [None if root is None else root.grad for root in tape.roots]
@@ -129,9 +137,10 @@ def accumulate_grads(ends: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any])
 
 def check_inputs_known(tape: Tape, number: int) -> None:
     """Raise a StepError if the steps of a tape use a tensor that requires a gradient and is not one of its roots."""
-    ends = [end.node for end in (*tape.carry_out, *(end for row in tape.ys for end in row)) if end is not None]
+    edges = [*tape.carry_out, *(edge for row in tape.ys for edge in row)]
+    nodes = [edge.node for edge in edges if edge is not None]
     roots = {gradient_edge(root) for root in tape.roots if root is not None}
-    for (node, output), is_leaf in external_edges(ends, number).items():
+    for (node, output), is_leaf in external_edges(nodes, number).items():
         if GradientEdge(node, output) not in roots:
             raise unknown_input_error(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
 

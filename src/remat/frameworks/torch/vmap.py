@@ -1,7 +1,7 @@
-"""Loops under torch.func.vmap: a loop over the batch at once, whose step is the user's step, mapped.
+"""Loops under torch.func.vmap: one loop over the whole batch, whose step is `vmap` of the user's step.
 
-In: leaves with an axis for the batch, or without. Out: results with one; the carry and captured tensors have it first,
-inputs and outputs after the axis of steps. What one example alone would have is given to all, as a view.
+In: leaves with or without a batch axis. Out: results with one. Carry and captured tensors have it as axis 0, inputs and
+outputs as axis 1, after the axis of steps. A leaf without a batch axis is expanded, as a view.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +23,11 @@ __all__ = ["vmap_backward", "vmap_forward"]
 
 
 def vmap_forward(info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
-    """The results of a loop for a whole batch, and where its axis is."""
+    """The results of a loop for a whole batch, and their batch axes."""
     if call.cond is not None:
         raise StepError("a while_loop cannot be mapped: its examples may take different numbers of steps; use scan")
-    call.batched = _mapped(call, info)
-    tensors = LoopFunction.apply(call.batched, *_moved(call, info, dims, leaves))  # type: ignore[no-untyped-call]
+    call.batched = _batched(call, info)
+    tensors = LoopFunction.apply(call.batched, *_with_axes(call, info, dims, leaves))  # type: ignore[no-untyped-call]
     call.results = results = call.batched.results
     call.plan, call.steps, call.initial_rng = call.batched.plan, call.batched.steps, call.batched.initial_rng
     assert results is not None
@@ -38,33 +38,34 @@ def vmap_forward(info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Se
 def vmap_backward(
     info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]
 ) -> tuple[Any, Any]:
-    """The gradients of a loop's leaves for a whole batch, and where its axis is."""
-    if call.batched is None:  # only the cotangents are a batch
-        call.batched = _mapped(call, info)
+    """The gradients of a loop's leaves for a whole batch, and their batch axes."""
+    if call.batched is None:  # only the cotangents have a batch axis
+        call.batched = _batched(call, info)
         call.batched.results, call.batched.plan = call.results, call.plan
     assert call.results is not None
     axes = iter([int(k >= call.results.carry_size) for k, number in enumerate(call.results.numbers) if number is None])
-    moved = [
+    batched_cotangents = [
         _with_axis(bar, dim, next(axes), info.batch_size)
         for bar, dim in zip(cotangents, dims[len(leaves) :], strict=True)
     ]
-    given = _moved(call, info, dims[: len(leaves)], leaves)
-    found = LoopBackward.apply(call.batched, len(given), *given, *moved)  # type: ignore[no-untyped-call]
-    places = [None if part is None else int(_is_input(call, k)) for k, part in enumerate(found)]
-    return found, tuple(places)
+    batched_leaves = _with_axes(call, info, dims[: len(leaves)], leaves)
+    gradients = LoopBackward.apply(call.batched, len(leaves), *batched_leaves, *batched_cotangents)  # type: ignore[no-untyped-call]
+    gradient_axes = [None if gradient is None else int(_is_input(call, k)) for k, gradient in enumerate(gradients)]
+    return gradients, tuple(gradient_axes)
 
 
 def _is_input(call: TorchLoopCall, k: int) -> bool:
+    """Whether leaf k is one of the inputs `xs`, whose axis 0 are the steps."""
     return call.sizes[0] <= k < call.sizes[0] + call.sizes[1]
 
 
-def _moved(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+def _with_axes(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
     pairs = enumerate(zip(leaves, dims, strict=True))
     return [_with_axis(leaf, dim, int(_is_input(call, k)), info.batch_size) for k, (leaf, dim) in pairs]
 
 
 def _with_axis(leaf: Any, dim: int | None, place: int, size: int) -> Any:
-    """A tensor with the axis of the batch at that place."""
+    """A tensor with the batch axis at that place, moved from `dim` or added."""
     if not isinstance(leaf, Tensor):
         return leaf
     if dim is not None:
@@ -73,13 +74,13 @@ def _with_axis(leaf: Any, dim: int | None, place: int, size: int) -> Any:
     return leaf.expand(*leaf.shape[:place], size, *leaf.shape[place + 1 :])
 
 
-def _mapped(call: TorchLoopCall, info: Any) -> TorchLoopCall:
-    flows = call.step.activity
+def _batched(call: TorchLoopCall, info: Any) -> TorchLoopCall:
+    activity = call.step.activity
     step = BatchedStep(
         call.step.captured,
         call.step.autocast,
         call.step.replayable_states,
-        Activity(flows.carry, flows.xs, list(flows.ys)),
+        Activity(activity.carry, activity.xs, list(activity.ys)),
     )
     step.under_functorch, step.capture_ids, step.is_leaf = True, call.step.capture_ids, call.step.is_leaf
     step.inner, step.randomness, step.trees = call.step, info.randomness, (call.carry, call.xs)
@@ -90,22 +91,22 @@ def _mapped(call: TorchLoopCall, info: Any) -> TorchLoopCall:
 class BatchedStep(AnalyzedStep):
     """A step for all examples of a batch."""
 
-    inner: Any = None
-    randomness: str = "error"
-    trees: tuple[TreeDef, TreeDef] = (TreeDef(), TreeDef())
+    inner: Any = None  # the step for one example
+    randomness: str = "error"  # as in torch.func.vmap
+    trees: tuple[TreeDef, TreeDef] = (TreeDef(), TreeDef())  # of carry and x
 
     @contextmanager
     def rebind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
-        """The step, with these values for what it captured, each with an axis for the batch."""
+        """The step with these as its captured tensors, each with a batch axis."""
         yield lambda carry, x: self._run(values, carry, x)
 
     def _run(self, captured: list[Any], carry: Any, x: Any) -> Any:
         leaves = [*captured, *self.trees[0].flatten_like(carry, "carry"), *self.trees[1].flatten_like(x, "x")]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        found: list[Any] = []  # numbers and structures, which cannot be mapped
+        static: list[Any] = []  # structure and Python numbers of the results, which vmap cannot return
 
-        def one(*given: Any) -> list[Any]:
-            rest = iter(given)
+        def one_example(*values: Any) -> list[Any]:
+            rest = iter(values)
             filled = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             a, b = len(captured), len(captured) + self.trees[0].size
             with self.inner.rebind(filled[:a]) as step:
@@ -113,9 +114,9 @@ class BatchedStep(AnalyzedStep):
                     leaf_ops, step(self.trees[0].unflatten(filled[a:b]), self.trees[1].unflatten(filled[b:])), 0
                 )
             outs, tree = flatten((after, y))
-            found[:] = [tree, [None if isinstance(out, Tensor) else out for out in outs]]
+            static[:] = [tree, [None if isinstance(out, Tensor) else out for out in outs]]
             return [out for out in outs if isinstance(out, Tensor)]
 
-        mapped = iter(torch.func.vmap(one, randomness=self.randomness)(*tensors))
-        tree, numbers = found
-        return tree.unflatten([next(mapped) if number is None else number for number in numbers])
+        batched = iter(torch.func.vmap(one_example, randomness=self.randomness)(*tensors))
+        tree, numbers = static
+        return tree.unflatten([next(batched) if number is None else number for number in numbers])
