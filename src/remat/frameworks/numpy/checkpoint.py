@@ -16,7 +16,8 @@ from autograd.builtins import tuple as boxed_tuple
 from autograd.extend import Box, defjvp_argnums, defvjp_argnums, primitive, vspace
 from autograd.tracer import getval
 
-from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
+from remat.closures.capture import ConvertedClosure
+from remat.closures.capture_filter import BaseCaptureFilter
 from remat.execute.recomputation import is_recomputing, recomputing
 from remat.execute.rng_state import SegmentReplay
 from remat.frameworks.numpy.backend import is_readonly_error
