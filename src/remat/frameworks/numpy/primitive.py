@@ -15,7 +15,7 @@ from autograd.tracer import getval
 from remat.errors import StepError
 from remat.execute import Interpreter
 from remat.execute.gradients import Gradients
-from remat.execute.rng_state import preserved_state
+from remat.execute.state_replay import preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
