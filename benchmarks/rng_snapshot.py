@@ -16,7 +16,8 @@ from contextlib import contextmanager, nullcontext
 
 import numpy as np
 
-from remat.execute.rng_state import SegmentReplay, StateReplay, _NumpyGlobal, _PythonGlobal
+from remat.execute.rng_state import _NumpyGlobal, _PythonGlobal
+from remat.execute.state_replay import SegmentReplay, StateReplay
 
 ROUNDS, CALLS = 15, 100
 

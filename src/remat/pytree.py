@@ -102,6 +102,7 @@ class TreeDef:
             count += 1
         return count == len(self.children) and (node_type is dict or len(value) == count)
 
+    # The slow path: other kinds of dicts and keys in another order are accepted, and paths are built for messages.
     def _flatten_like(
         self, value: Any, name: str, unpack: Callable[[Any], Any] | None, leaves: list[Any], allow_none: bool
     ) -> None:
@@ -202,7 +203,7 @@ def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:
         return node_type, dict(value)
     if node_type is defaultdict:
         return (node_type, value.default_factory), dict(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # named tuples have no common base class
         return node_type, dict(zip(value._fields, value, strict=True))
     if is_dataclass(value) and not isinstance(value, type):
         return node_type, {item.name: getattr(value, item.name) for item in fields(value)}
@@ -230,6 +231,7 @@ def _make_container(node_type: Any, keys: tuple[Any, ...], children: list[Any]) 
 
 
 def _suffix(node_type: Any, key: Any) -> str:
+    """What a key appends to the path of its container: an index or an attribute."""
     return (
         f"[{key!r}]"
         if isinstance(node_type, tuple) or issubclass(node_type, dict) or node_type in (tuple, list)

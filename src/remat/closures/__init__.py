@@ -1,1 +1,10 @@
-"""What a function closes over: captured values, found, taken out, and replaced while it runs."""
+"""Closure conversion: values that a function captures are found, become inputs, and are rebound while it runs.
+
+| file | noun |
+|---|---|
+| `capture.py` | `ConvertedClosure`: a function of its captured values; the facts of CPython that this relies on |
+| `closure_search.py` | the search for references to captured values |
+| `capture_filter.py` | which values a framework captures |
+| `references.py` | variables that can be read and rebound: cells, items, attributes, partials |
+| `bytecode.py` | the names that a function's bytecode reads and writes |
+"""

@@ -124,10 +124,11 @@ class PartialRef(Reference):
 @lru_cache(maxsize=4096)
 def is_library(module: str) -> bool:
     """Whether a module is installed or built in: then its functions and classes capture no arrays of the user's."""
+    # By name: builtins have no file, and a development install is not in site-packages.
     if module.partition(".")[0] in ("builtins", "autograd", "numpy", "remat"):
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in file or (bool(file) and file.startswith(_STANDARD))
 
 
-_STANDARD = sysconfig.get_paths()["stdlib"]
+_STANDARD = sysconfig.get_paths()["stdlib"]  # the folder of the standard library

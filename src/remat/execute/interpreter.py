@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from remat.errors import IllegalError
 from remat.execute.backend_protocol import Backend
 from remat.execute.determinism import DeterminismCheck
-from remat.execute.rng_state import StateReplay
+from remat.execute.state_replay import StateReplay
 from remat.execute.state_store import RamStore, StateStore
 from remat.ops import TAPE, Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.problem import Memory, Sizes

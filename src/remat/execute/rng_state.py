@@ -1,12 +1,8 @@
-"""State outside a step's arguments that recomputation must replay: random generators, a framework's own states.
+"""Replayable states: what a step may change besides its carry, and recomputation must set back; random generators.
 
-A step that draws from `random`, `np.random`, or from a generator that it closes over draws the same numbers when it is
-recomputed. A loop (`StateReplay`) takes one snapshot for each kept state, a segment (`SegmentReplay`) one before its
-first run; both are free where no state was used: unused states share their initial snapshot, or are forgotten.
-
-Most steps leave the two global generators alone, so that case is made fast. `random.getstate` builds 625
-Python ints and `np.random.get_state` copies an array; comparing the 2,500 bytes of a Mersenne Twister in memory
-(ctypes) shows some 25 times faster that nothing has changed. benchmarks/rng_snapshot.py measures the ratio.
+Most steps leave the two global generators alone, so that case is made fast. `random.getstate` builds 625 Python ints
+and `np.random.get_state` copies an array. Comparing the 2,500 bytes of a Mersenne Twister in memory (ctypes) shows 20
+to 50 times faster that nothing has changed; benchmarks/rng_snapshot.py measures the ratio.
 """
 
 import ctypes
@@ -14,18 +10,9 @@ import random
 import sys
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Protocol
 
-__all__ = [
-    "ReplayableState",
-    "SegmentReplay",
-    "StateReplay",
-    "global_rng_states",
-    "preserved_state",
-    "private_rng_state",
-]
+__all__ = ["ReplayableState", "global_rng_states", "private_rng_state"]
 
 _MT19937_BYTES = 2500  # 624 words of 4 bytes and the position among them
 
@@ -44,91 +31,6 @@ class ReplayableState(Protocol):
     def set(self, snapshot: Any) -> None:
         """Set the state back to a snapshot."""
         ...
-
-
-class StateReplay:
-    """The replayable states of one loop: snapshots of all of them, from which they can be restored."""
-
-    def __init__(self, replayable_states: Sequence[ReplayableState] = ()) -> None:
-        self.replayable_states = [*global_rng_states(), *replayable_states]
-        self.initial = [replayable.get() for replayable in self.replayable_states]
-        self.used_flags = [False] * len(self.replayable_states)  # which of them have changed since
-        self._versions = [replayable.version() for replayable in self.replayable_states]
-
-    @property
-    def used(self) -> bool:
-        """Whether any state was seen to change."""
-        return any(self.used_flags)
-
-    def snapshot(self) -> Any:
-        """The states now; where nothing was used, the very list of initial states, which takes no memory."""
-        if not self._update_used():
-            return self.initial
-        triples = zip(self.replayable_states, self.used_flags, self.initial, strict=True)
-        return [replayable.get() if used else initial for replayable, used, initial in triples]
-
-    def restore(self, snapshot: Any) -> None:
-        """Set the used states back to a snapshot; None restores nothing."""
-        triples = zip(self.replayable_states, self.used_flags, snapshot or (), strict=bool(snapshot))
-        for replayable, used, state in triples:
-            if used:
-                replayable.set(state)
-
-    def _update_used(self) -> bool:
-        """Whether any state was used, with `used_flags` up to date."""
-        for k, used in enumerate(self.used_flags):
-            # Once used, always used: restoring the initial state brings its first version back, too.
-            if not used:
-                self.used_flags[k] = self.replayable_states[k].version() != self._versions[k]
-        return any(self.used_flags)
-
-
-class SegmentReplay:
-    """The replayable states of one segment before its first run; `forget_unused` drops the others after it."""
-
-    def __init__(self, replayable_states: Sequence[ReplayableState]) -> None:
-        every = [*global_rng_states(), *replayable_states]
-        self._snapshots: list[tuple[ReplayableState, Any]] = [(replayable, replayable.get()) for replayable in every]
-        self._versions: list[Any] = [replayable.version() for replayable in every]
-
-    def forget_unused(self) -> None:
-        """Drop the snapshots of states that the segment did not change."""
-        pairs = zip(self._snapshots, self._versions, strict=True)
-        self._snapshots = [
-            (replayable, snapshot) for (replayable, snapshot), version in pairs if replayable.version() != version
-        ]
-        self._versions = []
-
-    @property
-    def used(self) -> bool:
-        """Whether any state was used."""
-        return bool(self._snapshots)
-
-    @contextmanager
-    def rewound(self) -> Iterator[None]:
-        """A block in which the states start as they were before the first run; afterwards they are as before it."""
-        outside = [(replayable, replayable.get()) for replayable, _ in self._snapshots]
-        try:
-            for replayable, snapshot in self._snapshots:
-                replayable.set(snapshot)
-            yield
-        finally:
-            for replayable, snapshot in outside:
-                replayable.set(snapshot)
-
-
-@contextmanager
-def preserved_state(replayable_states: Sequence[ReplayableState], to: Any = None) -> Iterator[None]:
-    """A block after which the states are as before it; with `to`, a snapshot, they start from that in the block."""
-    every = [*global_rng_states(), *replayable_states]
-    outside = [replayable.get() for replayable in every]
-    try:
-        for replayable, snapshot in zip(every, to or (), strict=bool(to)):
-            replayable.set(snapshot)
-        yield
-    finally:
-        for replayable, snapshot in zip(every, outside, strict=True):
-            replayable.set(snapshot)
 
 
 class _PythonRng:
@@ -188,13 +90,14 @@ class _CachedGlobalRng(ABC):
     second number of a Gaussian pair (generators compute two, and keep one): with one waiting, nothing is cached.
     """
 
-    cached: tuple[Any, Any] | None  # the words, and the full state that belongs to them; one per generator, not object
+    # The words, and the full state that belongs to them. In the class, as there is one generator and many objects here.
+    cached: tuple[Any, Any] | None
 
     def __init_subclass__(cls) -> None:
         cls.cached = None
 
     def __init__(self) -> None:
-        self._compare_full = False
+        self._compare_full = False  # whether the words do not show the full state, see above
 
     def version(self) -> Any:
         raw_words = None if self._compare_full else self.raw_words()
@@ -210,7 +113,7 @@ class _CachedGlobalRng(ABC):
         return full_state
 
     def set(self, snapshot: Any) -> None:
-        type(self).cached = None
+        type(self).cached = None  # the same words may come with another waiting Gaussian
         self.set_full_state(snapshot)
 
     @abstractmethod
@@ -252,8 +155,9 @@ class _NumpyGlobal(_CachedGlobalRng):
     """The generator behind the functions of `np.random`."""
 
     def raw_words(self) -> Any:
-        numpy = sys.modules["numpy"]
+        numpy = sys.modules["numpy"]  # loaded, else there is no _NumpyGlobal; remat itself does not import it
         generator = numpy.random.get_bit_generator()
+        # `np.random.set_bit_generator` may have put another one in its place, whose layout is not known.
         if not isinstance(generator, numpy.random.MT19937):
             return None
         return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
@@ -297,6 +201,7 @@ def global_rng_states() -> list[ReplayableState]:
 
 def private_rng_state(value: Any) -> ReplayableState | None:
     """The replayable state of a user's generator of Python or NumPy, or None for anything else."""
+    # SystemRandom draws from the operating system, and has no state.
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return _PythonRng(value)
     numpy = sys.modules.get("numpy")

@@ -10,7 +10,8 @@ from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, ClassVar, NamedTuple, cast
 
-from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
+from remat.closures.capture import ConvertedClosure
+from remat.closures.capture_filter import BaseCaptureFilter
 from remat.errors import StepError
 from remat.frameworks.framework_protocol import Framework
 from remat.pytree import flatten

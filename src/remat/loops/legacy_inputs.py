@@ -35,7 +35,7 @@ def stack_inputs(framework: LeafArrays, inputs: Any, steps: int) -> Any:
         return inputs
     if len(inputs) != steps:
         raise ProblemError(f"there are {len(inputs)} inputs for {steps} steps")
-    if steps == 0:
+    if steps == 0:  # there is nothing to stack, not even a shape
         return None
     leaves, structures = zip(*[framework.flatten(value) for value in inputs], strict=True)
     if any(structure != structures[0] for structure in structures):
@@ -48,6 +48,6 @@ def with_initial(framework: LeafArrays, initial: Any, after: Any, steps: int) ->
     leaves, structure = framework.flatten(initial)
     rows, _ = framework.flatten(after)
     joined = [framework.prepend(first, others) for first, others in zip(leaves, rows, strict=True)]
-    if structure == framework.flatten(0.0)[1]:
+    if structure == framework.flatten(0.0)[1]:  # a single leaf
         return joined[0]
     return [structure.unflatten([leaf[i] for leaf in joined]) for i in range(steps + 1)]

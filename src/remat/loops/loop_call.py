@@ -12,7 +12,8 @@ from typing import Any, Generic, Protocol, TypeVar
 from remat.execute import Interpreter
 from remat.execute.backend_protocol import ObservableBackend
 from remat.execute.determinism import DeterminismCheck
-from remat.execute.rng_state import ReplayableState, StateReplay, preserved_state
+from remat.execute.rng_state import ReplayableState
+from remat.execute.state_replay import StateReplay, preserved_state
 from remat.loops.request import LoopRequest
 from remat.measuring import StepCost
 from remat.planners import Plan

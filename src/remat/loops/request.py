@@ -49,6 +49,7 @@ class LoopRequest:
                     f"the plan keeps states in several levels ({plan.memory}); loops run in one level yet"
                 )
             return cls(None, plan, parse_check(check), progress)
+        # Read now: after the first sweep, less would be free.
         if isinstance(memory, float):
             memory = _fraction_of_free(memory, free)
         budget = Memory.of(memory, slots)
@@ -93,6 +94,7 @@ class LoopRequest:
             return self.plan
         assert self.memory is not None
         with reporting_to(self.progress):
+            # Slots are counted in states, so the plan does not depend on the sizes of a step.
             if self.memory.device.capacity is None:
                 return cached_plan(Loop(steps), self.memory)
             step_cost = measure()
@@ -120,7 +122,7 @@ def free_host_bytes() -> int | None:
     """Bytes that are free on the host, or None where the operating system does not say."""
     import os
 
-    try:
+    try:  # sysconf has no such names on Windows and macOS
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
         return None

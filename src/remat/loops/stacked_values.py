@@ -63,7 +63,7 @@ class Outputs:
             # Either it is wrong, which raises, or it is a number where arrays are expected, which assignment converts.
             for leaf, name in zip(self.checked_leaves(y, i), self.names, strict=True):
                 self.leaf_ops.reject_tracer(leaf, name)
-        if self.tree is LEAF:
+        if self.tree is LEAF:  # the most common output, without the cost of flattening
             self.leaves[0][row] = y
         elif self.leaves:
             assert self.tree is not None
@@ -117,7 +117,7 @@ def infer_length(leaf_ops: LeafOps, leaves: Sequence[Any], tree: TreeDef, length
             + (hint if tree.node_type in (list, tuple) else "")
         )
     steps = next(iter(counts.values()))
-    if steps == 0:
+    if steps == 0:  # only a step that runs shows the shapes of its outputs
         raise ProblemError(
             f"a loop of 0 steps has no outputs, not even their shapes ({next(iter(counts))} has no rows): the result "
             "would be init itself, so leave the call out where there are no steps"

@@ -31,6 +31,7 @@ def flatten_checked(
             f"{mismatch} {when}: a step must return its {root} with the structure that "
             f"{'it gets' if root == 'carry' else 'it had at first'}"
         ) from None
+    # A Python number may become an array once; a spec that is not weak never changes, so shapes and dtypes are stable.
     for k, (leaf, spec, name) in enumerate(zip(leaves, specs, names, strict=True)):
         if leaf_ops.matches_spec(leaf, spec):
             continue
@@ -54,7 +55,7 @@ def structure_check(leaf_ops: LeafOps, tree: TreeDef, specs: list[Any]) -> Calla
 def _structure_check(leaf_ops: LeafOps, tree: TreeDef, specs: Any) -> Callable[[Any], bool]:
     if tree.node_type is None:
         return leaf_ops.fast_match(next(specs))
-    if tree.node_type is type(None):
+    if tree.node_type is type(None):  # None is a container without children
         return lambda value: value is None
     checks = [_structure_check(leaf_ops, child, specs) for child in tree.children]
     count = len(checks)

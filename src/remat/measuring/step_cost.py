@@ -1,7 +1,7 @@
 """The cost of one step: it is run once to warm up, once with the memory meter on, then a few times for the clock.
 
-Times are medians. A range of a few steps is measured, too: its tape is smaller than the tapes of its steps together where
-steps share residuals (captured weights), and the fixed time of a range is spread over its steps.
+Times are medians. A range of a few steps is measured, too: its tape is smaller than the tapes of single steps where its
+steps share residuals (captured weights), and the fixed time of a range is spread over them.
 """
 
 from collections.abc import Callable

@@ -24,6 +24,7 @@ class CheckpointProfiler:
     (1, True)
     """
 
+    # State of the class, as the older API has it: there is one counter for the whole program.
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _tracking: ClassVar[bool] = False
     _bytes: ClassVar[int] = 0

@@ -31,6 +31,7 @@ class SegmentPass:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "SegmentPass":
         """The pass from plain data."""
+        # A file may come from anywhere: its values end up in messages and in a page.
         depth, seconds = data["depth"], data["seconds"]
         valid = (
             data["what"] in PASS_KINDS and type(depth) is int and 0 <= depth < 2**31 and type(seconds) in (int, float)

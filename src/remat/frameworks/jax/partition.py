@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten, treedef_is_leaf
 
-from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
+from remat.closures.capture import ConvertedClosure
+from remat.closures.capture_filter import BaseCaptureFilter
 from remat.errors import StepError
 from remat.frameworks.jax.avals import Tracer, innermost_trace, trace_of
 from remat.pytree import flatten

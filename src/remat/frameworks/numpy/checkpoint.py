@@ -16,9 +16,10 @@ from autograd.builtins import tuple as boxed_tuple
 from autograd.extend import Box, defjvp_argnums, defvjp_argnums, primitive, vspace
 from autograd.tracer import getval
 
-from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
+from remat.closures.capture import ConvertedClosure
+from remat.closures.capture_filter import BaseCaptureFilter
 from remat.execute.recomputation import is_recomputing, recomputing
-from remat.execute.rng_state import SegmentReplay
+from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.numpy.backend import is_readonly_error
 from remat.frameworks.numpy.leaves import is_boxed, readonly_view, unpack
 from remat.frameworks.numpy.segment_outputs import SegmentOutputs, nbytes_of

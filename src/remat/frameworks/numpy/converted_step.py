@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from remat.closures.capture import CapturedReference
+from remat.closures.closure_search import CapturedReference
 from remat.execute.rng_state import ReplayableState
 
 __all__ = ["ConvertedStep"]

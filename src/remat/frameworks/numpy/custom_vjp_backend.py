@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from remat.closures.capture import CapturedReference
+from remat.closures.closure_search import CapturedReference
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.frameworks.numpy.backend import NumpyBackend

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from remat.execute.gradients import Gradients
-from remat.execute.rng_state import preserved_state
+from remat.execute.state_replay import preserved_state
 from remat.frameworks.numpy.backend import NumpyBackend
 from remat.frameworks.numpy.leaves import ArraySpec
 from remat.frameworks.numpy.meter import NumpyMeter

@@ -16,7 +16,7 @@ from autograd.builtins import tuple as boxed_tuple
 from autograd.extend import vspace
 from autograd.tracer import getval
 
-from remat.closures.capture import CapturedReference
+from remat.closures.closure_search import CapturedReference
 from remat.errors import StepError
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy import leaves as leaf_ops

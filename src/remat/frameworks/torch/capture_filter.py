@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from remat.closures.capture import BaseCaptureFilter
+from remat.closures.capture_filter import BaseCaptureFilter
 from remat.frameworks.torch.functorch import is_wrapped, wrapped_by_active_transform
 from remat.frameworks.torch.modules import is_compiled, registered_buffers
 from remat.frameworks.torch.replayable_state import BufferState, GeneratorState

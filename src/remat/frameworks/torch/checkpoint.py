@@ -71,7 +71,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from remat.execute.recomputation import StopRecomputation, is_recomputing, recomputing
-from remat.execute.rng_state import SegmentReplay
+from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.detached_cells import DetachedCells
 from remat.frameworks.torch.functorch import in_transform

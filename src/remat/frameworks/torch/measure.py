@@ -16,7 +16,7 @@ from torch import Tensor
 from remat.errors import InfeasibleError, RematError
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
-from remat.execute.rng_state import preserved_state
+from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.leaves import nbytes, spec_of

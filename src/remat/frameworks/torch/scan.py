@@ -8,7 +8,8 @@ from torch import Tensor
 
 from remat.closures.capture import ConvertedClosure
 from remat.errors import InfeasibleError, StepError
-from remat.execute.rng_state import StateReplay, private_rng_state
+from remat.execute.rng_state import private_rng_state
+from remat.execute.state_replay import StateReplay
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.analyzed_step import Activity, AnalyzedStep
 from remat.frameworks.torch.autocast import AutocastState

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from remat.closures.capture import BaseCaptureFilter, ConvertedClosure
+from remat.closures.capture import ConvertedClosure
+from remat.closures.capture_filter import BaseCaptureFilter
 from remat.closures.references import ItemRef, Reference, is_library
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.capture_filter import DifferentiableTensors

@@ -1,0 +1,99 @@
+"""State replay: recomputed steps and segments draw the same random numbers as in their first run.
+
+In: replayable states (`rng_state.py`), to which the generators of `random` and `np.random` are always added. A loop
+(`StateReplay`) takes one snapshot for each kept state, a segment (`SegmentReplay`) one before its first run. Neither
+costs memory where no state is used: unused states share their initial snapshot, or are forgotten.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from remat.execute.rng_state import ReplayableState, global_rng_states
+
+__all__ = ["SegmentReplay", "StateReplay", "preserved_state"]
+
+
+class StateReplay:
+    """The replayable states of one loop: snapshots of all of them, from which they can be restored."""
+
+    def __init__(self, replayable_states: Sequence[ReplayableState] = ()) -> None:
+        self.replayable_states = [*global_rng_states(), *replayable_states]
+        self.initial = [replayable.get() for replayable in self.replayable_states]
+        self.used_flags = [False] * len(self.replayable_states)  # which of them have changed since
+        self._versions = [replayable.version() for replayable in self.replayable_states]
+
+    @property
+    def used(self) -> bool:
+        """Whether any state was seen to change."""
+        return any(self.used_flags)
+
+    def snapshot(self) -> Any:
+        """The states now; where nothing was used, the very list of initial states, which takes no memory."""
+        if not self._update_used():
+            return self.initial
+        triples = zip(self.replayable_states, self.used_flags, self.initial, strict=True)
+        return [replayable.get() if used else initial for replayable, used, initial in triples]
+
+    def restore(self, snapshot: Any) -> None:
+        """Set the used states back to a snapshot; None restores nothing."""
+        triples = zip(self.replayable_states, self.used_flags, snapshot or (), strict=bool(snapshot))
+        for replayable, used, state in triples:
+            if used:
+                replayable.set(state)
+
+    def _update_used(self) -> bool:
+        """Whether any state was used, with `used_flags` up to date."""
+        for k, used in enumerate(self.used_flags):
+            # Once used, always used: restoring the initial state brings its first version back, too.
+            if not used:
+                self.used_flags[k] = self.replayable_states[k].version() != self._versions[k]
+        return any(self.used_flags)
+
+
+class SegmentReplay:
+    """The replayable states of one segment before its first run; `forget_unused` drops the others after it."""
+
+    def __init__(self, replayable_states: Sequence[ReplayableState]) -> None:
+        every = [*global_rng_states(), *replayable_states]
+        self._snapshots: list[tuple[ReplayableState, Any]] = [(replayable, replayable.get()) for replayable in every]
+        self._versions: list[Any] = [replayable.version() for replayable in every]
+
+    def forget_unused(self) -> None:
+        """Drop the snapshots of states that the segment did not change."""
+        pairs = zip(self._snapshots, self._versions, strict=True)
+        self._snapshots = [
+            (replayable, snapshot) for (replayable, snapshot), version in pairs if replayable.version() != version
+        ]
+        self._versions = []
+
+    @property
+    def used(self) -> bool:
+        """Whether any state was used."""
+        return bool(self._snapshots)
+
+    @contextmanager
+    def rewound(self) -> Iterator[None]:
+        """A block in which the states start as they were before the first run; afterwards they are as before it."""
+        outside = [(replayable, replayable.get()) for replayable, _ in self._snapshots]
+        try:
+            for replayable, snapshot in self._snapshots:
+                replayable.set(snapshot)
+            yield
+        finally:
+            for replayable, snapshot in outside:
+                replayable.set(snapshot)
+
+
+@contextmanager
+def preserved_state(replayable_states: Sequence[ReplayableState], to: Any = None) -> Iterator[None]:
+    """A block after which the states are as before it; with `to`, a snapshot, they start from that in the block."""
+    every = [*global_rng_states(), *replayable_states]
+    outside = [replayable.get() for replayable in every]
+    try:
+        for replayable, snapshot in zip(every, to or (), strict=bool(to)):
+            replayable.set(snapshot)
+        yield
+    finally:
+        for replayable, snapshot in zip(every, outside, strict=True):
+            replayable.set(snapshot)
