@@ -84,8 +84,8 @@ class ActiveTraces:
     which changes autograd for the whole program and misses every `grad` that was entered before. If autograd renames a
     local, no trace seems to be open and gradients are lost; tests/frameworks/numpy/test_private_api.py fails then.
 
-    Our own traces need none of this: `fresh_trace` gives each a number that no other trace has, and that is not an integer. Forward
-    mode has no `parents`, so a box of forward mode is accepted by its number alone.
+    Our own traces need none of this: `fresh_trace` gives each a number that no other trace has, and that is not an
+    integer. Forward mode has no `parents`, so a box of forward mode is accepted by its number alone.
     """
 
     opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
