@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tuple[str, ...]], CallRecord]:
-    """The rows of the table, and the call of remat."""
+    """The rows of the table, and the recorded call of `remat.scan`."""
     from autograd import value_and_grad
 
     with Bars() as bars:
@@ -96,6 +96,7 @@ def _rows(
     seconds: float,
     call: CallRecord,
 ) -> list[tuple[str, ...]]:
+    """The rows of the table: what is compared, by plain autograd, by remat."""
     plan, trace = call.plan, call.trace
     assert isinstance(plan, Plan)
     assert trace is not None

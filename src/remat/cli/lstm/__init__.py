@@ -80,8 +80,8 @@ def _model_on(framework: str) -> "type[Lstm]":
         import_module(framework)
     except ImportError as error:
         raise StepError(f"--framework {framework} needs {title}: pip install 'remat[{framework}]' ({error})") from error
-    chosen: type[Lstm] = getattr(import_module(f"remat.cli.lstm.{module}"), model)
-    return chosen
+    model_class: type[Lstm] = getattr(import_module(f"remat.cli.lstm.{module}"), model)
+    return model_class
 
 
 @dataclass
@@ -162,20 +162,21 @@ def _least_memory(loop: Loop, steps: int, enough: int) -> int:
 
 
 def _run(model: "Lstm", name: str, planner: Any, loop: Loop, memory: Memory, variants: list[_Variant]) -> _Variant:
+    """Run the model by one planner's plan; the variant is appended to `variants`, also if it is interrupted."""
     with Bars() as bars, profile() as recorded:
         bars.say(name)
-        chosen = plan(loop, memory, planner=planner, progress=bars)
+        run_plan = plan(loop, memory, planner=planner, progress=bars)
         try:
-            loss, gradient = model.gradient(chosen, bars)
+            loss, gradient = model.gradient(run_plan, bars)
         finally:
             if recorded.calls:
-                variants.append(_Variant(name, chosen, recorded.calls[0]))
+                variants.append(_Variant(name, run_plan, recorded.calls[0]))
         variant = variants[-1]
         variant.loss, variant.gradient = loss, gradient
     if model.metered:  # in a separate run: a meter that counts every op makes the ops slow
         with Bars() as bars, profile(memory=True) as recorded:
             bars.say(f"{name}, memory")
-            model.gradient(chosen, bars)
+            model.gradient(run_plan, bars)
         trace = recorded.calls[0].trace
         variant.allocated = None if trace is None else trace.totals.allocated
     return variant

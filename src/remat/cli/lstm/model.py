@@ -1,4 +1,4 @@
-"""The model of the recomputation example: an LSTM over a long sequence, split at save points or not; by autograd."""
+"""The model of `remat lstm` on NumPy: an LSTM over a long sequence, differentiated by autograd under any plan."""
 
 from typing import Any, ClassVar
 

@@ -1,4 +1,4 @@
-"""The same model on PyTorch: same numbers, same step."""
+"""The model of `remat lstm` on PyTorch, with the parameters and the step of the one on NumPy."""
 
 from types import SimpleNamespace
 from typing import Any, ClassVar

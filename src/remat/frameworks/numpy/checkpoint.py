@@ -73,7 +73,7 @@ class CheckpointCall:
     ) -> None:
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
         self._leaves, self._tree = flatten((args, kwargs), unpack)
-        self._places = [place for place, leaf in enumerate(self._leaves) if is_boxed(leaf)]
+        self._box_indices = [index for index, leaf in enumerate(self._leaves) if is_boxed(leaf)]
         objects = [leaf for leaf in self._leaves if not isinstance(leaf, ATOMIC_TYPES)]  # may close over boxes too
         self._captured = ConvertedClosure(traces, fn, *objects)
         self._check = CheckOnce(fn, options.check)
@@ -82,9 +82,9 @@ class CheckpointCall:
 
     def take_values(self) -> list[Any]:
         """The boxes among arguments and in closures, in the order of `values` below; they are not kept here."""
-        boxes = [self._leaves[place] for place in self._places]
-        for place in self._places:
-            self._leaves[place] = None
+        boxes = [self._leaves[index] for index in self._box_indices]
+        for index in self._box_indices:
+            self._leaves[index] = None
         return boxes + self._captured.take_values()
 
     def forward(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -155,10 +155,10 @@ class CheckpointCall:
         if self.call is not None and self.call.steps is not None:
             self.call.steps += 1
         leaves = list(self._leaves)
-        for place, value in zip(self._places, values, strict=False):
-            leaves[place] = value
+        for index, value in zip(self._box_indices, values, strict=False):
+            leaves[index] = value
         args, kwargs = self._tree.unflatten(leaves)
-        with nested(self.depth), self._captured.rebind(list(values[len(self._places) :])) as fn:
+        with nested(self.depth), self._captured.rebind(list(values[len(self._box_indices) :])) as fn:
             try:
                 return fn(*args, **kwargs)
             except ValueError as error:

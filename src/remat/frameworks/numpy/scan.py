@@ -88,7 +88,7 @@ def while_loop(
     cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, request: LoopRequest
 ) -> Any:
     """The first carry for which `cond` does not hold, or the one after `max_steps`."""
-    most = None if max_steps is None else to_count(max_steps, "max_steps")
+    limit = None if max_steps is None else to_count(max_steps, "max_steps")
     leaves, carry = flatten_leaves(leaf_ops, init, "init")
 
     def step(carry: Any, x: None) -> tuple[Any, None]:
@@ -97,12 +97,13 @@ def while_loop(
     captured = ConvertedClosure(ActiveTraces(), step, cond)
     boxes = captured.take_values()
     nothing = TreeDef(type(None))
-    if most != 0 and any(map(is_boxed, [*leaves, *boxes])):
+    if limit != 0 and any(map(is_boxed, [*leaves, *boxes])):
         sizes = (len(leaves), 0, len(boxes))
-        return run(NumpyCall(captured, carry, nothing, sizes, request, cond=cond, max_steps=most), [*leaves, *boxes])[0]
+        call = NumpyCall(captured, carry, nothing, sizes, request, cond=cond, max_steps=limit)
+        return run(call, [*leaves, *boxes])[0]
     runner = _new_runner(carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
     value, done = carry.unflatten([leaf if is_boxed(leaf) else copy(leaf) for leaf in leaves]), 0
-    while done != most and as_truth_value(cond(value)):
+    while done != limit and as_truth_value(cond(value)):
         value = runner.run(step, value, done, done + 1)
         done += 1
     request.record(done)

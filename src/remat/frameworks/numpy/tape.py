@@ -68,24 +68,24 @@ def fresh_trace() -> Iterator[float]:
 class ActiveTraces:
     """The traces that are open now: our own, and autograd's; as a capture filter it accepts boxes of these.
 
-    A segment or a step must be converted for the boxes of traces that are open, and must leave alone boxes that an
-    earlier `grad` left behind in a cache or a log. A box says only the number of its trace, and autograd numbers traces
-    by their depth: `trace_stack.new_trace` counts up on entry and down on exit, so the next `grad` has the number of
-    the last one. What tells two traces of one number apart is their root: the node of a box leads by `parents` to the
-    node that `trace` was called with, its `start_node`. Autograd stores that nowhere but in a local variable:
+    Closure conversion must rebind the boxes of open traces, since gradients go to them, and must leave alone boxes that
+    an earlier `grad` left in a cache or a log. A box has only the number of its trace, and autograd numbers traces by
+    their depth: `trace_stack.new_trace` counts up on entry and down on exit, so the next `grad` gets the number of the
+    last one. Two traces of one number differ in their root: the `parents` of a box's node lead to the node that `trace`
+    was called with, its `start_node`. Autograd keeps that in a local variable only:
 
         def trace(start_node, fun, x):
             with trace_stack.new_trace() as t:
                 start_box = new_box(x, t, start_node)
                 end_box = fun(start_box)      # <- we are somewhere below this line
 
-    So the frames of the call stack are walked, once for a call of a loop or segment, and `t` and `start_node` are read
-    from each that runs `trace`. The alternative is to replace `trace` or `new_trace` by a version that registers roots,
+    So the call stack is walked, once for each call of a loop or segment, and `t` and `start_node` are read from every
+    frame that runs `trace`. The alternative is to replace `trace` or `new_trace` by a version that registers roots,
     which changes autograd for the whole program and misses every `grad` that was entered before. If autograd renames a
     local, no trace seems to be open and gradients are lost; tests/frameworks/numpy/test_private_api.py fails then.
 
-    Our own traces need none of this: `fresh_trace` gives each a number that no other has (it is not whole). Forward
-    mode has no `parents`, so a box of forward mode is accepted by its number alone.
+    Our own traces need none of this: `fresh_trace` gives each a number that no other trace has, and that is not an
+    integer. Forward mode has no `parents`, so a box of forward mode is accepted by its number alone.
     """
 
     opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
@@ -93,7 +93,7 @@ class ActiveTraces:
     unpack = staticmethod(unpack)
 
     def __init__(self) -> None:
-        self._roots: dict[float, Any] = {}
+        self._roots: dict[float, Any] = {}  # of autograd's traces, by number
         frame = sys._getframe()
         while frame is not None:
             if frame.f_code is trace.__code__ and "t" in frame.f_locals:
@@ -111,7 +111,7 @@ class ActiveTraces:
         if not isbox(leaf):
             return False
         number, node = leaf._trace, leaf._node
-        if number % 1:
+        if number % 1:  # one of our own
             return number in _open
         if number not in self._roots:
             return False

@@ -30,11 +30,11 @@ class Activity:
 
 @dataclass
 class AnalyzedStep:
-    """A step after closure conversion; the fields without comment are what a recomputation starts from."""
+    """A step after closure conversion, with the state that steps of a later sweep start from."""
 
-    captured: ConvertedClosure
+    captured: ConvertedClosure  # all tensors that were found in closures
     autocast: AutocastState
-    replayable_states: Sequence[ReplayableState]
+    replayable_states: Sequence[ReplayableState]  # random generators and buffers that steps may change
     activity: Activity
     under_functorch: bool = False  # whether torch.func runs the loop at another level
     # By captured tensor: its index in `captured`, -1 if only the graph showed it; whether it is a leaf of the graph.

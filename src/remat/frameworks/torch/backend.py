@@ -242,18 +242,18 @@ class TorchBackend:
         edges = OutputEdges()
         if not self.step.fsdp_modules:
             seed_accumulators(edges, tape.captured, gradients.captured)
-        last_step, seeded = tape.stop - 1, set()
+        last_step, in_later_range = tape.stop - 1, set()
         if outputs:
-            # An output that *is* a carry leaf has one sum of cotangents, to which the plain loop adds that of the
-            # output first, and those of later steps after it. To add in this order at the border of two ranges, the
-            # cotangent of the output enters the later range, at the root, and the earlier range leaves it out.
+            # An output that *is* a carry leaf has one sum of cotangents. In the plain loop that of the output is its
+            # first term, since the outputs are used after all steps. So at the border of two ranges the cotangent of
+            # the output enters the later range, at the root, and the earlier range leaves it out.
             for k, j in self.activity.aliases.items():
                 if tape.start > 0 and tape.carry_in[k] is not None:
                     edges.add(gradient_edge(tape.carry_in[k]), self._output_cotangent(outputs, tape.start - 1, j))
-            seeded = set(self.activity.aliases.values()) if tape.stop != self.steps else set()
+            in_later_range = set(self.activity.aliases.values()) if tape.stop != self.steps else set()
             for i, row in enumerate(tape.ys, tape.start):
                 for j, edge in enumerate(row):
-                    if i != last_step or j not in seeded:
+                    if i != last_step or j not in in_later_range:
                         edges.add(edge, self._output_cotangent(outputs, i, j))
         for edge, bar in zip(tape.carry_out, gradients.carry, strict=True):
             edges.add(edge, bar)

@@ -140,7 +140,7 @@ class CheckpointFrame:
         self._tree: TreeDef | None
         leaves, self._tree = (list(args), None) if only_tensors else flatten((args, kwargs))
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self._places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._tensor_indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._cells = DetachedCells(fn)
         inputs += self._cells.tensors
@@ -179,18 +179,18 @@ class CheckpointFrame:
         """
         indices = {id(tensor): index for index, tensor in enumerate(inputs) if tensor.requires_grad}
         leaves: list[Tensor] = []
-        places: list[int] = []
+        positions: list[int] = []
         for tensor in captured:
             if tensor.requires_grad and not tensor.is_leaf:
                 index = indices.setdefault(id(tensor), len(inputs))
                 if index == len(inputs):
                     inputs.append(tensor)
-                places.append(index)
+                positions.append(index)
             else:
                 leaves.append(tensor)
-                places.append(-len(leaves))
+                positions.append(-len(leaves))
         self._leaf_state = LeafState(leaves)
-        return places
+        return positions
 
     def _note_parent(self, around: "CheckpointFrame | None") -> None:
         """Note that the segment around this one begins with it, if it does: then both are pulled back at once."""
@@ -333,12 +333,12 @@ class CheckpointFrame:
             raise mutation_error(self.name, what, "since it was first run, or by the segment itself") from error
         tensors = [tensor if tensor.is_leaf else tensor.detach().requires_grad_() for tensor in tensors]
         leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=False):
-            leaves[place] = tensor
+        for index, tensor in zip(self._tensor_indices, tensors, strict=False):
+            leaves[index] = tensor
         args, kwargs = (leaves, {}) if self._tree is None else self._tree.unflatten(leaves)
         captured = [tensors[k] if k >= 0 else self._leaf_state.tensors[-k - 1] for k in self._captured_at]
         inputs = list(zip(tensors, self._required_grad, self._hooks, strict=True))
-        fn = self._cells.with_values(tensors[len(self._places) : self._argument_count])
+        fn = self._cells.with_values(tensors[len(self._tensor_indices) : self._argument_count])
         return fn, args, kwargs, inputs, captured
 
     def _count(self) -> None:

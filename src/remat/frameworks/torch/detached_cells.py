@@ -21,28 +21,28 @@ class DetachedCells:
     """A function without the tensors in its cells; `with_values` makes a copy of it with tensors in these cells."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn, self._places = fn, list[int]()
+        self.fn, self._indices = fn, list[int]()
         self.tensors: list[Tensor] = []  # taken away by the caller, so that they are not kept alive here
         if not isinstance(fn, FunctionType) or not fn.__closure__:
             return
         cells, assigned = list(fn.__closure__), _assigned(fn)
-        for place, cell in enumerate(fn.__closure__):
+        for index, cell in enumerate(fn.__closure__):
             content = CellRef(cell).get()
             if isinstance(content, Tensor) and id(cell) not in assigned and not _is_parameter(content):
-                self._places.append(place)
+                self._indices.append(index)
                 self.tensors.append(content)
-                cells[place] = CellType(None)
-        if self._places:
+                cells[index] = CellType(None)
+        if self._indices:
             self.fn = _with_cells(fn, cells)
 
     def with_values(self, tensors: Sequence[Tensor]) -> Callable[..., Any]:
         """The function with these tensors in its closure."""
-        if not self._places:
+        if not self._indices:
             return self.fn
         assert isinstance(self.fn, FunctionType)
         cells = list(self.fn.__closure__ or ())
-        for place, tensor in zip(self._places, tensors, strict=True):
-            cells[place] = CellType(tensor)
+        for index, tensor in zip(self._indices, tensors, strict=True):
+            cells[index] = CellType(tensor)
         return _with_cells(self.fn, cells)
 
 

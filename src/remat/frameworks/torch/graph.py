@@ -63,12 +63,12 @@ def leaf_of(node: Any) -> Tensor:
     return tensor
 
 
-def external_edges(ends: Sequence[Any], first: int) -> dict[tuple[Any, int], bool]:
-    """The (node, output) of all tensors that the graph above these nodes takes from outside; True for leaves.
+def external_edges(nodes: Sequence[Any], first: int) -> dict[tuple[Any, int], bool]:
+    """The edges (node, output) by which the graph of these nodes reaches older tensors and leaves; True for leaves.
 
-    Nodes numbered `first` or higher are inside.
+    Nodes are older if their sequence number is below `first`.
     """
-    edges = _boundary(ends, lambda node: is_leaf_node(node) or node._sequence_nr() < first)
+    edges = _boundary(nodes, lambda node: is_leaf_node(node) or node._sequence_nr() < first)
     return {edge: is_leaf_node(edge[0]) for edge in edges}
 
 

@@ -186,9 +186,9 @@ def _agree_across_processes(cost: StepCost, devices: Sequence[torch.device]) -> 
     if _is_single_process():
         return cost
     sizes = [cost.workspace, cost.bytes_per_range, cost.pullback_workspace, cost.loop.state, cost.loop.tape]
-    most = torch.tensor(sizes, device=devices[0] if devices else None)
-    torch.distributed.all_reduce(most, torch.distributed.ReduceOp.MAX)
-    workspace, bytes_per_range, pullback_workspace, state, tape = most.tolist()
+    largest = torch.tensor(sizes, device=devices[0] if devices else None)
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+    workspace, bytes_per_range, pullback_workspace, state, tape = largest.tolist()
     loop = Loop(**{**cost.loop.to_dict(), "state": state, "tape": tape})
     return replace(
         cost,

@@ -42,18 +42,17 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequen
         first_step = backend.record_first_step(state)
     del state
     carry_out, ys = _result_leaves(backend.runner, first_step)
-    depends = [_external_inputs(leaf, first_step.number) for leaf in (*carry_out, *ys)]
+    dependencies = [_external_inputs(leaf, first_step.number) for leaf in (*carry_out, *ys)]
     roots = [None if root is None else gradient_edge(root) for root in first_step.tape.carry_in]
     inputs = {gradient_edge(root) for row in first_step.tape.xs for root in row if root is not None}
-    captured = {edge: is_leaf for edges in depends for edge, is_leaf in edges.items()}
+    captured = {edge: is_leaf for edges in dependencies for edge, is_leaf in edges.items()}
     for edge in (*roots, *inputs):
         if edge is not None:
             captured.pop(edge, None)
-    init = list(leaves[: call.sizes[0]])
-    active = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in init]
-    active, active_edges = _active_carry(active, roots, inputs | set(captured), depends)
+    active = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves[: call.sizes[0]]]
+    active, active_edges = _active_carry(active, roots, inputs | set(captured), dependencies)
     call.first_step, call.specs = first_step, backend.runner.specs
-    activity.ys = [bool(active_edges & set(edges)) for edges in depends[len(carry_out) :]]
+    activity.ys = [bool(active_edges & set(edges)) for edges in dependencies[len(carry_out) :]]
     activity.carry = active
     if not any(active) and not any(activity.ys):
         return None
@@ -66,7 +65,7 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequen
     for edge, is_leaf in captured.items():
         if edge in indices:
             continue
-        if not is_leaf:
+        if not is_leaf:  # the closure search missed it, so it cannot be rebound
             raise unknown_input_error(edge.node, is_leaf, "the first step")
         indices[edge] = len(tensors)
         tensors.append(leaf_of(edge.node))
@@ -87,7 +86,7 @@ def _active_carry(
     active: list[bool],
     roots: Sequence[GradientEdge | None],
     always: set[GradientEdge],
-    depends: Sequence[dict[GradientEdge, bool]],
+    dependencies: Sequence[dict[GradientEdge, bool]],
 ) -> tuple[list[bool], set[GradientEdge]]:
     """Activity analysis: which carry leaves depend on a differentiable input after any number of steps.
 
@@ -96,12 +95,12 @@ def _active_carry(
     active: captured tensors and inputs (`always`), and active carry leaves.
     """
     while True:
-        edges_now = always | {
+        active_edges = always | {
             root for root, is_active in zip(roots, active, strict=True) if is_active and root is not None
         }
-        after = [before or bool(edges_now & set(edges)) for before, edges in zip(active, depends, strict=False)]
+        after = [before or bool(active_edges & set(edges)) for before, edges in zip(active, dependencies, strict=False)]
         if after == active:
-            return active, edges_now
+            return active, active_edges
         active = after
 
 

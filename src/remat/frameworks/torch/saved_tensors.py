@@ -27,7 +27,7 @@ class SaveInputs(torch.autograd.Function):
     def forward(ctx: Any, root: Tensor, *tensors: Tensor) -> Tensor:
         """An empty tensor, whose node saves the others."""
         # Autograd refuses to save inference tensors, which nothing can change under a graph anyway.
-        ctx.inference_tensors = {place: tensor for place, tensor in enumerate(tensors) if tensor.is_inference()}
+        ctx.inference_tensors = {index: tensor for index, tensor in enumerate(tensors) if tensor.is_inference()}
         ctx.save_for_backward(*(None if tensor.is_inference() else tensor for tensor in tensors))
         return torch.empty(0, device="cpu")
 
@@ -53,7 +53,7 @@ class SaveInputs(torch.autograd.Function):
         if saver is None:
             return ()
         node: Any = saver.grad_fn
-        return tuple(node.inference_tensors.get(place, tensor) for place, tensor in enumerate(node.saved_tensors))
+        return tuple(node.inference_tensors.get(index, tensor) for index, tensor in enumerate(node.saved_tensors))
 
 
 class HolderOwner(Protocol):

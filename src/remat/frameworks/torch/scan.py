@@ -63,7 +63,7 @@ def while_loop(
     cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, request: LoopRequest
 ) -> Any:
     """The first carry for which `cond` does not hold, or the one after `max_steps`."""
-    most = None if max_steps is None else to_count(max_steps, "max_steps")
+    limit = None if max_steps is None else to_count(max_steps, "max_steps")
     leaves, carry = flatten_leaves(leaf_ops, init, "init")
     nothing = TreeDef(type(None))
 
@@ -71,8 +71,8 @@ def while_loop(
         return body(carry), None
 
     call = _call(step, cond, leaves, [], carry, nothing, (len(leaves), 0, 0), request, None, None)
-    call.cond, call.max_steps = cond, most
-    goes_on = most != 0 and as_truth_value(cond(init))
+    call.cond, call.max_steps = cond, limit
+    goes_on = limit != 0 and as_truth_value(cond(init))
     if goes_on:
         call.cond_holds = True
         results = _differentiated(call, leaves, [])
@@ -80,7 +80,7 @@ def while_loop(
             return results[0]
     runner = _new_runner(call, carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
     value, done = _plain_start(call, runner, carry.unflatten(leaves))
-    while done != most and (goes_on if done == 0 else as_truth_value(cond(value))):
+    while done != limit and (goes_on if done == 0 else as_truth_value(cond(value))):
         value = runner.run(step, value, done, done + 1)
         done += 1
     request.record(done)

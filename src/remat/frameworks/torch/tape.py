@@ -63,11 +63,11 @@ class OutputEdges:
         self.edges: list[Any] = []
         self.cotangents: list[Any] = []
 
-    def add(self, edge: Any, bar: Any) -> None:
+    def add(self, edge: Any, cotangent: Any) -> None:
         """Add an edge, unless it or its cotangent is None."""
-        if edge is not None and bar is not None:
+        if edge is not None and cotangent is not None:
             self.edges.append(edge)
-            self.cotangents.append(bar)
+            self.cotangents.append(cotangent)
 
 
 class _SeedGradients(torch.autograd.Function):
@@ -99,9 +99,7 @@ def seed_accumulators(edges: OutputEdges, captured: Sequence[Tensor], sums: list
     """Let the next backward add to the running sums of captured tensors, which are taken out of the list `sums`."""
     if all(total is None for total in sums):
         return
-    if (
-        len({tensor.device for tensor in captured}) > 1
-    ):  # the engine runs a node on one device: one seed for each tensor
+    if len({tensor.device for tensor in captured}) > 1:  # a node runs on one device, so each sum is its own seed
         for tensor, total in zip(captured, sums, strict=True):
             edges.add(gradient_edge(tensor), total)
         return
@@ -157,16 +155,16 @@ def unknown_input_error(node: Any, is_leaf: bool, steps: str) -> StepError:
 
 @contextmanager
 def count_saved_bytes(carry: Sequence[Any], persistent: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
-    """A block that records a tape from a carry; yields a function that says how many bytes the tape keeps alive.
+    """A block in which a tape is recorded from a carry; yields a function that returns the bytes it keeps alive.
 
     The carry counts, `persistent` tensors do not, and each storage counts once.
     """
-    live_anyway = {storage_id(tensor) for tensor in persistent}
+    persistent_ids = {storage_id(tensor) for tensor in persistent}
     saved = StorageBytes(carry)
     del carry
 
     def pack(tensor: Tensor) -> Tensor:
-        if storage_id(tensor) not in live_anyway:
+        if storage_id(tensor) not in persistent_ids:
             saved.add(tensor)
         return tensor.detach()  # a result that its own node saves would otherwise keep that node alive by a cycle
 

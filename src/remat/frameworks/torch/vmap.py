@@ -64,14 +64,14 @@ def _with_axes(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequ
     return [_with_axis(leaf, dim, int(_is_input(call, k)), info.batch_size) for k, (leaf, dim) in pairs]
 
 
-def _with_axis(leaf: Any, dim: int | None, place: int, size: int) -> Any:
-    """A tensor with the batch axis at that place, moved from `dim` or added."""
+def _with_axis(leaf: Any, dim: int | None, axis: int, size: int) -> Any:
+    """A tensor whose batch axis is `axis`: moved from `dim`, or added if that is None."""
     if not isinstance(leaf, Tensor):
         return leaf
     if dim is not None:
-        return leaf.movedim(dim, place)
-    leaf = leaf.unsqueeze(place)
-    return leaf.expand(*leaf.shape[:place], size, *leaf.shape[place + 1 :])
+        return leaf.movedim(dim, axis)
+    leaf = leaf.unsqueeze(axis)
+    return leaf.expand(*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
 
 
 def _batched(call: TorchLoopCall, info: Any) -> TorchLoopCall:
