@@ -199,6 +199,7 @@ def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:
         return node_type, dict(enumerate(value))
     if value is None:
         return node_type, {}
+    # Not every Mapping: a subclass may need arguments that cannot be known when it is rebuilt.
     if node_type is dict or node_type is OrderedDict:
         return node_type, dict(value)
     if node_type is defaultdict:

@@ -1,8 +1,8 @@
 """Replayable states: what a step may change besides its carry, and recomputation must set back; random generators.
 
 Most steps leave the two global generators alone, so that case is made fast. `random.getstate` builds 625 Python ints
-and `np.random.get_state` copies an array. Comparing the 2,500 bytes of a Mersenne Twister in memory (ctypes) shows 20
-to 50 times faster that nothing has changed; benchmarks/rng_snapshot.py measures the ratio.
+and `np.random.get_state` copies an array. Comparing the 2,500 bytes of a Mersenne Twister in memory (ctypes) shows that
+nothing has changed 20 to 50 times faster; benchmarks/rng_snapshot.py measures the ratio.
 """
 
 import ctypes
@@ -155,7 +155,7 @@ class _NumpyGlobal(_CachedGlobalRng):
     """The generator behind the functions of `np.random`."""
 
     def raw_words(self) -> Any:
-        numpy = sys.modules["numpy"]  # loaded, else there is no _NumpyGlobal; remat itself does not import it
+        numpy = sys.modules["numpy"]  # loaded, else there is no _NumpyGlobal; `import remat` does not load it
         generator = numpy.random.get_bit_generator()
         # `np.random.set_bit_generator` may have put another one in its place, whose layout is not known.
         if not isinstance(generator, numpy.random.MT19937):
