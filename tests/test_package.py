@@ -64,6 +64,21 @@ def test_older_names_are_found_too_and_unknown_ones_are_not():
         _ = remat.legacy.scam
 
 
+def test_threads_may_use_names_for_the_first_time_at_once():
+    code = """
+import remat, threading
+barrier = threading.Barrier(5)
+def first_use(name):
+    barrier.wait()
+    getattr(remat, name)
+threads = [threading.Thread(target=first_use, args=(n,)) for n in ("scan", "profile", "plan", "checkpoint", "report")]
+[t.start() for t in threads]; [t.join() for t in threads]
+print(sum(n in vars(remat) for n in ("scan", "profile", "plan", "checkpoint", "report")))
+"""
+    for _ in range(3):
+        assert run_python(code).strip() == "5"
+
+
 def test_names_are_found_at_once_in_any_order():
     names = sorted({*OLDER.split(), *remat.__all__}, reverse=True)
     assert run_python(f"from remat import {', '.join(names)}; print(Drop.__name__, drop.__name__)").split() == [

@@ -7,6 +7,7 @@ Importing remat imports no framework and none of its own packages: a name is loa
 """
 
 from importlib import import_module
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from remat.version import __version__
@@ -93,6 +94,7 @@ _HOMES = {
     "reporting": "report",
     "schedule": "Event Live Schedule Trace Verdict simulate verify",
 }
+_lock = RLock()
 _HOME_OF = {name: f"remat.{home}" for home, names in _HOMES.items() for name in names.split()}
 _SUBMODULES = {"errors", "legacy", "ops", "planners", "problem", "profiling", "reporting", "schedule", "testing"}
 
@@ -101,11 +103,12 @@ if not TYPE_CHECKING:  # a checker that saw it would take every name for one of 
 
     def __getattr__(name: str) -> Any:
         """The public name, loaded with the module that defines it when it is first used (PEP 562)."""
-        if name in _SUBMODULES:
-            return import_module(f"remat.{name}")
-        if name not in _HOME_OF:
+        if name not in _SUBMODULES and name not in _HOME_OF:
             raise AttributeError(f"module 'remat' has no attribute {name!r}")
-        value = getattr(import_module(_HOME_OF[name]), name)
+        with _lock:  # two threads that import packages and their modules at once may wait for each other
+            if name in _SUBMODULES:
+                return import_module(f"remat.{name}")
+            value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value  # the next lookup is an ordinary one
         return value
 

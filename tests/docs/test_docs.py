@@ -39,5 +39,7 @@ def test_the_tree_of_contributing_is_the_tree():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     tree = text.partition("src/remat/\n")[2].partition("tests/  ")[0]
     named = {name.rstrip("/") for name in re.findall(r"^  (\w\S*)", tree, re.MULTILINE)}
-    packages = {path.name for path in (ROOT / "src" / "remat").iterdir() if path.suffix == ".py" or path.is_dir()}
+    packages = {
+        path.name for path in (ROOT / "src" / "remat").iterdir() if path.suffix == ".py" or any(path.glob("*.py"))
+    }
     assert named == packages - {"__pycache__", "__main__.py", "version.py"}

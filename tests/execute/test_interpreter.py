@@ -3,6 +3,7 @@
 import math
 import weakref
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -278,3 +279,15 @@ def test_the_determinism_check_thins_out_what_it_records_of_a_loop_of_unknown_le
     determinism.compare(64 * 1234, backend, Number(64.0 * 1234), recorded=0)
     with pytest.raises(remat.DeterminismError):
         determinism.compare(64 * 1234, backend, Number(5.0), recorded=0)
+
+
+def test_what_is_no_op_is_an_error_that_says_so():
+    with pytest.raises(remat.IllegalError, match="None is no op of a schedule"):
+        run_through([None], 1)
+
+
+def test_numbers_of_numpy_are_numbers_of_units():
+    ops = [remat.ops.Record(np.int64(0), np.int64(2)), remat.ops.Turn(), remat.ops.Pullback(np.int64(2), np.int64(0))]
+    assert run_through(ops, 2)[1] == pytest.approx(expected(2)[1])
+    assert remat.verify(ops, remat.Loop(2), remat.Memory(slots=0))
+    assert not remat.verify([remat.ops.Record(False, True)], remat.Loop(1), remat.Memory(slots=0))

@@ -1,10 +1,14 @@
 """A framework is one module and one line in the registry: here is one of thirty lines, for arrays of its own."""
 
+import gc
 import sys
+import weakref
 from types import ModuleType
 
+import autograd.numpy as np
 import numpy
 import pytest
+from autograd import grad
 
 import remat
 from remat import frameworks
@@ -55,6 +59,7 @@ def fake(monkeypatch):
         setattr(module, name, member)
     monkeypatch.setattr(framework_registry, "REGISTRY", list(framework_registry.REGISTRY))
     monkeypatch.setattr(framework_registry, "_OWNERS", {})
+    monkeypatch.setattr(framework_registry, "_FRAMEWORKS", {})
     frameworks.register("duals", "Dual", "remat_duals")
     monkeypatch.setitem(sys.modules, "duals", package)
     monkeypatch.setitem(sys.modules, "remat_duals", module)
@@ -93,3 +98,51 @@ def test_others_are_as_before(fake):
 def test_a_policy_is_refused_where_there_are_none(fake):
     with pytest.raises(remat.ProblemError, match="policy= is for JAX, and this runs on duals"):
         remat.drop(lambda c: c, policy="dots_saveable")(Dual(1.0))
+
+
+def test_a_framework_that_cannot_be_used_is_not_in_the_way_of_others(monkeypatch):
+    monkeypatch.setattr(framework_registry, "REGISTRY", list(framework_registry.REGISTRY))
+    monkeypatch.setattr(framework_registry, "_OWNERS", {})
+    monkeypatch.setattr(framework_registry, "_FRAMEWORKS", {})
+    package = ModuleType("too_old")
+    package.Array = Dual
+    monkeypatch.setitem(sys.modules, "too_old", package)
+    frameworks.register("too_old", "Array", "remat_has_no_such_module")
+    assert remat.checkpoint(numpy.sin, numpy.zeros(2)).tolist() == [0.0, 0.0]
+    assert remat.drop(numpy.cos)(0.0) == 1.0
+
+
+def test_classes_of_arrays_are_not_kept_alive():
+    torch = pytest.importorskip("torch")
+
+    class Mine(torch.Tensor):
+        pass
+
+    remat.checkpoint(lambda a: a * 2, torch.ones(2).as_subclass(Mine))
+    reference = weakref.ref(Mine)
+    del Mine
+    gc.collect()
+    assert reference() is None
+
+
+def test_what_is_found_does_not_depend_on_earlier_calls():
+    jax = pytest.importorskip("jax")
+
+    @jax.tree_util.register_pytree_node_class
+    class Scale:
+        def __init__(self, w):
+            self.w = w
+
+        def __call__(self, a):
+            return np.sum(a * numpy.asarray(self.w))
+
+        def tree_flatten(self):
+            return (self.w,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            return cls(*children)
+
+    for _ in range(2):
+        with pytest.raises(remat.StepError, match="arrays of two frameworks"):
+            grad(lambda a: remat.checkpoint(Scale(jax.numpy.ones(3)), a))(numpy.ones(3))

@@ -375,3 +375,16 @@ def test_planned_and_run_are_counted_alike():
         grad(grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=9, slots=2)[0]))(0.3)
     for place in run.places():
         assert place.planned == place.steps
+
+
+def test_a_budget_in_a_level_of_another_name_is_the_same_with_a_profile():
+    memory = remat.Memory(levels=[remat.Level("hbm", capacity=300_000)])
+
+    def loss(x):
+        return np.sum(remat.scan(lambda h, _: (np.tanh(1.1 * h + 0.1), None), x, length=100, memory=memory)[0])
+
+    plain = grad(loss)(numpy.full(1000, 0.3))
+    with remat.profile() as run:
+        profiled = grad(loss)(numpy.full(1000, 0.3))
+    assert numpy.array_equal(plain, profiled)
+    assert run.calls[0].trace.complete

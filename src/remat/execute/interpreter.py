@@ -86,6 +86,7 @@ class Interpreter(Generic[B]):
         self.determinism, self.progress, self.total = determinism, progress, total
         sizes, memory = (_Unsized(restartable), None) if observer is None else (observer.sizes, observer.memory)
         self.machine = Machine(sizes, memory)
+        self.machine.memory = None  # a plan's levels are used as it names them; profiled runs are no exception
         self.machine.units = UNKNOWN_LENGTH if units is None else units
         self.stores: MutableMapping[str, StateStore] = defaultdict(RamStore) if stores is None else stores
         self.restartable = restartable
@@ -171,7 +172,10 @@ class Interpreter(Generic[B]):
         return self._gradients.pop()
 
     def _check_legal(self, op: Op) -> None:
-        for rule in BEFORE[type(op)]:
+        rules = BEFORE.get(type(op))
+        if rules is None:
+            raise IllegalError(f"{op!r:.60} is no op of a schedule; remat.ops has the seven that there are")
+        for rule in rules:
             fact = rule.check(self.machine, op)
             if fact is not None:
                 raise IllegalError(

@@ -5,10 +5,11 @@ their leaves. A framework is asked only if its package is loaded already: no fra
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, ClassVar, NamedTuple, cast
+from weakref import WeakKeyDictionary
 
 from remat.closures.capture import ConvertedClosure
 from remat.closures.capture_filter import BaseCaptureFilter
@@ -68,8 +69,8 @@ def find_framework_of_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """The framework of a call: that of its arguments, of a trace, or of what the function captures; else NumPy."""
     if args and not kwargs:  # the usual case, arrays of one framework, takes no time
         first = _OWNERS.get(type(args[0]))
-        alone = first is not None and (first.MIXES or isinstance(fn, _FUNCTIONS))
-        if first is not None and alone and all(_OWNERS.get(type(arg)) is first for arg in args):
+        decides = first is not None and (isinstance(fn, _FUNCTIONS) or first.is_module(fn))
+        if first is not None and decides and all(_OWNERS.get(type(arg)) is first for arg in args):
             return first
     owner = _owner_of_values((fn, args, kwargs)) or _tracing()
     return owner or _owner_of_captures([fn], "DECIDES_SEGMENTS") or load_framework(DEFAULT)
@@ -81,10 +82,29 @@ def framework_of_module(fn: Any) -> Framework | None:
 
 
 def _loaded() -> Iterator[Framework]:
-    """The frameworks whose packages are imported."""
+    """The frameworks whose packages are imported.
+
+    One that remat cannot use, such as a release that is too old, is left out: it must not get in the way of others.
+    """
     for entry in REGISTRY:
-        if hasattr(sys.modules.get(entry.package), entry.attribute):
-            yield cast(Framework, import_module(entry.module))
+        framework = _FRAMEWORKS.get(entry.module)
+        if framework is None and hasattr(sys.modules.get(entry.package), entry.attribute):
+            framework = _try_to_load(entry.module)
+        if framework is not None:
+            yield framework
+
+
+_FRAMEWORKS: dict[str, Framework] = {}  # by the names of our modules for them
+_UNUSABLE: set[str] = set()
+
+
+def _try_to_load(module: str) -> Framework | None:
+    if module not in _UNUSABLE:
+        try:
+            _FRAMEWORKS[module] = cast(Framework, import_module(module))
+        except ImportError:
+            _UNUSABLE.add(module)
+    return _FRAMEWORKS.get(module)
 
 
 def _tracing() -> Framework | None:
@@ -114,7 +134,7 @@ def _mixed(owners: dict[str, Framework], first_leaves: dict[str, Any]) -> StepEr
     )
 
 
-_OWNERS: dict[type, Framework] = {}  # of types that decide by themselves
+_OWNERS: MutableMapping[type, Framework] = WeakKeyDictionary()  # of types that decide by themselves
 
 
 def _owner(leaf: Any) -> Framework | None:

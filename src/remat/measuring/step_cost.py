@@ -85,9 +85,9 @@ class MeasurementSetup:
         """Gradients for a pullback that starts at this state."""
         return self.ones_like(state, self._gradients.pop() if self._gradients else None)
 
-    def pull_back(self, tape: Any, gradients: list[Gradients]) -> None:
+    def pull_back(self, tapes: list[Any], gradients: list[Gradients]) -> None:
         """Pull back through a tape, and keep the sums for the next pullback, as a real reverse sweep does."""
-        self._gradients.append(replace(self.backend.pull_back(tape, gradients.pop()), carry=None))
+        self._gradients.append(replace(self.backend.pull_back(tapes.pop(), gradients.pop()), carry=None))
 
     def at(self, step: int) -> "MeasurementSetup":
         """The same setup at the state before a later step, with that step run once to warm up."""
@@ -183,7 +183,7 @@ class _Sizes:
         tapes = [tape]
         del tape
         meter.reset_peak()
-        setup.pull_back(tapes.pop(), gradients)
+        setup.pull_back(tapes, gradients)
         pulling = meter.peak() - before - tape_bytes - size  # `before` already contains the other cotangent
         return cls(size, tape_bytes, max(0, running, recording, pulling))
 
@@ -203,7 +203,7 @@ def _range_sizes(setup: MeasurementSetup, start: int, stop: int) -> tuple[int, i
     del after, tape
     tape_bytes, recorded = backend.size(tapes[0]), meter.now()
     meter.reset_peak()
-    setup.pull_back(tapes.pop(), gradients)
+    setup.pull_back(tapes, gradients)
     return tape_bytes, recorded - before, meter.peak() - recorded
 
 
@@ -222,4 +222,4 @@ def _range_times(setup: MeasurementSetup, start: int, stop: int) -> tuple[float,
     record_seconds = _seconds(setup, lambda: results.extend(setup.backend.record(states.pop(), start, stop)))
     tapes = [results.pop()]
     gradients = [setup.new_gradients(results.pop())]
-    return record_seconds, _seconds(setup, lambda: setup.pull_back(tapes.pop(), gradients))
+    return record_seconds, _seconds(setup, lambda: setup.pull_back(tapes, gradients))

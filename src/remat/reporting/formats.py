@@ -133,6 +133,8 @@ def _summaries(
 
 def curve_for(subject: ReportSubject, tradeoff: bool | None) -> MemoryCurve | None:
     """The memory curve of a subject as `report` describes it: the one place where a report asks for planning."""
+    if tradeoff is not None and not isinstance(tradeoff, bool):
+        raise ReportError(f"tradeoff must be True, False or None, not {tradeoff!r:.40}")
     if tradeoff is False or subject.sized is None:
         return None
     find = memory_curve_of if tradeoff else memory_curve_without_planning

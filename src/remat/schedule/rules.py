@@ -6,6 +6,7 @@ None. `verify` checks them in order; the first broken one is the verdict.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from remat.errors import ProblemError
@@ -48,11 +49,16 @@ def _rule(title: str, hint: str, *ops: type) -> Callable[[Callable[..., str | No
 )
 def _exists(now: Machine, op: Any) -> str | None:
     if isinstance(op, Keep | Fetch | Drop):
-        if type(op.state) is not int or not 0 <= op.state <= now.units:
+        if not _is_whole(op.state) or not 0 <= op.state <= now.units:
             return f"there is no state {op.state} among 0..{now.units}"
-    elif not (type(op.start) is type(op.stop) is int and 0 <= op.start < op.stop <= now.units):
+    elif not (_is_whole(op.start) and _is_whole(op.stop) and 0 <= op.start < op.stop <= now.units):
         return f"{op.start} to {op.stop} is no range of units inside 0..{now.units}"
     return None
+
+
+def _is_whole(number: Any) -> bool:
+    """Whether this is a whole number, of Python's or of NumPy's; True and False are none."""
+    return type(number) is int or (isinstance(number, Integral) and not isinstance(number, bool))
 
 
 @_rule(

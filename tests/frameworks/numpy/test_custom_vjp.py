@@ -1,5 +1,7 @@
 """`vjp=`: the user's own adjoint of a step, for models that autograd cannot or need not differentiate."""
 
+import weakref
+
 import autograd.numpy as np
 import numpy
 import pytest
@@ -190,3 +192,20 @@ def test_layers_in_a_list_have_names_of_their_own():
         return remat.scan(model.step, 1.0, length=3, slots=2, vjp=vjp)[0]
 
     assert grad(loss)(1.5) == pytest.approx(8 * 6 * 1.5**5)
+
+
+def test_a_cotangent_is_free_after_the_step_that_it_goes_into():
+    """Also where several steps are recorded as one range."""
+    counts, references = [], []
+
+    def counted_vjp(h, x, h_bar, y_bar):
+        before = numpy.cos(h) * h_bar
+        references.append(weakref.ref(before))
+        counts.append(sum(reference() is not None for reference in references))
+        return before, None
+
+    plan = remat.plan(remat.Loop(12, tape=1), memory=30, planner=remat.planners.Chunks(4))
+    grad(lambda h: np.sum(remat.scan(lambda h, _: (numpy.sin(h), None), h, length=12, plan=plan, vjp=counted_vjp)[0]))(
+        H
+    )
+    assert max(counts) <= 2  # one that goes into a step, and one that comes out

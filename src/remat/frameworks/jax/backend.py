@@ -122,6 +122,7 @@ class JaxBackend:
     def pull_back(self, tape: Any, gradients: Gradients) -> Gradients:
         """The gradients at the start of the tape; sums and rows are donated to the compiled call that adds to them."""
         (y_bars, nonzero), carry, sums, rows = gradients.outputs, gradients.carry, gradients.captured, gradients.xs
+        gradients = replace(gradients, carry=None)  # the cotangent is free after the first call that it goes into
         while tape:
             compiled, at, residuals = tape.pop()
             carry, sums, rows = _jit_vjp(

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 NAME, TITLE = "jax", "JAX"
-MIXES, CONVERSION = False, "jax.numpy.from_dlpack(tensor)"
+MIXES, CONVERSION = False, "jax.numpy.from_dlpack(array)"
 ARRAY_TYPES: tuple[type, ...] = (jax.Array, Tracer)
 DECIDES_LOOPS = DECIDES_SEGMENTS = ARRAY_TYPES
 HAS_POLICIES = True

@@ -137,7 +137,8 @@ def layout_of(plan: Plan) -> CheckpointLayout:
             kept -= 1
     level = plan.memory.device.name
     # A plan from a file or of another planner may be this one all the same: its ops decide, and not its name.
-    if plan.schedule != Schedule(RevolveOps(steps, most, longest, level)):
+    is_binomial = (most > 0 or longest >= steps) and plan.schedule == Schedule(RevolveOps(steps, most, longest, level))
+    if not is_binomial:
         raise PlannerError(
             f"inside jit, plans of the binomial, chunks and keep-all planners are run, and this is one of "
             f"{plan.planner}: it holds tapes, or records ranges of different lengths. Give slots= or memory=, or "

@@ -57,6 +57,7 @@ class CustomVjpBackend(NumpyBackend):
     def pull_back(self, tape: "_Carries", gradients: Gradients) -> Gradients:
         """The gradients before the range, by the user's vjp of each of its steps."""
         runner, carry_bar = self.runner, gradients.carry
+        gradients = replace(gradients, carry=None)  # the cotangent is free after the first step that it goes into
         with self.step.rebind(self.captured):
             for i in reversed(range(tape.start, tape.stop)):
                 bar = runner.tree.unflatten(

@@ -21,7 +21,7 @@
 | `capture_filter.py` | what closure conversion accepts in a step |
 | `replayable_state.py`, `autocast.py` | random generators, buffers and autocast, restored for steps that run later |
 | `leaves.py`, `storage.py` | operations on leaves; which tensors share memory |
-| `ownership.py` | which values are PyTorch's |
+| `detection.py` | which values are PyTorch's |
 | `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, used here and in `meter.py` only |
 """
 
