@@ -112,7 +112,7 @@ def _visible_states(
 
     request = LoopRequest.parse(None, slots, None, "first", None)
     with recorded_call("binomial_checkpoint", function) as call:
-        _, visible = framework.scan(step, tuple(first), inputs, steps, request.for_profile(call, framework.NAME))
+        _, visible = framework.scan(step, tuple(first), inputs, steps, request.for_profile(call, framework.TRAITS.name))
     return with_initial(framework, first[1], visible, steps)
 
 
@@ -168,7 +168,7 @@ def _scan_with_rows(func: Callable[[Any], Any], init: Any, steps: int, slots: in
     request = LoopRequest.parse(None, slots, None, "first", None)
     framework = find_framework(init)
     with recorded_call("checkpointed_loop", func) as call:
-        return framework.scan(step, init, None, steps, request.for_profile(call, framework.NAME), rows=rows)
+        return framework.scan(step, init, None, steps, request.for_profile(call, framework.TRAITS.name), rows=rows)
 
 
 def _checkpoint_count(seq_length: int, num_checkpoints: int | None) -> tuple[int, int]:

@@ -120,7 +120,7 @@ def check_gradient(
         ...     return x
         >>> check_gradient(loop, plain, 0.5)
     """
-    differentiate = _DIFFERENTIATE[find_framework(*args, using=(function, reference)).NAME]
+    differentiate = _DIFFERENTIATE[find_framework(*args, using=(function, reference)).TRAITS.name]
     actual, expected = differentiate(function, args), differentiate(reference, args)
     for name, (right, rounding) in expected.items():
         error = float(np.max(np.abs(actual[name][0] - right), initial=0.0))

@@ -13,6 +13,7 @@ from autograd import grad
 import remat
 from remat import frameworks
 from remat.frameworks import framework_registry
+from remat.frameworks.framework_protocol import FrameworkTraits
 
 
 class Dual:
@@ -50,8 +51,7 @@ def fake(monkeypatch):
         return fn(*args, **kwargs)
 
     members = {
-        "NAME": "duals", "TITLE": "Duals", "MIXES": False, "CONVERSION": "duals.Dual(x)", "HAS_POLICIES": False,
-        "ARRAY_TYPES": (Dual,), "DECIDES_LOOPS": (Dual,), "DECIDES_SEGMENTS": (Dual,),
+        "TRAITS": FrameworkTraits("duals", "Duals", (Dual,), (Dual,), (Dual,), mixes=False, conversion="duals.Dual(x)"),
         "owns": lambda leaf: False, "is_module": lambda fn: False, "is_tracing": lambda: False,
         "free_bytes": lambda *values: None, "scan": scan, "while_loop": while_loop, "checkpoint": checkpoint,
     }  # fmt: skip
@@ -89,7 +89,7 @@ def test_arrays_that_do_not_mix_are_an_error_with_advice(fake):
 
 
 def test_others_are_as_before(fake):
-    assert frameworks.find_framework(numpy.ones(2)).NAME == "numpy"
+    assert frameworks.find_framework(numpy.ones(2)).TRAITS.name == "numpy"
     assert fake.calls == []
     result = remat.checkpoint(numpy.sin, numpy.zeros(2))
     assert result.tolist() == [0.0, 0.0]

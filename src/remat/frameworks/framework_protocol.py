@@ -1,29 +1,37 @@
 """What a framework's package must offer: the protocol that the registry and the interface rely on."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from remat.loops.request import LoopRequest
 from remat.profiling import CallRecord
 from remat.segments import CheckpointOptions
 
-__all__ = ["Framework"]
+__all__ = ["Framework", "FrameworkTraits"]
+
+
+@dataclass(frozen=True)
+class FrameworkTraits:
+    """What the registry and messages need to know of a framework."""
+
+    name: str  # in profiles and messages to developers
+    title: str  # in messages to users
+    array_types: tuple[type, ...]  # all that is an instance of these is its own
+    decides_loops: tuple[type, ...] = ()  # a step that captures one of these makes a loop over plain numbers its own
+    decides_segments: tuple[type, ...] = ()  # the same for functions that are checkpointed
+    mixes: bool = True  # whether its arrays may be arguments next to another framework's: one of the two differentiates
+    conversion: str = ""  # a call that makes its arrays from another framework's
+    has_policies: bool = False  # whether `policy=` says what a segment keeps
 
 
 class Framework(Protocol):
     """One framework; the module `remat.frameworks.<name>` is one, since modules can satisfy protocols."""
 
-    NAME: str  # in profiles and messages to developers
-    TITLE: str  # in messages to users
-    MIXES: bool  # whether its arrays may be arguments next to another framework's: one of the two then differentiates
-    CONVERSION: str  # a call that makes its arrays from another framework's, or nothing
-    ARRAY_TYPES: tuple[type, ...]  # all that is an instance of these is its own
-    DECIDES_LOOPS: tuple[type, ...]  # a step that captures one of these makes a loop over plain numbers its own
-    DECIDES_SEGMENTS: tuple[type, ...]  # the same for functions that are checkpointed
-    HAS_POLICIES: bool  # whether `policy=` says what a segment keeps
+    TRAITS: FrameworkTraits
 
     def owns(self, leaf: Any, /) -> bool:
-        """Whether a leaf that is none of the ARRAY_TYPES can only be this framework's."""
+        """Whether a leaf that is none of its array types can only be this framework's."""
         ...
 
     def is_module(self, fn: Any, /) -> bool:

@@ -62,7 +62,7 @@ def find_framework(*values: Any, using: Iterable[Any] = ()) -> Framework:
     in `using` capture; else NumPy.
     """
     owner = _owner_of_values(values) or _tracing()
-    return owner or _owner_of_captures(using, "DECIDES_LOOPS") or load_framework(DEFAULT)
+    return owner or _owner_of_captures(using, "decides_loops") or load_framework(DEFAULT)
 
 
 def find_framework_of_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Framework:
@@ -73,7 +73,7 @@ def find_framework_of_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any
         if first is not None and decides and all(_OWNERS.get(type(arg)) is first for arg in args):
             return first
     owner = _owner_of_values((fn, args, kwargs)) or _tracing()
-    return owner or _owner_of_captures([fn], "DECIDES_SEGMENTS") or load_framework(DEFAULT)
+    return owner or _owner_of_captures([fn], "decides_segments") or load_framework(DEFAULT)
 
 
 def framework_of_module(fn: Any) -> Framework | None:
@@ -118,16 +118,16 @@ def _owner_of_values(values: Any) -> Framework | None:
     for leaf in flatten(values)[0]:
         owner = _owner(leaf)
         if owner is not None:
-            owners[owner.NAME] = owner
-            first_leaves.setdefault(owner.NAME, leaf)
-    if len(owners) > 1 and not all(owner.MIXES for owner in owners.values()):
+            owners[owner.TRAITS.name] = owner
+            first_leaves.setdefault(owner.TRAITS.name, leaf)
+    if len(owners) > 1 and not all(owner.TRAITS.mixes for owner in owners.values()):
         raise _mixed(owners, first_leaves)
-    return next((framework for framework in _loaded() if framework.NAME in owners), None) if owners else None
+    return next((framework for framework in _loaded() if framework.TRAITS.name in owners), None) if owners else None
 
 
 def _mixed(owners: dict[str, Framework], first_leaves: dict[str, Any]) -> StepError:
-    described = [f"one of {owners[name].TITLE} ({_type_name(leaf)})" for name, leaf in first_leaves.items()]
-    conversions = [owner.CONVERSION for owner in owners.values() if owner.CONVERSION]
+    described = [f"one of {owners[name].TRAITS.title} ({_type_name(leaf)})" for name, leaf in first_leaves.items()]
+    conversions = [owner.TRAITS.conversion for owner in owners.values() if owner.TRAITS.conversion]
     return StepError(
         f"there are arrays of two frameworks, {' and '.join(described)}, and no gradient flows from one to the other. "
         f"Give those of one; {' and '.join(conversions)} convert{'s' * (len(conversions) == 1)} them"
@@ -146,7 +146,7 @@ def _owner(leaf: Any) -> Framework | None:
     if owner is not None:
         return owner
     for framework in _loaded():
-        if isinstance(leaf, framework.ARRAY_TYPES):
+        if isinstance(leaf, framework.TRAITS.array_types):
             _OWNERS[leaf_type] = framework
             return framework
     owner = next((framework for framework in _loaded() if framework.owns(leaf)), None)
@@ -164,9 +164,9 @@ def _type_name(leaf: Any) -> str:
     return f"{leaf_type.__module__.partition('.')[0]}.{leaf_type.__name__}"
 
 
-def _owner_of_captures(functions: Iterable[Any], attribute: str) -> Framework | None:
-    """The framework that decides, by its attribute, by the first value of these types that a function captures."""
-    candidates: list[tuple[Framework, tuple[type, ...]]] = [(each, getattr(each, attribute)) for each in _loaded()]
+def _owner_of_captures(functions: Iterable[Any], trait: str) -> Framework | None:
+    """The framework that decides, by this trait, by the first value of these types that a function captures."""
+    candidates: list[tuple[Framework, tuple[type, ...]]] = [(each, getattr(each.TRAITS, trait)) for each in _loaded()]
     types = tuple(each for _, its_types in candidates for each in its_types)
     if not types:
         return None

@@ -227,8 +227,8 @@ _NO_POLICY = (
 
 
 def _check_policy(framework: Framework, options: CheckpointOptions) -> None:
-    if options.policy is not None and not framework.HAS_POLICIES:
-        raise ProblemError(_NO_POLICY.format(framework.NAME))
+    if options.policy is not None and not framework.TRAITS.has_policies:
+        raise ProblemError(_NO_POLICY.format(framework.TRAITS.name))
 
 
 def _check_callable(fn: Any) -> None:

@@ -67,12 +67,12 @@ def scan(
         >>> print(f"{grad(last)(0.3):.15f}")
         0.143826393402950
     """
-    _check_callable(step, "step")
-    _check_callable(vjp, "vjp", optional=True)
+    _check_callables(step=step, vjp=step if vjp is None else vjp)
     framework = find_framework(init, xs, using=(step,))
     request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call:
-        return framework.scan(step, init, xs, length, request.for_profile(call, framework.NAME), vjp, driven=driven)
+        request = request.for_profile(call, framework.TRAITS.name)
+        return framework.scan(step, init, xs, length, request, vjp, driven=driven)
 
 
 @not_compiled
@@ -115,16 +115,16 @@ def while_loop(
         >>> print(grad(lambda x: while_loop(lambda x: x > 1.0, lambda x: x / 2.0, x, slots=3))(100.0))
         0.0078125
     """
-    _check_callable(cond, "cond")
-    _check_callable(body, "body")
+    _check_callables(cond=cond, body=body)
     framework = find_framework(init, using=(cond, body))
     request = LoopRequest.parse(memory, slots, None, check, progress, lambda: framework.free_bytes(init))
     with recorded_call("while_loop", body) as call:
         return framework.while_loop(  # type: ignore[no-any-return]
-            cond, body, init, max_steps, request.for_profile(call, framework.NAME)
+            cond, body, init, max_steps, request.for_profile(call, framework.TRAITS.name)
         )
 
 
-def _check_callable(function: Any, name: str, optional: bool = False) -> None:
-    if not (callable(function) or (optional and function is None)):
-        raise ProblemError(f"{name} must be a function, not {function!r:.60}")
+def _check_callables(**functions: Any) -> None:
+    for name, function in functions.items():
+        if not callable(function):
+            raise ProblemError(f"{name} must be a function, not {function!r:.60}")

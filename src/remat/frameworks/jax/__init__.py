@@ -28,31 +28,12 @@
 
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
-from remat.frameworks.jax.detection import (
-    ARRAY_TYPES,
-    CONVERSION,
-    DECIDES_LOOPS,
-    DECIDES_SEGMENTS,
-    HAS_POLICIES,
-    MIXES,
-    NAME,
-    TITLE,
-    is_module,
-    is_tracing,
-    owns,
-)
+from remat.frameworks.jax.detection import TRAITS, is_module, is_tracing, owns
 from remat.frameworks.jax.leaves import flatten, prepend, stack, unpack
 from remat.frameworks.jax.scan import free_bytes, scan, while_loop
 
 __all__ = [
-    "ARRAY_TYPES",
-    "CONVERSION",
-    "DECIDES_LOOPS",
-    "DECIDES_SEGMENTS",
-    "HAS_POLICIES",
-    "MIXES",
-    "NAME",
-    "TITLE",
+    "TRAITS",
     "checkpoint",
     "checkpoint_module",
     "flatten",

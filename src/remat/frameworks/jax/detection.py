@@ -5,27 +5,22 @@ from typing import Any
 import jax
 from jax.tree_util import all_leaves, tree_leaves
 
+from remat.frameworks.framework_protocol import FrameworkTraits
 from remat.frameworks.jax.avals import Tracer, is_tracing
 
-__all__ = [
-    "ARRAY_TYPES",
-    "CONVERSION",
-    "DECIDES_LOOPS",
-    "DECIDES_SEGMENTS",
-    "HAS_POLICIES",
-    "MIXES",
-    "NAME",
-    "TITLE",
-    "is_module",
-    "is_tracing",
-    "owns",
-]
+__all__ = ["TRAITS", "is_module", "is_tracing", "owns"]
 
-NAME, TITLE = "jax", "JAX"
-MIXES, CONVERSION = False, "jax.numpy.from_dlpack(array)"
 ARRAY_TYPES: tuple[type, ...] = (jax.Array, Tracer)
-DECIDES_LOOPS = DECIDES_SEGMENTS = ARRAY_TYPES
-HAS_POLICIES = True
+TRAITS = FrameworkTraits(
+    "jax",
+    "JAX",
+    array_types=ARRAY_TYPES,
+    decides_loops=ARRAY_TYPES,
+    decides_segments=ARRAY_TYPES,
+    mixes=False,
+    conversion="jax.numpy.from_dlpack(array)",
+    has_policies=True,
+)
 
 
 def owns(leaf: Any) -> bool:

@@ -21,33 +21,13 @@
 from autograd.builtins import tuple as ag_tuple
 
 from remat.frameworks.numpy.checkpoint import checkpoint
-from remat.frameworks.numpy.detection import (
-    ARRAY_TYPES,
-    CONVERSION,
-    DECIDES_LOOPS,
-    DECIDES_SEGMENTS,
-    HAS_POLICIES,
-    MIXES,
-    NAME,
-    TITLE,
-    checkpoint_module,
-    is_module,
-    is_tracing,
-    owns,
-)
+from remat.frameworks.numpy.detection import TRAITS, checkpoint_module, is_module, is_tracing, owns
 from remat.frameworks.numpy.leaves import flatten, prepend, stack, unpack
 from remat.frameworks.numpy.meter import free_bytes
 from remat.frameworks.numpy.scan import scan, while_loop
 
 __all__ = [
-    "ARRAY_TYPES",
-    "CONVERSION",
-    "DECIDES_LOOPS",
-    "DECIDES_SEGMENTS",
-    "HAS_POLICIES",
-    "MIXES",
-    "NAME",
-    "TITLE",
+    "TRAITS",
     "ag_tuple",
     "checkpoint",
     "checkpoint_module",

@@ -4,29 +4,12 @@ from typing import Any
 
 from autograd.extend import Box
 
+from remat.frameworks.framework_protocol import FrameworkTraits
 from remat.segments import CheckpointOptions
 
-__all__ = [
-    "ARRAY_TYPES",
-    "CONVERSION",
-    "DECIDES_LOOPS",
-    "DECIDES_SEGMENTS",
-    "HAS_POLICIES",
-    "MIXES",
-    "NAME",
-    "TITLE",
-    "checkpoint_module",
-    "is_module",
-    "is_tracing",
-    "owns",
-]
+__all__ = ["TRAITS", "checkpoint_module", "is_module", "is_tracing", "owns"]
 
-NAME, TITLE = "numpy", "autograd"
-MIXES, CONVERSION = True, ""
-ARRAY_TYPES: tuple[type, ...] = (Box,)
-DECIDES_LOOPS: tuple[type, ...] = ()
-DECIDES_SEGMENTS: tuple[type, ...] = ()
-HAS_POLICIES = False
+TRAITS = FrameworkTraits("numpy", "autograd", array_types=(Box,))
 
 
 def owns(leaf: Any) -> bool:

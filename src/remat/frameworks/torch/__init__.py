@@ -27,32 +27,13 @@
 
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
-from remat.frameworks.torch.detection import (
-    ARRAY_TYPES,
-    CONVERSION,
-    DECIDES_LOOPS,
-    DECIDES_SEGMENTS,
-    HAS_POLICIES,
-    MIXES,
-    NAME,
-    TITLE,
-    is_module,
-    is_tracing,
-    owns,
-)
+from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
 from remat.frameworks.torch.leaves import flatten, prepend, stack, unpack
 from remat.frameworks.torch.meter import free_on as free_bytes
 from remat.frameworks.torch.scan import scan, while_loop
 
 __all__ = [
-    "ARRAY_TYPES",
-    "CONVERSION",
-    "DECIDES_LOOPS",
-    "DECIDES_SEGMENTS",
-    "HAS_POLICIES",
-    "MIXES",
-    "NAME",
-    "TITLE",
+    "TRAITS",
     "checkpoint",
     "checkpoint_module",
     "flatten",

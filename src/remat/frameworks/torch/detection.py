@@ -4,26 +4,18 @@ from typing import Any
 
 import torch
 
-__all__ = [
-    "ARRAY_TYPES",
-    "CONVERSION",
-    "DECIDES_LOOPS",
-    "DECIDES_SEGMENTS",
-    "HAS_POLICIES",
-    "MIXES",
-    "NAME",
-    "TITLE",
-    "is_module",
-    "is_tracing",
-    "owns",
-]
+from remat.frameworks.framework_protocol import FrameworkTraits
 
-NAME, TITLE = "torch", "PyTorch"
-MIXES, CONVERSION = True, "torch.from_dlpack(array)"
-ARRAY_TYPES: tuple[type, ...] = (torch.Tensor,)
-DECIDES_LOOPS: tuple[type, ...] = ()  # a loop over NumPy arrays may call a model of PyTorch
-DECIDES_SEGMENTS: tuple[type, ...] = (torch.Tensor, torch.nn.Module)
-HAS_POLICIES = False
+__all__ = ["TRAITS", "is_module", "is_tracing", "owns"]
+
+TRAITS = FrameworkTraits(
+    "torch",
+    "PyTorch",
+    array_types=(torch.Tensor,),
+    decides_loops=(),  # a loop over NumPy arrays may call a model of PyTorch
+    decides_segments=(torch.Tensor, torch.nn.Module),
+    conversion="torch.from_dlpack(array)",
+)
 
 
 def owns(leaf: Any) -> bool:
