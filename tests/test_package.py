@@ -196,8 +196,8 @@ def test_no_test_file_is_longer_than_500_lines():
     assert [path.name for path in tests if len(path.read_text(encoding="utf-8").splitlines()) > 500] == []
 
 
-# Second derivatives and vmap are loops again, which are loaded when they are asked for; so are the models of commands.
-OPTIONAL = {("frameworks", "torch"), ("frameworks", "numpy"), ("cli", "demo"), ("cli", "lstm")}
+# On PyTorch second derivatives and vmap are loops again, loaded when they are asked for; so are the models of commands.
+OPTIONAL = {("frameworks", "torch"), ("cli", "demo"), ("cli", "lstm")}
 
 
 def test_our_own_modules_are_imported_at_the_top_of_a_file():

@@ -9,6 +9,7 @@
 | `autograd_backend.py` | steps that autograd records |
 | `custom_vjp_backend.py` | steps that are pulled back by the user's `vjp=` |
 | `tape.py` | recorded ranges of steps, their pullback, and all that autograd does not document |
+| `derivative_rules.py` | VJP and JVP of that primitive, as autograd calls them |
 | `second_order.py` | VJP and JVP of a loop as loops, which can be differentiated again |
 | `checkpoint.py` | segments: functions that are recomputed in the backward pass |
 | `segment_outputs.py` | the outputs of a segment, and their comparison with recomputed ones |
@@ -20,6 +21,7 @@
 
 from autograd.builtins import tuple as ag_tuple
 
+from remat.frameworks.numpy import derivative_rules as _derivative_rules  # registers them  # noqa: F401
 from remat.frameworks.numpy.checkpoint import checkpoint
 from remat.frameworks.numpy.detection import TRAITS, checkpoint_module, is_module, is_tracing, owns
 from remat.frameworks.numpy.leaves import flatten, prepend, stack, unpack

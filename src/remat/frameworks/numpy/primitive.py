@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
+from autograd.extend import primitive, vspace
 from autograd.tracer import getval
 
 from remat.errors import StepError
@@ -27,7 +27,7 @@ from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
 from remat.pytree import TreeDef
 
-__all__ = ["NumpyCall", "as_truth_value", "run"]
+__all__ = ["NumpyCall", "as_truth_value", "loop_primitive", "run"]
 
 
 @dataclass
@@ -130,43 +130,17 @@ class LoopResult:
 
 
 @primitive  # type: ignore[untyped-decorator]
-def _loop(call: NumpyCall, *leaves: Any) -> tuple[Any, ...]:
+def loop_primitive(call: NumpyCall, *leaves: Any) -> tuple[Any, ...]:
+    """The differentiable results of a loop; `derivative_rules.py` has its VJP and JVP."""
     backend, interpreter = call.first_sweep(leaves)
     call.results = LoopResult.of(backend.runner, interpreter.take())
     return call.results.differentiable_leaves()
 
 
-def _vjp(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
-    call, leaves, indices = args[0], args[1:], [argnum - 1 for argnum in argnums]
-
-    def vjp(cotangents: Any) -> Sequence[Any]:
-        leaf_cotangents = [cotangents] if is_boxed(cotangents) else list(cotangents)
-        if any(map(is_boxed, leaves)) or any(map(is_boxed, leaf_cotangents)):
-            from remat.frameworks.numpy.second_order import adjoint  # imported here: it runs loops of this module
-
-            return adjoint(call, leaves, cotangents, indices)
-        gradients: list[Any] = call.reverse(leaves, leaf_cotangents, indices)
-        return gradients
-
-    return vjp
-
-
-def _jvp(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    from remat.frameworks.numpy.second_order import tangent
-
-    call, leaves = args[0], args[1:]
-    by_leaf = dict(zip([argnum - 1 for argnum in argnums], tangents, strict=True))
-    return tangent(call, leaves, by_leaf)
-
-
-defvjp_argnums(_loop, _vjp)
-defjvp_argnums(_loop, _jvp)
-
-
 def run(call: NumpyCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
     """The last carry and the outputs of a loop that has a box among its leaves."""
     call.needs_grad = [is_boxed(leaf) for leaf in leaves]
-    boxes = _loop(call, *leaves)
+    boxes = loop_primitive(call, *leaves)
     results = call.results
     assert results is not None
     out = results.with_boxes(boxes)

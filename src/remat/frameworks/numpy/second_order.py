@@ -22,6 +22,7 @@ from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.leaves import ArraySpec, unpack
 from remat.frameworks.numpy.primitive import NumpyCall
+from remat.frameworks.numpy.scan import scan_flat
 from remat.frameworks.numpy.tape import box_leaves, fresh_trace, pull_back, unbox
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import unpack_output
@@ -55,8 +56,6 @@ class _FlatStep:
 
 def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:
     """The gradients of the leaves with these indices, as a differentiable function of leaves and cotangents."""
-    from remat.frameworks.numpy.scan import scan_flat
-
     forward, n, request = _forward(call), call.steps, _same_plan(call)
     init, xs, captured = call.split(leaves)
     assert call.results is not None
@@ -117,8 +116,6 @@ def _by_index(leaves: Sequence[Any], indices: Sequence[int], groups: Sequence[tu
 
 def tangent(call: NumpyCall, leaves: Sequence[Any], tangents: dict[int, Any]) -> Any:
     """The tangents of the results, from those of some leaves by index, in one loop forward."""
-    from remat.frameworks.numpy.scan import scan_flat
-
     forward, n, request = _forward(call), call.steps, _same_plan(call)
     call.pending = None  # no reverse sweep will come
     init, xs, captured = call.split(leaves)
