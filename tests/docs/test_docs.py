@@ -27,7 +27,6 @@ def test_links_lead_somewhere(page):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
-@pytest.mark.xfail(strict=False, reason="modules are being moved")
 def test_modules_that_are_named_are_there():
     for page in (ROOT / "CONTRIBUTING.md", ROOT / "docs" / "glossary.md"):
         for name in re.findall(r"`(?:src/remat/)?([a-z_/*]+(?:/|\.py))`", page.read_text(encoding="utf-8")):
