@@ -26,7 +26,7 @@ from remat.frameworks.torch.meter import CudaMeter, StorageMeter
 SEGMENT = 31
 
 
-class CellRef(torch.nn.Module):
+class Cell(torch.nn.Module):
     """An LSTM cell that counts its calls."""
 
     def __init__(self, hidden):
@@ -87,7 +87,7 @@ class Bench:
     def __init__(self, device, steps, hidden, batch):
         torch.manual_seed(0)
         self.device, self.steps = torch.device(device), steps
-        self.cell = CellRef(hidden).to(self.device)
+        self.cell = Cell(hidden).to(self.device)
         self.xs = torch.randn(steps, batch, hidden, device=self.device, requires_grad=True)
         self.zeros = torch.zeros(batch, hidden, device=self.device)
         self.cuda = self.device.type == "cuda"
@@ -100,7 +100,7 @@ class Bench:
 
     def run(self, loop):
         """Seconds of one gradient, and forward steps."""
-        self.reset_peak()
+        self.forget()
         self.cell.calls = 0
         self.finish()
         began = time.perf_counter()
@@ -111,7 +111,7 @@ class Bench:
 
     def memory(self, loop):
         """Bytes at the peak, and host bytes a step that the forward pass leaves."""
-        self.reset_peak()
+        self.forget()
         self.cell.calls = 0
         gc.collect()
         meter = CudaMeter(self.device) if self.cuda else StorageMeter()
