@@ -110,6 +110,8 @@ def test_a_framework_that_cannot_be_used_is_not_in_the_way_of_others(monkeypatch
     frameworks.register("too_old", "Array", "remat_has_no_such_module")
     assert remat.checkpoint(numpy.sin, numpy.zeros(2)).tolist() == [0.0, 0.0]
     assert remat.drop(numpy.cos)(0.0) == 1.0
+    with pytest.raises(ImportError, match="remat_has_no_such_module"):
+        remat.checkpoint(lambda a: a, Dual(1.0))
 
 
 def test_classes_of_arrays_are_not_kept_alive():

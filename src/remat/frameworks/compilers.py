@@ -26,9 +26,8 @@ def not_compiled(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        torch = sys.modules.get("torch")
-        if torch is not None and torch.compiler.is_compiling():
-            return torch.compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return]
+        if is_compiling():
+            return sys.modules["torch"].compiler.disable(function)(*args, **kwargs)  # type: ignore[no-any-return]
         return function(*args, **kwargs)
 
     return run

@@ -1,9 +1,10 @@
 """What a framework's package must offer: the protocol that the registry and the interface rely on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from remat.loops.legacy_inputs import LeafArrays
 from remat.loops.request import LoopRequest
 from remat.profiling import CallRecord
 from remat.segments import CheckpointOptions
@@ -25,7 +26,7 @@ class FrameworkTraits:
     has_policies: bool = False  # whether `policy=` says what a segment keeps
 
 
-class Framework(Protocol):
+class Framework(LeafArrays, Protocol):
     """One framework; the module `remat.frameworks.<name>` is one, since modules can satisfy protocols."""
 
     TRAITS: FrameworkTraits
@@ -84,20 +85,4 @@ class Framework(Protocol):
 
     def checkpoint_module(self, module: Any, options: CheckpointOptions) -> Any:
         """The module, each call of which is checkpointed."""
-        ...
-
-    def unpack(self, value: Any, /) -> Any:
-        """The framework's own containers as plain ones; anything else as it is."""
-        ...
-
-    def flatten(self, value: Any, /) -> tuple[list[Any], Any]:
-        """The leaves of a value, and its structure, which has `unflatten(leaves)` and can be compared."""
-        ...
-
-    def stack(self, rows: Sequence[Any], /) -> Any:
-        """One array of several, along a new first axis."""
-        ...
-
-    def prepend(self, first: Any, rows: Any, /) -> Any:
-        """An array with one more row, the first."""
         ...

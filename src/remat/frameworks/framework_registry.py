@@ -28,7 +28,7 @@ __all__ = [
 
 class _Entry(NamedTuple):
     package: str  # the package of its arrays
-    attribute: str  # what that package has when it is fully imported
+    attribute: str  # what that package has when it is fully imported; its array type, if it has one
     module: str  # our module for it
 
 
@@ -84,7 +84,8 @@ def framework_of_module(fn: Any) -> Framework | None:
 def _loaded() -> Iterator[Framework]:
     """The frameworks whose packages are imported.
 
-    One that remat cannot use, such as a release that is too old, is left out: it must not get in the way of others.
+    One that remat cannot use, such as a release that is too old, is left out, as long as none of its arrays is
+    passed: it must not get in the way of others.
     """
     for entry in REGISTRY:
         framework = _FRAMEWORKS.get(entry.module)
@@ -105,6 +106,14 @@ def _try_to_load(module: str) -> Framework | None:
         except ImportError:
             _UNUSABLE.add(module)
     return _FRAMEWORKS.get(module)
+
+
+def _raise_if_unusable(leaf: Any) -> None:
+    """Raise the ImportError of a framework that remat cannot use, where an array of that framework is passed."""
+    for entry in REGISTRY:
+        array_type = getattr(sys.modules.get(entry.package), entry.attribute, None)
+        if entry.module in _UNUSABLE and isinstance(array_type, type) and isinstance(leaf, array_type):
+            import_module(entry.module)
 
 
 def _tracing() -> Framework | None:
@@ -151,6 +160,7 @@ def _owner(leaf: Any) -> Framework | None:
             return framework
     owner = next((framework for framework in _loaded() if framework.owns(leaf)), None)
     if owner is None:
+        _raise_if_unusable(leaf)
         for package in {base.__module__.partition(".")[0] for base in leaf_type.__mro__} & UNSUPPORTED.keys():
             raise StepError(
                 f"{UNSUPPORTED[package]} cannot be run by this release: a leaf is a {package}.{leaf_type.__name__}. "

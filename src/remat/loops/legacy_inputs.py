@@ -9,14 +9,14 @@ __all__ = ["LeafArrays", "stack_inputs", "with_initial"]
 
 
 class LeafArrays(Protocol):
-    """The functions on leaves that are needed here; `frameworks.framework_protocol.Framework` has them."""
+    """The functions on leaves that a framework offers for these inputs and outputs."""
 
     def unpack(self, value: Any, /) -> Any:
         """A container of the framework's own as a plain one; any other value as it is."""
         ...
 
     def flatten(self, value: Any, /) -> tuple[list[Any], Any]:
-        """The leaves of a value, and its structure."""
+        """The leaves of a value, and its structure, which has `unflatten(leaves)` and can be compared."""
         ...
 
     def stack(self, rows: Sequence[Any], /) -> Any:
