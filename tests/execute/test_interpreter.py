@@ -190,6 +190,14 @@ def test_every_level_has_its_store():
         assert store.gets == simulated.fetches[level]
 
 
+def test_a_level_without_a_store_keeps_its_states_in_ram():
+    memory = remat.Memory(levels=[remat.Level("ram", slots=2), remat.Level("disk", slots=3, read=1, write=1)])
+    disk = CountingStore()
+    _, slope, _ = run_through(remat.plan(remat.Loop(30), memory).schedule, 30, stores={"disk": disk})
+    assert slope == pytest.approx(expected(30)[1])
+    assert disk.puts == disk.drops > 0
+
+
 @pytest.mark.parametrize(
     ("text", "rule"),
     [("advance 1 2", "R2"), ("record 0 1; advance 0 1", "R2"), ("fetch 0 ram", "R4"), ("keep 0 ram; keep 0 ram", "R3")],

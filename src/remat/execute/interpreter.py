@@ -7,7 +7,7 @@ once: neither the interpreter nor a caller's frame refers to a state or a tape l
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from remat.errors import IllegalError
@@ -73,7 +73,7 @@ class Interpreter(Generic[B]):
         state: Any,
         units: int | None,
         *,
-        stores: MutableMapping[str, StateStore] | None = None,
+        stores: Mapping[str, StateStore] | None = None,
         restartable: bool = False,
         determinism: DeterminismCheck | None = None,
         replay: StateReplay | None = None,
@@ -88,7 +88,7 @@ class Interpreter(Generic[B]):
         self.machine = Machine(sizes, memory)
         self.machine.memory = None  # a plan's levels are used as it names them; profiled runs are no exception
         self.machine.units = UNKNOWN_LENGTH if units is None else units
-        self.stores: MutableMapping[str, StateStore] = defaultdict(RamStore) if stores is None else stores
+        self.stores: MutableMapping[str, StateStore] = defaultdict(RamStore, stores or {})
         self.restartable = restartable
         self.tapes: dict[tuple[int, int], Any] = {}
         self.replay = StateReplay() if replay is None else replay
