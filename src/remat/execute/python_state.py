@@ -1,0 +1,172 @@
+"""Python state: the plain contents of dicts, lists, sets and deques that a user's function can reach.
+
+The rule: code that is run again starts from the contents that these containers had when it was first called, and
+afterwards they have the contents that they had before it was run again, however that run ends. The attributes of an
+object are the contents of its `__dict__`, so counters, flags, logs and key-value caches leave no trace.
+
+Contents are shallow copies, compared item by item with `is`: a changed item of a list inside of a list is seen in the
+inner one, which is a container of its own. What this can miss: writing into an item that is no container (an array, an
+object with `__slots__`, an iterator), and an item in the middle of a container of more than LONG items, of which only
+the number and the last items are compared. The names that a function rebinds by `global` and `nonlocal` are variables
+and no contents: they are left alone.
+
+The cost: 0.2 us to copy a container and 0.4 us to compare it, for the ten items that one has on average.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import is_not
+from typing import Any, TypeAlias
+
+__all__ = ["Container", "Contents", "PythonState"]
+
+Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+LONG = 1_000  # items; longer containers are tables of data or logs, which grow at their end
+TAIL = 8  # items at the end of a long container that are compared
+
+
+class Contents:
+    """What some containers had in them at one time; equal if every one has the same items, by identity."""
+
+    __slots__ = ("pairs",)
+
+    def __init__(self, pairs: Sequence[tuple[Container, Any]]) -> None:
+        self.pairs = pairs
+
+    @classmethod
+    def of(cls, containers: Iterable[Container]) -> "Contents":
+        """The present contents of these containers."""
+        return cls([(container, _copied(container)) for container in containers])
+
+    def changed(self) -> "Contents":
+        """These contents without those of containers that still have them."""
+        return Contents([(container, items) for container, items in self.pairs if not _has(container, items)])
+
+    def restore(self) -> None:
+        """Put the contents back; containers that still have them are not written into."""
+        for container, items in self.pairs:
+            if not _has(container, items):
+                _fill(container, items)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Contents) or len(self.pairs) != len(other.pairs):
+            return False
+        return all(
+            mine is theirs and _same(items, other_items)
+            for (mine, items), (theirs, other_items) in zip(self.pairs, other.pairs, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self) -> bool:
+        return bool(self.pairs)
+
+
+class PythonState:
+    """The contents of containers as a replayable state (rng_state.py)."""
+
+    def __init__(self, containers: Iterable[Container]) -> None:
+        # Each once: containers are not hashable, and equal ones are not the same.
+        self.containers = list({id(container): container for container in containers}.values())
+
+    def version(self) -> Contents:
+        """The contents: equal versions have the same items."""
+        return self.get()
+
+    def get(self) -> Contents:
+        """The present contents."""
+        return Contents.of(self.containers)
+
+    def set(self, snapshot: Contents) -> None:
+        """Put contents back."""
+        snapshot.restore()
+
+
+class _LongContents:
+    """The number of items of a long container, and the last of them."""
+
+    __slots__ = ("size", "tail")
+
+    def __init__(self, container: Container) -> None:
+        self.size, self.tail = len(container), _tail(container)
+
+
+def _tail(container: Container) -> list[Any]:
+    """The last items; a set has no order, so its size alone is compared."""
+    if isinstance(container, set):
+        return []
+    ends = reversed(container.items()) if isinstance(container, dict) else reversed(container)
+    return list(islice(ends, TAIL))
+
+
+def _copied(container: Container) -> Any:
+    if len(container) > LONG:
+        return _LongContents(container)
+    # The base classes' methods, here and below: a subclass may check, count or forward what is read and written.
+    if isinstance(container, dict):
+        return dict(OrderedDict.items(container)) if isinstance(container, OrderedDict) else dict.copy(container)
+    return set.copy(container) if isinstance(container, set) else list(container)
+
+
+def _has(container: Container, items: Any) -> bool:
+    """Whether a container still has these items."""
+    if isinstance(items, _LongContents):
+        return len(container) == items.size and _same_tail(_tail(container), items.tail)
+    return _same(container, items)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two copies or containers have the same items, in the same order."""
+    if isinstance(a, _LongContents) or isinstance(b, _LongContents):
+        return type(a) is type(b) and a.size == b.size and _same_tail(a.tail, b.tail)
+    if len(a) != len(b):
+        return False
+    if isinstance(a, set):
+        return {id(item) for item in a} == {id(item) for item in b}
+    if isinstance(a, dict):
+        return not any(map(is_not, a.values(), b.values())) and not any(map(is_not, a, b))
+    return not any(map(is_not, a, b))
+
+
+def _same_tail(a: list[Any], b: list[Any]) -> bool:
+    if len(a) != len(b):
+        return False
+    return all(
+        x is y or (type(x) is tuple and type(y) is tuple and not any(map(is_not, x, y)))  # items of a dict
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def _fill(container: Container, items: Any) -> None:
+    """Give a container these items. A long one is only cut to the length that it had: its earlier items are its own."""
+    if isinstance(items, _LongContents):
+        _cut(container, items)
+        return
+    if isinstance(container, OrderedDict):  # it has an order of its own beside that of its base class
+        OrderedDict.clear(container)
+        OrderedDict.update(container, items)
+    elif isinstance(container, dict):
+        dict.clear(container)
+        dict.update(container, items)
+    elif isinstance(container, list):
+        list.__setitem__(container, slice(None), items)
+    elif isinstance(container, set):
+        set.clear(container)
+        set.update(container, items)
+    else:
+        deque.clear(container)
+        deque.extend(container, items)
+
+
+def _cut(container: Container, items: _LongContents) -> None:
+    """Remove what was added at the end of a long container, or add the last items that were removed."""
+    if isinstance(container, set):
+        return
+    while len(container) > items.size:
+        container.popitem() if isinstance(container, dict) else container.pop()
+    missing = reversed(items.tail[: items.size - len(container)])
+    if isinstance(container, dict):
+        dict.update(container, missing)
+    else:
+        container.extend(missing)
