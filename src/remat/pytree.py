@@ -9,9 +9,13 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
-__all__ = ["LEAF", "StructureMismatch", "TreeDef", "flatten"]
+__all__ = ["LEAF", "Leaf", "PyTree", "StructureMismatch", "TreeDef", "flatten"]
+
+# No type of Python's says more: each framework has arrays of its own, and containers nest as the user wrote them.
+Leaf: TypeAlias = Any  # an array, a number, or whatever else is no container
+PyTree: TypeAlias = Any  # leaves in nested containers
 
 
 class StructureMismatch(Exception):

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from remat.loops.legacy_inputs import LeafArrays
 from remat.loops.request import LoopRequest
 from remat.profiling import CallRecord
+from remat.pytree import PyTree
 from remat.segments import CheckpointOptions
 
 __all__ = ["Framework", "FrameworkTraits"]
@@ -31,11 +32,11 @@ class Framework(LeafArrays, Protocol):
 
     TRAITS: FrameworkTraits
 
-    def owns(self, leaf: Any, /) -> bool:
+    def owns(self, leaf: object, /) -> bool:
         """Whether a leaf that is none of its array types can only be this framework's."""
         ...
 
-    def is_module(self, fn: Any, /) -> bool:
+    def is_module(self, fn: object, /) -> bool:
         """Whether this is a module, with parameters of its own, and not a plain function."""
         ...
 
@@ -43,32 +44,32 @@ class Framework(LeafArrays, Protocol):
         """Whether the calling code is being traced, so that plain numbers belong to the trace."""
         ...
 
-    def free_bytes(self, *values: Any) -> int | None:
+    def free_bytes(self, *values: PyTree) -> int | None:
         """Bytes that are free on the device of these values; None if that is the host, or is not known."""
         ...
 
     def scan(
         self,
-        step: Callable[[Any, Any], Any],
-        init: Any,
-        xs: Any,
+        step: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]],
+        init: PyTree,
+        xs: PyTree,
         length: int | None,
         request: LoopRequest,
         vjp: Callable[..., Any] | None = None,
         rows: dict[int, int] | None = None,
         driven: bool = False,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[PyTree, PyTree]:
         """The last carry and the stacked outputs of all steps, or of those that `rows` maps to a row."""
         ...
 
     def while_loop(
         self,
-        cond: Callable[[Any], Any],
-        body: Callable[[Any], Any],
-        init: Any,
+        cond: Callable[[PyTree], object],
+        body: Callable[[PyTree], PyTree],
+        init: PyTree,
         max_steps: int | None,
         request: LoopRequest,
-    ) -> Any:
+    ) -> PyTree:
         """The first carry for which `cond` does not hold, or the one after `max_steps`."""
         ...
 

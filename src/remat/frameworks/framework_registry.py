@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterable, Iterator, MutableMapping
 from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from remat.closures.capture import ConvertedClosure
 from remat.closures.capture_filter import BaseCaptureFilter
 from remat.errors import StepError
 from remat.frameworks.framework_protocol import Framework
-from remat.pytree import flatten
+from remat.pytree import Leaf, PyTree, flatten
 
 __all__ = [
     "find_framework",
@@ -55,7 +55,7 @@ def load_framework(package: str) -> Framework:
     return cast(Framework, import_module(entry.module))
 
 
-def find_framework(*values: Any, using: Iterable[Any] = ()) -> Framework:
+def find_framework(*values: PyTree, using: Iterable[Callable[..., object]] = ()) -> Framework:
     """The framework of the leaves of these values.
 
     Where these could be anyone's, it is the one that traces the calling code, or one that decides by what the functions
@@ -65,7 +65,7 @@ def find_framework(*values: Any, using: Iterable[Any] = ()) -> Framework:
     return owner or _owner_of_captures(using, "decides_loops") or load_framework(DEFAULT)
 
 
-def find_framework_of_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Framework:
+def find_framework_of_call(fn: Callable[..., object], args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Framework:
     """The framework of a call: that of its arguments, of a trace, or of what the function captures; else NumPy."""
     if args and not kwargs:  # the usual case, arrays of one framework, takes no time
         first = _OWNERS.get(type(args[0]))
@@ -76,7 +76,7 @@ def find_framework_of_call(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     return owner or _owner_of_captures([fn], "decides_segments") or load_framework(DEFAULT)
 
 
-def framework_of_module(fn: Any) -> Framework | None:
+def framework_of_module(fn: object) -> Framework | None:
     """The framework whose module this is, or None for a plain function."""
     return next((framework for framework in _loaded() if framework.is_module(fn)), None)
 
@@ -108,7 +108,7 @@ def _try_to_load(module: str) -> Framework | None:
     return _FRAMEWORKS.get(module)
 
 
-def _raise_if_unusable(leaf: Any) -> None:
+def _raise_if_unusable(leaf: object) -> None:
     """Raise the ImportError of a framework that remat cannot use, where an array of that framework is passed."""
     for entry in REGISTRY:
         array_type = getattr(sys.modules.get(entry.package), entry.attribute, None)
@@ -120,9 +120,9 @@ def _tracing() -> Framework | None:
     return next((framework for framework in _loaded() if framework.is_tracing()), None)
 
 
-def _owner_of_values(values: Any) -> Framework | None:
+def _owner_of_values(values: PyTree) -> Framework | None:
     """The framework whose arrays are among the leaves; None without any, an error if two do not mix."""
-    first_leaves: dict[str, Any] = {}
+    first_leaves: dict[str, Leaf] = {}
     owners: dict[str, Framework] = {}
     for leaf in flatten(values)[0]:
         owner = _owner(leaf)
@@ -134,7 +134,7 @@ def _owner_of_values(values: Any) -> Framework | None:
     return next((framework for framework in _loaded() if framework.TRAITS.name in owners), None) if owners else None
 
 
-def _mixed(owners: dict[str, Framework], first_leaves: dict[str, Any]) -> StepError:
+def _mixed(owners: dict[str, Framework], first_leaves: dict[str, Leaf]) -> StepError:
     described = [f"one of {owners[name].TRAITS.title} ({_type_name(leaf)})" for name, leaf in first_leaves.items()]
     conversions = [owner.TRAITS.conversion for owner in owners.values() if owner.TRAITS.conversion]
     return StepError(
@@ -146,7 +146,7 @@ def _mixed(owners: dict[str, Framework], first_leaves: dict[str, Any]) -> StepEr
 _OWNERS: MutableMapping[type, Framework] = WeakKeyDictionary()  # of types that decide by themselves
 
 
-def _owner(leaf: Any) -> Framework | None:
+def _owner(leaf: object) -> Framework | None:
     """The framework that a leaf belongs to and to no other."""
     leaf_type = type(leaf)
     if leaf_type in _ANYONES or leaf_type.__module__ == "numpy":
@@ -169,12 +169,12 @@ def _owner(leaf: Any) -> Framework | None:
     return owner
 
 
-def _type_name(leaf: Any) -> str:
+def _type_name(leaf: object) -> str:
     leaf_type = type(leaf)
     return f"{leaf_type.__module__.partition('.')[0]}.{leaf_type.__name__}"
 
 
-def _owner_of_captures(functions: Iterable[Any], trait: str) -> Framework | None:
+def _owner_of_captures(functions: Iterable[Callable[..., object]], trait: str) -> Framework | None:
     """The framework that decides, by this trait, by the first value of these types that a function captures."""
     candidates: list[tuple[Framework, tuple[type, ...]]] = [(each, getattr(each.TRAITS, trait)) for each in _loaded()]
     types = tuple(each for _, its_types in candidates for each in its_types)
@@ -199,10 +199,10 @@ class _FirstOfTypes(BaseCaptureFilter):
         self.first: type | None = None
         self._types = types
 
-    def accepts(self, leaf: Any) -> bool:
+    def accepts(self, leaf: object) -> bool:
         self.visit(leaf, "")
         return False
 
-    def visit(self, value: Any, name: str) -> None:
+    def visit(self, value: object, name: str) -> None:
         if self.first is None and isinstance(value, self._types):
             self.first = type(value)
