@@ -5,7 +5,7 @@ their leaves. A framework is asked only if its package is loaded already: no fra
 """
 
 import sys
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import ClassVar, NamedTuple, cast
