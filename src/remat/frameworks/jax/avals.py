@@ -30,6 +30,8 @@ from jax.extend.core.primitives import custom_jvp_call_p, custom_lin_p, custom_v
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import reshard
 
+from remat.pytree import PyTree
+
 __all__ = [
     "Array",
     "Aval",
@@ -84,7 +86,7 @@ def innermost_trace() -> Any | None:
     return trace_of(jnp.zeros(()))  # a new array is traced by the innermost one
 
 
-def trace_of(value: Any) -> Any | None:
+def trace_of(value: PyTree) -> Any | None:
     """The trace that a tracer belongs to; None for arrays."""
     # `Tracer._trace` is private; 0.10 and 0.11 have it. Without it leaked tracers are not found, and all else works.
     return getattr(value, "_trace", None) if isinstance(value, Tracer) else None
@@ -117,18 +119,18 @@ def have_distinct_buffers(arrays: Sequence[Array]) -> bool:
         return False
 
 
-def aval_of(value: Any) -> Aval:
+def aval_of(value: PyTree) -> Aval:
     """The aval of an array: shape, dtype, sharding, and the mesh axes over which it varies."""
     return value if isinstance(value, AbstractValue) else jax.typeof(value)
 
 
-def row_aval(value: Any) -> Aval:
+def row_aval(value: PyTree) -> Aval:
     """The aval of one row of a value: without its first axis."""
     aval = aval_of(value)
     return mapped_aval(aval.shape[0], 0, aval)
 
 
-def stacked_aval(value: Any, size: int, mesh_axis: Any = None) -> Aval:
+def stacked_aval(value: PyTree, size: int, mesh_axis: Any = None) -> Aval:
     """The aval of `size` such values, stacked along a new first axis."""
     return unmapped_aval(size, 0, aval_of(value), mesh_axis)
 
@@ -154,7 +156,7 @@ def nbytes(aval: Aval) -> int:
     return int(size * aval.dtype.itemsize)
 
 
-def zeros_like_aval(value: Any, rows: int | None = None) -> Array:
+def zeros_like_aval(value: PyTree, rows: int | None = None) -> Array:
     """Zeros with the aval of a value, or `rows` of them stacked: sharded alike, and varying over the same mesh axes."""
     aval = aval_of(value) if rows is None else stacked_aval(value, rows)
     zeros = vary_like(lax.full(aval.shape, 0, aval.dtype), aval)

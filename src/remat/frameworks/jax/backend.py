@@ -18,6 +18,7 @@ from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
 from remat.frameworks.jax.residuals import StepVJP
 from remat.frameworks.jax.scan_function import ScanFunction
 from remat.memory_meter import Meter
+from remat.pytree import Leaf, PyTree
 
 __all__ = ["JaxBackend", "State"]
 
@@ -25,7 +26,7 @@ __all__ = ["JaxBackend", "State"]
 class State(NamedTuple):
     """The leaves of a carry; `kept` ones are not donated."""
 
-    leaves: tuple[Any, ...]
+    leaves: tuple[PyTree, ...]
     kept: bool = False
 
 
@@ -44,11 +45,13 @@ class CompiledRange(CacheKeyed):
         return ChunkedSteps(self.step_vjp, consts, xs, self.length)
 
 
-def _advance(compiled: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, start: Any, stop: Any) -> Any:
+def _advance(
+    compiled: CompiledRange, consts: PyTree, xs: PyTree, ys: PyTree, carry: PyTree, start: Any, stop: Any
+) -> PyTree:
     return compiled.steps(consts, xs).advance(carry, start, stop, ys)
 
 
-def _record(compiled: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, start: Any) -> Any:
+def _record(compiled: CompiledRange, consts: PyTree, xs: PyTree, ys: PyTree, carry: PyTree, start: Any) -> PyTree:
     after, ys, tape = compiled.steps(consts, xs).record(carry, start, compiled.length, ys)
     return after, tape, ys
 
@@ -56,15 +59,15 @@ def _record(compiled: CompiledRange, consts: Any, xs: Any, ys: Any, carry: Any, 
 def _vjp(
     compiled: CompiledRange,
     nonzero: Flags,
-    consts: Any,
-    xs: Any,
-    tape: Any,
-    y_bars: Any,
-    carry: Any,
-    sums: Any,
-    rows: Any,
+    consts: PyTree,
+    xs: PyTree,
+    tape: PyTree,
+    y_bars: PyTree,
+    carry: PyTree,
+    sums: PyTree,
+    rows: PyTree,
     start: Any,
-) -> Any:
+) -> PyTree:
     return compiled.steps(consts, xs).vjp(Grads(carry, sums, rows), tape, y_bars, nonzero, start, compiled.length)
 
 
@@ -87,7 +90,7 @@ class JaxBackend:
         self.ys: Any = [zeros_like_aval(aval, loop.rows or 0) for aval in avals]
         self.in_first_sweep = True  # which writes the outputs; later sweeps do not
 
-    def new_gradients(self, carry_bar: Any, y_bars: list[Any], nonzero: Flags) -> Gradients:
+    def new_gradients(self, carry_bar: PyTree, y_bars: list[Leaf], nonzero: Flags) -> Gradients:
         """The gradients at the turn, with cotangents of the outputs that are `nonzero`; drops the outputs."""
         self.ys = []
         _, sums, rows = ChunkedSteps(self.step_vjp, self.consts, self.xs).zero_grads([])
@@ -109,7 +112,7 @@ class JaxBackend:
 
     def record(self, state: State, start: int, stop: int) -> tuple[State, Any]:
         """The carry after steps start..stop-1, and the tapes of the parts that the range is compiled in."""
-        carry: Any = list(state.leaves)
+        carry: PyTree = list(state.leaves)
         tape = []
         for at, length in _powers_of_two(start, stop):
             compiled = CompiledRange(self.step_vjp, length)
@@ -119,7 +122,7 @@ class JaxBackend:
             tape.append((compiled, at, residuals))
         return State(self._wait(tuple(carry))), tape
 
-    def pull_back(self, tape: Any, gradients: Gradients) -> Gradients:
+    def pull_back(self, tape: PyTree, gradients: Gradients) -> Gradients:
         """The gradients at the start of the tape; sums and rows are donated to the compiled call that adds to them."""
         (y_bars, nonzero), carry, sums, rows = gradients.outputs, gradients.carry, gradients.captured, gradients.xs
         gradients = replace(gradients, carry=None)  # the cotangent is free after the first call that it goes into
@@ -135,7 +138,7 @@ class JaxBackend:
         """The state, which is not donated from now on."""
         return State(state.leaves, kept=True)
 
-    def size(self, value: Any) -> int:
+    def size(self, value: PyTree) -> int:
         """Bytes of a state, a tape or a cotangent."""
         return sum(nbytes(leaf) for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype"))
 
@@ -157,7 +160,7 @@ class JaxBackend:
         """None: XLA's allocations inside of a compiled call cannot be observed."""
         return None
 
-    def _wait(self, value: Any) -> Any:
+    def _wait(self, value: PyTree) -> PyTree:
         return jax.block_until_ready(value) if self.ready else value
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from remat.frameworks.jax.avals import ClosedJaxpr, Jaxpr, Literal, is_custom_rule, primitive_and_context
+from remat.pytree import PyTree
 
 __all__ = ["cache_key", "has_custom_rules"]
 
@@ -45,7 +46,7 @@ def _jaxpr_key(jaxpr: Jaxpr) -> Any:
     return tuple(inputs), tuple(eqns), tuple(map(number, jaxpr.outvars))
 
 
-def _value_key(value: Any) -> Any:
+def _value_key(value: PyTree) -> Any:
     if isinstance(value, ClosedJaxpr):
         # Constants may be large arrays on a device, which would have to be copied to be compared.
         if value.consts:
@@ -66,7 +67,7 @@ def _value_key(value: Any) -> Any:
     return type(value), value  # the type: 1, 1.0 and True are equal to Python, and not to a program
 
 
-def has_custom_rules(value: Any) -> bool:
+def has_custom_rules(value: PyTree) -> bool:
     """Whether a program, or a parameter of an operation, calls functions with custom_jvp or custom_vjp rules."""
     if isinstance(value, ClosedJaxpr | Jaxpr):
         return any(is_custom_rule(eqn) or any(map(has_custom_rules, eqn.params.values())) for eqn in value.eqns)

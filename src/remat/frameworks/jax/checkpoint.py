@@ -18,6 +18,7 @@ from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
+from remat.pytree import Leaf, PyTree
 from remat.segments import CheckpointOptions, display_name, nested, nesting_depth
 
 __all__ = ["checkpoint"]
@@ -27,11 +28,11 @@ _ANY_ARRAYS = inspect.Signature([inspect.Parameter("arrays", inspect.Parameter.V
 
 def checkpoint(
     fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[PyTree, ...],
+    kwargs: dict[str, PyTree],
     options: CheckpointOptions,
     call: CallRecord | None = None,
-) -> Any:
+) -> PyTree:
     """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
 
     Where JAX traces nothing there is no gradient to come, and it is a plain call.
@@ -56,7 +57,7 @@ class _FlatFunction:
     Each call makes a new one, so that JAX does not reuse an older trace, with what was closed over then.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> None:
         self.__name__ = self.__qualname__ = name
         self.__wrapped__, self.__signature__ = fn, _ANY_ARRAYS  # errors of JAX name the function and its file by these
         self.arrays: list[Array] = []
@@ -66,12 +67,12 @@ class _FlatFunction:
         """The arrays among the results."""
         args, kwargs = self._build_args(iter(arrays))
         results: list[Array] = []
-        static_values: list[Any] = []
+        static_values: list[Leaf] = []
         self._build_results = partition(self._fn(*args, **kwargs), is_array, results, static_values)
         check_no_leaked_tracers(static_values, self.__name__)
         return results
 
-    def build(self, arrays: list[Array]) -> Any:
+    def build(self, arrays: list[Array]) -> PyTree:
         """The results with these arrays."""
         return self._build_results(iter(arrays))
 
@@ -103,7 +104,7 @@ def _residual_bytes(run: Callable[..., Any], consts: list[Array], args: list[Arr
     return sum(nbytes(aval) for number, aval in residuals.items() if number not in not_counted)
 
 
-def policy_of(policy: Any) -> Any:
+def policy_of(policy: Any) -> PyTree:
     """The policy that the user asks for, by itself or by its name in jax.checkpoint_policies."""
     if policy is None:
         return None

@@ -9,6 +9,7 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys_class
 
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.profiling.profiler import recorded_call
+from remat.pytree import PyTree
 from remat.segments import CheckpointOptions
 
 __all__ = ["CheckpointedModule", "checkpoint_module"]
@@ -32,7 +33,7 @@ class CheckpointedModule:
         return ((GetAttrKey("_module"), self._module),), self._options
 
     @classmethod
-    def tree_unflatten(cls, options: CheckpointOptions, children: Any) -> "CheckpointedModule":
+    def tree_unflatten(cls, options: CheckpointOptions, children: PyTree) -> "CheckpointedModule":
         """The same with another module."""
         return cls(children[0], options)
 
@@ -41,7 +42,7 @@ class CheckpointedModule:
             raise AttributeError(name)
         return getattr(self._module, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: PyTree) -> None:
         setattr(self._module, name, value)  # modules of equinox refuse
 
     def __getitem__(self, key: Any) -> Any:

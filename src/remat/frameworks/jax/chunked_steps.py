@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from remat.frameworks.jax.avals import Array, Flags, select, zeros_like_aval
 from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.residuals import Residuals, StepVJP
+from remat.pytree import PyTree
 
 __all__ = ["ChunkedSteps", "Grads", "unroll_factor"]
 
@@ -51,7 +52,7 @@ class ChunkedSteps:
     def run(self, carry: Arrays, start: ArrayLike, length: int, ys: Arrays | None) -> tuple[list[Array], list[Array]]:
         """The carry after `length` steps, and `ys` with their outputs written into it, unless it is None."""
 
-        def step(loop_carry: Any, i: Array) -> Any:
+        def step(loop_carry: PyTree, i: Array) -> PyTree:
             carry, ys_so_far = loop_carry
             carry, y = self.step(self.consts, carry, _rows(self.xs, i))
             return (carry, ys_so_far if ys is None else _write_rows(ys_so_far, y, i)), None
@@ -65,7 +66,7 @@ class ChunkedSteps:
     ) -> tuple[list[Array], list[Array]]:
         """The carry after chunks start..stop-1, and `ys` with their outputs written into it, unless it is None."""
 
-        def over(first_step: Callable[[Any], Any], length: int) -> Callable[[Any, Any], Any]:
+        def over(first_step: Callable[[PyTree], PyTree], length: int) -> Callable[[PyTree, PyTree], PyTree]:
             return lambda i, results: self.run(results[0], first_step(i), length, None if ys is None else results[1])
 
         results = list(carry), list(ys or ())
@@ -87,7 +88,7 @@ class ChunkedSteps:
     ) -> tuple[list[Array], list[Array], Residuals]:
         """The carry after `length` steps, `ys` with their outputs written into it, and their residuals."""
 
-        def step(loop_carry: Any, i: Array) -> Any:
+        def step(loop_carry: PyTree, i: Array) -> PyTree:
             carry, ys_so_far, _ = loop_carry
             carry, y, residuals = self.step_vjp.record(self.consts, carry, _rows(self.xs, i))
             ys_so_far = ys_so_far if ys is None else _write_rows(ys_so_far, y, i)
@@ -107,7 +108,7 @@ class ChunkedSteps:
         """
         avals = select(self.step_vjp.activity.ys, self.step.y_avals)
 
-        def step_back(grads: Grads, row: Any) -> Any:
+        def step_back(grads: Grads, row: PyTree) -> PyTree:
             i, per_step = row
             bars = iter(_rows(y_bars, i))  # by index: as rows of the scan, the chunk's part of all rows would be a copy
             y_bar = [next(bars) if flag else zeros_like_aval(aval) for flag, aval in zip(nonzero, avals, strict=True)]
@@ -128,7 +129,7 @@ class ChunkedSteps:
         return Grads(carry_bar, consts, [zeros_like_aval(x) for x in select(activity.xs, self.xs)])
 
 
-def _loop(step: Any, carry: Any, rows: Any, start: ArrayLike, length: int, *, reverse: bool = False) -> Any:
+def _loop(step: Any, carry: PyTree, rows: PyTree, start: ArrayLike, length: int, *, reverse: bool = False) -> PyTree:
     """lax.scan of a step over the numbers start..start+length-1, paired with rows if there are any.
 
     A single step is no loop: it takes the rows as they are, and its output is not stacked.

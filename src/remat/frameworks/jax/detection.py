@@ -7,6 +7,7 @@ from jax.tree_util import all_leaves, tree_leaves
 
 from remat.frameworks.framework_protocol import FrameworkTraits
 from remat.frameworks.jax.avals import Tracer, is_tracing
+from remat.pytree import Leaf
 
 __all__ = ["TRAITS", "is_module", "is_tracing", "owns"]
 
@@ -23,7 +24,7 @@ TRAITS = FrameworkTraits(
 )
 
 
-def owns(leaf: Any) -> bool:
+def owns(leaf: Leaf) -> bool:
     """Whether a leaf is a container that only JAX knows, with an array of JAX in it."""
     return any(isinstance(part, ARRAY_TYPES) for part in tree_leaves(leaf))
 

@@ -24,7 +24,7 @@ from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.loops.loop_call import LoopCall
 from remat.loops.request import LoopRequest
 from remat.measuring import StepCost
-from remat.pytree import LEAF
+from remat.pytree import LEAF, PyTree
 
 __all__ = ["HostLoop"]
 
@@ -52,7 +52,7 @@ class HostLoop(ScanFunction):
         """The linearization, which has no residuals: its interpreter waits at the turn for cotangents."""
         return HostLinearization(self, StepVJP(self.step, self.activity(active_inputs)), active_inputs), ()
 
-    def batched(self, axis: Any, flags: Flags, args: Arrays) -> Any:
+    def batched(self, axis: Any, flags: Flags, args: Arrays) -> PyTree:
         """Raise a StepError: vmap traces."""
         raise _traced_error()
 
@@ -100,7 +100,7 @@ class HostLoopCall(LoopCall[JaxBackend]):
         _, consts, carry, xs = self.loop.split_args(leaves)
         return JaxBackend(self.loop, self.step_vjp, consts, xs, ready=self.ready), State(tuple(carry), kept=True)
 
-    def evaluate_cond(self, backend: JaxBackend, carry: Any) -> bool:
+    def evaluate_cond(self, backend: JaxBackend, carry: PyTree) -> bool:
         """Never called: the length is known."""
         raise AssertionError("a driven loop has a known length")
 

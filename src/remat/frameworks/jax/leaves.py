@@ -6,24 +6,26 @@ from typing import Any
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten
 
+from remat.pytree import Leaf, PyTree
+
 __all__ = ["flatten", "prepend", "stack", "unpack"]
 
 
-def unpack(value: Any) -> Any:
+def unpack(value: PyTree) -> PyTree:
     """The value: JAX has no containers that wrap plain ones."""
     return value
 
 
-def flatten(value: Any) -> tuple[list[Any], Any]:
+def flatten(value: PyTree) -> tuple[list[Leaf], Any]:
     """The leaves of a pytree, and its structure."""
     return tree_flatten(value)
 
 
-def stack(rows: Sequence[Any]) -> Any:
+def stack(rows: Sequence[Leaf]) -> PyTree:
     """One array of several, along a new first axis."""
     return jnp.stack(rows)
 
 
-def prepend(first: Any, rows: Any) -> Any:
+def prepend(first: Leaf, rows: PyTree) -> PyTree:
     """An array with one more row, the first."""
     return jnp.concatenate([jnp.expand_dims(first, 0), rows])

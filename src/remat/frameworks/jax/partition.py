@@ -16,14 +16,14 @@ from remat.closures.capture import ConvertedClosure
 from remat.closures.capture_filter import BaseCaptureFilter
 from remat.errors import StepError
 from remat.frameworks.jax.avals import Tracer, innermost_trace, trace_of
-from remat.pytree import flatten
+from remat.pytree import Leaf, PyTree, flatten
 
 __all__ = ["Build", "check_no_leaked_tracers", "is_array", "is_traceable", "partition"]
 
 Build = Callable[[Iterator[Any]], Any]  # puts arrays where those of a partitioned value were
 
 
-def partition(value: Any, wanted: Callable[[Any], bool], arrays: list[Any], static_values: list[Any]) -> Build:
+def partition(value: PyTree, wanted: Callable[[Any], bool], arrays: list[Leaf], static_values: list[Leaf]) -> Build:
     """Append the wanted leaves to the arrays, the others to the static values; the function that rebuilds it.
 
     Containers are those that remat knows, in which dicts stay in order, and those that are registered with JAX.
@@ -33,7 +33,7 @@ def partition(value: Any, wanted: Callable[[Any], bool], arrays: list[Any], stat
     return lambda replacements: tree.unflatten([build(replacements) for build in builds])
 
 
-def _partition_leaf(leaf: Any, wanted: Callable[[Any], bool], arrays: list[Any], static_values: list[Any]) -> Build:
+def _partition_leaf(leaf: Leaf, wanted: Callable[[Any], bool], arrays: list[Leaf], static_values: list[Leaf]) -> Build:
     if wanted(leaf):
         arrays.append(leaf)
         return next
@@ -45,12 +45,12 @@ def _partition_leaf(leaf: Any, wanted: Callable[[Any], bool], arrays: list[Any],
     return lambda replacements: tree_unflatten(tree, [build(replacements) for build in builds])
 
 
-def is_array(leaf: Any) -> bool:
+def is_array(leaf: Leaf) -> bool:
     """Whether a leaf is an array of JAX, or a tracer."""
     return isinstance(leaf, jax.Array | Tracer)
 
 
-def is_traceable(leaf: Any) -> bool:
+def is_traceable(leaf: Leaf) -> bool:
     """Whether a leaf of the arguments is traced: JAX's arrays, and NumPy's of numbers. Single numbers are static."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == bool or bool(jnp.issubdtype(leaf.dtype, np.number))
@@ -61,7 +61,7 @@ def is_traceable(leaf: Any) -> bool:
 _ATOMIC_TYPES = (np.generic, Number, str, bytes, Enum, type, np.dtype, slice, range, type(...), ModuleType)
 
 
-def check_no_leaked_tracers(static_values: list[Any], name: str) -> None:
+def check_no_leaked_tracers(static_values: list[Leaf], name: str) -> None:
     """Raise a StepError if results of a segment that are no arrays hold tracers of it, which mean nothing outside."""
     for leaf in static_values:
         is_numpy = isinstance(leaf, np.ndarray)
@@ -88,7 +88,7 @@ class _LeakedTracers(BaseCaptureFilter):
         self.found = False
         self._innermost = innermost_trace()
 
-    def accepts(self, leaf: Any) -> bool:
+    def accepts(self, leaf: Leaf) -> bool:
         if self._innermost is not None and trace_of(leaf) is self._innermost:
             self.found = True
         return False

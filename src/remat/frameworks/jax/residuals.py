@@ -17,6 +17,7 @@ from remat.errors import StepError
 from remat.frameworks.jax.avals import Array, ClosedJaxpr, Flags, first_outputs, jaxpr_as_fun, merge, nbytes, select
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
 from remat.frameworks.jax.step_jaxpr import StepJaxpr, depends_on
+from remat.pytree import PyTree
 
 __all__ = ["Activity", "Residuals", "StepVJP"]
 
@@ -34,7 +35,7 @@ class Activity(NamedTuple):
     ) -> tuple[Callable[..., Any], tuple[list[Array], list[Array], list[Array]]]:
         """The step as a function of its active inputs, to (active outputs, all outputs); and these inputs."""
 
-        def restricted(active_consts: Arrays, active_carry: Arrays, active_x: Arrays) -> Any:
+        def restricted(active_consts: Arrays, active_carry: Arrays, active_x: Arrays) -> PyTree:
             after, y = step(
                 merge(self.consts, active_consts, consts),
                 merge(self.carry, active_carry, carry),
@@ -105,7 +106,7 @@ class StepVJP(CacheKeyed):
         residuals = Residuals(select(self._per_step, leaves), select(self._shared, leaves))
         return results[:n_carry], results[n_carry:n_outputs], residuals
 
-    def vjp(self, residuals: Residuals, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> Any:
+    def vjp(self, residuals: Residuals, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> PyTree:
         """The cotangents of the active constants, carry leaves and inputs."""
         per_step, shared = iter(residuals.per_step), iter(residuals.shared)
         args = [*consts, *([None] * self.step.n_carry), *x]  # the carry before the step is gone

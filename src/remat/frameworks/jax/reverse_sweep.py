@@ -26,6 +26,7 @@ from jax.typing import ArrayLike
 from remat.frameworks.jax.avals import Array
 from remat.frameworks.jax.chunked_steps import ChunkedSteps
 from remat.frameworks.jax.differentiable import Arrays
+from remat.pytree import PyTree
 
 __all__ = ["CheckpointStack", "reverse_sweep"]
 
@@ -93,7 +94,7 @@ def reverse_sweep(
     binomial_table: Array,
     chunks: ChunkedSteps,
     pull_one: Callable[[Arrays, Any, Any], Any],
-    grads: Any,
+    grads: PyTree,
     first: int = 0,
 ) -> tuple[Any, CheckpointStack]:
     """The cotangents once chunks end-1..first are pulled back by `pull_one(carry, i, grads)`, and the stack."""
@@ -102,7 +103,7 @@ def reverse_sweep(
     # on the device gives it one too.
     stack = stack._replace(at=stack.at + jnp.zeros(stack.at.shape, stack.at.dtype))
 
-    def segment(loop_carry: Any) -> Any:
+    def segment(loop_carry: PyTree) -> PyTree:
         return _reverse_segment(sweep, *loop_carry)
 
     stack, _, grads = lax.while_loop(lambda loop_carry: loop_carry[1] > first, segment, (stack, end, grads))
@@ -126,10 +127,12 @@ def _split_and_keep(sweep: _Sweep, stack: CheckpointStack, end: Array) -> Checkp
     return stack.push(position, sweep.chunks.advance(stack.fetch(stack.depth - 1), start, position)[0])
 
 
-def _reverse_segment(sweep: _Sweep, stack: CheckpointStack, end: Array, grads: Any) -> tuple[CheckpointStack, Any, Any]:
+def _reverse_segment(
+    sweep: _Sweep, stack: CheckpointStack, end: Array, grads: PyTree
+) -> tuple[CheckpointStack, Any, Any]:
     """Split until what lies above the stack is easy, and pull that back; the stack, the new end and the cotangents."""
 
-    def is_hard(loop_carry: Any) -> Any:
+    def is_hard(loop_carry: PyTree) -> PyTree:
         return ~(_remaining(sweep, *loop_carry).fits | _remaining(sweep, *loop_carry).one_slot)
 
     stack, _ = lax.while_loop(
@@ -144,12 +147,12 @@ def _reverse_segment(sweep: _Sweep, stack: CheckpointStack, end: Array, grads: A
         """Where the state before chunk start + j is: on the stack, or if it has no slot, in the row after the last."""
         return jnp.where(fits | (j == 0), top + j, sweep.slots)
 
-    def advance_one(j: Array, loop_carry: Any) -> Any:
+    def advance_one(j: Array, loop_carry: PyTree) -> PyTree:
         carry, stack = loop_carry
         carry = sweep.chunks.advance_one(carry, start + j)
         return carry, stack.put(level(j + 1), carry)
 
-    def pull_one(q: Array, grads: Any) -> Any:
+    def pull_one(q: Array, grads: PyTree) -> PyTree:
         j = length - 1 - q
         return sweep.pull_one(stack.fetch(level(j)), start + j, grads)
 

@@ -21,6 +21,7 @@ from remat.frameworks.jax.scan_function import ScanFunction
 from remat.frameworks.jax.step_jaxpr import names_of, trace_condition, trace_step
 from remat.frameworks.jax.while_function import WhileFunction
 from remat.loops.request import LoopRequest
+from remat.pytree import Leaf, PyTree
 from remat.units import to_count
 
 __all__ = ["free_bytes", "scan", "while_loop"]
@@ -28,7 +29,7 @@ __all__ = ["free_bytes", "scan", "while_loop"]
 MOST = 2**31 - 1  # the largest int32: steps are counted on the device
 
 
-def free_bytes(*values: Any) -> int | None:
+def free_bytes(*values: PyTree) -> int | None:
     """Free bytes of the device of these arrays; None if that is this machine's own memory, or does not tell."""
     devices = [d for leaf in tree_flatten(values)[0] if isinstance(leaf, jax.Array) for d in _devices(leaf)]
     device = devices[0] if devices else jax.devices()[0]
@@ -38,7 +39,7 @@ def free_bytes(*values: Any) -> int | None:
     return int(stats["bytes_limit"] - stats.get("bytes_in_use", 0))
 
 
-def _devices(leaf: jax.Array) -> list[Any]:
+def _devices(leaf: jax.Array) -> list[Leaf]:
     try:
         return list(leaf.devices())
     except Exception:  # a tracer is on no device
@@ -46,15 +47,15 @@ def _devices(leaf: jax.Array) -> list[Any]:
 
 
 def scan(
-    step: Callable[[Any, Any], Any],
-    init: Any,
-    xs: Any,
+    step: Callable[[PyTree, PyTree], PyTree],
+    init: PyTree,
+    xs: PyTree,
     length: int | None,
     request: LoopRequest,
     vjp: Callable[..., Any] | None = None,
     rows: dict[int, int] | None = None,
     driven: bool = False,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """The last carry and the outputs of all steps, or of the steps in `rows`, which maps each to its row."""
     if vjp is not None:
         raise StepError("vjp= is for NumPy; on JAX write a jax.custom_vjp function and call it in the step")
@@ -88,7 +89,7 @@ def _refuse_progress(request: LoopRequest, advice: str) -> None:
         raise ProblemError(f"nobody can be told of progress from inside a traced function: {advice}")
 
 
-def _count_steps(leaves: list[Any], names: list[str], length: int | None) -> int:
+def _count_steps(leaves: list[Leaf], names: list[str], length: int | None) -> int:
     """The number of steps that all inputs and `length` agree on."""
     counts = {} if length is None else {"length": to_count(length, "length")}
     for leaf, name in zip(leaves, names, strict=True):
@@ -107,8 +108,12 @@ def _count_steps(leaves: list[Any], names: list[str], length: int | None) -> int
 
 
 def while_loop(
-    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, request: LoopRequest
-) -> Any:
+    cond: Callable[[PyTree], PyTree],
+    body: Callable[[PyTree], PyTree],
+    init: PyTree,
+    max_steps: int | None,
+    request: LoopRequest,
+) -> PyTree:
     """The first carry for which `cond` does not hold, or the one after `max_steps`."""
     _refuse_progress(request, "call jax.debug.callback in the body")
     most = min(MOST, MOST if max_steps is None else to_count(max_steps, "max_steps"))

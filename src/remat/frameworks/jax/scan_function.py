@@ -33,6 +33,7 @@ from remat.frameworks.jax.reverse_sweep import CheckpointStack, reverse_sweep
 from remat.frameworks.jax.second_order import adjoint_loop, states_loop
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.frameworks.jax.step_transforms import broadcast_batch, jvp_step, vmap_step
+from remat.pytree import PyTree
 
 __all__ = ["CheckpointLayout", "ScanFunction", "ScanLinearization", "StaticLayout"]
 
@@ -160,7 +161,7 @@ class ScanLinearization(Linearization):
         chunks = ChunkedSteps(self.step_vjp, consts, xs, chunk, self.static.first_chunk)
         ys = [zeros_like_aval(aval, self.loop.rows or 0) for aval in self.loop.step.y_avals]
 
-        def advance_and_keep(level: Any, loop_carry: Any) -> Any:
+        def advance_and_keep(level: Any, loop_carry: PyTree) -> PyTree:
             carry, ys, stack = loop_carry
             carry, ys = chunks.advance(carry, at[level - 1], at[level], ys)
             return carry, ys, stack.put(level, carry)

@@ -10,7 +10,6 @@ what the reverse sweeps of the two loops keep on top of that is planned as for a
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -19,6 +18,7 @@ from remat.frameworks.jax.chunked_steps import Grads
 from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.residuals import StepVJP
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
+from remat.pytree import PyTree
 
 __all__ = ["Scan", "adjoint_loop", "states_loop"]
 
@@ -30,7 +30,7 @@ def states_loop(scan: Scan, step_vjp: StepVJP, consts: Arrays, carry: Arrays, xs
     """The carry before each step, as rows."""
     step = step_vjp.step
 
-    def put_out_carry(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
+    def put_out_carry(consts: Arrays, carry: Arrays, x: Arrays) -> PyTree:
         after, _ = step_vjp.forward(consts, carry, x)
         return after, list(carry)
 
@@ -45,7 +45,7 @@ def adjoint_loop(
     n, m, k = len(consts), len(states), len(xs)
     n_active = len(carry_bar)
 
-    def step_back(consts: Arrays, bars: Arrays, row: Arrays) -> Any:
+    def step_back(consts: Arrays, bars: Arrays, row: Arrays) -> PyTree:
         state, x, y_bar = row[:m], row[m : m + k], row[m + k :]
         carry_bar, sums = bars[:n_active], bars[n_active:]
         residuals = step_vjp.record(consts, state, x)[2]

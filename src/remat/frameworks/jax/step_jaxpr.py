@@ -28,6 +28,7 @@ from remat.frameworks.jax.avals import (
 )
 from remat.frameworks.jax.cache_key import cache_key, has_custom_rules
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
+from remat.pytree import Leaf, PyTree
 
 __all__ = ["StepJaxpr", "TracedStep", "depends_on", "names_of", "trace_condition", "trace_step"]
 
@@ -99,14 +100,14 @@ class TracedStep(NamedTuple):
     y_tree: Any
 
 
-def trace_step(step: Callable[[Any, Any], Any], init: Any, x: Any) -> TracedStep:
+def trace_step(step: Callable[[PyTree, PyTree], PyTree], init: PyTree, x: PyTree) -> TracedStep:
     """The step as a program; `x` has the avals of one input. A step that is no loop body raises a StepError."""
     leaves, tree = tree_flatten(init)
     names = names_of(init, "carry")
     carry = [_as_array(leaf, name.replace("carry", "init", 1)) for leaf, name in zip(leaves, names, strict=True)]
-    y_trees: list[Any] = []
+    y_trees: list[Leaf] = []
 
-    def traced(carry: Any, x: Any) -> list[Array]:
+    def traced(carry: PyTree, x: PyTree) -> list[Array]:
         after, y = _unpack_output(step(carry, x), init)
         y_trees.append(tree_structure(y))
         if tree_structure(after) != tree:  # type: ignore[operator]
@@ -136,7 +137,7 @@ def trace_step(step: Callable[[Any, Any], Any], init: Any, x: Any) -> TracedStep
     return TracedStep(StepJaxpr.of(closed, step_avals, len(consts), len(carry)), consts, carry, tree, y_trees[-1])
 
 
-def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[StepJaxpr, list[Array]]:
+def trace_condition(cond: Callable[[PyTree], PyTree], traced: TracedStep) -> tuple[StepJaxpr, list[Array]]:
     """A condition on a carry as a step that keeps its carry and puts out the answer, and what it closes over."""
     avals = [aval_of(leaf) for leaf in traced.carry]
 
@@ -156,12 +157,12 @@ def trace_condition(cond: Callable[[Any], Any], traced: TracedStep) -> tuple[Ste
     return StepJaxpr.of(closed, [*map(aval_of, consts), *avals], len(consts), len(avals)), consts
 
 
-def names_of(value: Any, root: str) -> list[str]:
+def names_of(value: PyTree, root: str) -> list[str]:
     """A name for each leaf, as one would write it in Python."""
     return [root + keystr(path) for path, _ in tree_flatten_with_path(value)[0]]
 
 
-def _as_array(leaf: Any, name: str) -> Array:
+def _as_array(leaf: Leaf, name: str) -> Array:
     try:
         return leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     except (TypeError, ValueError) as error:
@@ -173,7 +174,7 @@ def _as_array(leaf: Any, name: str) -> Array:
         raise StepError(f"{name} is a {type(leaf).__name__}, and must be an array or a number{advice}") from error
 
 
-def _unpack_output(out: Any, init: Any) -> tuple[Any, Any]:
+def _unpack_output(out: PyTree, init: PyTree) -> tuple[Any, Any]:
     tree: Any = tree_structure(init)
     alone = tree_structure(out) == tree  # a carry of two items looks like (carry, y): its structure tells them apart
     if isinstance(out, tuple | list) and len(out) == 2 and (not alone or tree_structure(out[0]) == tree):
@@ -234,7 +235,7 @@ def _describe(aval: Aval) -> str:
     return f"{aval.dtype}{list(aval.shape)}"
 
 
-def _structure_message(before: Any, after: Any) -> str:
+def _structure_message(before: PyTree, after: PyTree) -> str:
     old, new = names_of(before, "carry"), names_of(after, "carry")
     gone, come = [name for name in old if name not in new], [name for name in new if name not in old]
     change = f"{', '.join(gone[:4])} {'is' if len(gone) == 1 else 'are'} gone" if gone else ""

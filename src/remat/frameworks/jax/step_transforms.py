@@ -1,7 +1,6 @@
 """Steps made of steps: one that carries tangents along (jvp), and one for a batch (vmap)."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from remat.frameworks.jax.avals import (
 from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.residuals import Activity
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
+from remat.pytree import PyTree
 
 __all__ = ["broadcast_batch", "jvp_step", "vmap_step"]
 
@@ -45,7 +45,7 @@ def jvp_step(
     xs_dot = list(rest)
     n, m, k = len(consts), len(carry), len(xs)
 
-    def with_tangents(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
+    def with_tangents(consts: Arrays, carry: Arrays, x: Arrays) -> PyTree:
         restricted, active = activity.restrict(step, consts[:n], carry[:m], x[:k])
         # Plain values come first, so that the slices of the plain step stay where they are.
         dots = list(consts[n:]), list(carry[m:]), list(x[k:])
@@ -66,7 +66,7 @@ def vmap_step(
         carry, ys = (True,) * len(carry), (True,) * len(ys)
     in_axes = in_axes_of(consts), in_axes_of(carry), in_axes_of(xs)
 
-    def batched(consts: Arrays, carry: Arrays, x: Arrays) -> Any:
+    def batched(consts: Arrays, carry: Arrays, x: Arrays) -> PyTree:
         return axis.vmap(step, in_axes, (in_axes[1], in_axes_of(ys)))(list(consts), list(carry), list(x))
 
     flags = (*consts, *carry, *xs)

@@ -6,7 +6,7 @@ recomputes the others in the reverse sweep. Mapped over a batch, it runs as long
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -31,6 +31,7 @@ from remat.frameworks.jax.residuals import Activity, StepVJP
 from remat.frameworks.jax.reverse_sweep import CheckpointStack, reverse_sweep
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.frameworks.jax.step_transforms import broadcast_batch, jvp_step, vmap_step
+from remat.pytree import PyTree
 
 __all__ = ["WhileFunction"]
 
@@ -64,7 +65,7 @@ class WhileFunction(DifferentiableFunction):
         _, _, consts, carry = self.split_args(args)
         continues = self.continues(args)
 
-        def step(loop_carry: Any) -> Any:
+        def step(loop_carry: PyTree) -> PyTree:
             done, carry = loop_carry
             return done + 1, self.body(consts, carry, ())[0]
 
@@ -193,13 +194,13 @@ class WhileLinearization(Linearization):
         at = jnp.zeros(self.slots + 1, jnp.int32)  # level 0 is the first carry, before step 0
         stack = CheckpointStack.of(at, jnp.int32(1), carry, self.slots + 1)
 
-        def step(loop_carry: Any) -> Any:
+        def step(loop_carry: PyTree) -> PyTree:
             done, _, carry = loop_carry
             carry = self.step_vjp.forward(consts, carry, ())[0]
             # The answer is part of the carry: both loops need it, and a condition may be as long as a step.
             return done + 1, continues(done + 1, carry), carry
 
-        def advance_and_keep(loop_carry: Any) -> Any:
+        def advance_and_keep(loop_carry: PyTree) -> PyTree:
             """Advance to the next position of the table, where the state is kept if another step follows."""
             done, going, carry, stack, entry = loop_carry
             done, going, carry = lax.while_loop(
