@@ -127,17 +127,9 @@ def test_long_loops_are_compared_in_some_places_only(framework):
         gradient(framework, step, steps=9_000, slots=200)
 
 
-def fails_on_torch(framework, request):
-    """Marks a test that PyTorch does not pass yet."""
-    if framework.name == "torch":
-        reason = "on PyTorch a change is measured against sizes that are not finite, and so is never seen"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
-
-
 @where_python_runs_each_step
 @pytest.mark.parametrize("filler", [numpy.nan, numpy.inf, -numpy.inf])
-def test_numbers_that_are_not_finite_hide_no_change_beside_them(framework, filler, request):
-    fails_on_torch(framework, request)
+def test_numbers_that_are_not_finite_hide_no_change_beside_them(framework, filler):
     calls = [0]
 
     def step(h, _):
@@ -152,8 +144,7 @@ def test_numbers_that_are_not_finite_hide_no_change_beside_them(framework, fille
 
 
 @where_python_runs_each_step
-def test_changes_of_numbers_that_are_too_large_to_be_summed_up(framework, request):
-    fails_on_torch(framework, request)
+def test_changes_of_numbers_that_are_too_large_to_be_summed_up(framework):
     calls = [0]
 
     def step(h, _):

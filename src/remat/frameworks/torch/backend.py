@@ -28,6 +28,7 @@ from remat.frameworks.torch.leaves import (
     nbytes,
     quick_fingerprint,
     require_grad_roots,
+    with_finite_numbers,
 )
 from remat.frameworks.torch.meter import meter_for
 from remat.frameworks.torch.tape import (
@@ -238,8 +239,23 @@ class TorchBackend:
 
     def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
         """The gradients before the range: rows of xs are written, and sums of captured tensors are added to."""
-        outputs = gradients.outputs
-        edges = OutputEdges()
+        edges, fsdp_modules = self._cotangents(tape, gradients), self.step.fsdp_modules
+        by_root = accumulate_grads(edges, tape, fsdp_modules) if fsdp_modules else tape_vjp(edges, tape)
+        size, count = len(tape.carry_in), len(tape.captured)
+        for k, gradient in enumerate(by_root[size : size + count]):
+            gradients.captured[k] = gradients.captured[k] if gradient is None else gradient
+        rows = iter(by_root[size + count :])
+        for i, row in enumerate(tape.xs, tape.start):
+            for k, gradient in enumerate([next(rows) for _ in row]):
+                if gradient is not None:
+                    if gradients.xs[k] is None:
+                        gradients.xs[k] = torch.zeros_like(self.runner.inputs.leaves[k])
+                    gradients.xs[k][i] = gradient
+        return replace(gradients, carry=by_root[:size])
+
+    def _cotangents(self, tape: Tape, gradients: Gradients) -> OutputEdges:
+        """The cotangents of all results of a range, and the running sums, at the edges where they enter its graph."""
+        outputs, edges = gradients.outputs, OutputEdges()
         if not self.step.fsdp_modules:
             seed_accumulators(edges, tape.captured, gradients.captured)
         last_step, in_later_range = tape.stop - 1, set()
@@ -257,19 +273,7 @@ class TorchBackend:
                         edges.add(edge, self._output_cotangent(outputs, i, j))
         for edge, bar in zip(tape.carry_out, gradients.carry, strict=True):
             edges.add(edge, bar)
-        fsdp_modules = self.step.fsdp_modules
-        by_root = accumulate_grads(edges, tape, fsdp_modules) if fsdp_modules else tape_vjp(edges, tape)
-        size, count = len(tape.carry_in), len(tape.captured)
-        for k, gradient in enumerate(by_root[size : size + count]):
-            gradients.captured[k] = gradients.captured[k] if gradient is None else gradient
-        rows = iter(by_root[size + count :])
-        for i, row in enumerate(tape.xs, tape.start):
-            for k, gradient in enumerate([next(rows) for _ in row]):
-                if gradient is not None:
-                    if gradients.xs[k] is None:
-                        gradients.xs[k] = torch.zeros_like(self.runner.inputs.leaves[k])
-                    gradients.xs[k][i] = gradient
-        return replace(gradients, carry=by_root[:size])
+        return edges
 
     def _output_cotangent(self, cotangents: Sequence[Any], i: int, j: int) -> Any:
         row = self.runner.outputs.row_of(i)
@@ -312,20 +316,19 @@ class TorchBackend:
 
     def device_fingerprint(self, state: Any, *, of_sizes: bool = False) -> list[Tensor]:
         """Fingerprints on the device for each leaf of the carry and of the output of the last step."""
-        return [device_fingerprint(leaf, of_sizes=of_sizes) for leaf in self.runner.observed(state)]
+        leaves = map(with_finite_numbers, self.runner.observed(state))
+        return [device_fingerprint(leaf, of_sizes=of_sizes) for leaf in leaves]
 
-    def fingerprint(self, state: Any) -> list[float]:
+    def fingerprint(self, state: Any, *, of_sizes: bool = False) -> list[float]:
         """A fingerprint for each leaf of the carry and of the output of the last step."""
-        return [quick_fingerprint(leaf) for leaf in self.runner.observed(state)]
+        return [quick_fingerprint(leaf, of_sizes=of_sizes) for leaf in self.runner.observed(state)]
 
     def mismatch(self, state: Any, expected: Sequence[float], *, recorded: int) -> str | None:
         """A description of the first leaf whose fingerprint differs beyond rounding, or None."""
         now = self.fingerprint(state)
         if now == list(expected):
             return None
-        return self.describe_mismatch(
-            now, expected, [float(n) for n in self.device_fingerprint(state, of_sizes=True)], recorded
-        )
+        return self.describe_mismatch(now, expected, self.fingerprint(state, of_sizes=True), recorded)
 
     def describe_mismatch(
         self, now: Sequence[float], expected: Sequence[float], sizes: Sequence[float], recorded: int

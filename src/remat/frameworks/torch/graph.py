@@ -63,12 +63,13 @@ def leaf_of(node: Any) -> Tensor:
     return tensor
 
 
-def external_edges(nodes: Sequence[Any], first: int) -> dict[tuple[Any, int], bool]:
+def external_edges(nodes: Sequence[Any], first: int, seen: set[Node] | None = None) -> dict[tuple[Any, int], bool]:
     """The edges (node, output) by which the graph of these nodes reaches older tensors and leaves; True for leaves.
 
-    Nodes are older if their sequence number is below `first`.
+    Nodes are older if their sequence number is below `first`. All others that are visited are added to `seen`: if there
+    are many, they must be freed one after the other (seen_nodes.py).
     """
-    edges = _boundary(nodes, lambda node: is_leaf_node(node) or node._sequence_nr() < first)
+    edges = _boundary(nodes, lambda node: is_leaf_node(node) or node._sequence_nr() < first, seen)
     return {edge: is_leaf_node(edge[0]) for edge in edges}
 
 
@@ -79,10 +80,13 @@ def reachable_leaves(tensors: Iterable[Tensor]) -> set[int]:
     return leaves | {id(leaf_of(node)) for node, _ in _boundary([t.grad_fn for t in tensors], is_leaf_node)}
 
 
-def _boundary(nodes: Iterable[Any], is_outside: Callable[[Any], bool]) -> Iterator[tuple[Node, int]]:
-    """The edges by which the graph of these nodes reaches the first nodes that are outside."""
+def _boundary(
+    nodes: Iterable[Any], is_outside: Callable[[Any], bool], seen: set[Node] | None = None
+) -> Iterator[tuple[Node, int]]:
+    """The edges by which the graph of these nodes reaches the first nodes that are outside; `seen`: those inside."""
     stack = [node for node in nodes if node is not None]
-    seen = set(stack)
+    seen = set() if seen is None else seen
+    seen.update(stack)
     while stack:
         for node, output in stack.pop().next_functions:
             if node is None:

@@ -38,6 +38,7 @@ __all__ = [
     "spec_of",
     "stack",
     "unpack",
+    "with_finite_numbers",
 ]
 
 _NUMBERS = (bool, int, float, complex)  # each promotes to those after it
@@ -215,15 +216,26 @@ def nbytes(leaf: Any) -> int:
 
 
 _weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+SCALE = 2.0**-14  # of the weights: not even a row of 4096 numbers of the largest size overflows
+SMALL = 1 << 16  # numbers of a leaf that may be copied to find its fingerprint
 
 
-def quick_fingerprint(leaf: Any) -> float:
+def quick_fingerprint(leaf: Any, *, of_sizes: bool = False) -> float:
     """The fingerprint of a leaf: a weighted sum of its numbers, which another value is most unlikely to have."""
     if not isinstance(leaf, Tensor):
-        return fingerprint(leaf) if type(leaf) in _NUMBERS else 0.0
+        return fingerprint(abs(leaf) if of_sizes else leaf) if type(leaf) in _NUMBERS else 0.0
     if leaf.device.type == "cpu" and leaf.dtype is not torch.bfloat16:
-        return fingerprint(leaf.detach().resolve_conj().resolve_neg().numpy())
-    return float(device_fingerprint(leaf))
+        plain = leaf.detach().resolve_conj().resolve_neg()
+        return fingerprint((plain.abs() if of_sizes and leaf.dtype is not torch.bool else plain).numpy())
+    return float(device_fingerprint(with_finite_numbers(leaf), of_sizes=of_sizes))
+
+
+def with_finite_numbers(leaf: Any) -> Any:
+    """A leaf whose nan and inf count as numbers, so that they hide no change beside them; a large one as it is."""
+    # Not large ones: the copy would be bytes that no plan counts. A change beside a nan or inf of theirs is missed.
+    if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() <= SMALL:
+        return leaf.detach().nan_to_num(nan=0.3, posinf=0.7, neginf=-0.7)
+    return leaf
 
 
 def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
@@ -235,18 +247,21 @@ def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.to(torch.float32 if flat.is_floating_point() else torch.float64)
-    factors = _weights.get((flat.dtype, flat.device))
-    if factors is None:
-        factors = torch.from_numpy(weights("float64")).to(flat.dtype).to(flat.device)
-        _weights[flat.dtype, flat.device] = factors
-    return _weighted(flat.abs() if of_sizes else flat, factors).to(torch.float64)
+    return _weighted(flat.abs() if of_sizes else flat).to(torch.float64)
 
 
-def _weighted(flat: Tensor, factors: Tensor) -> Tensor:
-    width = factors.numel()
-    rows = flat.numel() // width
+def _weighted(flat: Tensor) -> Tensor:
+    factors = _factors(flat.dtype, flat.device)
+    rows = flat.numel() // factors.numel()
     if not rows:
         return torch.dot(flat, factors[: flat.numel()])
-    total = 0.7 * _weighted(flat[: rows * width].reshape(rows, width) @ factors, factors)
-    rest = flat[rows * width :]
+    whole, rest = flat[: rows * factors.numel()], flat[rows * factors.numel() :]
+    total = 0.7 / SCALE * _weighted((whole.reshape(rows, -1) @ factors).to(torch.float64))
     return total + torch.dot(rest, factors[: rest.numel()]) if rest.numel() else total
+
+
+def _factors(dtype: torch.dtype, device: torch.device) -> Tensor:
+    factors = _weights.get((dtype, device))
+    if factors is None:
+        factors = _weights[dtype, device] = torch.from_numpy(weights("float64") * SCALE).to(dtype).to(device)
+    return factors

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
 from remat.errors import StepError
 from remat.frameworks.torch.fsdp import end_backward
 from remat.frameworks.torch.graph import external_edges, gradient_edge, hooks_suspended, leaf_of
+from remat.frameworks.torch.seen_nodes import SeenNodes
 from remat.frameworks.torch.storage import StorageBytes, storage_id
 
 __all__ = [
@@ -39,6 +40,13 @@ class Tape:
     ys: list[list[Any]] = field(default_factory=list)
     carry_out: list[Any] = field(default_factory=list)
     bytes: int = 0  # of saved tensors, if they were counted
+    seen: SeenNodes = field(default_factory=SeenNodes)  # the nodes of its graph that were looked at
+
+    def __del__(self) -> None:
+        # Results before the graph, and the last ones first: see `SeenNodes`, which is freed after this.
+        self.carry_out.clear()
+        while self.ys:
+            self.ys.pop()
 
     @property
     def roots(self) -> list[Any]:
@@ -68,6 +76,11 @@ class OutputEdges:
         if edge is not None and cotangent is not None:
             self.edges.append(edge)
             self.cotangents.append(cotangent)
+
+    def clear(self) -> None:
+        """Forget all edges."""
+        self.edges.clear()
+        self.cotangents.clear()
 
 
 class _SeedGradients(torch.autograd.Function):
@@ -118,6 +131,7 @@ def tape_vjp(edges: OutputEdges, tape: Tape) -> list[Any]:
         return [None] * len(roots)
     with hooks_suspended(tape.captured):
         gradients = iter(torch.autograd.grad(edges.edges, leaves, edges.cotangents, allow_unused=True))
+    edges.clear()  # the tape is the last to refer to its graph
     return [None if root is None else next(gradients) for root in roots]
 
 
@@ -128,6 +142,7 @@ def accumulate_grads(edges: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]
     """
     if edges.edges:
         torch.autograd.backward(edges.edges, edges.cotangents)
+    edges.clear()
     for module in fsdp_modules:
         end_backward(module)
     return [None if root is None else root.grad for root in tape.roots]
@@ -138,7 +153,10 @@ def check_inputs_known(tape: Tape, number: int) -> None:
     edges = [*tape.carry_out, *(edge for row in tape.ys for edge in row)]
     nodes = [edge.node for edge in edges if edge is not None]
     roots = {gradient_edge(root) for root in tape.roots if root is not None}
-    for (node, output), is_leaf in external_edges(nodes, number).items():
+    seen: set[Node] = set()
+    external = external_edges(nodes, number, seen)
+    tape.seen.add(seen)
+    for (node, output), is_leaf in external.items():
         if GradientEdge(node, output) not in roots:
             raise unknown_input_error(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
 
