@@ -59,6 +59,7 @@ class ConvertedClosure:
         self.references = search.references
         self.cache_key = search.code
         self.replayable_states = search.replayable_states
+        self.containers = search.containers
         self._values = search.values
         self._cells = search.constant_cells
         self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` took out again

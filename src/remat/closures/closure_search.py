@@ -24,6 +24,7 @@ from remat.closures.references import (
     Reference,
     is_library,
 )
+from remat.execute.python_state import Container
 from remat.execute.rng_state import ReplayableState, private_rng_state
 from remat.pytree import LEAF, TreeDef, flatten
 
@@ -31,8 +32,8 @@ __all__ = ["CapturedReference", "ClosureSearch"]
 
 # Bounds on the search, which is breadth first. A captured value that it misses raises an error when the step runs.
 _MOST_VISITS = 2_000  # functions, objects and classes
-_LONG = 1_000  # items of one list or dict; longer ones are skipped if their first items are plain numbers or strings
-_MOST_ITEMS = 20_000  # items of all lists and dicts
+_LONG = 1_000  # items of a list or dict from which on it is a table of data, if its first items are no captured values
+_MOST_ITEMS = 100_000  # items of all lists and dicts
 
 _OPAQUE_TYPES = (ModuleType, BuiltinFunctionType, CellType, type(None))
 _ATOMIC_TYPES = frozenset({int, float, bool, complex, str, bytes, type(None), range})
@@ -65,6 +66,7 @@ class ClosureSearch:
         self.values: list[Any] = []  # the captured values, each once
         self.code: list[Any] = []  # the code objects of all functions that were reached
         self.replayable_states: list[ReplayableState] = []  # random generators of the user's
+        self.containers: list[Container] = []  # lists, dicts and deques, and the `__dict__` of objects
         self._filter, self._atomic_types = capture_filter, _ATOMIC_TYPES | capture_filter.atomic_types
         self._indices: dict[int, int] = {}  # by id: the index among `values`
         self._cells_read: dict[int, tuple[CellType, Any]] = {}  # by id: the cell and its content
@@ -142,6 +144,7 @@ class ClosureSearch:
     def _visit_object(self, value: Any, name: str) -> None:
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
+            self.containers.append(attributes)
             self._visit_namespace(attributes, f"{name}.{{}}")
         self._visit_class(type(value), name)
         for cls in type(value).__mro__:
@@ -198,15 +201,22 @@ class ClosureSearch:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
+        self.containers.append(value)
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        items = list(islice(pairs, _LONG + 1))
         # Tables of data are long and uniform, and searching them would use up the bound on items.
-        if len(items) > _LONG and all(type(item) in self._atomic_types for _, item in items[:16]):
+        if len(value) > _LONG and all(self._is_data(item) for _, item in islice(pairs, 16)):
             return
-        items = items[: min(_LONG, _MOST_ITEMS - self._items)]
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        items = list(islice(pairs, _MOST_ITEMS - self._items))
         self._items += len(items)
         for key, item in items:
             self._visit_value(item, name, ItemRef(value, key), (*keys, key))
+
+    def _is_data(self, item: Any) -> bool:
+        """Whether an item is a number, a text or an array that is not captured."""
+        if type(item) in self._atomic_types:
+            return True
+        return isinstance(item, self._filter.opaque_types) and not self._filter.accepts(item)
 
     def _flatten_immutable(self, value: Any) -> tuple[list[Any], TreeDef]:
         """The leaves of tuples and of the framework's own containers, which can only be rebound as a whole.

@@ -58,3 +58,18 @@ def test_boxed_containers_are_found_wherever_they_are(way):
         return h
 
     assert_same(grad(lambda p: last(PARAM_WAYS[way](p)))(params), grad(plain)(params))
+
+
+@pytest.mark.parametrize("container", [list, tuple, lambda values: dict(enumerate(values))])
+def test_values_in_a_long_container_are_found(container):
+    def loss(loop, w):
+        forcing = container(w * k for k in range(1_100))
+        return loop(lambda h, i: (0.5 * h + forcing[i], None), 1.0, numpy.array([0, 1_050, 1_099]))[0]
+
+    def plain(step, h, xs):
+        for x in xs:
+            h, _ = step(h, x)
+        return h, None
+
+    found = grad(lambda w: loss(lambda *args: remat.scan(*args, slots=2), w))(0.7)
+    assert found == grad(lambda w: loss(plain, w))(0.7)
