@@ -1,0 +1,172 @@
+"""What random programs on PyTorch import: classes of the user's, and the way they are run."""
+
+import random
+from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+
+from tests.random_programs.observe import Seen, global_state, observed
+from tests.random_programs.plain import Plain
+from tests.random_programs.verdict import Program
+
+__all__ = [
+    "D1",
+    "D2",
+    "D3",
+    "D4",
+    "P1",
+    "P2",
+    "P3",
+    "P4",
+    "Box",
+    "Calls",
+    "Cubed",
+    "Odd",
+    "late_zero",
+    "leaves_of",
+    "the_plan",
+]
+
+
+P1, P2, P3, P4 = (namedtuple(f"P{n}", list("abcd"[:n])) for n in (1, 2, 3, 4))  # type: ignore[misc]
+
+
+@dataclass
+class D1:
+    a: Any
+
+
+@dataclass
+class D2(D1):
+    b: Any
+
+
+@dataclass
+class D3(D2):
+    c: Any
+
+
+@dataclass
+class D4(D3):
+    d: Any
+
+
+class Box:
+    """An object of the user's with attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class Calls:
+    """How often something was called. It has no `__dict__`: nobody puts it back."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.count += 1
+
+
+class Cubed(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, bar: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * bar
+
+
+class Odd(torch.autograd.Function):
+    """Its backward is not its derivative, and reads a number and an output."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any, scale: float) -> Any:
+        return torch.tanh(x) * scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.scale = inputs[1]
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, bar: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return bar * (1 + y) * ctx.scale, None
+
+
+def late_zero(like: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=like.dtype)
+
+
+def the_plan(remat: Any, length: int, slots: int, planner: str) -> Any:
+    """A plan of one's own; plain loops need none."""
+    if isinstance(remat, Plain):
+        return None
+    import remat as real
+
+    try:
+        return real.plan(real.Loop(length), slots=slots, planner=planner)
+    except real.InfeasibleError:
+        return real.plan(real.Loop(length), slots=slots, planner="binomial")
+
+
+def leaves_of(user: Any) -> list[torch.Tensor]:
+    """The leaves that require a gradient, each once, in the order of their names."""
+    return _leaves(user, set())
+
+
+def _leaves(value: Any, known: set[int]) -> list[torch.Tensor]:
+    if id(value) in known:
+        return []
+    known.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_leaf and value.requires_grad else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple | frozenset) else ()
+    if isinstance(value, Box | SimpleNamespace | torch.nn.Module) or type(value).__module__ == "random_program":
+        items = [vars(value)[name] for name in sorted(vars(value)) if not name.startswith("dropped")]
+    return [leaf for item in items for leaf in _leaves(item, known)]
+
+
+def _stacked(rows: Any) -> Any:
+    return torch.stack(rows) if isinstance(rows[0], torch.Tensor) else torch.tensor(rows)
+
+
+plain = Plain(_stacked)
+
+
+def run(program: Program, remat: Any) -> list[Seen]:
+    """All that can be seen after the program was run with `remat`, or with what takes its place."""
+    default = torch.get_default_dtype()
+    random.seed(program.seed), numpy.random.seed(program.seed), torch.manual_seed(program.seed)
+    functions = program.loaded(remat)
+    torch.set_default_dtype(functions["FLOAT"])
+    try:
+        user = functions["make"]()
+        results = functions["drive"](user)
+        return [*observed("result", results), *_seen(user), *global_state(torch)]
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _seen(user: Any) -> list[Seen]:
+    """The user's objects. Of a dropped module, beside the module itself, the names in its state."""
+    dropped = {name: value for name, value in vars(user).items() if name.startswith("dropped")}
+    names = {name: " ".join(getattr(value, "state_dict", dict)()) for name, value in dropped.items()}
+    return [*observed("user", {k: v for k, v in vars(user).items() if k not in dropped}), *observed("names", names)]
