@@ -6,6 +6,7 @@ optimal plan, is returned under keys of its own.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from math import inf, isqrt
 from numbers import Real
@@ -110,7 +111,7 @@ def _visible_states(
             raise StepError(f"the function must return (hidden, visible), not a {type(after).__name__}")
         return tuple(after), after[1]
 
-    request = LoopRequest.parse(None, slots, None, "first", None)
+    request = replace(LoopRequest.parse(None, slots, None, "first", None), spare_row=True)
     with recorded_call("binomial_checkpoint", function) as call:
         _, visible = framework.scan(step, tuple(first), inputs, steps, request.for_profile(call, framework.TRAITS.name))
     return with_initial(framework, first[1], visible, steps)

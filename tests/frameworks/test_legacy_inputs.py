@@ -15,15 +15,22 @@ each_framework = pytest.mark.parametrize("name", ARRAYS)
 
 
 @each_framework
-def test_a_list_of_inputs_is_stacked(name):
+def test_a_list_of_inputs_has_a_row_for_each_step(name):
     framework, array = load_framework(name), ARRAYS[name]
     rows = array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     assert stack_inputs(framework, rows, 3) is rows
-    assert stack_inputs(framework, list(rows), 3).tolist() == rows.tolist()
+    assert [row.tolist() for row in stack_inputs(framework, list(rows), 3)] == rows.tolist()
     found = stack_inputs(framework, [{"a": row, "b": (float(i),)} for i, row in enumerate(rows)], 3)
-    assert found["a"].tolist() == rows.tolist()
+    assert [row.tolist() for row in found["a"]] == rows.tolist()
     assert found["b"][0].tolist() == [0.0, 1.0, 2.0]
     assert stack_inputs(framework, [], 0) is None
+
+
+def test_a_list_of_arrays_is_not_copied_on_numpy():
+    framework, inputs = load_framework("autograd"), [numpy.ones(3), numpy.zeros(3)]
+    rows = stack_inputs(framework, inputs, 2)
+    assert all(row is given for row, given in zip(rows, inputs, strict=True))
+    assert framework.stack([numpy.ones(2), numpy.ones(2, numpy.float32)]).dtype == numpy.float64
 
 
 @each_framework

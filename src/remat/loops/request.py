@@ -29,6 +29,7 @@ class LoopRequest:
     check: str = "first"
     progress: Progress | None = None
     call: CallRecord | None = None  # the profile's record of this call, if a profile is open
+    spare_row: bool = False  # whether stacked outputs have room for one more row before the first (`with_initial`)
 
     @classmethod
     def parse(

@@ -9,7 +9,22 @@ from remat.loops.structure_check import flatten_checked, never_matches, structur
 from remat.pytree import LEAF, TreeDef, flatten
 from remat.units import to_count
 
-__all__ = ["Inputs", "Outputs", "infer_length"]
+__all__ = ["Inputs", "Outputs", "SeparateRows", "infer_length"]
+
+
+class SeparateRows:
+    """An input leaf whose rows are arrays of their own: indexed like the stacked array, which would be a copy."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Sequence[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int | slice) -> Any:
+        return SeparateRows(self.rows[i]) if isinstance(i, slice) else self.rows[i]
 
 
 class Inputs:
@@ -33,11 +48,14 @@ class Inputs:
 class Outputs:
     """The outputs of all steps: stacked leaves, allocated when the first output is written.
 
-    With `rows`, a dict from step to row, only the outputs of those steps are kept.
+    With `rows`, a dict from step to row, only the outputs of those steps are kept. With `spare`, each is a view of an
+    array with one more row before the first, so that the initial value can be put there without a copy of the others.
     """
 
-    def __init__(self, leaf_ops: LeafOps, steps: int, rows: dict[int, int] | None = None) -> None:
-        self.leaf_ops, self.steps, self.rows = leaf_ops, steps, rows
+    def __init__(
+        self, leaf_ops: LeafOps, steps: int, rows: dict[int, int] | None = None, *, spare: bool = False
+    ) -> None:
+        self.leaf_ops, self.steps, self.rows, self.spare = leaf_ops, steps, rows, spare
         self.tree: TreeDef | None = None
         self.specs: list[Any] = []
         self.names: list[str] = []
@@ -92,7 +110,10 @@ class Outputs:
             for leaf, name in zip(leaves, self.names, strict=True)
         ]
         count = self.steps if self.rows is None else len(self.rows)
-        self.leaves = [leaf_ops.empty(count, spec, leaf) for spec, leaf in zip(self.specs, leaves, strict=True)]
+        spare = int(self.spare)
+        self.leaves = [
+            leaf_ops.empty(count + spare, spec, leaf)[spare:] for spec, leaf in zip(self.specs, leaves, strict=True)
+        ]
         self._matches = structure_check(leaf_ops, self.tree, self.specs)
 
 

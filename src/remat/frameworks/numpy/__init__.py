@@ -9,6 +9,7 @@
 | `autograd_backend.py` | steps that autograd records |
 | `custom_vjp_backend.py` | steps that are pulled back by the user's `vjp=` |
 | `tape.py` | recorded ranges of steps, their pullback, and all that autograd does not document |
+| `multiple_results.py` | several results of one primitive, whose cotangents are not dense |
 | `derivative_rules.py` | VJP and JVP of that primitive, as autograd calls them |
 | `second_order.py` | VJP and JVP of a loop as loops, which can be differentiated again |
 | `checkpoint.py` | segments: functions that are recomputed in the backward pass |

@@ -7,6 +7,7 @@ A state is the carry as the step takes and returns it. How steps are recorded an
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from remat.frameworks.numpy.converted_step import ConvertedStep
 from remat.frameworks.numpy.leaves import fingerprint, frozen_copy, mismatch, nbytes, readonly_view
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
+from remat.loops.stacked_values import SeparateRows
 from remat.loops.step_runner import StepRunner
 
 LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
@@ -34,6 +36,7 @@ class NumpyBackend(ABC):
     ) -> None:
         self.step, self.runner, self.captured, self.needs_grad = step, runner, captured, needs_grad
         self.partial_tape: Any = None  # the tape of a range whose recording has not ended, for `failed_at`
+        self.shared_outputs: set[int] = set()  # leaves of the outputs whose rows are kept states
         self.writes = False  # whether a step has tried to write into its carry
         self._probed = False  # whether `_probe_writes` has run a step
 
@@ -110,13 +113,36 @@ class NumpyBackend(ABC):
         return self.runner.tree.map(readonly_view, state)
 
     def copy(self, state: Any) -> Any:
-        """A private copy of a carry, which no step can write into."""
-        return self.runner.tree.map(frozen_copy, state)
+        """A private copy of a carry, which no step can write into.
+
+        A leaf that is an output of its step as well is not held twice: its copy is the output's row. Under autograd the
+        outputs are boxed, which cannot be written into; `shared_outputs` says which arrays must stay as they are.
+        """
+        runner = self.runner
+        rows = self._rows_of_last_output()
+        leaves = runner.tree.flatten_like(state, "carry")
+        return runner.tree.unflatten([rows[id(leaf)] if id(leaf) in rows else frozen_copy(leaf) for leaf in leaves])
+
+    def _rows_of_last_output(self) -> dict[int, Any]:
+        """By the id of an array that the last step returned as output: the row that holds it."""
+        runner, outputs = self.runner, self.runner.outputs
+        row = outputs.row_of(runner.current_step)
+        if row is None or outputs.tree is None or runner.current_step >= runner.outputs_written:
+            return {}
+        rows = {}
+        for j, leaf in enumerate(outputs.tree.flatten_like(runner.last_output, "y")):
+            if isinstance(leaf, np.ndarray) and leaf.ndim and outputs.specs[j].differentiable:
+                stored = outputs.leaves[j][row]
+                if np.array_equal(stored, leaf):  # nan is not equal to itself, and copied
+                    rows[id(leaf)] = readonly_view(stored)
+                    self.shared_outputs.add(j)
+        return rows
 
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""
         if isinstance(value, Tape):
-            return tape_size(value, [*self.captured, *self.runner.inputs.leaves])
+            inputs = [leaf.rows if isinstance(leaf, SeparateRows) else (leaf,) for leaf in self.runner.inputs.leaves]
+            return tape_size(value, [*self.captured, *chain(*inputs)])
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:

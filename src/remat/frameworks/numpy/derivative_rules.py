@@ -9,6 +9,7 @@ from typing import Any
 from autograd.extend import defjvp_argnums, defvjp_argnums
 
 from remat.frameworks.numpy.leaves import is_boxed
+from remat.frameworks.numpy.multiple_results import sparse_entries
 from remat.frameworks.numpy.primitive import loop_primitive
 from remat.frameworks.numpy.second_order import adjoint, tangent
 
@@ -19,10 +20,10 @@ def _vjp(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: Any) -
     call, leaves, indices = args[0], args[1:], [argnum - 1 for argnum in argnums]
 
     def vjp(cotangents: Any) -> Sequence[Any]:
-        leaf_cotangents = [cotangents] if is_boxed(cotangents) else list(cotangents)
-        if any(map(is_boxed, leaves)) or any(map(is_boxed, leaf_cotangents)):
-            return adjoint(call, leaves, cotangents, indices)
-        gradients: list[Any] = call.reverse(leaves, leaf_cotangents, indices)
+        entries = sparse_entries(cotangents)
+        if is_boxed(cotangents) or any(map(is_boxed, leaves)):
+            return adjoint(call, leaves, entries, indices)
+        gradients: list[Any] = call.reverse(leaves, entries, indices)
         return gradients
 
     return vjp

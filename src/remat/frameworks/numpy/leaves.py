@@ -13,10 +13,12 @@ from typing import Any
 import autograd.numpy as anp
 import numpy as np
 from autograd.builtins import DictBox, SequenceBox
+from autograd.extend import defjvp, defvjp, primitive
 from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint, relative_difference
+from remat.loops.stacked_values import SeparateRows
 from remat.pytree import TreeDef
 from remat.pytree import flatten as flatten_value
 
@@ -63,13 +65,38 @@ def flatten(value: Any) -> tuple[list[Any], TreeDef]:
 
 
 def stack(rows: Sequence[Any]) -> Any:
-    """One array of several, along a new first axis."""
+    """One leaf of several arrays, along a new first axis: these as they are, where nothing has to be traced."""
+    first = rows[0]
+    if all(type(row) is np.ndarray and row.shape == first.shape and row.dtype == first.dtype for row in rows):
+        return SeparateRows(rows)
     return anp.stack(list(rows))
 
 
 def prepend(first: Any, rows: Any) -> Any:
-    """An array with one more row, the first."""
+    """An array with one more row, the first: in the memory of the others where that has room for it."""
+    plain = rows._value if is_boxed(rows) else rows
+    has_room = type(plain) is np.ndarray and type(plain.base) is np.ndarray and not is_boxed(plain)
+    if has_room and plain.base.shape == (len(plain) + 1, *plain.shape[1:]) and plain.base.flags.writeable:
+        return _put_first(first, rows)
     return anp.concatenate([anp.expand_dims(first, 0), rows])
+
+
+@primitive  # type: ignore[untyped-decorator]
+def _put_first(first: Any, rows: Any) -> Any:
+    """The array that `rows` is a view of, all but its first row, with `first` written there."""
+    buffer = rows.base
+    buffer[0] = first
+    buffer.flags.writeable = rows.flags.writeable
+    return buffer
+
+
+# A cotangent is passed on as a view: with that of `anp.concatenate` the outputs would have two cotangents at a time.
+defvjp(_put_first, lambda ans, first, rows: lambda bar: bar[0], lambda ans, first, rows: lambda bar: bar[1:])
+defjvp(
+    _put_first,
+    lambda tangent, ans, first, rows: prepend(tangent, anp.zeros_like(rows)),
+    lambda tangent, ans, first, rows: prepend(anp.zeros_like(first), tangent),
+)
 
 
 def is_boxed(leaf: Any) -> bool:
@@ -90,6 +117,9 @@ class ArraySpec:
         """The spec of a leaf; a leaf that is neither array nor number raises a StepError that names it."""
         value = getval(leaf)
         leaf_type = type(value)
+        if leaf_type is SeparateRows:
+            row = cls.of(value[0], name)
+            return cls((len(value), *row.shape), row.dtype)
         if leaf_type in _PYTHON:
             return cls((), np.dtype(leaf_type), weak=True)
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _RANKS:
@@ -207,6 +237,8 @@ def readonly_view(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         leaf = leaf.view()
         leaf.flags.writeable = False
+    elif type(leaf) is SeparateRows:
+        leaf = SeparateRows([readonly_view(row) for row in leaf.rows])
     return leaf
 
 
@@ -217,6 +249,8 @@ def ensure_writable(leaf: Any) -> Any:
 
 def nbytes(leaf: Any) -> int:
     """Bytes of a leaf, its Python object included."""
+    if type(leaf) is SeparateRows:
+        return sum(map(nbytes, leaf.rows))
     return leaf.nbytes + header(leaf) if isinstance(leaf, np.ndarray) else sys.getsizeof(leaf)
 
 

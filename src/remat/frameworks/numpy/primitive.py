@@ -21,6 +21,7 @@ from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
 from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, is_boxed, readonly_view
 from remat.frameworks.numpy.measure import measured
+from remat.frameworks.numpy.multiple_results import Results
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
@@ -42,7 +43,8 @@ class NumpyCall(LoopCall[NumpyBackend]):
         init, xs, captured = self.split(leaves)
         specs = [ArraySpec.of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
         inputs = Inputs([readonly_view(leaf[:steps]) for leaf in xs], self.xs)
-        runner = StepRunner(leaf_ops, self.carry, specs, inputs, Outputs(leaf_ops, steps, self.rows))
+        outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
+        runner = StepRunner(leaf_ops, self.carry, specs, inputs, outputs)
         needs_grad = GradientMask(*self.split(self.needs_grad)[1:])
         backend: NumpyBackend
         if self.vjp is None:
@@ -98,23 +100,27 @@ class LoopResult:
     specs: list[ArraySpec]
     carry_size: int
     outputs: TreeDef
+    shapes: list[tuple[int, ...]]  # by leaf
 
     @classmethod
-    def of(cls, runner: StepRunner, carry: Any) -> "LoopResult":
-        """The results of a loop that has run, from its last carry."""
+    def of(cls, backend: NumpyBackend, carry: Any) -> "LoopResult":
+        """The results of a loop that has run, from its last carry; outputs that hold kept states are read-only."""
+        runner, shared = backend.runner, backend.shared_outputs
         leaves = [ensure_writable(leaf) for leaf in runner.tree.flatten_like(carry, "carry")]
         specs = [*runner.specs, *runner.outputs.specs]
         tree = runner.outputs.tree if runner.outputs.tree is not None else TreeDef(type(None))
-        return cls([*leaves, *runner.outputs.leaves], specs, len(leaves), tree)
+        outputs = [readonly_view(leaf) if j in shared else leaf for j, leaf in enumerate(runner.outputs.leaves)]
+        all_leaves = [*leaves, *outputs]
+        return cls(all_leaves, specs, len(leaves), tree, [np.shape(leaf) for leaf in all_leaves])
 
     @property
     def differentiable(self) -> list[bool]:
         """Whether each leaf is differentiable."""
         return [spec.differentiable for spec in self.specs]
 
-    def differentiable_leaves(self) -> tuple[Any, ...]:
+    def differentiable_leaves(self) -> Results:
         """The differentiable leaves: what the primitive returns."""
-        return tuple(leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True) if active)
+        return Results([leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True) if active])
 
     def with_boxes(self, boxes: Any) -> list[Any]:
         """All leaves, with what the primitive has returned in the places of the differentiable ones."""
@@ -123,17 +129,24 @@ class LoopResult:
 
     def expand_cotangents(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Cotangents for all leaves, of the carry and of the outputs; None where there is none, or only zeros."""
-        rest = iter([cotangents[i] for i in range(len(cotangents))])
+        rest = iter(cotangents)
         expanded = [next(rest) if active else None for active in self.differentiable]
         expanded = [bar if bar is not None and np.any(bar) else None for bar in expanded]
         return expanded[: self.carry_size], expanded[self.carry_size :]
 
+    def dense_cotangents(self, cotangents: Sequence[Any]) -> list[Any]:
+        """The cotangents of the differentiable leaves, with zeros where there is none."""
+        leaves = zip(self.shapes, self.specs, self.differentiable, strict=True)
+        places = [(shape, spec.dtype) for shape, spec, active in leaves if active]
+        pairs = zip(cotangents, places, strict=True)
+        return [np.zeros(*place) if cotangent is None else cotangent for cotangent, place in pairs]
+
 
 @primitive  # type: ignore[untyped-decorator]
-def loop_primitive(call: NumpyCall, *leaves: Any) -> tuple[Any, ...]:
+def loop_primitive(call: NumpyCall, *leaves: Any) -> Results:
     """The differentiable results of a loop; `derivative_rules.py` has its VJP and JVP."""
     backend, interpreter = call.first_sweep(leaves)
-    call.results = LoopResult.of(backend.runner, interpreter.take())
+    call.results = LoopResult.of(backend, interpreter.take())
     return call.results.differentiable_leaves()
 
 

@@ -70,9 +70,8 @@ def _scan(
         return run(NumpyCall(step, carry, inputs, sizes, request, rows, steps, vjp=vjp), leaves)
     request.validate(steps)
     request.record(steps)
-    runner = _new_runner(
-        carry, init, Inputs([readonly_view(leaf) for leaf in xs], inputs), Outputs(leaf_ops, steps, rows)
-    )
+    outputs = Outputs(leaf_ops, steps, rows, spare=request.spare_row)
+    runner = _new_runner(carry, init, Inputs([readonly_view(leaf) for leaf in xs], inputs), outputs)
     with step.rebind(captured) as plain:
         try:
             after = runner.run(plain, carry.unflatten([copy(leaf) for leaf in init]), 0, steps)
@@ -80,7 +79,6 @@ def _scan(
             if is_readonly_error(error):
                 raise step_mutation_error(error, runner.current_step) from error
             raise
-    outputs = runner.outputs
     return carry.map(ensure_writable, after), None if outputs.tree is None else outputs.tree.unflatten(outputs.leaves)
 
 

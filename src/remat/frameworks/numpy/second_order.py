@@ -12,7 +12,6 @@ from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
-from autograd.builtins import tuple as boxed_tuple
 from autograd.extend import vspace
 from autograd.tracer import getval
 
@@ -21,6 +20,7 @@ from remat.errors import StepError
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.leaves import ArraySpec, unpack
+from remat.frameworks.numpy.multiple_results import make_results
 from remat.frameworks.numpy.primitive import NumpyCall
 from remat.frameworks.numpy.scan import scan_flat
 from remat.frameworks.numpy.tape import box_leaves, fresh_trace, pull_back, unbox
@@ -63,7 +63,7 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], i
     init = [_promoted(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
     differentiable = call.results.differentiable
     active, active_outputs = differentiable[: len(init)], differentiable[len(init) :]
-    rest = iter([cotangents[i] for i in range(len(cotangents))])
+    rest = iter(call.results.dense_cotangents(cotangents))
     bars = [next(rest) for is_active in active if is_active]
     ybars = [_for_every_step(bar, n, call.rows) for bar in rest]
     if n == 0:
@@ -155,9 +155,9 @@ def tangent(call: NumpyCall, leaves: Sequence[Any], tangents: dict[int, Any]) ->
     values = [*captured, *_where(captured_dots, active_captured)]
     inputs = (xs, _where(xs_dots, active_xs))
     if n == 0:
-        return boxed_tuple(dots)
+        return make_results(*dots)
     (_, dots), y_dots = scan_flat(_FlatStep(step), (init, dots), inputs, values, n, request, call.rows)
-    return boxed_tuple([*dots, *(y_dots or ())])
+    return make_results(*dots, *(y_dots or ()))
 
 
 def _forward(call: NumpyCall) -> Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]:
