@@ -20,7 +20,7 @@ $(VENV)/.core: pyproject.toml
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core pyproject.toml
-	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, playwright, torch, jax, peers)"
+	@echo "== adding the development tools (ruff, mypy, import-linter, pytest, hypothesis, playwright, torch, transformers, jax, peers)"
 	$(BIN)/python -m pip install --quiet --group dev
 	@touch $@
 
