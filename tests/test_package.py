@@ -32,9 +32,9 @@ OLDER = """
 Advance Chain CheckpointGroup CheckpointProfiler Claim Curve DeterminismError Drop Event Fetch FileError IllegalError
 InfeasibleError Keep Level Live Loop Memory Op Plan Planner PlannerError ProblemError Profile Pullback Record RematError
 ReportError Schedule ScheduleError Stage StepError Trace Turn Verdict __version__ adaptive_checkpoint ag_tuple
-binomial_checkpoint checkpoint checkpoint_segment checkpointed_loop compute_checkpoint_positions drop
-estimate_checkpoint_savings get_memory_savings is_recomputing plan profile report save_points scan should_checkpoint
-simulate sweep verify while_loop
+binomial_checkpoint checkpoint checkpoint_segment checkpoint_segment_flex checkpointed_loop
+compute_checkpoint_positions drop estimate_checkpoint_savings get_memory_savings is_recomputing plan profile report
+save_points scan should_checkpoint simulate sweep verify while_loop
 """
 
 SOURCE = Path(remat.__file__).parent

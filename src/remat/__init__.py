@@ -84,8 +84,9 @@ _HOMES = {
     "execute": "is_recomputing",
     "interface": "adaptive_checkpoint checkpoint drop scan while_loop",
     "legacy": (
-        "CheckpointGroup CheckpointProfiler ag_tuple binomial_checkpoint checkpoint_segment checkpointed_loop "
-        "compute_checkpoint_positions estimate_checkpoint_savings get_memory_savings should_checkpoint"
+        "CheckpointGroup CheckpointProfiler ag_tuple binomial_checkpoint checkpoint_segment checkpoint_segment_flex "
+        "checkpointed_loop compute_checkpoint_positions estimate_checkpoint_savings get_memory_savings "
+        "should_checkpoint"
     ),
     "ops": "Advance Drop Fetch Keep Op Pullback Record Turn",
     "planners": "Claim Curve Plan Planner plan save_points sweep",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from remat.errors import ProblemError, StepError
 from remat.frameworks import find_framework
-from remat.interface.checkpointing import CheckpointGroup, checkpoint_segment
+from remat.interface.segment_inputs import CheckpointGroup, checkpoint_segment, checkpoint_segment_flex
 from remat.loops.legacy_inputs import stack_inputs, with_initial
 from remat.loops.request import LoopRequest
 from remat.planners import plan
@@ -31,6 +31,7 @@ __all__ = [
     "ag_tuple",
     "binomial_checkpoint",
     "checkpoint_segment",
+    "checkpoint_segment_flex",
     "checkpointed_loop",
     "compute_checkpoint_positions",
     "estimate_checkpoint_savings",
@@ -211,31 +212,32 @@ def get_memory_savings(seq_length: int, num_checkpoints: int | None = None) -> d
         num_checkpoints: The number of checkpoints, k; √n rounded down by default.
 
     Returns:
-        A dict. `recomputation_factor` is n/k, as it always was documented; what is truly computed is `forward_steps`,
-        of which `extra_forward_steps` are recomputed, and `peak_states` states are live at the peak of the optimal
-        reversal.
+        A dict. `savings_ratio` is the share 1 − k/n, the scale of the threshold of `should_checkpoint`, and
+        `savings_percent` the same in percent. `recomputation_factor` is n/k, as it always was documented; what the
+        optimal reversal with k states runs is `forward_steps`, of which `extra_forward_steps` are recomputed, and
+        `peak_states` states are live at its peak.
 
     Raises:
         ProblemError: If a count is not a whole number.
 
     Example:
         >>> stats = get_memory_savings(1000)
-        >>> stats["num_checkpoints"], round(stats["savings_percent"], 1), round(stats["recomputation_factor"], 1)
-        (31, 96.9, 32.3)
+        >>> stats["num_checkpoints"], stats["savings_ratio"], round(stats["recomputation_factor"], 1)
+        (31, 0.969, 32.3)
         >>> stats["forward_steps"], stats["extra_forward_steps"], stats["peak_states"]
         (3439, 2439, 34)
     """
     steps, count = _checkpoint_count(seq_length, num_checkpoints)
     used = min(count, steps)
+    saved = (steps - used) / steps if steps else 0.0
     optimal = plan(Loop(steps, tape=0), slots=max(1, used))
-    ratio = steps / used if used else (inf if steps else 1.0)
     return {
         "without_checkpointing": steps,
         "with_checkpointing": used,
-        "savings_percent": 100.0 * (1 - used / steps) if steps else 0.0,
-        "savings_ratio": ratio,
+        "savings_percent": 100.0 * saved,
+        "savings_ratio": saved,
         "num_checkpoints": used,
-        "recomputation_factor": ratio,
+        "recomputation_factor": steps / used if used else (inf if steps else 1.0),
         "peak_states": optimal.peak,
         "forward_steps": optimal.forward_steps,
         "extra_forward_steps": optimal.recomputed,
@@ -281,4 +283,4 @@ def should_checkpoint(seq_length: int, threshold: float = 0.5) -> bool:
     """
     if isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold <= 1:
         raise ProblemError(f"threshold is a share between 0 and 1, not {threshold!r:.40}")
-    return bool(get_memory_savings(seq_length)["savings_percent"] >= 100.0 * threshold)
+    return bool(get_memory_savings(seq_length)["savings_ratio"] >= threshold)

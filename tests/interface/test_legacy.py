@@ -210,7 +210,8 @@ def test_savings_as_documented(steps, count, percent):
         assert stats["num_checkpoints"] == stats["with_checkpointing"] == count == math.isqrt(steps)
         assert stats["without_checkpointing"] == steps
         assert f"{stats['savings_percent']:.1f}" == f"{percent:.1f}"
-        assert stats["savings_ratio"] == pytest.approx(steps / count)
+        assert stats["savings_ratio"] == pytest.approx(1 - count / steps, abs=1e-15)
+        assert stats["recomputation_factor"] == pytest.approx(steps / count)
 
 
 def test_the_true_cost_has_keys_of_its_own():
@@ -222,6 +223,14 @@ def test_the_true_cost_has_keys_of_its_own():
     assert remat.get_memory_savings(10, 50)["num_checkpoints"] == 10
     assert remat.get_memory_savings(10, 0)["forward_steps"] == 55
     assert remat.get_memory_savings(0)["savings_percent"] == 0.0
+    assert remat.get_memory_savings(1000)["savings_ratio"] == 0.969
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 100, 1000])
+def test_the_savings_ratio_is_the_scale_of_the_threshold(steps):
+    ratio = remat.get_memory_savings(steps)["savings_ratio"]
+    assert remat.should_checkpoint(steps, ratio)
+    assert not remat.should_checkpoint(steps, math.nextafter(ratio, 2))
 
 
 def test_should_checkpoint():

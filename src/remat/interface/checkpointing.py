@@ -1,6 +1,7 @@
 """Segments: functions and modules that are run again in the backward, so that what it needs is not kept."""
 
 import inspect
+import re
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, overload
@@ -13,7 +14,7 @@ from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
 from remat.units import to_bytes
 
-__all__ = ["CheckpointGroup", "adaptive_checkpoint", "checkpoint", "checkpoint_segment", "drop"]
+__all__ = ["adaptive_checkpoint", "check_callable", "checkpoint", "drop", "run_segment"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,7 +66,7 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         array([[ 454.,  618.],
                [1030., 1402.]])
     """
-    result: T = _run("checkpoint", fn, args, kwargs, _ALWAYS)
+    result: T = run_segment("checkpoint", fn, args, kwargs, _ALWAYS)
     return result
 
 
@@ -105,7 +106,7 @@ def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, p
     """
     if fn is _LATER:
         return partial(drop, check=check, early_stop=early_stop, policy=policy)
-    _check_callable(fn)
+    check_callable(fn)
     if not isinstance(early_stop, bool):
         raise ProblemError(f"early_stop must be True or False, not {early_stop!r:.40}")
     if not (policy is None or isinstance(policy, str) or callable(policy)):
@@ -118,7 +119,7 @@ def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, p
 
     @wraps(fn)
     def dropped(*args: Any, **kwargs: Any) -> Any:
-        return _run("drop", fn, args, kwargs, options)
+        return run_segment("drop", fn, args, kwargs, options)
 
     return dropped
 
@@ -147,71 +148,22 @@ def adaptive_checkpoint(fn: Callable[..., T], *args: Any, threshold: int | str =
         >>> grad(lambda x: np.sum(adaptive_checkpoint(np.sin, x, threshold=1000)))(numpy.zeros(4))
         array([1., 1., 1., 1.])
     """
+    if not is_compiling():
+        _check_threshold_place(fn, args, kwargs)
     size = to_bytes(threshold, "threshold")
-    result: T = _run("adaptive_checkpoint", fn, args, kwargs, CheckpointOptions(threshold=size))
+    result: T = run_segment("adaptive_checkpoint", fn, args, kwargs, CheckpointOptions(threshold=size))
     return result
 
 
-def checkpoint_segment(fn: Callable[..., T], inputs: Any) -> T:
-    """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
-
-    Args:
-        fn: A function or module of all inputs as one argument, or of each as an argument.
-        inputs: A tuple or list of arrays, or one array.
-
-    Returns:
-        What `fn` returns.
-
-    Raises:
-        ProblemError: If `fn` is not callable.
-        StepError: If `fn` takes the inputs in neither way; or as in `checkpoint`.
-
-    Example:
-        >>> import autograd.numpy as np
-        >>> from autograd import grad
-        >>> print(grad(lambda a: checkpoint_segment(lambda inputs: inputs[0] * inputs[1], [a, 3.0]))(2.0))
-        3.0
-    """
-    result: T = _run("checkpoint_segment", fn, _spread(fn, inputs), {}, _ALWAYS)
-    return result
-
-
-class CheckpointGroup:
-    """Checkpoints of functions with any number of results.
-
-    Example:
-        >>> import autograd.numpy as np, numpy
-        >>> from autograd import grad
-        >>> def loss(a):
-        ...     c, transposed = CheckpointGroup().checkpoint_fn((a, numpy.eye(2)), lambda a, b: (a @ b, (a @ b).T))
-        ...     return np.sum(c) + np.sum(transposed)
-        >>> grad(loss)(numpy.ones((2, 2)))
-        array([[2., 2.],
-               [2., 2.]])
-    """
-
-    def checkpoint_fn(self, inputs: Any, fn: Callable[..., T]) -> T:
-        """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
-
-        Args:
-            inputs: A tuple or list of arrays, or one array.
-            fn: A function or module of all inputs as one argument, or of each as an argument.
-
-        Returns:
-            What `fn` returns.
-        """
-        result: T = _run("CheckpointGroup", fn, _spread(fn, inputs), {}, _ALWAYS)
-        return result
-
-
-def _run(
+def run_segment(
     what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: CheckpointOptions
 ) -> Any:
+    """What `fn` returns, as a segment; `what` is the name of the caller, for messages and profiles."""
     if is_compiling():  # the compiler knows torch's own segments, and sees into them
         if options.policy is not None:
             raise ProblemError(_NO_POLICY.format("torch"))
         return compiled_checkpoint(fn, args, kwargs)
-    _check_callable(fn)
+    check_callable(fn, what)
     if kwargs:
         _check_options(what, fn, kwargs)
     framework = find_framework_of_call(fn, args, kwargs)
@@ -231,9 +183,41 @@ def _check_policy(framework: Framework, options: CheckpointOptions) -> None:
         raise ProblemError(_NO_POLICY.format(framework.TRAITS.name))
 
 
-def _check_callable(fn: Any) -> None:
-    if not callable(fn):
+def check_callable(fn: Any, what: str = "checkpoint", *args: Any) -> None:
+    """Raise a ProblemError for what is no function; for an array, one with the call that was meant."""
+    if callable(fn):
+        return
+    if not (hasattr(fn, "shape") and hasattr(fn, "dtype")):
         raise ProblemError(f"fn must be a function or a module, not {fn!r:.60}")
+    # What computed the array has run, so its residuals are there already: only the function can be run again.
+    made_by = re.match(r"(\w+?)Backward", type(getattr(fn, "grad_fn", None)).__name__)
+    name = made_by[1].lower() if made_by else "f"
+    threshold = f", threshold={args[0]!r:.20}" if what == "adaptive_checkpoint" and args else ""
+    shown = f", {args[0]!r:.20}" if threshold else ""
+    raise ProblemError(
+        f"fn must be a function or a module, and is an array ({type(fn).__name__} of shape {list(fn.shape)}): what "
+        f"computed it has run already. Give the function and its arguments: write remat.{what}({name}, x{threshold}) "
+        f"for remat.{what}({name}(x){shown})"
+    )
+
+
+def _check_threshold_place(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise a ProblemError if the last argument is one too many for the function, and looks like a threshold."""
+    check_callable(fn, "adaptive_checkpoint", *args)
+    if not args or type(args[-1]) not in (int, str):
+        return
+    try:
+        signature = inspect.signature(getattr(fn, "forward", fn))
+        signature.bind(*args[:-1], **kwargs)
+    except (TypeError, ValueError):  # a builtin, or a call that is wrong in another way: the function will say so
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        raise ProblemError(
+            f"fn takes {signature}, and {args[-1]!r:.40} is one argument too many: all that stands behind fn is passed "
+            f"to it. The threshold is given by its name: remat.adaptive_checkpoint(fn, ..., threshold={args[-1]!r:.40})"
+        ) from None
 
 
 def _check_options(what: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> None:
@@ -253,28 +237,3 @@ def _parameters(fn: Callable[..., Any]) -> Any:
         return inspect.signature(getattr(fn, "forward", fn)).parameters
     except (TypeError, ValueError):
         return None
-
-
-def _spread(fn: Callable[..., Any], inputs: Any) -> tuple[Any, ...]:
-    """The arguments that stand for inputs: these as one, or one by one where the function does not take one."""
-    _check_callable(fn)
-    if not isinstance(inputs, tuple | list):
-        return (inputs,)
-    try:
-        signature = inspect.signature(getattr(fn, "forward", fn))
-    except (TypeError, ValueError):  # a builtin, such as torch.matmul
-        return tuple(inputs)
-    any_number = any(each.kind == each.VAR_POSITIONAL for each in list(signature.parameters.values())[:1])
-    if _binds(signature, inputs) and not any_number:
-        return (inputs,)
-    if _binds(signature, *inputs):
-        return tuple(inputs)
-    raise StepError(f"fn must take its {len(inputs)} inputs as one argument or one by one, and takes {signature}")
-
-
-def _binds(signature: inspect.Signature, *args: Any) -> bool:
-    try:
-        signature.bind(*args)
-    except TypeError:
-        return False
-    return True

@@ -228,6 +228,25 @@ def test_nonsense_is_refused(framework, x):
         remat.drop(np.sin, policy=3)
 
 
+def test_a_result_in_the_place_of_the_function_is_answered_with_the_call_that_was_meant(framework, x):
+    done = framework.np.sin(x)
+    with pytest.raises(remat.ProblemError, match=r"is an array .*write remat\.checkpoint\(f, x\) for"):
+        remat.checkpoint(done)
+    with pytest.raises(remat.ProblemError, match=r"write remat\.adaptive_checkpoint\(f, x, threshold=10240\) for"):
+        remat.adaptive_checkpoint(done, 10240)
+
+
+def test_a_threshold_among_the_arguments_is_answered_with_its_place(framework, x):
+    def double(x):
+        return 2 * x
+
+    for threshold in (10240, "10 KiB"):
+        with pytest.raises(remat.ProblemError, match=rf"one argument too many.*threshold={threshold!r}\)"):
+            remat.adaptive_checkpoint(double, x, threshold)
+    scaled = remat.adaptive_checkpoint(lambda x, factor: x * factor, x, 3)  # a number that the function does take
+    assert framework.to_numpy(scaled).tolist() == (3 * framework.to_numpy(x)).tolist()
+
+
 @where_python_runs_each_step
 def test_policies_are_for_jax(framework, x):
     with pytest.raises(remat.ProblemError, match=f"policy= is for JAX, and this runs on {framework.name}"):

@@ -56,6 +56,19 @@ def test_a_group_has_several_outputs_and_gradients_for_all_inputs(framework):
     assert [each.tolist() for each in found] == [[[22, 30], [22, 30]], [[8, 8], [12, 12]]]
 
 
+def test_function_and_inputs_come_in_either_order_and_under_any_older_name(framework):
+    def product(inputs):
+        return framework.np.sum(inputs[0] @ inputs[1])
+
+    a, b, group = framework.array(A), framework.array(B), remat.CheckpointGroup()
+    ways = [remat.checkpoint_segment, remat.checkpoint_segment_flex, remat.legacy.checkpoint_segment_flex]
+    ways += [getattr(group, f"checkpoint_fn{end}") for end in ("", "_flex", "_flex2", "_flex3")]
+    for way in ways:
+        for loss in (lambda a, way=way: way(product, [a, b]), lambda a, way=way: way([a, b], product)):
+            assert framework.gradient(loss, a)[0].tolist() == [[11, 15], [11, 15]]
+    assert float(remat.checkpoint_segment(inputs=[a, b], fn=product)) == 134
+
+
 def test_a_group_takes_any_number_of_inputs_and_outputs(framework):
     inputs = [framework.array(numpy.linspace(0.1, 0.9, 3) + i) for i in range(5)]
 

@@ -1,0 +1,116 @@
+"""The older names of segments, which take their inputs as one value: `checkpoint_segment` and `CheckpointGroup`.
+
+Where these names come from, the inputs stand before the function in one and behind it in another. Here either order
+will do: of the two the function is the one that can be called, and where both can, the order is that of the signature.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from remat.errors import StepError
+from remat.interface.checkpointing import check_callable, run_segment
+from remat.segments import CheckpointOptions
+
+__all__ = ["CheckpointGroup", "checkpoint_segment", "checkpoint_segment_flex"]
+
+T = TypeVar("T")
+_ALWAYS = CheckpointOptions()
+
+
+def checkpoint_segment(fn: Callable[..., T], inputs: Any) -> T:
+    """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
+
+    `checkpoint_segment(inputs, fn)` is the same. `checkpoint_segment_flex` is another name of it.
+
+    Args:
+        fn: A function or module of all inputs as one argument, or of each as an argument.
+        inputs: A tuple or list of arrays, or one array.
+
+    Returns:
+        What `fn` returns.
+
+    Raises:
+        ProblemError: If neither argument is callable.
+        StepError: If `fn` takes the inputs in neither way; or as in `checkpoint`.
+
+    Example:
+        >>> import autograd.numpy as np
+        >>> from autograd import grad
+        >>> print(grad(lambda a: checkpoint_segment(lambda inputs: inputs[0] * inputs[1], [a, 3.0]))(2.0))
+        3.0
+    """
+    result: T = _segment("checkpoint_segment", fn, inputs)
+    return result
+
+
+checkpoint_segment_flex = checkpoint_segment
+
+
+class CheckpointGroup:
+    """Checkpoints of functions with any number of results.
+
+    `checkpoint_fn_flex`, `checkpoint_fn_flex2` and `checkpoint_fn_flex3` are other names of `checkpoint_fn`, which
+    takes any number of inputs and returns any number of results.
+
+    Example:
+        >>> import autograd.numpy as np, numpy
+        >>> from autograd import grad
+        >>> def loss(a):
+        ...     c, transposed = CheckpointGroup().checkpoint_fn((a, numpy.eye(2)), lambda a, b: (a @ b, (a @ b).T))
+        ...     return np.sum(c) + np.sum(transposed)
+        >>> grad(loss)(numpy.ones((2, 2)))
+        array([[2., 2.],
+               [2., 2.]])
+    """
+
+    def checkpoint_fn(self, inputs: Any, fn: Callable[..., T]) -> T:
+        """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
+
+        `checkpoint_fn(fn, inputs)` is the same.
+
+        Args:
+            inputs: A tuple or list of arrays, or one array.
+            fn: A function or module of all inputs as one argument, or of each as an argument.
+
+        Returns:
+            What `fn` returns.
+        """
+        result: T = _segment("CheckpointGroup", fn, inputs)
+        return result
+
+    checkpoint_fn_flex = checkpoint_fn
+    checkpoint_fn_flex2 = checkpoint_fn
+    checkpoint_fn_flex3 = checkpoint_fn
+
+
+def _segment(what: str, fn: Any, inputs: Any) -> Any:
+    """The segment of a function and its inputs, which were given in either order."""
+    if not callable(fn) and callable(inputs):
+        fn, inputs = inputs, fn
+    return run_segment(what, fn, _spread(fn, inputs), {}, _ALWAYS)
+
+
+def _spread(fn: Callable[..., Any], inputs: Any) -> tuple[Any, ...]:
+    """The arguments that stand for inputs: these as one, or one by one where the function does not take one."""
+    check_callable(fn)
+    if not isinstance(inputs, tuple | list):
+        return (inputs,)
+    try:
+        signature = inspect.signature(getattr(fn, "forward", fn))
+    except (TypeError, ValueError):  # a builtin, such as torch.matmul
+        return tuple(inputs)
+    any_number = any(each.kind == each.VAR_POSITIONAL for each in list(signature.parameters.values())[:1])
+    if _binds(signature, inputs) and not any_number:
+        return (inputs,)
+    if _binds(signature, *inputs):
+        return tuple(inputs)
+    raise StepError(f"fn must take its {len(inputs)} inputs as one argument or one by one, and takes {signature}")
+
+
+def _binds(signature: inspect.Signature, *args: Any) -> bool:
+    try:
+        signature.bind(*args)
+    except TypeError:
+        return False
+    return True
