@@ -19,6 +19,7 @@ __all__ = [
     "gradient_edge",
     "hooks_suspended",
     "is_leaf_node",
+    "leaf_itself",
     "leaf_of",
     "next_sequence_nr",
     "reachable_leaves",
@@ -98,6 +99,15 @@ def _boundary(
                 stack.append(node)
 
 
+def leaf_itself(tensor: Tensor) -> Tensor:
+    """The user's object for a leaf, which has its hooks; a tensor with a graph, or that has none, is itself.
+
+    A leaf that was saved for the backward inside a `saved_tensors_hooks` block, as every checkpoint is, comes back as
+    another tensor that shares its accumulator, and not its hooks.
+    """
+    return leaf_of(gradient_edge(tensor).node) if tensor.requires_grad and tensor.is_leaf else tensor
+
+
 def backward_hooks(tensor: Tensor) -> dict[int, Any]:
     """The hooks that `register_hook` has put on a tensor, by their ids."""
     return dict(tensor._backward_hooks or ())  # hooks can be added and removed publicly, not listed
@@ -118,7 +128,7 @@ def hooks_suspended(tensors: Sequence[Tensor]) -> Iterator[None]:
     A range of steps computes one term of a captured tensor's gradient. Hooks see the whole gradient, once, when the
     loop's node hands it on.
     """
-    suspended = [(tensor, hooks) for tensor in tensors if (hooks := backward_hooks(tensor))]
+    suspended = [(tensor, hooks) for tensor in map(leaf_itself, tensors) if (hooks := backward_hooks(tensor))]
     for tensor, _ in suspended:
         set_backward_hooks(tensor, {})
     try:

@@ -13,6 +13,7 @@ from torch import Tensor
 from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
+from remat.frameworks.torch.graph import backward_hooks, hooks_suspended, leaf_itself
 from remat.frameworks.torch.loop_outputs import clone_aliases
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import unpack_output
@@ -115,6 +116,9 @@ def _vjp(
     function: Callable[..., list[Any]], roots: Sequence[Any], cotangents: Sequence[Any], *, create: bool
 ) -> list[Any]:
     """The cotangents of roots by one call of the engine; None for roots that are not used."""
+    hooked = [
+        root for root in map(leaf_itself, roots) if backward_hooks(root)
+    ]  # parameters: other roots are new, and hooks of steps run
     pairs = [
         (out, bar)
         for out, bar in zip(function(*roots), cotangents, strict=True)
@@ -123,7 +127,8 @@ def _vjp(
     if not pairs or not roots:
         return [None] * len(roots)
     outputs, output_cotangents = zip(*pairs, strict=True)
-    return list(torch.autograd.grad(outputs, roots, output_cotangents, create_graph=create, allow_unused=True))
+    with hooks_suspended(hooked):
+        return list(torch.autograd.grad(outputs, roots, output_cotangents, create_graph=create, allow_unused=True))
 
 
 def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
