@@ -20,6 +20,7 @@ from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
+from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, version
 from remat.frameworks.torch.leaves import (
     copy_tensor,
@@ -61,6 +62,7 @@ class TorchBackend:
         self.counting_bytes = False  # whether saved bytes are counted while a tape is recorded
         self.output_bytes = 0  # bytes of the outputs, once they are released
         self._nodes_per_step = 0  # in the graph of the last recorded range
+        self._carry_hooks: dict[int, CarryHooks] = {}  # by its first step: of the range that was pulled back last
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
@@ -124,6 +126,8 @@ class TorchBackend:
             del leaves, first_step
             for i in range(done, stop):
                 carry = self._record_step(step, carry, i, tape)
+                if i == 0:  # the caller's tensors have these hooks since step 0 ran first
+                    take_hooks(tape.carry_in)
             tape.bytes += 0 if saved_bytes is None else saved_bytes()
         self._check_inputs_unchanged(versions, start, stop)
         leaves = runner.check_carry(carry, stop - 1)
@@ -240,6 +244,7 @@ class TorchBackend:
     def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
         """The gradients before the range: rows of xs are written, and sums of captured tensors are added to."""
         edges, fsdp_modules = self._cotangents(tape, gradients), self.step.fsdp_modules
+        self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
         by_root = accumulate_grads(edges, tape, fsdp_modules) if fsdp_modules else tape_vjp(edges, tape)
         size, count = len(tape.carry_in), len(tape.captured)
         for k, gradient in enumerate(by_root[size : size + count]):

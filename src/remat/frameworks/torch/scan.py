@@ -14,6 +14,7 @@ from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.analyzed_step import Activity, AnalyzedStep
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.capture_filter import DifferentiableTensors
+from remat.frameworks.torch.carry_hooks import hand_to_caller
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
 from remat.frameworks.torch.leaves import nbytes, spec_of
@@ -138,6 +139,8 @@ def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tupl
                 sum(map(nbytes, init)),
                 "bytes",
             ) from error
+    if call.first_step is not None:
+        hand_to_caller(call.first_step.tape.carry_in, init)
     if captured is None:
         call.replay = None
         return None

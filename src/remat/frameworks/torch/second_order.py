@@ -116,14 +116,18 @@ def _vjp(
     function: Callable[..., list[Any]], roots: Sequence[Any], cotangents: Sequence[Any], *, create: bool
 ) -> list[Any]:
     """The cotangents of roots by one call of the engine; None for roots that are not used."""
-    hooked = [
-        root for root in map(leaf_itself, roots) if backward_hooks(root)
-    ]  # parameters: other roots are new, and hooks of steps run
+    leaves = [leaf_itself(root) for root in roots]
+    hooked = [leaf for leaf in leaves if backward_hooks(leaf)]  # parameters; other roots are new
     pairs = [
         (out, bar)
         for out, bar in zip(function(*roots), cotangents, strict=True)
         if bar is not None and isinstance(out, Tensor) and out.requires_grad
     ]
+    if sum(1 for leaf in leaves if backward_hooks(leaf)) > len(hooked):
+        raise StepError(
+            "a step puts a hook on its carry, of which second derivatives would see a part of the gradient only. Clip "
+            "by a torch.autograd.Function in the step, or differentiate once"
+        )
     if not pairs or not roots:
         return [None] * len(roots)
     outputs, output_cotangents = zip(*pairs, strict=True)

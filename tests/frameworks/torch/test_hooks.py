@@ -1,0 +1,143 @@
+"""Hooks see whole gradients, as often and in the same order as in the plain loop, wherever a recorded range begins."""
+
+import pytest
+import torch
+
+import remat
+from tests.frameworks.torch.programs import DOUBLE, plain_scan
+
+BUDGETS = [{"slots": 1}, {"slots": 3}, {"slots": 8}, {"memory": "1 MiB"}]
+
+
+def start():
+    torch.manual_seed(0)
+    return (torch.randn(3, 3, dtype=DOUBLE) * 0.7).requires_grad_(), torch.randn(3, dtype=DOUBLE, requires_grad=True)
+
+
+def clipping(calls):
+    """A step's hook on its carry: it notes the gradient that it is given, and clips it."""
+
+    def hook(gradient):
+        calls.append(gradient.clone())
+        return gradient.clamp(-0.1, 0.1)
+
+    return hook
+
+
+def sums(w, calls, h):
+    if h.requires_grad:
+        h.register_hook(clipping(calls))
+    h = torch.tanh(h @ w)
+    return h, h.sum()
+
+
+def the_carry_as_output(w, calls, h):
+    h, _ = sums(w, calls, h)
+    return h, h
+
+
+def the_incoming_carry_as_output(w, calls, h):
+    return sums(w, calls, h)[0], h
+
+
+def two_hooks_in_and_out(w, calls, h):
+    if h.requires_grad:
+        h.register_hook(lambda g: calls.append(g * 2))
+    h, y = sums(w, calls, h)
+    if h.requires_grad:
+        h.register_hook(lambda g: calls.append(g + 1) or g * 0.5)
+    return h, y
+
+
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+@pytest.mark.parametrize("step", [sums, the_carry_as_output, the_incoming_carry_as_output, two_hooks_in_and_out])
+def test_a_hook_on_the_carry_sees_its_whole_gradient(step, how):
+    def run(loop, **how):
+        w, start_at = start()
+        calls = []
+        last, ys = loop(lambda h, _: step(w, calls, h), start_at * 1.0, None, length=8, **how)
+        slopes = torch.autograd.grad(ys.pow(2).sum() + last.sum(), (w, start_at))
+        return [*slopes, *calls]
+
+    found, expected = run(remat.scan, **how), run(plain_scan)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+def test_hooks_on_a_leaf_that_steps_hand_on_are_those_of_one_tensor(how):
+    def run(loop, **how):
+        w, scale = start()
+        calls = []
+
+        def step(carry, _):
+            h, scale = carry
+            if scale.requires_grad:
+                scale.register_hook(clipping(calls))
+            return (torch.tanh(h @ w * scale), scale), None
+
+        (h, _), _ = loop(step, (torch.ones(3, dtype=DOUBLE), scale * 1.0), None, length=5, **how)
+        return torch.autograd.grad(h.sum(), (w, scale)), len(calls)
+
+    (found, often), (expected, expected_often) = run(remat.scan, **how), run(plain_scan)
+    assert often == expected_often == 5
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_a_hook_on_the_initial_carry_sees_what_other_uses_of_it_add():
+    def run(loop, **how):
+        w, start_at = start()
+        calls = []
+        last, _ = loop(lambda h, _: sums(w, calls, h), start_at, None, length=4, **how)
+        return [*torch.autograd.grad(last.sum() + 3 * start_at.sum(), (w, start_at)), *calls]
+
+    for one, other in zip(run(remat.scan, slots=2), run(plain_scan), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_a_hook_on_the_carry_is_refused_in_second_derivatives():
+    w, start_at = start()
+    last, _ = remat.scan(lambda h, _: sums(w, [], h), start_at, None, length=4, slots=2)
+    (slope,) = torch.autograd.grad(last.sum(), w, create_graph=True)
+    with pytest.raises(remat.StepError, match=r"hook on its carry.*differentiate once"):
+        slope.sum().backward()
+
+
+@pytest.mark.parametrize("hook", [lambda g: None, lambda g: g * 0.5], ids=["sees", "halves"])
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("how", [{"slots": 2}, {"memory": "1 MiB"}], ids=str)
+def test_a_hook_on_a_parameter_is_called_once_for_each_derivative(hook, order, how):
+    def run(loop, **how):
+        leaves = start()
+        calls = []
+        leaves[0].register_hook(lambda g: (calls.append(1), hook(g))[1])
+        last, ys = loop(lambda h, _: (torch.tanh(h @ leaves[0]), h.sum()), leaves[1], None, length=4, **how)
+        slopes = last, ys
+        for _ in range(order):
+            slopes = torch.autograd.grad(sum(slope.pow(2).sum() for slope in slopes), leaves, create_graph=True)
+        return slopes, len(calls)
+
+    (found, often), (expected, expected_often) = run(remat.scan, **how), run(plain_scan)
+    assert often == expected_often == order
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("losses", [1, 2])
+@pytest.mark.parametrize("segment", [remat.checkpoint, torch.utils.checkpoint.checkpoint])
+def test_a_hook_on_a_parameter_of_a_loop_in_a_segment(segment, losses):
+    def run(loop):
+        w, start_at = start()
+        calls = []
+        w.register_hook(lambda g: (calls.append(1), g * 0.5)[1])
+        last, ys = loop(lambda h, _: (torch.tanh(h @ w), h.sum()), start_at)
+        if losses == 2:
+            ys.sum().backward(retain_graph=True)
+        (last.sum() + ys.pow(2).sum()).backward()
+        return w.grad, len(calls)
+
+    inside = {"use_reentrant": False} if segment is not remat.checkpoint else {}
+    found = run(lambda step, h: segment(lambda h: remat.scan(step, h, None, length=4, slots=2), h, **inside))
+    expected = run(lambda step, h: plain_scan(step, h, None, length=4))
+    assert found[1] == expected[1] == losses
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-14)
