@@ -32,7 +32,7 @@ def measured(call: LoopCall[NumpyBackend], leaves: Sequence[Any], *, custom_vjp:
         tape_bytes = backend.size(backend.record(state, 0, 1)[1])
         assert call.request.memory is not None
         capacity = call.request.memory.device.capacity or 0
-        return cached_cost(key, tape_bytes, capacity, lambda: _measure(call, leaves, capacity))
+        return cached_cost(key, (tape_bytes,), capacity, lambda: _measure(call, leaves, capacity))
 
 
 def _measure(call: LoopCall[NumpyBackend], leaves: Sequence[Any], capacity: int) -> StepCost:

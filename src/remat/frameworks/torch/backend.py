@@ -31,18 +31,19 @@ from remat.frameworks.torch.leaves import (
     require_grad_roots,
     with_finite_numbers,
 )
-from remat.frameworks.torch.meter import meter_for
+from remat.frameworks.torch.meter import allocations, meter_for
+from remat.frameworks.torch.saved_bytes import saved_bytes
 from remat.frameworks.torch.tape import (
     FirstStep,
     OutputEdges,
     Tape,
     accumulate_grads,
     check_inputs_known,
-    count_saved_bytes,
     seed_accumulators,
     tape_vjp,
 )
 from remat.loops.step_runner import StepRunner, unpack_output
+from remat.pytree import flatten
 
 __all__ = ["TorchBackend"]
 
@@ -57,9 +58,7 @@ class TorchBackend:
         self.replayable_states: Sequence[ReplayableState] = step.replayable_states
         self.first_step: FirstStep | None = None  # recorded by the probe; the first sweep starts with it
         self.steps: int | None = None  # the length of the loop; known at the turn
-        self.fake_captured: Sequence[Tensor] = ()  # fake versions of captured tensors, when a step is measured on these
         self.in_first_run = False  # whether this is the first run of the call, which starts with `first_step`
-        self.counting_bytes = False  # whether saved bytes are counted while a tape is recorded
         self.output_bytes = 0  # bytes of the outputs, once they are released
         self._nodes_per_step = 0  # in the graph of the last recorded range
         self._carry_hooks: dict[int, CarryHooks] = {}  # by its first step: of the range that was pulled back last
@@ -110,54 +109,53 @@ class TorchBackend:
             stack.enter_context(recomputing(runner.outputs_written > start))
             stack.enter_context(self.step.autocast.active(grad=True))
             step = stack.enter_context(self.step.rebind(self.captured))
-            saved_bytes = (
-                stack.enter_context(count_saved_bytes(leaves, self._persistent_tensors()))
-                if self.counting_bytes and not self.step.under_functorch
-                else None
-            )
             if first_step is not None and start == 0:
-                tape, carry, number, done = first_step.tape, first_step.carry, first_step.number, 1
+                tape, carry, done = first_step.tape, first_step.carry, 1
                 self._register_output(tape, 0, first_step.y)
                 tape.stop = stop
             else:
                 number, done = next_sequence_nr(), start
                 leaves = require_grad_roots(leaves, self.activity.carry)
-                tape, carry = Tape(start, stop, _requiring_grad(leaves), self.captured), runner.tree.unflatten(leaves)
+                tape = Tape(start, stop, number, _requiring_grad(leaves), self.captured)
+                carry = runner.tree.unflatten(leaves)
             del leaves, first_step
             for i in range(done, stop):
                 carry = self._record_step(step, carry, i, tape)
                 if i == 0:  # the caller's tensors have these hooks since step 0 ran first
                     take_hooks(tape.carry_in)
-            tape.bytes += 0 if saved_bytes is None else saved_bytes()
         self._check_inputs_unchanged(versions, start, stop)
         leaves = runner.check_carry(carry, stop - 1)
         tape.carry_out = self._output_edges(leaves, self.activity.carry, runner.names, stop - 1)
-        if self._should_check_inputs(start, stop, next_sequence_nr() - number - 1) and not self.step.fsdp_modules:
-            check_inputs_known(tape, number)
+        if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self.step.fsdp_modules:
+            check_inputs_known(tape)
         return runner.tree.unflatten([detached(leaf) for leaf in leaves]), tape
 
-    def record_first_step(self, state: Any) -> FirstStep:
-        """Record the first step by itself, before there is a plan and before it is known which leaves are active."""
+    def record_first_step(self, state: Any, *, measured: bool = False) -> FirstStep:
+        """Record the first step by itself, before there is a plan and before it is known which leaves are active.
+
+        `measured`: with the bytes that its tape takes, and those that it allocates.
+        """
         runner, number = self.runner, next_sequence_nr()
         versions = self._input_versions(state)
         with ExitStack() as stack:
             stack.enter_context(self.step.autocast.active(grad=True))
             step = stack.enter_context(self.step.rebind(self.captured))
-            leaves = runner.tree.flatten_like(state, "carry")
-            saved_bytes = (
-                stack.enter_context(count_saved_bytes(leaves, self._persistent_tensors()))
-                if self.counting_bytes and not self.step.under_functorch
-                else None
-            )
-            leaves = require_grad_roots(leaves, self.activity.carry)
-            tape = Tape(0, 1, _requiring_grad(leaves), self.captured)
+            leaves = require_grad_roots(runner.tree.flatten_like(state, "carry"), self.activity.carry)
+            tape = Tape(0, 1, number, _requiring_grad(leaves), self.captured)
+            # Compiled code does not run as such in the mode that counts on a CPU.
+            counted = measured and not self.step.compiled
+            allocated = stack.enter_context(allocations(self._devices())) if counted else lambda: 0
             carry, y = self._call_step(step, runner.tree.unflatten(leaves), 0, tape)
-            tape.bytes = 0 if saved_bytes is None else saved_bytes()
+            first_step = FirstStep(tape, carry, y, allocated=allocated())
         self._check_inputs_unchanged(versions, 0, 1)
-        runner.check_carry(carry, 0)
+        leaves = runner.check_carry(carry, 0)
         if runner.outputs.row_of(0) is not None:
             runner.outputs.allocate(y, 0)
-        return FirstStep(tape, carry, y, number)
+        if measured:
+            results = [leaf for leaf in (*leaves, *flatten(y)[0]) if isinstance(leaf, Tensor) and leaf.requires_grad]
+            tape.look_at_graph([gradient_edge(leaf) for leaf in results])
+            return replace(first_step, tape_bytes=saved_bytes(tape, self._persistent_tensors()))
+        return first_step
 
     def _record_step(self, step: Any, carry: Any, i: int, tape: Tape) -> Any:
         carry, y = self._call_step(step, carry, i, tape)
@@ -296,7 +294,8 @@ class TorchBackend:
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""
         if isinstance(value, Tape):
-            return value.bytes
+            value.look_at_graph()
+            return saved_bytes(value, self._persistent_tensors())
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
@@ -316,8 +315,11 @@ class TorchBackend:
 
     def meter(self) -> Any:
         """The meter of the device that the state is on."""
+        return meter_for(self._devices())
+
+    def _devices(self) -> list[torch.device]:
         tensors = [*self.captured, *self.runner.inputs.leaves]
-        return meter_for([spec.device for spec in self.runner.specs if spec.device] + [t.device for t in tensors])
+        return [spec.device for spec in self.runner.specs if spec.device] + [t.device for t in tensors]
 
     def device_fingerprint(self, state: Any, *, of_sizes: bool = False) -> list[Tensor]:
         """Fingerprints on the device for each leaf of the carry and of the output of the last step."""
@@ -379,7 +381,7 @@ class TorchBackend:
 
     def _persistent_tensors(self) -> list[Tensor]:
         """Tensors that are alive without any tape, so that a tape that saves them takes no bytes for them."""
-        return [*self.captured, *self.fake_captured, *self.runner.inputs.leaves]
+        return [*self.captured, *self.runner.inputs.leaves]
 
     def _should_check_inputs(self, start: int, stop: int, nodes: int) -> bool:
         """Whether to search the graph of these steps for tensors that are not known as inputs.

@@ -38,7 +38,7 @@ class DifferentiableTensors(BaseCaptureFilter):
         return wrapped_by_active_transform(leaf) if is_wrapped(leaf) else leaf.requires_grad
 
     def visit(self, value: Any, name: str) -> None:
-        """Note a module, and whether anything is compiled: compiled code does not run on fake tensors."""
+        """Note a module, and whether anything is compiled."""
         if isinstance(value, torch.nn.Module):
             self.modules.append(value)
         if is_compiled(value):

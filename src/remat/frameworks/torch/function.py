@@ -52,13 +52,6 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             self.step, runner, [t if is_leaf else t.detach().requires_grad_() for t, is_leaf in pairs]
         )
         backend.steps = steps
-        backend.counting_bytes = self.request.call is not None
-        if (
-            self.first_step is None
-            and self.request.memory is not None
-            and self.request.memory.device.capacity is not None
-        ):
-            backend.counting_bytes = True  # a cached cost is used only if its first tape had as many bytes
         return backend, self.carry.unflatten(init)
 
     def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[TorchBackend, Any]:

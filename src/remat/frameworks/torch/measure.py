@@ -1,8 +1,11 @@
-"""What a step costs on PyTorch: measured on fake tensors first, which have no data, then by real runs.
+"""What a step costs on PyTorch: measured by real runs, once for each kind of step.
 
-So a step that does not fit raises an error before it runs out of memory. Bytes come from the real runs too: kernels
-allocate workspace, and the engine accumulates gradients in place where it can. A step that cannot run on fake tensors,
-because it reads numbers or is compiled, is measured by real runs only.
+The rule: measuring leaves no trace. What the step can reach (contents of lists, dicts and objects, buffers, generators)
+is afterwards as it was before, however the measurement ends. The first step of the loop has run by then, and tells from
+its tape whether a second one fits into the memory that is free.
+
+What the cache can miss: a later step that takes more than the first one did. A cost is used again only for a step of
+the same code, on leaves of the same specs, whose first run saved and allocated as many bytes, within 2 %.
 """
 
 from collections.abc import Sequence
@@ -13,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.errors import InfeasibleError, RematError
+from remat.errors import InfeasibleError
 from remat.execute.gradients import Gradients
+from remat.execute.python_state import PythonState
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.leaves import nbytes, spec_of
-from remat.frameworks.torch.meter import StorageMeter, cuda_of, fake_tensor_mode, free_bytes, meter_for
+from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for
 from remat.loops.request import free_host_bytes
 from remat.measuring import DEFAULT_TIMES, MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
@@ -39,28 +43,28 @@ def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
     capacity = call.request.memory.device.capacity or 0
     if call.step.fsdp_modules:  # all processes agree on it each time: a cache might answer in one and not in another
         return _estimate_fsdp(call, leaves, [leaf.device for leaf in leaves if isinstance(leaf, Tensor)])
-    step, tape_bytes = call.step, 0 if call.first_step is None else call.first_step.tape.bytes
+    step, first = call.step, call.first_step
     specs = tuple(spec_of(leaf, "leaf") for leaf in leaves)
     active = (*step.activity.carry, *step.activity.xs, *step.activity.ys)
     settings = (torch.get_num_threads(), repr(step.autocast), step.under_functorch)
     key = ("torch", *step.captured.cache_key, call.carry, call.xs, specs, active, *settings)
-    return cached_cost(key, tape_bytes, capacity, lambda: _measure(call, leaves, capacity, tape_bytes))
+    size = (0, 0) if first is None else (first.tape_bytes, first.allocated)
+    return cached_cost(key, size, capacity, lambda: _measure(call, leaves, capacity, size[0]))
 
 
 def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_bytes: int) -> StepCost:
-    """What a step costs: a check on fake tensors whether it fits, if possible, then real runs."""
+    """What a step costs, from real runs of the first few."""
     steps = min(call.steps or 1, STEPS)
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     device = cuda_of(devices)
-    with preserved_state(call.step.replayable_states), torch.no_grad(), recomputing(True):
-        fake = None if call.step.under_functorch or call.step.compiled else _fake(call, leaves, steps)
-        if fake is not None:
-            _check_it_fits(measure_step(fake, 1, capacity), devices)
+    _check_it_fits(tape_bytes, devices)
 
-        def finish() -> None:
-            if device is not None:
-                torch.cuda.synchronize(device)
+    def finish() -> None:
+        if device is not None:
+            torch.cuda.synchronize(device)
 
+    states = [*call.step.replayable_states, PythonState(call.step.captured.containers)]
+    with preserved_state(states), torch.no_grad(), recomputing(True):
         try:
             free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
             cost = measure_step(_setup(call, leaves, steps, devices, finish), steps, free)
@@ -78,7 +82,6 @@ def _setup(
     call: TorchLoopCall, leaves: Sequence[Any], steps: int, devices: Sequence[torch.device], finish: Any = lambda: None
 ) -> MeasurementSetup:
     backend, state = call.new_backend([_truncate_inputs(call, leaves, k, steps) for k in range(len(leaves))], steps)
-    backend.counting_bytes = True
     return MeasurementSetup(
         backend, meter_for(devices), state, partial(_ones, backend), finish, timed=_is_single_process()
     )
@@ -101,56 +104,8 @@ def _ones(backend: TorchBackend, state: Any, gradients: Gradients | None) -> Gra
     return replace(gradients, carry=carry, outputs=cotangents)
 
 
-class _FakeBackend:
-    """A backend whose operations run in the mode for fake tensors."""
-
-    def __init__(self, backend: TorchBackend, mode: Any) -> None:
-        self.backend, self.mode = backend, mode
-
-    def advance(self, state: Any, start: int, stop: int) -> Any:
-        with self.mode:
-            return self.backend.advance(state, start, stop)
-
-    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
-        with self.mode:
-            return self.backend.record(state, start, stop)
-
-    def pull_back(self, tape: Any, cotangent: Any) -> Any:
-        with self.mode:
-            return self.backend.pull_back(tape, cotangent)
-
-    def copy(self, state: Any) -> Any:
-        with self.mode:
-            return self.backend.copy(state)
-
-    def size(self, value: Any) -> int:
-        return self.backend.size(value)
-
-
-def _fake(call: TorchLoopCall, leaves: Sequence[Any], steps: int) -> MeasurementSetup | None:
-    """The same loop on fake tensors, or None if its step cannot be run on them."""
-    mode = fake_tensor_mode()
-    count = call.sizes[0] + call.sizes[1]  # leaves before the captured tensors
-    truncated = [_truncate_inputs(call, leaves, k, steps) for k in range(count)]
-    fakes = [mode.from_tensor(leaf.detach()) if isinstance(leaf, Tensor) else leaf for leaf in truncated]
-    captured = [leaf if leaf.is_leaf else leaf.detach() for leaf in leaves[count:]]
-    with mode:
-        backend, state = call.new_backend([*fakes, *captured], steps)
-        backend.counting_bytes = True
-        backend.fake_captured = [mode.from_tensor(leaf) for leaf in leaves[count:] if leaf.is_leaf]
-        meter = StorageMeter(inside=mode)
-        setup = MeasurementSetup(_FakeBackend(backend, mode), meter, state, partial(_ones, backend))
-        try:
-            return setup if setup.at(0) is not None else None
-        except RematError:
-            raise
-        except Exception:  # what fake tensors cannot do is of many types; the step is measured by real runs
-            return None
-
-
-def _check_it_fits(cost: StepCost, devices: Sequence[torch.device]) -> None:
-    """Raise an InfeasibleError if a single step takes more bytes than are free."""
-    need = cost.workspace + cost.loop.tape + cost.bytes_per_range + 3 * cost.loop.state
+def _check_it_fits(need: int, devices: Sequence[torch.device]) -> None:
+    """Raise an InfeasibleError if there are not as many bytes free as a step takes."""
     free = free_bytes(devices) or free_host_bytes()
     if free is not None and need > free:
         raise InfeasibleError(
@@ -170,7 +125,7 @@ def _estimate_fsdp(call: TorchLoopCall, leaves: Sequence[Any], devices: Sequence
     assert call.first_step is not None
     state = sum(map(nbytes, call.split(leaves)[0]))
     parameter_bytes = [p.numel() * p.element_size() for module in call.step.fsdp_modules for p in module.parameters()]
-    tape = max(1, call.first_step.tape.bytes)
+    tape = max(1, call.first_step.tape_bytes)
     loop = Loop(None, max(1, state), tape, *DEFAULT_TIMES[:3], per_range=DEFAULT_TIMES[3])
     return _agree_across_processes(StepCost(loop, tape + 2 * sum(parameter_bytes), bookkeeping=0), devices)
 

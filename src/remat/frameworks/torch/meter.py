@@ -1,8 +1,8 @@
 """Meters of PyTorch's memory: the allocator of a CUDA device; on the CPU, every storage that an op makes."""
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from remat.frameworks.torch.storage import is_dense, storage_id
 from remat.pytree import flatten
 
-__all__ = ["CudaMeter", "StorageMeter", "cuda_of", "fake_tensor_mode", "free_bytes", "free_on", "meter_for"]
+__all__ = ["CudaMeter", "StorageMeter", "allocations", "cuda_of", "free_bytes", "free_on", "meter_for"]
 
 
 def cuda_of(devices: Sequence[torch.device]) -> torch.device | None:
@@ -45,11 +45,21 @@ def free_bytes(devices: Sequence[torch.device]) -> int | None:
     return int(torch.cuda.mem_get_info(device)[0] + reserved)
 
 
-def fake_tensor_mode() -> Any:
-    """A mode in which ops compute shapes and dtypes, and no numbers; real tensors may go in."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # no public path, and slow to import
+@contextmanager
+def allocations(devices: Sequence[torch.device]) -> Iterator[Callable[[], int]]:
+    """A block; it yields a function that returns the bytes which were allocated in it, freed or not."""
+    device = cuda_of(devices)
+    if device is not None:  # the allocator's own count: its peak, which the user may look at, is not reset
+        before = _allocated_on(device)
+        yield lambda: _allocated_on(device) - before
+        return
+    meter = StorageMeter()
+    with meter:
+        yield lambda: meter.allocated
 
-    return FakeTensorMode(allow_non_fake_inputs=True)
+
+def _allocated_on(device: torch.device) -> int:
+    return int(torch.cuda.memory_stats(device).get("allocated_bytes.all.allocated", 0))
 
 
 class CudaMeter:
@@ -78,18 +88,18 @@ class CudaMeter:
 
 
 class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that ops have made while it is active and that are still alive; real or fake ones."""
+    """Bytes of the storages that ops have made while it is active and that are still alive."""
 
-    def __init__(self, inside: Any = None) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._inside = nullcontext() if inside is None else inside  # the mode that makes fake tensors
+        self.allocated = 0  # in total, with what is freed
         self._live: dict[int, int] = {}
         self._now = self._peak = 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Count in the block."""
-        with self._inside, self:
+        with self:
             yield
 
     def now(self) -> int:
@@ -121,6 +131,7 @@ class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         key, size = id(storage), storage.nbytes()
         self._live[key] = size
         self._now += size
+        self.allocated += size
         self._peak = max(self._peak, self._now)
         weakref.finalize(storage, self._freed, key)
 

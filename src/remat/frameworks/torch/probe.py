@@ -39,10 +39,13 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Any], modules: Sequen
     call.sizes = (*call.sizes[:2], len(tensors))
     backend, state = call.new_backend([*leaves, *tensors], 1)
     with fsdp_modules_called(modules) as step.fsdp_modules:
-        first_step = backend.record_first_step(state)
+        memory = call.request.memory
+        first_step = backend.record_first_step(
+            state, measured=memory is not None and memory.device.capacity is not None
+        )
     del state
     carry_out, ys = _result_leaves(backend.runner, first_step)
-    dependencies = [_external_inputs(leaf, first_step.number) for leaf in (*carry_out, *ys)]
+    dependencies = [_external_inputs(leaf, first_step.tape.number) for leaf in (*carry_out, *ys)]
     roots = [None if root is None else gradient_edge(root) for root in first_step.tape.carry_in]
     inputs = {gradient_edge(root) for row in first_step.tape.xs for root in row if root is not None}
     captured = {edge: is_leaf for edges in dependencies for edge, is_leaf in edges.items()}

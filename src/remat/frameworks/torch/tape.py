@@ -1,7 +1,6 @@
 """Tapes of PyTorch: the graph of a recorded range of steps, its pullback by one call of the engine, its saved bytes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +12,6 @@ from remat.errors import StepError
 from remat.frameworks.torch.fsdp import end_backward
 from remat.frameworks.torch.graph import external_edges, gradient_edge, hooks_suspended, leaf_of
 from remat.frameworks.torch.seen_nodes import SeenNodes
-from remat.frameworks.torch.storage import StorageBytes, storage_id
 
 __all__ = [
     "FirstStep",
@@ -21,7 +19,6 @@ __all__ = [
     "Tape",
     "accumulate_grads",
     "check_inputs_known",
-    "count_saved_bytes",
     "seed_accumulators",
     "tape_vjp",
     "unknown_input_error",
@@ -34,13 +31,21 @@ class Tape:
 
     start: int
     stop: int
+    number: int  # the nodes of its graph have higher sequence numbers
     carry_in: list[Any]
     captured: list[Tensor]
     xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
     ys: list[list[Any]] = field(default_factory=list)
     carry_out: list[Any] = field(default_factory=list)
-    bytes: int = 0  # of saved tensors, if they were counted
     seen: SeenNodes = field(default_factory=SeenNodes)  # the nodes of its graph that were looked at
+
+    def look_at_graph(self, results: Sequence[GradientEdge | None] = ()) -> dict[tuple[Node, int], bool]:
+        """The edges by which its graph reaches older tensors and leaves, True for leaves; `seen` has all its nodes.
+
+        `results` are those of a range that has not registered its own yet.
+        """
+        edges = results or [*self.carry_out, *(edge for row in self.ys for edge in row)]
+        return external_edges([edge.node for edge in edges if edge is not None], self.number, self.seen.nodes)
 
     def __del__(self) -> None:
         # Results before the graph, and the last ones first: see `SeenNodes`, which is freed after this.
@@ -61,7 +66,8 @@ class FirstStep:
     tape: Tape
     carry: Any
     y: Any
-    number: int  # the nodes of the step have higher sequence numbers
+    tape_bytes: int = 0  # if they were counted
+    allocated: int = 0  # bytes that the step allocated, freed or not, if they were counted
 
 
 class OutputEdges:
@@ -148,15 +154,10 @@ def accumulate_grads(edges: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]
     return [None if root is None else root.grad for root in tape.roots]
 
 
-def check_inputs_known(tape: Tape, number: int) -> None:
+def check_inputs_known(tape: Tape) -> None:
     """Raise a StepError if the steps of a tape use a tensor that requires a gradient and is not one of its roots."""
-    edges = [*tape.carry_out, *(edge for row in tape.ys for edge in row)]
-    nodes = [edge.node for edge in edges if edge is not None]
     roots = {gradient_edge(root) for root in tape.roots if root is not None}
-    seen: set[Node] = set()
-    external = external_edges(nodes, number, seen)
-    tape.seen.add(seen)
-    for (node, output), is_leaf in external.items():
+    for (node, output), is_leaf in tape.look_at_graph().items():
         if GradientEdge(node, output) not in roots:
             raise unknown_input_error(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
 
@@ -169,22 +170,3 @@ def unknown_input_error(node: Any, is_leaf: bool, steps: str) -> StepError:
         "lost. Pass it through init or xs, or let the step close over it, or over the module that has it: closures, "
         "partials, attributes, items of lists and dicts, and globals are searched"
     )
-
-
-@contextmanager
-def count_saved_bytes(carry: Sequence[Any], persistent: Sequence[Tensor]) -> Iterator[Callable[[], int]]:
-    """A block in which a tape is recorded from a carry; yields a function that returns the bytes it keeps alive.
-
-    The carry counts, `persistent` tensors do not, and each storage counts once.
-    """
-    persistent_ids = {storage_id(tensor) for tensor in persistent}
-    saved = StorageBytes(carry)
-    del carry
-
-    def pack(tensor: Tensor) -> Tensor:
-        if storage_id(tensor) not in persistent_ids:
-            saved.add(tensor)
-        return tensor.detach()  # a result that its own node saves would otherwise keep that node alive by a cycle
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        yield saved.total

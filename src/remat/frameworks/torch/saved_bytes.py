@@ -1,0 +1,50 @@
+"""Bytes that a recorded graph keeps alive: found by looking at its nodes, after they were recorded.
+
+The rule: each storage of a tensor that a node has saved counts once, and so does the carry that the graph starts from;
+storages that are alive without the graph (parameters, inputs) do not count. Steps run as they are: hooks on saved
+tensors would count too, but torch.func refuses to differentiate inside of them.
+
+What it can miss: tensors that an autograd Function keeps in attributes of its context, what a segment in a step keeps
+to recompute itself, and nodes of C++ extensions that do not show what they save. `measure_step` therefore takes what
+the memory meter shows, if that is more. The cost is about 2 us a node, in loops that are measured or profiled.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from remat.frameworks.torch.leaves import nbytes
+from remat.frameworks.torch.storage import is_dense, storage_id
+from remat.frameworks.torch.tape import Tape
+
+__all__ = ["saved_bytes"]
+
+
+def saved_bytes(tape: Tape, persistent: Iterable[Tensor]) -> int:
+    """The bytes that a tape keeps alive, besides the memory of `persistent` tensors."""
+    persistent_ids = {storage_id(tensor) for tensor in persistent if is_dense(tensor)}
+    held: dict[int, int] = {}  # by storage
+    for node in tape.seen.nodes:
+        for tensor in _saved_tensors(node):
+            if is_dense(tensor) and storage_id(tensor) not in persistent_ids:
+                held[storage_id(tensor)] = tensor.untyped_storage().nbytes()
+    held |= {storage_id(root): nbytes(root) for root in tape.carry_in if root is not None}
+    return sum(held.values())
+
+
+def _saved_tensors(node: Node) -> Iterator[Tensor]:
+    for name in _names(type(node)):
+        saved = getattr(node, name)
+        for one in saved if isinstance(saved, tuple | list) else (saved,):
+            # Of a tensor that a hook has packed this is what the hook returned; to unpack it might recompute a segment.
+            tensor = getattr(one, "data", None)
+            if isinstance(tensor, Tensor):
+                yield tensor
+
+
+@cache
+def _names(node_type: type) -> tuple[str, ...]:
+    """The attributes of nodes of a type that have saved tensors, as they were saved; they have no public names."""
+    return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))
