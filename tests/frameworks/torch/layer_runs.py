@@ -136,7 +136,7 @@ def outcome(case, way, *, dtype=torch.float64, training=True, wants=True, device
     found |= {f"gradient of input {k}": value.grad for k, value in enumerate(inputs)}
     found |= {f"gradient of {name}": value.grad for name, value in module.named_parameters()}
     found |= {f"{name} afterwards": value.detach() for name, value in module.state_dict().items()}
-    return found | {"generator": torch.get_rng_state()}
+    return found | {"generator": torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()}
 
 
 def _input(made, wants, device):
