@@ -1,6 +1,7 @@
 """Plain loops and calls with the signatures of remat's, to run a program without it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ class Plain:
             carry, y = step(carry, mapped(lambda leaf, i=index: leaf[i], xs))
             ys.append(y)
         return carry, mapped(lambda *rows: self.stack(rows), *ys)
+
+    @staticmethod
+    def profile() -> Any:
+        return nullcontext()
 
     @staticmethod
     def while_loop(cond: Any, body: Any, init: Any, *, max_steps: int | None = None, **_: Any) -> Any:

@@ -9,7 +9,7 @@ from tests.random_programs.plain import Plain
 from tests.random_programs.tree import leaves
 from tests.random_programs.verdict import judge
 
-COUNTS = {"torch": 240}
+COUNTS = {"torch": 240, "numpy": 120}
 SIZE = 20  # programs in a test
 ROOMS = {name: importlib.import_module(f"tests.random_programs.{name}_program") for name in COUNTS}
 PLAINS = {name: importlib.import_module(f"tests.random_programs.{name}_runtime").plain for name in COUNTS}
@@ -31,16 +31,16 @@ def test_programs_are_exact_and_leave_no_trace(framework, first):
 @pytest.mark.parametrize("framework", COUNTS)
 def test_a_program_repeats_itself_and_is_seldom_invalid(framework):
     room, plain = ROOMS[framework], PLAINS[framework]
-    verdicts = [judge(room.write_program(seed), plain, plain) for seed in range(200)]
+    verdicts = [judge(room.write_program(seed), plain, plain) for seed in range(100)]
     assert {verdict.word for verdict in verdicts} <= {"right", "invalid"}
     assert all(verdict.difference.bitwise for verdict in verdicts)
-    assert sum(verdict.word == "invalid" for verdict in verdicts) <= 10
+    assert sum(verdict.word == "invalid" for verdict in verdicts) <= 5
 
 
 @pytest.mark.parametrize("framework", COUNTS)
 def test_a_program_without_a_feature_is_valid(framework):
     room, plain = ROOMS[framework], PLAINS[framework]
-    for seed in range(12):
+    for seed in range(6):
         program = room.write_program(seed)
         if judge(program, plain, plain).word == "right":
             shorter = [room.write_program(seed, frozenset({feature})) for feature in program.features]
@@ -74,17 +74,17 @@ class Scaled(Plain):
 
 def test_traces_of_a_second_run_are_found():
     plain = PLAINS["torch"]
-    words = [judge(ROOMS["torch"].write_program(seed), Twice(plain.stack), plain).word for seed in range(200)]
-    assert words.count("WRONG") >= 30
+    words = [judge(ROOMS["torch"].write_program(seed), Twice(plain.stack), plain).word for seed in range(100)]
+    assert words.count("WRONG") >= 15
 
 
 def test_a_wrong_gradient_is_found():
     plain, words = PLAINS["torch"], []
-    for seed in range(200):
+    for seed in range(100):
         program, Scaled.fired = ROOMS["torch"].write_program(seed), False
         verdict = judge(program, Scaled(plain.stack), plain)
         if Scaled.fired and program.tolerance < 1e-6:
             words.append(verdict.word)
     # A hook of the program's own may clamp what comes after it.
-    assert len(words) >= 30
+    assert len(words) >= 15
     assert words.count("WRONG") >= 0.9 * len(words)

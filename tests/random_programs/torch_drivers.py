@@ -6,6 +6,7 @@ from tests.random_programs.torch_scope import Parts
 
 CHANGES = {
     "nothing": 6, "eval": 1, "freeze": 1, "forward again": 1, "attributes": 1, "random numbers": 1, "hook added": 1,
+    "parameters replaced": 1, "dropout changed": 0.5,
 }  # fmt: skip
 
 
@@ -16,7 +17,8 @@ def write_driver(text: Source, c: Choices, driver: str, parts: Parts, autocast: 
         with text.block("with autocast:"):
             text(call)
     elif driver not in ("func", "vmap", "train", "inference"):
-        text(call)
+        with text.block("with remat.profile():" if c.chance("profile", 0.05) else "if True:"):
+            text(call)
     if driver in ("backward", "grad", "twice"):
         _change(text, c, parts)
     WRITERS[driver](text, c)
@@ -37,17 +39,30 @@ def _change(text: Source, c: Choices, parts: Parts) -> None:
     elif change == "hook added":
         text("u.added = Calls()", "for leaf in leaves_of(u):", "    leaf.register_hook(u.added)")
     elif change == "attributes":
-        with text.block("for name, value in list(vars(u).items()):"):
-            text("if type(value) in (int, float):", "    setattr(u, name, value + 3)")
+        with text.block(f"for owner in [u, {', '.join(parts.blocks)}]:"), text.block("for name in list(vars(owner)):"):
+            text("if type(vars(owner)[name]) in (int, float):", "    setattr(owner, name, vars(owner)[name] + 3)")
+    elif change == "parameters replaced":
+        text("u.old = []")
+        with (
+            text.block(f"for block in [{', '.join(parts.blocks)}]:"),
+            text.block("for name in list(block._parameters):"),
+        ):
+            text("u.old.append(getattr(block, name))")
+            text("setattr(block, name, nn.Parameter(torch.ones_like(u.old[-1])))")
+    elif change == "dropout changed":
+        text("for value in vars(u).values():", "    if isinstance(value, nn.Dropout):", "        value.p = 0.9")
 
 
 def _backward(text: Source, c: Choices) -> None:
-    text("loss.backward()", "return loss, out")
+    text("(loss + losses_of(u)).backward()", "return loss, out")
 
 
 def _grad(text: Source, c: Choices) -> None:
     some = "[::2]" if c.chance("some leaves", 0.4) else ""
-    text(f"grads = torch.autograd.grad(loss, leaves_of(u){some}, allow_unused=True)", "return loss, out, grads")
+    text(
+        f"grads = torch.autograd.grad(loss + losses_of(u), leaves_of(u){some}, allow_unused=True)",
+        "return loss, out, grads",
+    )
 
 
 def _twice(text: Source, c: Choices) -> None:

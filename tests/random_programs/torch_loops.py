@@ -64,6 +64,8 @@ def loop(s: Scope, c: Choices) -> None:
     step = s.callable(c, "step", "carry, x", fill, loop=True)
     xs = _inputs(s, inputs, length)
     init = packed(box, ["h"] if extra == "h" else ["h", EXTRAS[extra].first])
+    if c.chance("run twice", 0.1):
+        s(f"h = {taken(box, f'remat.scan({step}, {init}, {xs}, {_budget(c, length)})[0]', len(names))[0]}")
     s(f"carry, ys = remat.scan({step}, {init}, {xs}, {_budget(c, length)}{_check(c)})")
     last = taken(box, "carry", len(names))
     s(f"h = {last[0]}")
@@ -157,5 +159,6 @@ def loop_while(s: Scope, c: Choices) -> None:
         cond = f"lambda carry: bool({h}.abs().max() > 0.2) and {n} < {steps}"
     most = f", max_steps={max(1, steps - 1)}" if end == "most" else ""
     init = packed(box, ["h", number])
-    s(f"carry = remat.while_loop({cond}, {body}, {init}{most}, slots={c.number('slots', 1, steps)}{_check(c)})")
+    budget = "memory='64 KiB'" if c.chance("memory", 0.25) else f"slots={c.number('slots', 1, steps)}"
+    s(f"carry = remat.while_loop({cond}, {body}, {init}{most}, {budget}{_check(c)})")
     s(f"h = {h}")

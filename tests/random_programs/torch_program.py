@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 
-from remat.errors import InfeasibleError, RematError
+from remat.errors import DeterminismError, InfeasibleError, RematError, StepError
 from tests.random_programs import torch_loops, torch_segments, torch_state_statements, torch_statements
 from tests.random_programs.choices import Choices
 from tests.random_programs.source import Source
 from tests.random_programs.torch_drivers import write_driver
 from tests.random_programs.torch_runtime import run
 from tests.random_programs.torch_scope import Parts, Scope
+from tests.random_programs.torch_state_statements import REFUSED_IN_LOOPS, WRITES
 from tests.random_programs.verdict import Program
 
 _STATEMENTS = (torch_statements, torch_state_statements, torch_segments, torch_loops)  # each adds its kinds
@@ -45,7 +46,7 @@ BANNED = {
     "func": FUNCTIONAL,
     "vmap": FUNCTIONAL | {"data", "random"},
     "train": frozenset({"cached graph"}),
-    "inference": frozenset({"cached graph"}),
+    "inference": frozenset({"cached graph", "inner"}),
 }
 
 
@@ -55,7 +56,9 @@ def write_program(seed: int, without: frozenset[str] = frozenset()) -> Program:
     driver = c.pick("driver", DRIVERS)
     autocast = driver not in ("func", "vmap") and c.chance("autocast", 0.06)
     parts, body = Parts(), Source()
-    banned = BANNED.get(driver, frozenset()) | ({"autocast"} if autocast else set())
+    banned = BANNED.get(driver, frozenset()) | {"autocast" if autocast else "float64"}
+    if driver not in ("backward", "grad"):
+        banned |= {"losses"}
     scope = Scope(parts, body, parts.make, banned=banned)
     torch_statements.write_body(scope, c.part("before"), 2)
     unknown = frozenset({"loop_while"} if "data" in banned else ())
@@ -69,12 +72,12 @@ def write_program(seed: int, without: frozenset[str] = frozenset()) -> Program:
         text(*parts.make.lines, "return u")
     text("", "")
     with text.block("def forward(u):"):
-        start = c.pick("start", {"data": 2, "made": 2})
-        text("h = u.start" if start == "data" else "h = u.start * 1.0")
+        start = "made" if driver == "vmap" else c.pick("start", {"data": 2, "made": 2, "leaf": 1})
+        text("h = u.start * 1.0" if start == "made" else "h = u.start")
         text(*body.lines, "h = h * u.last", "return h.double().pow(2).sum(), h")
     text("", "")
     with text.block("def drive(u):"):
-        if start == "made":
+        if start != "data":
             text("u.start.requires_grad_()")
         write_driver(text, c, driver, parts, autocast)
     tolerance = 0.1 if autocast else 1e-10  # bfloat16 has 8 bits, and what autocast caches is summed in another order
@@ -87,6 +90,10 @@ def _deserves(features: dict[str, int]) -> Callable[[RematError], str]:
     def why(error: RematError) -> str:
         if isinstance(error, InfeasibleError):
             return "the budget is too small"
+        if WRITES in features and isinstance(error, StepError | DeterminismError):
+            return WRITES
+        if REFUSED_IN_LOOPS in features and isinstance(error, StepError):
+            return REFUSED_IN_LOOPS
         if "second derivatives of a step that draws" in str(error):
             return "second derivatives of random steps"
         return ""

@@ -28,6 +28,7 @@ __all__ = [
     "Odd",
     "late_zero",
     "leaves_of",
+    "losses_of",
     "the_plan",
 ]
 
@@ -125,6 +126,17 @@ def the_plan(remat: Any, length: int, slots: int, planner: str) -> Any:
         return real.plan(real.Loop(length), slots=slots, planner=planner)
     except real.InfeasibleError:
         return real.plan(real.Loop(length), slots=slots, planner="binomial")
+
+
+def losses_of(user: Any) -> Any:
+    """A tenth of the losses that were put into lists."""
+    lists = [value for owner in _objects(user) for name, value in vars(owner).items() if name.startswith("losses")]
+    return 0.1 * sum(loss for losses in lists for loss in losses)
+
+
+def _objects(owner: Any) -> list[Any]:
+    inside = [*vars(owner).values(), *getattr(owner, "_modules", {}).values()]
+    return [owner, *(o for v in inside if type(v).__module__ == "random_program" for o in _objects(v))]
 
 
 def leaves_of(user: Any) -> list[torch.Tensor]:

@@ -19,6 +19,7 @@ class Parts:
     make: Source = field(default_factory=Source)
     names: dict[str, int] = field(default_factory=dict)
     blocks: list[str] = field(default_factory=list)  # the user's modules
+    tied: dict[str, list[str]] = field(default_factory=dict)  # leaves of the user's namespace, by shape
 
     def fresh(self, stem: str) -> str:
         self.names[stem] = self.names.get(stem, 0) + 1
@@ -54,6 +55,9 @@ class Scope:
 
     def weight(self, c: Choices, shape: str = "4, 4") -> str:
         """An expression for a leaf."""
+        known = self.parts.tied.get(shape, [])
+        if self.owner == "u" and known and c.chance("tied", 0.15):
+            return known[c.number("tie", 0, len(known) - 1)]
         leaf = f"torch.randn({shape}).mul(0.4)"
         if not c.chance("frozen", 0.12):
             leaf += ".requires_grad_()"
@@ -67,6 +71,8 @@ class Scope:
         if self.base == "Module" and how == "attribute" and "requires_grad_" in leaf:
             leaf = f"nn.Parameter({leaf.removesuffix('.requires_grad_()')})"
         made = self.create("w", leaf)
+        if self.owner == "u":
+            self.parts.tied.setdefault(shape, []).append(made)
         if how == "global":
             name = self.parts.fresh("W")
             self.init(f"globals()[{name!r}] = {made}")
@@ -125,6 +131,9 @@ class Scope:
         self(*scope.before)
         if kind == "module" and self.owner == "u":
             self.parts.blocks.append(holder)
+            if c.chance("module hook", 0.15):
+                seen = self.create("seen", "[]")
+                self.init(f"{holder}.register_forward_hook(lambda *args, seen={seen}: seen.append(len(seen)))")
         return holder if kind == "module" else f"{holder}.run"
 
     def _function(self, stem: str, parameters: str, fill: "Fill", loops: int) -> str:

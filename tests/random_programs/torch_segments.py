@@ -24,9 +24,13 @@ def segment(s: Scope, c: Choices) -> None:
         inner(f"return {_result(results, box)}")
 
     made = s.callable(c, "seg", parameters, fill)
+    around = ""
     if c.chance("called in a loop", 0.2):
-        repeat = s.out.block(f"for _ in range({c.number('calls', 1, 2) + 1}):")
-        with repeat:
+        around = f"for _ in range({c.number('calls', 1, 2) + 1}):"
+    elif c.chance("called without gradient", 0.04):
+        around = "with torch.no_grad():"
+    if around:
+        with s.out.block(around):
             _call(s, c, made, call, results, box)
     else:
         _call(s, c, made, call, results, box)

@@ -137,3 +137,21 @@ def cache(s: Scope, c: Choices) -> None:
     entry = "h" if graph else "h.detach()"
     s(f"{keys} = {entry} if {keys} is None else torch.cat([{keys}, {entry}])")
     s(f"h = F.softmax(h @ {keys}.t(), -1) @ {keys}")
+
+
+@kind(0.25, "losses")
+def loss_in_list(s: Scope, c: Choices) -> None:
+    """A loss that leaves a function by a list of the user's, who adds it to the loss."""
+    c.chance(REFUSED_IN_LOOPS if s.loops else "loss in a list", 1.0)
+    s(f"{s.create('losses', '[]')}.append(h.pow(2).sum())", "h = torch.sin(h)")
+
+
+@kind(0.12, "writes")
+def written_argument(s: Scope, c: Choices) -> None:
+    """Writing into the value there, which may be an argument of this function."""
+    c.chance(WRITES, 1.0)
+    s("h.mul_(1.1)" if c.number("written", 0, 1) == 0 else "h[0] = 0.5")
+
+
+# Features that let a program be refused: what a step appends has no graph, and what it is given must stay.
+REFUSED_IN_LOOPS, WRITES = "loss of a step in a list", "writes into what it is given"

@@ -1,41 +1,16 @@
 """Statements that compute: each makes a new `h`, of shape (3, 4), from the one that is there."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from tests.random_programs.choices import Choices
+from tests.random_programs.kinds import Kinds
 from tests.random_programs.torch_scope import Scope
 
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of statement: how likely it is, what writes it, and what programs may ban it for."""
-
-    weight: float
-    write: Callable[[Scope, Choices], None]
-    tags: frozenset[str]
-
-
-KINDS: dict[str, Kind] = {}
-
-
-def kind(weight: float, *tags: str) -> Callable[[Callable[[Scope, Choices], None]], Callable[[Scope, Choices], None]]:
-    def registered(write: Callable[[Scope, Choices], None]) -> Callable[[Scope, Choices], None]:
-        KINDS[write.__name__] = Kind(weight, write, frozenset(tags))
-        return write
-
-    return registered
+KINDS: Kinds[Scope] = Kinds()
+kind = KINDS.kind
 
 
 def write_body(s: Scope, c: Choices, most: int = 3) -> None:
     """One to `most` statements."""
-    banned = frozenset(name for name, each in KINDS.items() if each.tags & s.banned)
-    if s.depth >= 3:
-        banned |= frozenset(name for name, each in KINDS.items() if "nests" in each.tags)
-    weights = {name: each.weight for name, each in KINDS.items()}
-    for number in range(c.number("statements", 1, most)):
-        part = c.part(number)
-        KINDS[part.pick("do", weights, banned)].write(s, part)
+    KINDS.write_body(s, c, s.banned | ({"nests"} if s.depth >= 3 else set()), most)
 
 
 @kind(3)
@@ -94,11 +69,11 @@ def in_place(s: Scope, c: Choices) -> None:
     if how == 0:
         s("t = h * 1.5", "t += 0.1", f"t.mul_({s.weight(c, '4')})", "h = torch.sin(t)")
     elif how == 1:
-        s("t = torch.zeros_like(h)", "t[:, 0] = h[:, 1]", f"t[1:] += {s.weight(c, '4')}", "h = h + t * h")
+        s("t = h.new_zeros(h.shape)", "t[:, 0] = h[:, 1]", f"t[1:] += {s.weight(c, '4')}", "h = h + t * h")
     elif how == 2:
         s("t = torch.sin(h)", "row = t[0]", "row.mul_(2.0)", "h = F.relu_(t + 0.5)")
     else:
-        s("t = torch.empty(3, 4)", "t.copy_(h)", "t[:, :2].tanh_()", "h = t")
+        s("t = h.new_empty(h.shape)", "t.copy_(h)", "t[:, :2].tanh_()", "h = t")
 
 
 @kind(1.5)
@@ -196,3 +171,10 @@ def layer(s: Scope, c: Choices) -> None:
             "weight_norm": "nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))",
         }[how]
         s(f"h = torch.tanh({s.create('layer', text)}(h))")
+
+
+@kind(2, "float64")
+def inner_autocast(s: Scope, c: Choices) -> None:
+    with s.out.block(f"with torch.autocast('cpu', torch.bfloat16, enabled={c.number('off', 0, 3) > 0}):"):
+        s(f"h = h.to(FLOAT) @ {s.weight(c)}")
+    s("h = torch.tanh(h.to(FLOAT))")
