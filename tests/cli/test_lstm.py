@@ -83,6 +83,19 @@ def test_the_planner_places_them_better(run, framework):
     assert gain > 1.5
 
 
+@each_framework
+@pytest.mark.parametrize(
+    "words", [("--seq-len", "150", "--checkpoints", "5"), ("--seq-len", "97", "--checkpoints", "2")]
+)
+def test_the_planner_stays_inside_its_budget(run, framework, words):
+    _, out, _ = run(*words, "--hidden", "16", "--batch", "8", "--optimal", "--framework", framework)
+    budget = to_bytes(number(out, "budget")[0].partition(",")[0], "budget")
+    for name in ("peak live memory", "allocated"):
+        measured = [to_bytes(text.split(" at")[0], name) for text in number(out, name)]
+        assert all(each <= budget for each in measured[1:])
+        assert len(measured) == 2 if name == "peak live memory" or framework == "torch" else not measured
+
+
 def test_without_checkpoints(run):
     status, out, _ = run("--seq-len", "32", "--checkpoints", "0")
     assert status == 0
