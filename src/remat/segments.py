@@ -45,6 +45,8 @@ def display_name(fn: Any) -> str:
     """The name of a function in messages and profiles: its qualified name, or the class of a module or object."""
     while isinstance(fn, partial):
         fn = fn.func
+    if isinstance(fn, MethodType) and fn.__name__ in ("forward", "__call__", "_wrapped_call_impl"):
+        return type(fn.__self__).__qualname__  # a module
     name, qualified = getattr(fn, "__name__", None), getattr(fn, "__qualname__", None)
     if name is None or qualified is None:
         return type(fn).__qualname__

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar, overload
 from remat.errors import ProblemError, StepError
 from remat.execute.determinism import Check, parse_check
 from remat.frameworks import Framework, find_framework_of_call, framework_of_module
-from remat.frameworks.compilers import compiled_checkpoint, is_compiling
+from remat.frameworks.compilers import compiled_checkpoint, is_compiling, run_uncompiled, traces_segments
 from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
 from remat.units import to_bytes
@@ -162,7 +162,9 @@ def run_segment(
     if is_compiling():  # the compiler knows torch's own segments, and sees into them
         if options.policy is not None:
             raise ProblemError(_NO_POLICY.format("torch"))
-        return compiled_checkpoint(fn, args, kwargs)
+        if traces_segments():
+            return compiled_checkpoint(fn, args, kwargs)
+        return run_uncompiled(run_segment, what, fn, args, kwargs, options)
     check_callable(fn, what)
     if kwargs:
         _check_options(what, fn, kwargs)

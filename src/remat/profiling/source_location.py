@@ -11,6 +11,8 @@ __all__ = ["SourceLocation", "definition_of", "user_frame"]
 
 INSIDE = ("remat", "autograd", "torch", "jax", "jaxlib", "contextlib")  # top-level packages whose frames are skipped
 
+_FOLDER = str(PurePath(__file__).parent.parent)
+
 
 @dataclass(frozen=True)
 class SourceLocation:
@@ -43,8 +45,10 @@ def user_frame() -> SourceLocation:
     frame = sys._getframe(1)
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        # The examples that the command line runs are programs of their own.
-        if package not in INSIDE or frame.f_globals.get("__name__", "").startswith("remat.cli"):
+        # The examples that the command line runs are programs of their own. A method that remat adds to a class of the
+        # user has the globals of that class.
+        ours = package in INSIDE or frame.f_code.co_filename.startswith(_FOLDER)
+        if not ours or frame.f_globals.get("__name__", "").startswith("remat.cli"):
             return SourceLocation(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if frame.f_back is None:
             break

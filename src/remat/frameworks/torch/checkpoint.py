@@ -72,6 +72,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from remat.execute.recomputation import StopRecomputation, is_recomputing, recomputing
 from remat.execute.state_replay import SegmentReplay
+from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.detached_cells import DetachedCells
 from remat.frameworks.torch.functorch import in_transform
@@ -111,11 +112,12 @@ def checkpoint(
 ) -> Any:
     """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
 
-    Without gradients it is a plain call, and inside transforms of torch.func, which refuse saved-tensor hooks.
+    Without gradients it is a plain call, and inside transforms of torch.func and traces of torch.jit, which refuse
+    saved-tensor hooks.
     """
     if call is not None:
         call.framework, call.steps = "torch", 0
-    if not torch.is_grad_enabled() or in_transform():
+    if not torch.is_grad_enabled() or in_transform() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
         if call is not None:
             call.steps = 1
         name, depth = display_name(fn), nesting_depth()
@@ -237,6 +239,7 @@ class CheckpointFrame:
         for holder in self._live_holders():
             holder.save()
 
+    @not_compiled
     def _pack(self, tensor: Tensor) -> Holder:
         """The holder of a tensor that is saved in the first run."""
         holder = Holder(self, len(self.holders))
@@ -305,8 +308,9 @@ class CheckpointFrame:
                 if stop.args[0] is not recomputation:
                     raise
             except Exception as error:
-                error.add_note(f"while the segment {self.name} was recomputed")
-                raise
+                if not recomputation.stopped:  # TorchScript makes an error of its own of what a hook raises
+                    error.add_note(f"while the segment {self.name} was recomputed")
+                    raise
         if changed:
             raise_if_used(changed, [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)], self.name)
         recomputation.finish(complete=self._complete)
@@ -358,14 +362,19 @@ class CheckpointFrame:
 
 @contextmanager
 def _frame_opened(segment: CheckpointFrame | None) -> Iterator[None]:
-    """A block in which this is the innermost segment whose first run is in progress."""
+    """A block in which this is the innermost segment whose first run is in progress.
+
+    TorchScript runs as it is written: its optimizer takes effect from the second run on, and then saves other tensors.
+    """
     token = _current_frame.set(segment)
     try:
-        yield
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            yield
     finally:
         _current_frame.reset(token)
 
 
+@not_compiled
 def _unpack(holder: Holder) -> Tensor:
     return holder.owner.unpack(holder)
 

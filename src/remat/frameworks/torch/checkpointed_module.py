@@ -1,122 +1,168 @@
-"""`remat.drop` of a module: a wrapper around it whose calls are segments, and that changes none of the names inside.
+"""`remat.drop` of a module: an object of a subclass of the module's class, with the module's own `__dict__`.
 
-The wrapped module is an ordinary child, named `_remat_dropped`. Parameters, buffers, the state dict, submodules and
-attributes have the names that they have without the wrapper: optimizers, checkpoints on disk and FSDP do not see it.
+Rule. Parameters, buffers, children, hooks, attributes and flags are those of the module, since both objects have one
+`__dict__`; only the class differs, and all that it adds is that calls are segments. So `isinstance`, `len`, names,
+state dicts, `functional_call`, parametrizations and `fully_shard` find what they find on the module. The module itself
+stays as it is: its calls are plain. The segment is what `forward` computes. Hooks of the dropped module are outside of
+it, and run once, as FSDP expects; hooks of modules below it are inside, and run again. A class with a `__call__` of its
+own, a `forward` that was set on the object, and TorchScript are entered at `__call__`, hooks included.
+
+What it can miss. Code that asks for the exact class (`type(module) is nn.Linear`) finds a subclass with the same name.
+What gives *one* of both objects another class afterwards (parametrizations, `fully_shard`) is not seen by the other
+one: apply it to the dropped module, or before the drop. A copy or a pickle that contains both objects has two dicts
+with the same parameters, buffers and children.
+
+Cost. A class for each class and options, an object for each drop, and a function call for each call.
 """
 
-from collections.abc import Iterator
-from typing import Any, cast
+import copy
+import copyreg
+from collections.abc import Callable
+from functools import update_wrapper
+from inspect import getattr_static
+from types import FunctionType, MethodType
+from typing import Any, TypeVar, cast
 
 import torch
-import torch.utils.checkpoint as theirs
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 
+from remat.errors import ProblemError
+from remat.frameworks.compilers import compiled_checkpoint, run_uncompiled, traces_segments
 from remat.frameworks.torch.checkpoint import checkpoint
+from remat.frameworks.torch.fsdp import share_fsdp_state
 from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
 
 __all__ = ["CheckpointedModule", "checkpoint_module"]
 
-_CHILD = "_remat_dropped"
+M = TypeVar("M", bound=nn.Module)
 
 
-class CheckpointedModule(nn.Module):
-    """A module, each call of which is a segment; attributes are read from, set on and deleted from the module."""
+class CheckpointedModule:
+    """What the classes of dropped modules have in common: `isinstance(module, CheckpointedModule)` recognizes them.
 
-    def __init__(self, module: nn.Module, options: CheckpointOptions) -> None:
-        super().__init__()
-        super().add_module(_CHILD, module)
-        self.training = module.training
-        self.register_load_state_dict_pre_hook(_prefix_keys)  # type: ignore[no-untyped-call]
-        self.register_load_state_dict_post_hook(_unprefix_reported_keys)  # type: ignore[no-untyped-call]
-        self.__dict__["_prefix"] = ""
-        self.__dict__["_options"] = options  # from here on, attributes are the module's
+    Copies and pickles are made by the module's class, which may have its own way, and dropped again.
+    """
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module returns; what its backward needs is recomputed."""
-        module = self._inside
-        if torch.compiler.is_compiling():  # the compiler knows PyTorch's own checkpoint, and traces through it
-            return theirs.checkpoint(module, *args, use_reentrant=False, **kwargs)
-        with recorded_call("drop", module.forward) as call:
-            return checkpoint(module, args, kwargs, self.__dict__["_options"], call)
+    _remat_class: type[nn.Module]  # the class of the module
+    _remat_options: CheckpointOptions
 
-    @property
-    def _inside(self) -> nn.Module:
-        return cast(nn.Module, super().__getattr__(_CHILD))
+    def __init_subclass__(cls, **_: Any) -> None:
+        """Nothing: a registry of the module's class is not to know of a second class with the same name."""
 
-    def _is_complete(self) -> bool:
-        """False while the wrapper is made, copied or unpickled: there is no module yet to ask."""
-        return "_options" in self.__dict__
+    def __copy__(self) -> Any:
+        copied = object.__new__(type(self))
+        copied.__setstate__(copy.copy(_plain_view(self)))
+        return copied
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            # Without the module's dunders: its __deepcopy__, for one, would make a copy of the module alone.
-            if name.startswith("__") or not self._is_complete():
-                raise
-            return getattr(self._inside, name)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied  # before its contents are copied, which may refer to it
+        copied.__setstate__(copy.deepcopy(_plain_view(self), memo))
+        return copied
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = name in self.__dict__ or hasattr(type(self), name)  # such as __class__, which fully_shard replaces
-        if own or not self._is_complete():
-            super().__setattr__(name, value)
-        else:
-            setattr(self._inside, name, value)
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if "_remat_class" not in vars(type(self)):  # a library has made a subclass, which it may not want to be pickled
+            return super().__reduce_ex__(protocol)
+        # By name only if it must be: the class of a GraphModule is local. Objects with slots cannot change their class.
+        cls = self._remat_class if _slots(self._remat_class) else nn.Module
+        return _new_dropped, (cls, self._remat_options), _plain_view(self)
 
-    def __delattr__(self, name: str) -> None:
-        delattr(self._inside, name)
-
-    def register_buffer(self, *args: Any, **kwargs: Any) -> None:
-        """Add a buffer to the module."""
-        self._inside.register_buffer(*args, **kwargs)
-
-    def register_parameter(self, *args: Any, **kwargs: Any) -> None:
-        """Add a parameter to the module."""
-        self._inside.register_parameter(*args, **kwargs)
-
-    def add_module(self, *args: Any, **kwargs: Any) -> None:
-        """Add a module to the module."""
-        self._inside.add_module(*args, **kwargs)
-
-    def register_module(self, *args: Any, **kwargs: Any) -> None:
-        """Add a module to the module."""
-        self._inside.add_module(*args, **kwargs)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._inside[key]  # type: ignore[index]
-
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """The wrapper, then the module and all below it, by the names that they have without the wrapper."""
-        memo = set() if memo is None else memo
-        if self not in memo:
-            if remove_duplicate:
-                memo.add(self)
-            yield prefix, self
-            yield from self._inside.named_modules(memo, prefix, remove_duplicate)
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The state of the module, as without the wrapper."""
-        return self._inside.state_dict(*args, **kwargs)
+    def __setstate__(self, state: Any) -> None:
+        if not isinstance(state, nn.Module):
+            super().__setstate__(state)  # type: ignore[misc]
+            return
+        if type(state) is not self._remat_class:  # unpickled; or a copy of a GraphModule, each of which has its class
+            object.__setattr__(self, "__class__", _dropped_class(state, self._remat_options))
+        _share_contents(state, self)
 
 
-def checkpoint_module(module: nn.Module, options: CheckpointOptions) -> CheckpointedModule:
-    """The module, recomputed in the backward."""
-    return CheckpointedModule(module, options)
+def checkpoint_module(module: M, options: CheckpointOptions) -> M:
+    """The module, recomputed in the backward: another object with the same contents. A second drop replaces a first."""
+    if "_remat_class" in vars(type(module)):
+        module = cast(M, _plain_view(module))
+    try:
+        dropped: Any = object.__new__(_dropped_class(module, options))
+    except TypeError as error:
+        raise ProblemError(
+            f"remat.drop cannot make a subclass of {type(module).__qualname__}: {error}. "
+            "Call remat.checkpoint(module, ...) where the module is called"
+        ) from error
+    _share_contents(module, dropped)
+    share_fsdp_state(module, dropped)
+    return cast(M, dropped)
 
 
-def _prefix_keys(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before loading: put the name of the child into the keys, where PyTorch looks for the state of a child."""
-    module.__dict__["_prefix"] = prefix
-    for key in [key for key in state_dict if key.startswith(prefix)]:
-        state_dict[f"{prefix}{_CHILD}.{key[len(prefix) :]}"] = state_dict.pop(key)
+def _plain_view(dropped: Any) -> nn.Module:
+    """The module without the drop: an object of its class with the same contents."""
+    module: nn.Module = object.__new__(dropped._remat_class)
+    _share_contents(dropped, module)
+    return module
 
 
-def _unprefix_reported_keys(module: Any, incompatible_keys: Any) -> None:
-    """After loading: take the name of the child out of the missing and unexpected keys."""
-    prefix = module.__dict__["_prefix"]
-    inside = f"{prefix}{_CHILD}."
-    for keys in incompatible_keys:
-        keys[:] = [prefix + key[len(inside) :] if key.startswith(inside) else key for key in keys]
+def _share_contents(module: Any, other: Any) -> None:
+    """Make the `__dict__` of the module that of the other object too, and copy its `__slots__`, which have no dict."""
+    object.__setattr__(other, "__dict__", vars(module))
+    for name in _slots(type(module)):
+        if hasattr(module, name):
+            object.__setattr__(other, name, getattr(module, name))
+
+
+def _slots(cls: type) -> list[str]:
+    return cast(list[str], copyreg._slotnames(cls))  # type: ignore[attr-defined]
+
+
+def _new_dropped(cls: type[nn.Module], options: CheckpointOptions) -> Any:
+    """A dropped module without contents, for unpickling: these may refer to it, and bring their class along."""
+    return object.__new__(_subclass(cls, options, "forward"))
+
+
+def _dropped_class(module: nn.Module, options: CheckpointOptions) -> type:
+    """The subclass of the module's class whose calls are segments."""
+    cls = type(module)
+    calls_forward = getattr_static(cls, "__call__") is nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)
+    # What is set on the object comes before the class: its own forward, or the code that `module.compile()` made.
+    is_patched = "forward" in vars(module) or vars(module).get("_compiled_call_impl") is not None
+    is_function = isinstance(getattr_static(cls, "forward", None), FunctionType)
+    return _subclass(cls, options, "forward" if calls_forward and is_function and not is_patched else "__call__")
+
+
+def _subclass(cls: type[nn.Module], options: CheckpointOptions, entry: str) -> type:
+    """The subclass of a class in which the method `entry` is a segment; one for all modules of the class."""
+    for known in type.__subclasses__(cls):  # a cache that keeps no class alive
+        if vars(known).get("_remat_options") == options and entry in vars(known):
+            return known
+    contents: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    contents |= {"_remat_class": cls, "_remat_options": options, entry: _segment_method(cls, entry, options)}
+    if issubclass(cls, LazyModuleMixin) and cls.cls_to_become is not None:  # after its first call
+        contents["cls_to_become"] = _subclass(cls.cls_to_become, options, entry)
+    if issubclass(cls, torch.fx.GraphModule):  # it writes the new forward into its class
+        contents["recompile"] = lambda self: cast(Any, _plain_view(self)).recompile()
+    bases = (cls,) if issubclass(cls, CheckpointedModule) else (CheckpointedModule, cls)
+    metaclass: Callable[..., type] = type(cls)
+    return metaclass(cls.__name__, bases, contents)
+
+
+def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions) -> Callable[..., Any]:
+    """The method of a class as a segment; it is looked up at each call, as it may be replaced on the class."""
+    run = _run_segment
+
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return run(getattr(cls, name).__get__(self), args, kwargs, options)
+
+    plain = getattr(cls, name)
+    if not isinstance(plain, FunctionType):
+        return method
+    # TorchScript compiles the source of `plain`, which it finds by `__wrapped__`, with the globals of this function.
+    twin = FunctionType(method.__code__, plain.__globals__, name, None, method.__closure__)
+    return update_wrapper(twin, plain)
+
+
+def _run_segment(method: MethodType, args: tuple[Any, ...], kwargs: dict[str, Any], options: CheckpointOptions) -> Any:
+    if torch.compiler.is_compiling():
+        if traces_segments():
+            return compiled_checkpoint(method, args, kwargs)
+        return run_uncompiled(_run_segment, method, args, kwargs, options)
+    with recorded_call("drop", method) as call:
+        return checkpoint(method, args, kwargs, options, call)

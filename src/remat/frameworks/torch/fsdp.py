@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["end_backward", "fsdp_modules_called"]
+__all__ = ["end_backward", "fsdp_modules_called", "share_fsdp_state"]
 
 
 @contextmanager
@@ -45,3 +45,11 @@ def end_backward(module: Any) -> None:
     """
     state = module._get_fsdp_state()
     state._training_state = type(state._training_state).IDLE
+
+
+def share_fsdp_state(module: nn.Module, other: nn.Module) -> None:
+    """Let FSDP find the state of a module that it manages under another object too; it is stored by identity."""
+    composable = sys.modules.get("torch.distributed._composable_state")
+    state = None if composable is None else composable._get_module_state(module)
+    if composable is not None and state is not None:
+        composable._insert_module_state(other, state)

@@ -3,7 +3,8 @@
 The only file that uses private names of modules. `named_buffers(recurse=False)` and `named_parameters(recurse=False)`
 would do for reading, at six times the cost, and every segment asks for every module in it. For writing there is no
 public way: `setattr` refuses a tensor where a Parameter is registered, runs the user's own `__setattr__`, and makes an
-attribute of a buffer that was deleted meanwhile. All names below were checked with 2.11 and 2.13.
+attribute of a buffer that was deleted meanwhile. TorchScript's registries are no dicts, and cannot be written: a copy
+stands for them. All names below were checked with 2.11 and 2.13.
 """
 
 from collections.abc import Callable
@@ -19,12 +20,12 @@ _PLAIN = (Tensor, nn.Parameter)
 
 def registered_parameters(module: nn.Module) -> dict[str, Any]:
     """A module's own parameters by name, None for those registered as None; writing an item registers it."""
-    return module._parameters
+    return module._parameters if isinstance(module._parameters, dict) else dict(module._parameters.items())
 
 
 def registered_buffers(module: nn.Module) -> dict[str, Any]:
     """A module's own buffers by name, None for those registered as None; writing an item registers it."""
-    return module._buffers
+    return module._buffers if isinstance(module._buffers, dict) else dict(module._buffers.items())
 
 
 def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:

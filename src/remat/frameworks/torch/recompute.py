@@ -4,6 +4,7 @@ from torch import Tensor
 
 from remat.errors import RematError
 from remat.execute.recomputation import StopRecomputation
+from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, comparable_storage
 from remat.segments import raise_nondeterministic
@@ -31,9 +32,11 @@ class Recomputation:
         self._buffers = buffers
         self.last = max(holders)
         self.count = 0
+        self.stopped = False  # whether it was ended by an exception of its own
         self._fingerprints: list[tuple[int, Tensor, Tensor]] = []
         self._error: RematError | None = None
 
+    @not_compiled
     def pack(self, tensor: Tensor) -> Tensor:
         """Put a recomputed tensor into its holder; stop when the last live holder is full.
 
@@ -50,6 +53,7 @@ class Recomputation:
             self.metas[index].compare(tensor, self.name, index, len(self.metas))
         except RematError as error:  # raised by `finish`: autograd replaces some errors of pack hooks by its own
             self._error = error
+            self.stopped = True
             raise StopRecomputation(self) from None
         holder = self.holders.get(index)
         if holder is not None:
@@ -57,6 +61,7 @@ class Recomputation:
         if self.metas[index].fingerprint is not None:
             self._fingerprints.append((index, value, device_fingerprint(value)))
         if index == self.last and self.stops:
+            self.stopped = True
             raise StopRecomputation(self)
         return value
 
