@@ -137,11 +137,12 @@ def test_what_is_reversed_after_the_block_is_still_recorded():
 
 
 def test_an_interrupted_run_is_reported(tmp_path):
-    count = [0]
+    count = 0
 
     def step(x, _):
-        count[0] += 1
-        if count[0] == 40:
+        nonlocal count
+        count += 1
+        if count == 40:
             raise KeyboardInterrupt
         return np.sin(x), None
 

@@ -12,7 +12,7 @@ from remat.execute.recomputation import recomputing
 from remat.loops.leaf_spec import LeafOps
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.structure_check import flatten_checked, never_matches, structure_check
-from remat.pytree import TreeDef
+from remat.pytree import Leaf, PyTree, TreeDef
 
 __all__ = ["StepRunner", "unpack_output"]
 
@@ -20,12 +20,20 @@ __all__ = ["StepRunner", "unpack_output"]
 class StepRunner:
     """Runs the steps of one loop on plain values, checks what they return, and writes each output once.
 
-    `carry` and `specs` are the structure and the leaf specs of the initial carry.
+    `carry` and `specs` are the structure and the leaf specs of the initial carry. `protect` makes of a carry what each
+    step is given, such as read-only views.
     """
 
     def __init__(
-        self, leaf_ops: LeafOps, carry: TreeDef, specs: Sequence[Any], inputs: Inputs, outputs: Outputs
+        self,
+        leaf_ops: LeafOps,
+        carry: TreeDef,
+        specs: Sequence[Any],
+        inputs: Inputs,
+        outputs: Outputs,
+        protect: Callable[[PyTree], PyTree] | None = None,
     ) -> None:
+        self.protect = protect
         self.leaf_ops, self.tree, self.specs, self.inputs, self.outputs = leaf_ops, carry, list(specs), inputs, outputs
         self.names = list(carry.paths("carry"))
         self.outputs_written = 0  # steps whose outputs are written; earlier steps run only to be recomputed
@@ -36,12 +44,18 @@ class StepRunner:
     def run(self, step: Callable[[Any, Any], Any], carry: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
         # The inner loop of NumPy and PyTorch programs: attributes are read once, and the common results checked inline.
-        row, write, matches, y = self.inputs.row, self.outputs.write, self.matches, self.last_output
+        row, write, matches, protect, y = (
+            self.inputs.row,
+            self.outputs.write,
+            self.matches,
+            self.protect,
+            self.last_output,
+        )
         with recomputing(self.outputs_written > start):
             for i in range(start, stop):
                 self.current_step = i
                 try:
-                    out = step(carry, row(i))
+                    out = step(carry if protect is None else protect(carry), row(i))
                 except Exception as error:
                     self.add_note(error, carry)
                     raise
@@ -58,6 +72,20 @@ class StepRunner:
                     self.outputs_written = i + 1
         self.last_output = y
         return carry
+
+    def begin(self, i: int) -> list[Leaf]:
+        """The leaves of the input of step i, which is now the one that errors name."""
+        self.current_step = i
+        return [leaf[i] for leaf in self.inputs.leaves]
+
+    def write_output(self, i: int, y: PyTree) -> bool:
+        """Whether the output of step i is written now, by the first sweep; either way it is the last one."""
+        self.last_output = y
+        if i < self.outputs_written:
+            return False
+        self.outputs.write(i, y)
+        self.outputs_written = i + 1
+        return True
 
     def check_carry(self, carry: Any, i: int) -> list[Any]:
         """The leaves of the carry that step i returned, or a StepError if its structure or specs differ."""

@@ -11,7 +11,12 @@ __all__ = ["Adapter", "Counter"]
 
 
 class Counter:
-    """Counts evaluations of a step that calls `here` with an array of its carry."""
+    """Counts evaluations of a step that calls `here` with an array of its carry.
+
+    It has slots: attributes in a `__dict__` are put back after a recomputation, which then does not count.
+    """
+
+    __slots__ = ("calls",)
 
     def __init__(self):
         self.calls = 0

@@ -164,11 +164,12 @@ def test_second_order_and_forward_mode(framework):
 
 @where_python_runs_each_step
 def test_long_loops_are_checked_in_little_memory(framework):
-    calls = [0]
+    calls = 0
 
     def body(x):
-        calls[0] += 1
-        return x + 1.0 + (calls[0] > 8_000)
+        nonlocal calls
+        calls += 1
+        return x + 1.0 + (calls > 8_000)
 
     with pytest.raises(remat.DeterminismError):
         framework.gradient(lambda x: remat.while_loop(lambda x: x < 6_000.0, body, x, slots=100), framework.array(0.0))

@@ -3,15 +3,24 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.frameworks.numpy import leaves as leaf_ops
-from remat.frameworks.numpy.backend import NumpyBackend, is_readonly_error, step_mutation_error
-from remat.frameworks.numpy.tape import Tape, box_leaves, fresh_trace, pull_back, unbox
+from remat.frameworks.numpy.backend import NumpyBackend
+from remat.frameworks.numpy.leaves import is_boxed
+from remat.frameworks.numpy.protection import (
+    NotAsAutograd,
+    StepMode,
+    copier,
+    is_readonly_error,
+    mutation_message,
+    readonly_view,
+)
+from remat.frameworks.numpy.tape import Node, Tape, box_leaves, fresh_trace, pull_back, unbox
 from remat.loops.step_runner import unpack_output
+from remat.pytree import Leaf, PyTree
 
 __all__ = ["AutogradBackend"]
 
@@ -19,7 +28,7 @@ __all__ = ["AutogradBackend"]
 class AutogradBackend(NumpyBackend):
     """Advances on plain arrays, records by autograd, pulls back through the recorded graph."""
 
-    def advance(self, state: Any, start: int, stop: int) -> Any:
+    def advance(self, state: PyTree, start: int, stop: int) -> PyTree:
         """The carry after steps start..stop-1.
 
         Two kinds of steps are recorded as probes, and their tapes dropped. The first step, so that a step that autograd
@@ -33,7 +42,9 @@ class AutogradBackend(NumpyBackend):
         states = [state]
         del state
         while start < stop:
-            probe = _next_probe(start) if any(self.needs_grad.captured) or start == 0 else stop
+            probe = start
+            if self.mode is StepMode.PLAIN:
+                probe = _next_probe(start) if any(self.needs_grad.captured) or start == 0 else stop
             if probe > start:
                 states.append(super().advance(states.pop(), start, min(probe, stop)))
             if probe < stop:
@@ -41,48 +52,54 @@ class AutogradBackend(NumpyBackend):
             start = probe + 1
         return states.pop()
 
-    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+    def record(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, Tape]:
         """The carry after steps start..stop-1, and the graph of all of them."""
-        runner, needs_grad = self.runner, self.needs_grad
-        with recomputing(runner.outputs_written > start), fresh_trace() as trace:
-            leaves, roots = box_leaves(runner.tree.flatten_like(state, "carry"), [True] * len(runner.names), trace)
+        runner, needs_grad, first_sweep = self.runner, self.needs_grad, start >= self.runner.outputs_written
+        with recomputing(not first_sweep), fresh_trace() as trace:
+            leaves = self._given(runner.tree.flatten_like(state, "carry"))
+            boxes, roots = box_leaves(leaves, self.activity.at(start), trace)
             captured, captured_roots = box_leaves(self.captured, needs_grad.captured, trace)
             tape = self.partial_tape = Tape(start, stop, roots, captured_roots)
-            carry, y = runner.tree.unflatten(leaves), None
             del state, leaves
             with self.step.rebind(captured) as step:
                 for i in range(start, stop):
-                    runner.current_step = i
-                    inputs, roots = box_leaves([leaf[i] for leaf in runner.inputs.leaves], needs_grad.xs, trace)
+                    rows, roots = box_leaves(runner.begin(i), needs_grad.xs, trace)
                     tape.xs.append(roots)
-                    carry, y = unpack_output(
-                        leaf_ops, self._call_step(step, carry, runner.inputs.tree.unflatten(inputs)), i
-                    )
-                    boxes = runner.check_carry(carry, i)
-                    tape.carry_out = boxes  # counted by `failed_at`, if a later step raises
+                    carry, y = self._call_step(step, runner.tree.unflatten(boxes), runner.inputs.tree.unflatten(rows))
+                    # Counted by `failed_at`, if a later step raises.
+                    tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
                     tape.ys.append(self._output(y, i, trace))
-        values, tape.carry_out = _unboxed(boxes, runner.names, trace)
+        values, nodes = _unboxed(boxes, runner.names, trace)
+        tape.carry_out[:] = nodes
+        self.activity.observe(stop, nodes, runner.names, first_sweep=first_sweep)
         self.partial_tape = None
         return runner.tree.unflatten(values), tape
 
-    def _call_step(self, step: Callable[[Any, Any], Any], carry: Any, x: Any) -> Any:
+    def _given(self, leaves: Sequence[Leaf]) -> list[Leaf]:
+        """The leaves of a carry as a recorded step is given them: boxes as they are, arrays that do no harm."""
+        given = readonly_view if self.mode is StepMode.PLAIN else copier()
+        return [leaf if is_boxed(leaf) else given(leaf) for leaf in leaves]
+
+    def _call_step(self, step: Callable[[PyTree, PyTree], PyTree], carry: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
+        i = self.runner.current_step
         try:
-            return step(carry, x)
+            return unpack_output(leaf_ops, step(carry, x), i)
         except TypeError as error:
             if not re.search(r"\b(Array|Sequence|Dict)Box\b", str(error)):
                 self.runner.add_note(error, carry)
                 raise
-            raise StepError(
-                f"autograd cannot record step {self.runner.current_step}: {error}. Use autograd.numpy for NumPy in "
+            raise NotAsAutograd(
+                f"autograd cannot record step {i}: {error}. Use autograd.numpy for NumPy in "
                 "the step, and make new arrays instead of writing into old ones; or give the step's adjoint as vjp="
             ) from error
         except Exception as error:
-            if isinstance(error, ValueError) and is_readonly_error(error):
-                raise step_mutation_error(error, self.runner.current_step) from error
-            self.runner.add_note(error, carry)
+            if is_readonly_error(error):
+                raise NotAsAutograd(mutation_message(error, i)) from error
+            if not isinstance(error, StepError):
+                self.runner.add_note(error, carry)
             raise
 
-    def _output(self, y: Any, i: int, trace: float) -> list[Any]:
+    def _output(self, y: PyTree, i: int, trace: float) -> list[Node | None]:
         """The nodes of the output of step i, by leaf; the first sweep also writes the output to its row."""
         runner, outputs = self.runner, self.runner.outputs
         if outputs.row_of(i) is None:
@@ -91,10 +108,7 @@ class AutogradBackend(NumpyBackend):
             outputs.allocate(y, i)
         values, nodes = _unboxed(outputs.checked_leaves(y, i), outputs.names, trace)
         assert outputs.tree is not None
-        runner.last_output = outputs.tree.unflatten(values)
-        if i >= runner.outputs_written:
-            outputs.write(i, runner.last_output)
-            runner.outputs_written = i + 1
+        runner.write_output(i, outputs.tree.unflatten(values))
         return nodes
 
     def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
@@ -118,18 +132,13 @@ class AutogradBackend(NumpyBackend):
         carry = [sums[node][0] if node in sums else None for node in tape.carry_in]
         return replace(gradients, carry=carry, captured=[sums.get(node, total) for node, total in captured])
 
-    def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
-        for i in range(start, stop):
-            state = self.record(state, i, i + 1)[0]
-        return state
-
 
 def _next_probe(start: int) -> int:
     """The first of the steps 0, 1, 2, 4, 8, … that is not before `start`."""
     return 1 << (start - 1).bit_length() if start > 1 else start
 
 
-def _unboxed(leaves: Sequence[Any], names: Sequence[str], trace: float) -> tuple[list[Any], list[Any]]:
+def _unboxed(leaves: Sequence[Leaf], names: Sequence[str], trace: float) -> tuple[list[Leaf], list[Node | None]]:
     """The values of leaves and their nodes; a StepError if a value is a box of another trace."""
     pairs = [unbox(leaf, trace) for leaf in leaves]
     for (value, _), name in zip(pairs, names, strict=True):
@@ -137,7 +146,7 @@ def _unboxed(leaves: Sequence[Any], names: Sequence[str], trace: float) -> tuple
     return [value for value, _ in pairs], [node for _, node in pairs]
 
 
-def _with_cotangents(nodes: Sequence[Any], cotangents: Sequence[Any] | None) -> list[tuple[Any, Any]]:
+def _with_cotangents(nodes: Sequence[Node | None], cotangents: Sequence[Leaf] | None) -> list[tuple[Node, Leaf]]:
     """The nodes that have a cotangent, with it."""
     pairs = zip(nodes, cotangents or (), strict=bool(cotangents))
     return [(node, cotangent) for node, cotangent in pairs if node is not None and cotangent is not None]

@@ -4,92 +4,84 @@ A state is the carry as the step takes and returns it. How steps are recorded an
 `autograd_backend.py` and `custom_vjp_backend.py`.
 """
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from autograd.extend import vspace
 
-from remat.errors import StepError
 from remat.execute.gradients import Gradients
-from remat.execute.rng_state import ReplayableState, global_rng_states
+from remat.execute.rng_state import ReplayableState
+from remat.frameworks.numpy.activity import CarryActivity
 from remat.frameworks.numpy.converted_step import ConvertedStep
-from remat.frameworks.numpy.leaves import fingerprint, frozen_copy, mismatch, nbytes, readonly_view
+from remat.frameworks.numpy.leaves import fingerprint, frozen_copy, mismatch, nbytes
 from remat.frameworks.numpy.meter import NumpyMeter
+from remat.frameworks.numpy.protection import (
+    NotAsAutograd,
+    StepMode,
+    is_readonly_error,
+    mutation_message,
+    readonly_view,
+)
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
 from remat.loops.stacked_values import SeparateRows
 from remat.loops.step_runner import StepRunner
+from remat.pytree import Leaf, PyTree
 
 LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
 
-__all__ = ["GradientMask", "NumpyBackend", "is_readonly_error", "step_mutation_error"]
+__all__ = ["GradientMask", "NumpyBackend"]
+
+
+@dataclass(frozen=True)
+class GradientMask:
+    """Which leaves of the carry, of xs and which captured values are traced. Gradients of a carry are always needed."""
+
+    carry: Sequence[bool]
+    xs: Sequence[bool]
+    captured: Sequence[bool]
 
 
 class NumpyBackend(ABC):
-    """Runs the steps of one loop on plain arrays; subclasses record them and pull them back."""
+    """Runs the steps of one loop on plain arrays; subclasses record them and pull them back.
+
+    `mode` says what a step may do with its carry (protection.py).
+    """
 
     def __init__(
-        self, step: ConvertedStep, runner: StepRunner, captured: list[Any], needs_grad: "GradientMask"
+        self,
+        step: ConvertedStep,
+        runner: StepRunner,
+        captured: Sequence[Leaf],
+        needs_grad: GradientMask,
+        *,
+        mode: StepMode = StepMode.PLAIN,
     ) -> None:
-        self.step, self.runner, self.captured, self.needs_grad = step, runner, captured, needs_grad
+        self.step, self.runner, self.needs_grad, self.mode = step, runner, needs_grad, mode
+        self.captured = [readonly_view(value) for value in captured]
+        self.activity = CarryActivity(needs_grad.carry, exact=mode is StepMode.AUTOGRAD)
         self.partial_tape: Any = None  # the tape of a range whose recording has not ended, for `failed_at`
         self.shared_outputs: set[int] = set()  # leaves of the outputs whose rows are kept states
-        self.writes = False  # whether a step has tried to write into its carry
-        self._probed = False  # whether `_probe_writes` has run a step
 
     @property
     def replayable_states(self) -> Sequence[ReplayableState]:
-        """Private random generators that the step draws from."""
+        """What the step changes besides its carry: private random generators, Python contents, small arrays."""
         return self.step.replayable_states
 
-    def advance(self, state: Any, start: int, stop: int) -> Any:
+    def advance(self, state: PyTree, start: int, stop: int) -> PyTree:
         """The carry after steps start..stop-1."""
-        if self.runner.tree.mutable:  # the step may change the container, which a kept state must not see
-            state = self.runner.tree.map(lambda leaf: leaf, state)
-        while not self._probed and start < stop:
-            state, start = self._probe_writes(state, start)
-        if start == stop:
-            return state
+        states = [state]
+        del state  # `run` has the only reference, and frees the first carry before the other steps run
         try:
-            if self.writes:
-                return self._advance_writing(state, start, stop)
             with self.step.rebind(self.captured) as step:
-                try:
-                    carry = [self.runner.run(step, state, start, start + 1)]
-                except ValueError as error:
-                    if not is_readonly_error(error):
-                        raise
-                    self.writes = True
-                else:
-                    del state  # frees the first carry before the other steps run
-                    return self.runner.run(step, carry.pop(), start + 1, stop)
-            # Kept states are read-only, so nothing was written yet: start again on arrays that may be written into.
-            return self._advance_writing(state, start, stop)
+                return self.runner.run(step, states.pop(), start, stop)
         except ValueError as error:
             if is_readonly_error(error):
-                raise step_mutation_error(error, self.runner.current_step) from error
+                raise NotAsAutograd(mutation_message(error, self.runner.current_step)) from error
             raise
-
-    def _probe_writes(self, state: Any, start: int) -> tuple[Any, int]:
-        """Run one step on a read-only carry; the state and step to go on from.
-
-        If the step tries to write, `writes` is set, random generators get back their state, and nothing has advanced.
-        """
-        self._probed = True
-        rng_states = [(source, source.get()) for source in (*global_rng_states(), *self.replayable_states)]
-        try:
-            with self.step.rebind(self.captured) as step:
-                return self.runner.run(step, self._protected(state), start, start + 1), start + 1
-        except ValueError as error:
-            if not is_readonly_error(error):
-                raise
-        self.writes = True
-        for source, snapshot in rng_states:
-            source.set(snapshot)
-        return state, start
 
     @abstractmethod
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
@@ -104,13 +96,6 @@ class NumpyBackend(ABC):
     @abstractmethod
     def pull_back(self, tape: Any, gradients: Gradients) -> Gradients:
         """The gradients before the tape's steps."""
-
-    @abstractmethod
-    def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
-        """The carry after steps start..stop-1 of a step that writes into its carry; equal to what `record` gives."""
-
-    def _protected(self, state: Any) -> Any:
-        return self.runner.tree.map(readonly_view, state)
 
     def copy(self, state: Any) -> Any:
         """A private copy of a carry, which no step can write into.
@@ -194,23 +179,3 @@ class NumpyBackend(ABC):
         if row is None or not cotangents:
             return None
         return [None if cotangent is None else cotangent[row] for cotangent in cotangents]
-
-
-class GradientMask:
-    """Which leaves of xs and which captured values need a gradient. The carry always does."""
-
-    def __init__(self, xs: Sequence[bool], captured: Sequence[bool]) -> None:
-        self.xs, self.captured = list(xs), list(captured)
-
-
-def step_mutation_error(error: ValueError, i: int) -> StepError:
-    """The error for step i, which writes into its input or into a carry that is kept."""
-    return StepError(
-        f"step {i} writes into an array that it must not change ({error}): its input x, or a carry that is kept to be "
-        "used again. Make a new array instead, as in h = h + dh for h += dh"
-    )
-
-
-def is_readonly_error(error: ValueError) -> bool:
-    """Whether the error says that an array is read-only: raised by NumPy, or by code that writes into its buffers."""
-    return bool(re.search(r"(array|destination) is read-only$", str(error)))

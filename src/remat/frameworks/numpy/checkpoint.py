@@ -20,8 +20,8 @@ from remat.closures.capture import ConvertedClosure
 from remat.closures.capture_filter import BaseCaptureFilter
 from remat.execute.recomputation import is_recomputing, recomputing
 from remat.execute.state_replay import SegmentReplay
-from remat.frameworks.numpy.backend import is_readonly_error
-from remat.frameworks.numpy.leaves import is_boxed, readonly_view, unpack
+from remat.frameworks.numpy.leaves import is_boxed, unpack
+from remat.frameworks.numpy.protection import is_readonly_error, readonly_view
 from remat.frameworks.numpy.segment_outputs import SegmentOutputs, nbytes_of
 from remat.frameworks.numpy.tape import ActiveTraces, box_leaves, fresh_trace, pull_back, tape_size
 from remat.profiling.call_record import CallRecord

@@ -10,8 +10,8 @@ from remat.closures.closure_search import CapturedReference
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.frameworks.numpy.backend import NumpyBackend
-from remat.frameworks.numpy.leaves import copy
-from remat.pytree import StructureMismatch, TreeDef
+from remat.frameworks.numpy.protection import StepMode
+from remat.pytree import PyTree, StructureMismatch, TreeDef
 
 __all__ = ["CustomVjpBackend"]
 
@@ -23,8 +23,8 @@ class CustomVjpBackend(NumpyBackend):
     found in each variable.
     """
 
-    def __init__(self, *args: Any, vjp: Callable[..., Any]) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, vjp: Callable[..., PyTree], mode: StepMode) -> None:
+        super().__init__(*args, mode=mode)
         self.vjp = vjp
         self.named: dict[str, list[CapturedReference]] = {}
         self.aliases: dict[str, str] = {}  # names in the VJP only, of values that the step has under another name
@@ -46,11 +46,13 @@ class CustomVjpBackend(NumpyBackend):
 
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
         """The carry after steps start..stop-1, and the carries before each of them."""
-        carries: list[Any] = []
+        carries: list[PyTree] = []
         self.partial_tape = _Carries(start, stop, carries)
         for i in range(start, stop):
-            carries.append(self.copy(state) if self.writes else self._protected(state))
-            state = self.advance(state if self.writes else carries[-1], i, i + 1)
+            # A copy, which takes no more memory than the carry that it replaces: a step may return an array that it
+            # writes into in the next step.
+            carries.append(self.copy(state))
+            state = self.advance(carries[-1], i, i + 1)
         tape, self.partial_tape = self.partial_tape, None
         return state, tape
 
@@ -70,11 +72,6 @@ class CustomVjpBackend(NumpyBackend):
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""
         return sum(map(super().size, value.carries)) if isinstance(value, _Carries) else super().size(value)
-
-    def _advance_writing(self, state: Any, start: int, stop: int) -> Any:
-        state = self.runner.tree.map(copy, state)
-        with self.step.rebind(self.captured) as step:
-            return self.runner.run(step, state, start, stop)
 
     def _output_bar(self, cotangents: Sequence[Any], i: int) -> Any:
         outputs, leaves = self.runner.outputs, self._output_cotangents(cotangents, i)

@@ -37,7 +37,6 @@ __all__ = [
     "mismatch",
     "nbytes",
     "prepend",
-    "readonly_view",
     "reject_tracer",
     "spec_of",
     "stack",
@@ -228,17 +227,7 @@ def frozen_copy(leaf: Any) -> Any:
     """A private copy of an array, read-only; a number is itself."""
     leaf = copy(leaf)
     if isinstance(leaf, np.ndarray):
-        leaf.flags.writeable = False
-    return leaf
-
-
-def readonly_view(leaf: Any) -> Any:
-    """A read-only view of an array; a number is itself."""
-    if isinstance(leaf, np.ndarray):
-        leaf = leaf.view()
-        leaf.flags.writeable = False
-    elif type(leaf) is SeparateRows:
-        leaf = SeparateRows([readonly_view(row) for row in leaf.rows])
+        leaf.setflags(write=False)
     return leaf
 
 

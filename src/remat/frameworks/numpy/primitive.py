@@ -15,18 +15,26 @@ from autograd.tracer import getval
 
 from remat.errors import StepError
 from remat.execute import Interpreter
+from remat.execute.rng_state import global_rng_states
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
-from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, is_boxed, readonly_view
+from remat.frameworks.numpy.leaves import ArraySpec, copy
 from remat.frameworks.numpy.measure import measured
 from remat.frameworks.numpy.multiple_results import Results
+from remat.frameworks.numpy.protection import (
+    NotAsAutograd,
+    StepMode,
+    private_copies,
+    protector,
+    readonly_view,
+)
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
-from remat.pytree import TreeDef
+from remat.pytree import Leaf, PyTree, TreeDef
 
 __all__ = ["NumpyCall", "as_truth_value", "loop_primitive", "run"]
 
@@ -36,6 +44,7 @@ class NumpyCall(LoopCall[NumpyBackend]):
     """One call of a loop that autograd differentiates."""
 
     vjp: Callable[..., Any] | None = None  # the user's VJP of a step, if there is one
+    mode: StepMode = StepMode.PLAIN
     results: "LoopResult | None" = None
 
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[NumpyBackend, Any]:
@@ -44,20 +53,46 @@ class NumpyCall(LoopCall[NumpyBackend]):
         specs = [ArraySpec.of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
         inputs = Inputs([readonly_view(leaf[:steps]) for leaf in xs], self.xs)
         outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
-        runner = StepRunner(leaf_ops, self.carry, specs, inputs, outputs)
-        needs_grad = GradientMask(*self.split(self.needs_grad)[1:])
+        protect = protector(self.carry) if self.mode is StepMode.PLAIN else private_copies(self.carry)
+        runner = StepRunner(leaf_ops, self.carry, specs, inputs, outputs, protect)
+        needs_grad = GradientMask(*self.split(self.needs_grad))
         backend: NumpyBackend
         if self.vjp is None:
-            backend = AutogradBackend(self.step, runner, captured, needs_grad)
+            backend = AutogradBackend(self.step, runner, captured, needs_grad, mode=self.mode)
         else:
-            backend = CustomVjpBackend(self.step, runner, captured, needs_grad, vjp=self.vjp)
+            backend = CustomVjpBackend(self.step, runner, captured, needs_grad, vjp=self.vjp, mode=self.mode)
         return backend, self.carry.unflatten([readonly_view(leaf) for leaf in init])
+
+    def run(self, leaves: Sequence[Leaf]) -> "LoopResult":
+        """The results of the first sweep; a step that cannot run in one mode is tried in the next, from the start.
+
+        Nothing of a failed attempt is left: the arrays were read-only, and the rest is put back.
+        """
+        states = [*global_rng_states(), *self.step.replayable_states]
+        before = [(state, state.get()) for state in states]
+        given = self.plan
+        for mode in StepMode:
+            self.mode, self.plan = mode, given
+            try:
+                backend, interpreter = self.first_sweep(leaves)
+                break
+            except NotAsAutograd:
+                if mode is StepMode.TRACED:
+                    raise
+                for state, snapshot in before:
+                    state.set(snapshot)
+        self.results = LoopResult.of(backend, interpreter.take())
+        return self.results
+
+    def abandon(self) -> None:
+        """Release the run that waits for its reverse sweep: none will come."""
+        self.pending = None
 
     def evaluate_cond(self, backend: NumpyBackend, carry: Any) -> bool:
         """Whether the condition holds for a carry."""
         assert self.cond is not None
         with self.step.rebind(backend.captured):
-            return as_truth_value(self.cond(carry))
+            return as_truth_value(self.cond(carry if backend.runner.protect is None else backend.runner.protect(carry)))
 
     def reverse(self, leaves: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:
         """The gradients of the leaves with these indices. A second reverse sweep runs forward again first."""
@@ -103,10 +138,11 @@ class LoopResult:
     shapes: list[tuple[int, ...]]  # by leaf
 
     @classmethod
-    def of(cls, backend: NumpyBackend, carry: Any) -> "LoopResult":
+    def of(cls, backend: NumpyBackend, carry: PyTree) -> "LoopResult":
         """The results of a loop that has run, from its last carry; outputs that hold kept states are read-only."""
         runner, shared = backend.runner, backend.shared_outputs
-        leaves = [ensure_writable(leaf) for leaf in runner.tree.flatten_like(carry, "carry")]
+        # Copies: a step may have returned an array of its own that it writes into when it is recomputed.
+        leaves = [copy(leaf) for leaf in runner.tree.flatten_like(carry, "carry")]
         specs = [*runner.specs, *runner.outputs.specs]
         tree = runner.outputs.tree if runner.outputs.tree is not None else TreeDef(type(None))
         outputs = [readonly_view(leaf) if j in shared else leaf for j, leaf in enumerate(runner.outputs.leaves)]
@@ -145,19 +181,16 @@ class LoopResult:
 @primitive  # type: ignore[untyped-decorator]
 def loop_primitive(call: NumpyCall, *leaves: Any) -> Results:
     """The differentiable results of a loop; `derivative_rules.py` has its VJP and JVP."""
-    backend, interpreter = call.first_sweep(leaves)
-    call.results = LoopResult.of(backend, interpreter.take())
-    return call.results.differentiable_leaves()
+    return call.run(leaves).differentiable_leaves()
 
 
 def run(call: NumpyCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
     """The last carry and the outputs of a loop that has a box among its leaves."""
-    call.needs_grad = [is_boxed(leaf) for leaf in leaves]
     boxes = loop_primitive(call, *leaves)
     results = call.results
     assert results is not None
     out = results.with_boxes(boxes)
-    results.leaves = [None] * len(results.leaves)  # the call lives as long as the graph, the leaves must not
+    results.leaves.clear()  # the call lives as long as the graph, the leaves must not
     return call.carry.unflatten(out[: results.carry_size]), results.outputs.unflatten(out[results.carry_size :])
 
 

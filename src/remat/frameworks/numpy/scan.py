@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from remat.closures.capture import ConvertedClosure
+from remat.errors import StepError
 from remat.frameworks.numpy import leaves as leaf_ops
-from remat.frameworks.numpy.backend import is_readonly_error, step_mutation_error
+from remat.frameworks.numpy.captured_state import CapturedStep
 from remat.frameworks.numpy.converted_step import ConvertedStep
-from remat.frameworks.numpy.leaves import ArraySpec, copy, ensure_writable, is_boxed, readonly_view
+from remat.frameworks.numpy.leaves import ArraySpec, copy, ensure_writable, is_boxed
 from remat.frameworks.numpy.primitive import NumpyCall, as_truth_value, run
-from remat.frameworks.numpy.tape import ActiveTraces
+from remat.frameworks.numpy.protection import is_readonly_error, mutation_message, readonly_view
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs, infer_length
 from remat.loops.step_runner import StepRunner
@@ -34,7 +34,7 @@ def scan(
     init_leaves, carry = flatten_leaves(leaf_ops, init, "init")
     xs_leaves, inputs = flatten_leaves(leaf_ops, xs, "xs")
     steps = infer_length(leaf_ops, xs_leaves, inputs, length)
-    captured = ConvertedClosure(ActiveTraces(), step, vjp)
+    captured = CapturedStep(step, vjp, leaves=init_leaves)
     return _scan(captured, (init_leaves, xs_leaves, captured.take_values()), carry, inputs, steps, request, vjp, rows)
 
 
@@ -66,8 +66,9 @@ def _scan(
     init, xs, captured = values
     leaves = [*init, *xs, *captured]
     if any(map(is_boxed, leaves)):
-        sizes = (len(init), len(xs), len(captured))
-        return run(NumpyCall(step, carry, inputs, sizes, request, rows, steps, vjp=vjp), leaves)
+        sizes, needs_grad = (len(init), len(xs), len(captured)), [is_boxed(leaf) for leaf in leaves]
+        call = NumpyCall(step, carry, inputs, sizes, request, rows, steps, vjp=vjp, needs_grad=needs_grad)
+        return run(call, leaves)
     request.validate(steps)
     request.record(steps)
     outputs = Outputs(leaf_ops, steps, rows, spare=request.spare_row)
@@ -77,7 +78,7 @@ def _scan(
             after = runner.run(plain, carry.unflatten([copy(leaf) for leaf in init]), 0, steps)
         except ValueError as error:
             if is_readonly_error(error):
-                raise step_mutation_error(error, runner.current_step) from error
+                raise StepError(mutation_message(error, runner.current_step)) from error
             raise
     return carry.map(ensure_writable, after), None if outputs.tree is None else outputs.tree.unflatten(outputs.leaves)
 
@@ -92,12 +93,13 @@ def while_loop(
     def step(carry: Any, x: None) -> tuple[Any, None]:
         return body(carry), None
 
-    captured = ConvertedClosure(ActiveTraces(), step, cond)
+    captured = CapturedStep(step, cond, leaves=leaves)
     boxes = captured.take_values()
     nothing = TreeDef(type(None))
     if limit != 0 and any(map(is_boxed, [*leaves, *boxes])):
         sizes = (len(leaves), 0, len(boxes))
-        call = NumpyCall(captured, carry, nothing, sizes, request, cond=cond, max_steps=limit)
+        needs_grad = [is_boxed(leaf) for leaf in [*leaves, *boxes]]
+        call = NumpyCall(captured, carry, nothing, sizes, request, cond=cond, max_steps=limit, needs_grad=needs_grad)
         return run(call, [*leaves, *boxes])[0]
     runner = _new_runner(carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
     value, done = carry.unflatten([leaf if is_boxed(leaf) else copy(leaf) for leaf in leaves]), 0

@@ -117,7 +117,7 @@ def _by_index(leaves: Sequence[Any], indices: Sequence[int], groups: Sequence[tu
 def tangent(call: NumpyCall, leaves: Sequence[Any], tangents: dict[int, Any]) -> Any:
     """The tangents of the results, from those of some leaves by index, in one loop forward."""
     forward, n, request = _forward(call), call.steps, _same_plan(call)
-    call.pending = None  # no reverse sweep will come
+    call.abandon()
     init, xs, captured = call.split(leaves)
     assert call.results is not None
     assert n is not None

@@ -10,7 +10,7 @@ What `autograd.extend` does not declare (`trace`, `trace_stack`, `new_box`, `top
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,7 +25,7 @@ from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import header, unpack
 
-__all__ = ["ActiveTraces", "Tape", "box_leaves", "fresh_trace", "is_boxable", "pull_back", "tape_size", "unbox"]
+__all__ = ["ActiveTraces", "Node", "Tape", "box_leaves", "fresh_trace", "is_boxable", "pull_back", "tape_size", "unbox"]
 
 NodeCotangents = Sequence[tuple[Any, Any]]  # nodes of outputs with their cotangents
 Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in place; None is zero
@@ -89,10 +89,11 @@ class ActiveTraces:
     """
 
     opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
-    atomic_types: ClassVar[frozenset[type]] = frozenset({np.ndarray, np.float64, np.float32})
+    atomic_types: ClassVar[frozenset[type]] = frozenset({np.float64, np.float32})
     unpack = staticmethod(unpack)
 
     def __init__(self) -> None:
+        self._arrays: dict[int, np.ndarray] = {}  # by id: plain arrays that the search came upon
         self._roots: dict[float, Any] = {}  # of autograd's traces, by number
         frame = sys._getframe()
         while frame is not None:
@@ -103,12 +104,19 @@ class ActiveTraces:
     def __bool__(self) -> bool:
         return bool(self._roots or _open)
 
+    @property
+    def arrays(self) -> list[np.ndarray]:
+        """The plain arrays that the search has asked about."""
+        return list(self._arrays.values())
+
     def visit(self, value: Any, name: str) -> None:
         """Does nothing: only leaves are of interest."""
 
     def accepts(self, leaf: Any) -> bool:
         """Whether a leaf is a box of an open trace; a box that outlived its trace, in a cache for one, is not."""
         if not isbox(leaf):
+            if type(leaf) is np.ndarray:
+                self._arrays[id(leaf)] = leaf
             return False
         number, node = leaf._trace, leaf._node
         if number % 1:  # one of our own
@@ -167,10 +175,7 @@ def pull_back(groups: Sequence[NodeCotangents], sums: dict[Any, tuple[Any, bool]
     """
     last = None
     for group in groups:
-        previous, last = last, VJPNode.__new__(VJPNode)
-        earlier = () if previous is None else ((previous, None),)
-        last.parents = tuple(node for node, _ in (*earlier, *group))  # `toposort` takes the last parent first
-        last.vjp = _constant([cotangent for _, cotangent in (*earlier, *group)])
+        last = _GroupNode(group if last is None else [(last, None), *group])  # `toposort` takes the last parent first
     sums[last] = (None, False)
     for node in toposort(last):
         if not node.parents:
@@ -181,8 +186,12 @@ def pull_back(groups: Sequence[NodeCotangents], sums: dict[Any, tuple[Any, bool]
     return sums
 
 
-def _constant(value: Any) -> Callable[[Any], Any]:
-    return lambda _: value
+class _GroupNode(VJPNode):  # type: ignore[misc]
+    """A node whose parents are outputs of the graph, and whose pullback is their cotangents."""
+
+    def __init__(self, outputs: NodeCotangents) -> None:
+        cotangents = [cotangent for _, cotangent in outputs]
+        self.parents, self.vjp = tuple(node for node, _ in outputs), lambda _: cotangents
 
 
 # Objects that exist without the tape: neither counted nor followed.
