@@ -4,11 +4,10 @@ A state is the carry as the step takes and returns it, of tensors that are detac
 captured tensors are running sums, which every range adds to in the order in which the plain loop would have added.
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
@@ -21,7 +20,10 @@ from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
-from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, version
+from remat.frameworks.torch.functorch import in_transform
+from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
+from remat.frameworks.torch.inner_gradients import GradModeTrial
+from remat.frameworks.torch.input_versions import InputVersions, step_mutation_error
 from remat.frameworks.torch.leaves import (
     copy_tensor,
     detached,
@@ -39,6 +41,7 @@ from remat.frameworks.torch.tape import (
     Tape,
     accumulate_grads,
     check_inputs_known,
+    requiring_grad,
     seed_accumulators,
     tape_vjp,
 )
@@ -61,6 +64,7 @@ class TorchBackend:
         self.in_first_run = False  # whether this is the first run of the call, which starts with `first_step`
         self.output_bytes = 0  # bytes of the outputs, once they are released
         self._nodes_per_step = 0  # in the graph of the last recorded range
+        self._grad_mode = GradModeTrial(step)
         self._carry_hooks: dict[int, CarryHooks] = {}  # by its first step: of the range that was pulled back last
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
@@ -88,14 +92,12 @@ class TorchBackend:
             states.append(self.advance(states.pop(), start, probe))
             return self.advance(states.pop(), probe, stop)
         versions = self._input_versions(states[0])
-        with self.step.autocast.active(grad=False), self.step.rebind(self.captured) as step:
-            checked = (
-                self._checking_aliases(step)
-                if self.activity.aliases and self.in_first_run and start >= self.runner.outputs_written
-                else step
-            )
-            after = self.runner.run(checked, states.pop(), start, stop)
-        self._check_inputs_unchanged(versions, start, stop)
+        with ExitStack() as stack:
+            step = self._grad_mode.wrap(stack.enter_context(self._steps_may_run(grad=False)))
+            if self.activity.aliases and self.in_first_run and start >= self.runner.outputs_written:
+                step = self._checking_aliases(step)
+            after = self.runner.run(step, states.pop(), start, stop)
+        versions.check(start, stop)
         return self.runner.tree.map(detached, after)
 
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Tape]:
@@ -107,8 +109,7 @@ class TorchBackend:
         del state
         with ExitStack() as stack:
             stack.enter_context(recomputing(runner.outputs_written > start))
-            stack.enter_context(self.step.autocast.active(grad=True))
-            step = stack.enter_context(self.step.rebind(self.captured))
+            step = stack.enter_context(self._steps_may_run(grad=True))
             if first_step is not None and start == 0:
                 tape, carry, done = first_step.tape, first_step.carry, 1
                 self._register_output(tape, 0, first_step.y)
@@ -116,14 +117,14 @@ class TorchBackend:
             else:
                 number, done = next_sequence_nr(), start
                 leaves = require_grad_roots(leaves, self.activity.carry)
-                tape = Tape(start, stop, number, _requiring_grad(leaves), self.captured)
+                tape = Tape(start, stop, number, requiring_grad(leaves), self.captured)
                 carry = runner.tree.unflatten(leaves)
             del leaves, first_step
             for i in range(done, stop):
                 carry = self._record_step(step, carry, i, tape)
                 if i == 0:  # the caller's tensors have these hooks since step 0 ran first
                     take_hooks(tape.carry_in)
-        self._check_inputs_unchanged(versions, start, stop)
+        versions.check(start, stop)
         leaves = runner.check_carry(carry, stop - 1)
         tape.carry_out = self._output_edges(leaves, self.activity.carry, runner.names, stop - 1)
         if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self.step.fsdp_modules:
@@ -138,16 +139,15 @@ class TorchBackend:
         runner, number = self.runner, next_sequence_nr()
         versions = self._input_versions(state)
         with ExitStack() as stack:
-            stack.enter_context(self.step.autocast.active(grad=True))
-            step = stack.enter_context(self.step.rebind(self.captured))
+            step = stack.enter_context(self._steps_may_run(grad=True))
             leaves = require_grad_roots(runner.tree.flatten_like(state, "carry"), self.activity.carry)
-            tape = Tape(0, 1, number, _requiring_grad(leaves), self.captured)
+            tape = Tape(0, 1, number, requiring_grad(leaves), self.captured)
             # Compiled code does not run as such in the mode that counts on a CPU.
             counted = measured and not self.step.compiled
             allocated = stack.enter_context(allocations(self._devices())) if counted else lambda: 0
             carry, y = self._call_step(step, runner.tree.unflatten(leaves), 0, tape)
             first_step = FirstStep(tape, carry, y, allocated=allocated())
-        self._check_inputs_unchanged(versions, 0, 1)
+        versions.check(0, 1)
         leaves = runner.check_carry(carry, 0)
         if runner.outputs.row_of(0) is not None:
             runner.outputs.allocate(y, 0)
@@ -156,6 +156,18 @@ class TorchBackend:
             tape.look_at_graph([gradient_edge(leaf) for leaf in results])
             return replace(first_step, tape_bytes=saved_bytes(tape, self._persistent_tensors()))
         return first_step
+
+    @contextmanager
+    def _steps_may_run(self, *, grad: bool) -> Iterator[Callable[[Any, Any], Any]]:
+        """A block in which the step, which it yields, runs as at the call of the loop, with this backend's tensors."""
+        with ExitStack() as stack:
+            stack.enter_context(self._segments_allowed())
+            stack.enter_context(self.step.autocast.active(grad=grad))
+            yield stack.enter_context(self.step.rebind(self.captured))
+
+    def _segments_allowed(self) -> AbstractContextManager[None]:
+        """A block in which steps may contain segments, which torch.func does not allow where it records by itself."""
+        return saved_tensor_hooks_allowed() if self.step.under_functorch and not in_transform() else nullcontext()
 
     def _record_step(self, step: Any, carry: Any, i: int, tape: Tape) -> Any:
         carry, y = self._call_step(step, carry, i, tape)
@@ -171,7 +183,7 @@ class TorchBackend:
         runner.current_step = i
         if any(self.activity.xs):
             leaves = require_grad_roots([leaf[i] for leaf in runner.inputs.leaves], self.activity.xs)
-            tape.xs.append(_requiring_grad(leaves))
+            tape.xs.append(requiring_grad(leaves))
             x = runner.inputs.tree.unflatten(leaves)
         else:
             x = runner.inputs.row(i)
@@ -243,7 +255,8 @@ class TorchBackend:
         """The gradients before the range: rows of xs are written, and sums of captured tensors are added to."""
         edges, fsdp_modules = self._cotangents(tape, gradients), self.step.fsdp_modules
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
-        by_root = accumulate_grads(edges, tape, fsdp_modules) if fsdp_modules else tape_vjp(edges, tape)
+        with self._segments_allowed():
+            by_root = accumulate_grads(edges, tape, fsdp_modules) if fsdp_modules else tape_vjp(edges, tape)
         size, count = len(tape.carry_in), len(tape.captured)
         for k, gradient in enumerate(by_root[size : size + count]):
             gradients.captured[k] = gradients.captured[k] if gradient is None else gradient
@@ -364,20 +377,10 @@ class TorchBackend:
             edges.append(gradient_edge(leaf) if requires_grad else None)
         return edges
 
-    def _input_versions(self, state: Any) -> list[tuple[Any, int]]:
-        """Weak references to the carry and the inputs of steps, with the version of each."""
-        if self.step.under_functorch:
-            return []
+    def _input_versions(self, state: Any) -> InputVersions:
+        """The versions of the carry and the inputs of steps; transforms of torch.func have none."""
         leaves = (*self.runner.tree.flatten_like(state, "carry"), *self.runner.inputs.leaves)
-        return [(ref(leaf), version(leaf)) for leaf in leaves if isinstance(leaf, Tensor)]
-
-    def _check_inputs_unchanged(self, versions: list[tuple[Any, int]], start: int, stop: int) -> None:
-        """Raise a StepError if steps have written into their carry or inputs."""
-        for reference, before in versions:
-            tensor = reference()
-            if tensor is not None and version(tensor) != before:
-                steps = f"step {start}" if stop == start + 1 else f"one of the steps {start} to {stop - 1}"
-                raise step_mutation_error(steps, f"a {leaf_ops.spec_of(tensor, 'tensor')} has changed")
+        return InputVersions(() if self.step.under_functorch else leaves)
 
     def _persistent_tensors(self) -> list[Tensor]:
         """Tensors that are alive without any tape, so that a tape that saves them takes no bytes for them."""
@@ -395,16 +398,3 @@ class TorchBackend:
         return (
             not usual or self.step.may_capture_more or start == 0 or (stop - 1).bit_length() != (start - 1).bit_length()
         )
-
-
-def _requiring_grad(roots: Sequence[Any]) -> list[Any]:
-    """The tensors that require a gradient, None for all others."""
-    return [root if isinstance(root, Tensor) and root.requires_grad else None for root in roots]
-
-
-def step_mutation_error(steps: str, what: str) -> StepError:
-    """The error for steps that write into their input or into a carry that is kept."""
-    return StepError(
-        f"{steps} writes into what it is given ({what}): its input x, or a carry that is kept to be used again. Make a "
-        "new tensor instead, as in h = h + dh for h += dh"
-    )

@@ -17,21 +17,26 @@ __all__ = [
     "current_backward",
     "external_edges",
     "gradient_edge",
+    "has_saved_tensor_hooks",
     "hooks_suspended",
     "is_leaf_node",
     "leaf_itself",
     "leaf_of",
     "next_sequence_nr",
     "reachable_leaves",
+    "saved_tensor_hooks_allowed",
     "sequence_nr",
     "set_backward_hooks",
     "version",
     "view_base",
+    "without_saved_tensor_hooks",
 ]
 
 # The node that adds to `.grad` of a leaf; its type has no public name. A node of a user's Function may have any
 # attribute, `variable` too, so the type is compared.
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
+
+_autograd: Any = torch._C._autograd  # the stack of hooks on saved tensors has no public names
 
 
 def gradient_edge(tensor: Tensor) -> GradientEdge:
@@ -136,6 +141,40 @@ def hooks_suspended(tensors: Sequence[Tensor]) -> Iterator[None]:
     finally:
         for tensor, hooks in suspended:
             set_backward_hooks(tensor, backward_hooks(tensor) | hooks)
+
+
+@contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """A block in which no hooks around it pack what graphs save: a segment's are not for steps that are measured."""
+    hooks = []
+    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        _autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            _autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def has_saved_tensor_hooks() -> bool:
+    """Whether hooks pack what graphs save here, as in a segment."""
+    return _autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+@contextmanager
+def saved_tensor_hooks_allowed() -> Iterator[None]:
+    """A block in which hooks may be entered, though a transform of torch.func around it has forbidden that.
+
+    Inside of an autograd Function plain autograd records again, where such hooks do no harm.
+    """
+    message = _autograd._saved_tensors_hooks_get_disabled_error_message()
+    _autograd._saved_tensors_hooks_enable()
+    try:
+        yield
+    finally:
+        if message is not None:
+            _autograd._saved_tensors_hooks_disable(message)
 
 
 def version(tensor: Tensor) -> int:

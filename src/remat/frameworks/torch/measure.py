@@ -23,6 +23,7 @@ from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.function import TorchLoopCall
+from remat.frameworks.torch.graph import has_saved_tensor_hooks, without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import nbytes, spec_of
 from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for
 from remat.loops.request import free_host_bytes
@@ -46,7 +47,7 @@ def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
     step, first = call.step, call.first_step
     specs = tuple(spec_of(leaf, "leaf") for leaf in leaves)
     active = (*step.activity.carry, *step.activity.xs, *step.activity.ys)
-    settings = (torch.get_num_threads(), repr(step.autocast), step.under_functorch)
+    settings = (torch.get_num_threads(), repr(step.autocast), step.under_functorch, has_saved_tensor_hooks())
     key = ("torch", *step.captured.cache_key, call.carry, call.xs, specs, active, *settings)
     size = (0, 0) if first is None else (first.tape_bytes, first.allocated)
     return cached_cost(key, size, capacity, lambda: _measure(call, leaves, capacity, size[0]))
@@ -64,7 +65,7 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
             torch.cuda.synchronize(device)
 
     states = [*call.step.replayable_states, PythonState(call.step.captured.containers)]
-    with preserved_state(states), torch.no_grad(), recomputing(True):
+    with preserved_state(states), without_saved_tensor_hooks(), torch.no_grad(), recomputing(True):
         try:
             free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
             cost = measure_step(_setup(call, leaves, steps, devices, finish), steps, free)

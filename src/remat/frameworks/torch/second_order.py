@@ -65,8 +65,16 @@ def _vjp_of(
     `closed_over` says which roots the function closes over itself: these are used as they are, not as arguments.
     """
     if under_functorch:
-        outs, vjp = torch.func.vjp(function, *roots)  # type: ignore[misc]
-        return list(vjp([torch.zeros_like(o) if bar is None else bar for o, bar in zip(outs, cotangents, strict=True)]))
+        kept: list[int] = []  # torch.func takes no outputs that cannot have a cotangent, such as integers
+
+        def differentiable(*values: Any) -> list[Any]:
+            outs = function(*values)
+            kept[:] = [k for k, out in enumerate(outs) if leaf_ops.is_differentiable(out)]
+            return [outs[k] for k in kept]
+
+        outs, vjp = torch.func.vjp(differentiable, *roots)  # type: ignore[misc]
+        bars = [cotangents[k] for k in kept]
+        return list(vjp([torch.zeros_like(out) if bar is None else bar for out, bar in zip(outs, bars, strict=True)]))
     return list(_Vjp.apply(function, closed_over, *roots, *cotangents))  # type: ignore[no-untyped-call]
 
 

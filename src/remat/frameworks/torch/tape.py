@@ -19,6 +19,7 @@ __all__ = [
     "Tape",
     "accumulate_grads",
     "check_inputs_known",
+    "requiring_grad",
     "seed_accumulators",
     "tape_vjp",
     "unknown_input_error",
@@ -57,6 +58,11 @@ class Tape:
     def roots(self) -> list[Any]:
         """All leaves of the graph: carry, captured tensors, inputs of each step."""
         return [*self.carry_in, *self.captured, *(root for row in self.xs for root in row)]
+
+
+def requiring_grad(roots: Sequence[Any]) -> list[Any]:
+    """The tensors that require a gradient, None for all others."""
+    return [root if isinstance(root, Tensor) and root.requires_grad else None for root in roots]
 
 
 @dataclass

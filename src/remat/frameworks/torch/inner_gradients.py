@@ -1,0 +1,82 @@
+"""Steps that differentiate themselves (energies and forces, samplers, inner updates), where no tape is recorded.
+
+The rule: steps advance without grad, which is fastest. If the first one that does so complains that something has no
+graph, all that it may have changed is put back, and it and all later steps run with grad enabled, on leaves that
+require a gradient as in a recorded step; the graph of each step is freed at its end. The numbers are the same.
+
+What it can miss: a step that complains later than the first one, which raises the user's error, with a note; and one
+that does not complain and returns other numbers without grad, which the determinism check finds. The cost is one
+snapshot of the replayable states for each sweep.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from remat.execute.python_state import PythonState
+from remat.execute.rng_state import global_rng_states
+from remat.frameworks.torch import leaves as leaf_ops
+from remat.frameworks.torch.analyzed_step import AnalyzedStep
+from remat.frameworks.torch.leaves import require_grad_roots
+from remat.loops.step_runner import unpack_output
+from remat.pytree import flatten
+
+__all__ = ["GradModeTrial"]
+
+Step: TypeAlias = Callable[[Any, Any], Any]
+
+
+class GradModeTrial:
+    """Finds out in the first step that advances whether steps need grad."""
+
+    def __init__(self, step: AnalyzedStep) -> None:
+        self._activity = step.activity
+        self._states = [*global_rng_states(), *step.replayable_states, PythonState(step.captured.containers)]
+        self._needs_grad: bool | None = None  # None until a step has been tried
+
+    def wrap(self, step: Step) -> Step:
+        """The step as it can advance in a block without grad."""
+        if self._needs_grad is None:
+            return lambda carry, x: self._advance(step, carry, x)
+        return self._with_grad(step) if self._needs_grad else step
+
+    def _advance(self, step: Step, carry: Any, x: Any) -> Any:
+        if self._needs_grad is not None:
+            return self.wrap(step)(carry, x)
+        before = [state.get() for state in self._states]
+        try:
+            out = step(carry, x)
+            self._needs_grad = False
+        except RuntimeError as error:
+            if "grad" not in str(error):
+                raise
+            for state, snapshot in zip(self._states, before, strict=True):
+                state.set(snapshot)
+            out = self._with_grad(step)(carry, x)
+            self._needs_grad = True
+        return out
+
+    def _with_grad(self, step: Step) -> Step:
+        """The step, run with grad; its results have no graph."""
+
+        def run(carry: Any, x: Any) -> tuple[Any, Any]:
+            carry_leaves, carry_tree = flatten(carry)
+            x_leaves, x_tree = flatten(x)
+            with torch.enable_grad():
+                carry = carry_tree.unflatten(require_grad_roots(carry_leaves, self._activity.carry))
+                x = x_tree.unflatten(require_grad_roots(x_leaves, self._activity.xs))
+                after, y = unpack_output(leaf_ops, step(carry, x), 0)
+            # One tensor that is returned twice stays one tensor.
+            detached: dict[int, Tensor] = {}
+            results = []
+            for value in (after, y):
+                leaves, tree = flatten(value)
+                for leaf in leaves:
+                    if isinstance(leaf, Tensor) and leaf.requires_grad:
+                        detached.setdefault(id(leaf), leaf.detach())
+                results.append(tree.unflatten([detached.get(id(leaf), leaf) for leaf in leaves]))
+            return results[0], results[1]
+
+        return run
