@@ -17,7 +17,7 @@ from tests.random_programs.verdict import Program
 
 __all__ = ["D1", "D2", "D3", "D4", "P1", "P2", "P3", "P4", "Box", "constant", "cubed", "the_plan"]
 
-P1, P2, P3, P4 = (namedtuple(f"P{n}", list("abcd"[:n])) for n in (1, 2, 3, 4))  # type: ignore[misc]
+P1, P2, P3, P4 = (namedtuple(f"P{n}", list("abcd"[:n])) for n in (1, 2, 3, 4))
 
 
 @dataclass

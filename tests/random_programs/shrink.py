@@ -14,7 +14,7 @@ def shrunk(write: Callable[[int, frozenset[str]], Program], seed: int, judge: Ca
         again = False
         for feature in sorted(program.features):
             shorter = write(seed, without | {feature})
-            if len(shorter.text) <= len(program.text) and shorter.text != program.text and judge(shorter).word == word:
+            if len(shorter.features) < len(program.features) and judge(shorter).word == word:
                 program, without, again = shorter, without | {feature}, True
                 break
     return program

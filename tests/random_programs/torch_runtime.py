@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-P1, P2, P3, P4 = (namedtuple(f"P{n}", list("abcd"[:n])) for n in (1, 2, 3, 4))  # type: ignore[misc]
+P1, P2, P3, P4 = (namedtuple(f"P{n}", list("abcd"[:n])) for n in (1, 2, 3, 4))
 
 
 @dataclass
@@ -172,13 +172,22 @@ def run(program: Program, remat: Any) -> list[Seen]:
     try:
         user = functions["make"]()
         results = functions["drive"](user)
-        return [*observed("result", results), *_seen(user), *global_state(torch)]
+        # A result is its numbers; whether it is a leaf is nothing that a program relies on.
+        given = [seen for seen in observed("result", results) if not seen.path.endswith("grad")]
+        return [*given, *_seen(user), *global_state(torch)]
     finally:
         torch.set_default_dtype(default)
 
 
 def _seen(user: Any) -> list[Seen]:
-    """The user's objects. Of a dropped module, beside the module itself, the names in its state."""
+    """The user's objects. Of a dropped module, beside the module itself, the names in its state.
+
+    What is computed anew in each call, inside of torch.func too, is not compared where it is kept.
+    """
     dropped = {name: value for name, value in vars(user).items() if name.startswith("dropped")}
     names = {name: " ".join(getattr(value, "state_dict", dict)()) for name, value in dropped.items()}
-    return [*observed("user", {k: v for k, v in vars(user).items() if k not in dropped}), *observed("names", names)]
+    shown = observed("user", {name: value for name, value in vars(user).items() if name not in dropped})
+    return [
+        *(seen for seen in shown if ".made" not in seen.path and "['made" not in seen.path),
+        *observed("names", names),
+    ]
