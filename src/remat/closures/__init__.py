@@ -3,6 +3,8 @@
 | file | noun |
 |---|---|
 | `capture.py` | `ConvertedClosure`: a function of its captured values; the facts of CPython that this relies on |
+| `reach.py` | the containers, variables and generators that a function reaches, for runs that leave no trace |
+| `placeholders.py` | values that a copy of a container must not keep alive |
 | `closure_search.py` | the search for references to captured values |
 | `capture_filter.py` | which values a framework captures |
 | `references.py` | variables that can be read and rebound: cells, items, attributes, partials |

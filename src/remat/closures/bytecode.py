@@ -1,6 +1,6 @@
 """Names that a function's bytecode reads and writes, which tell constants of a closure from variables of the step.
 
-They are found by `dis` opnames, the only public view of them. Should a version of CPython rename one of the four below,
+They are found by `dis` opnames, the only public view of them. Should a version of CPython rename one of those below,
 then a captured global is not found, which raises an error when the step runs on it, or a variable that the step assigns
 counts as one that it only reads, and is reset in every sweep.
 """
@@ -9,7 +9,10 @@ import dis
 from functools import lru_cache
 from types import CodeType
 
-__all__ = ["assigned_names", "global_names"]
+__all__ = ["assigned_globals", "assigned_names", "attributes_used", "global_names", "names_in"]
+
+_LOADS = frozenset({"LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF"})
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 
 
 @lru_cache(maxsize=1024)
@@ -23,6 +26,42 @@ def global_names(code: CodeType) -> frozenset[str]:
     """Globals that the code, or a function defined in it, reads."""
     # Class bodies inside a function read globals with LOAD_NAME.
     return _names(code, "LOAD_GLOBAL", "LOAD_NAME").union(*map(global_names, _nested_code(code)))
+
+
+@lru_cache(maxsize=1024)
+def assigned_globals(code: CodeType) -> frozenset[str]:
+    """Globals that the code, or a function defined in it, assigns to."""
+    return _names(code, "STORE_GLOBAL", "DELETE_GLOBAL").union(*map(assigned_globals, _nested_code(code)))
+
+
+@lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> frozenset[str]:
+    """All names in the code and in functions defined in it: attributes, globals, and strings, as for getattr."""
+    strings = (constant for constant in code.co_consts if isinstance(constant, str))
+    return frozenset(code.co_names).union(strings, *map(names_in, _nested_code(code)))
+
+
+@lru_cache(maxsize=1024)
+def attributes_used(code: CodeType) -> dict[str, frozenset[str] | None]:
+    """By variable of an enclosing function, or global: the attributes of it that the code uses; None if it uses all.
+
+    In `self.block(x)` only the attribute `block` of `self` is used; in `run(self)` or `self[0]` all of it may be.
+    """
+    used: dict[str, frozenset[str] | None] = {}
+    for inner in _nested_code(code):
+        for name, attributes in attributes_used(inner).items():
+            used[name] = _both(used.get(name, frozenset()), attributes)
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    for instruction, following in zip(instructions, [*instructions[1:], None], strict=True):
+        if instruction.opname in _LOADS:
+            is_attribute = following is not None and following.opname in _ATTRIBUTES
+            found = frozenset({following.argval}) if following is not None and is_attribute else None
+            used[instruction.argval] = _both(used.get(instruction.argval, frozenset()), found)
+    return used
+
+
+def _both(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:
+    return None if first is None or second is None else first | second
 
 
 def _names(code: CodeType, *opnames: str) -> frozenset[str]:

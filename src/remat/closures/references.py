@@ -15,6 +15,7 @@ __all__ = [
     "ItemRef",
     "PartialRef",
     "Reference",
+    "is_foundation",
     "is_library",
 ]
 
@@ -131,4 +132,11 @@ def is_library(module: str) -> bool:
     return "site-packages" in file or (bool(file) and file.startswith(_STANDARD))
 
 
+@lru_cache(maxsize=4096)
+def is_foundation(module: str) -> bool:
+    """Whether a module belongs to Python itself, or to a framework: objects of its classes have no state of users."""
+    return module.partition(".")[0] in sys.stdlib_module_names.union(_FOUNDATIONS)
+
+
+_FOUNDATIONS = ("builtins", "autograd", "jax", "jaxlib", "numpy", "remat", "torch")
 _STANDARD = sysconfig.get_paths()["stdlib"]  # the folder of the standard library

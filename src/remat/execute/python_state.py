@@ -37,17 +37,17 @@ class Contents:
     @classmethod
     def of(cls, containers: Iterable[Container]) -> "Contents":
         """The present contents of these containers."""
-        return cls([(container, _copied(container)) for container in containers])
+        return cls([(container, _copied(container) if container else ()) for container in containers])
 
     def changed(self) -> "Contents":
         """These contents without those of containers that still have them."""
-        return Contents([(container, items) for container, items in self.pairs if not _has(container, items)])
+        # Most containers of a module are empty, and stay so: its hooks.
+        return Contents([pair for pair in self.pairs if (pair[0] or pair[1]) and not _has(*pair)])
 
     def restore(self) -> None:
         """Put the contents back; containers that still have them are not written into."""
-        for container, items in self.pairs:
-            if not _has(container, items):
-                _fill(container, items)
+        for container, items in self.changed().pairs:
+            _fill(container, items)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Contents) or len(self.pairs) != len(other.pairs):
@@ -111,6 +111,10 @@ def _copied(container: Container) -> Any:
 
 def _has(container: Container, items: Any) -> bool:
     """Whether a container still has these items."""
+    if type(items) is dict and type(container) is dict:  # the usual case
+        if len(container) != len(items):
+            return False
+        return not any(map(is_not, container.values(), items.values())) and not any(map(is_not, container, items))
     if isinstance(items, _LongContents):
         return len(container) == items.size and _same_tail(_tail(container), items.tail)
     return _same(container, items)

@@ -72,13 +72,17 @@ class SegmentReplay:
         """Whether any state was used."""
         return bool(self._snapshots)
 
+    def rewind(self) -> None:
+        """Set the states back to what they were before the first run."""
+        for replayable, snapshot in self._snapshots:
+            replayable.set(snapshot)
+
     @contextmanager
     def rewound(self) -> Iterator[None]:
         """A block in which the states start as they were before the first run; afterwards they are as before it."""
         outside = [(replayable, replayable.get()) for replayable, _ in self._snapshots]
         try:
-            for replayable, snapshot in self._snapshots:
-                replayable.set(snapshot)
+            self.rewind()
             yield
         finally:
             for replayable, snapshot in outside:

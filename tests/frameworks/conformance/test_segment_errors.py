@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import remat
+from tests.frameworks.untracked import Box
 
 from .frameworks import FRAMEWORKS, where_python_runs_each_step
 from .segments import WAYS
@@ -54,11 +55,11 @@ def test_after_an_error_all_is_as_before(framework, x):
 
 @where_python_runs_each_step
 def test_a_function_that_does_not_repeat_itself_is_an_error_that_names_it(framework, x):
-    np, state = framework.np, {"n": 0}
+    np, state = framework.np, Box(0)
 
     def counts(x):
-        state["n"] += 1
-        return np.exp(np.sin(x * state["n"]))
+        state.value += 1
+        return np.exp(np.sin(x * state.value))
 
     with pytest.raises(remat.DeterminismError, match=r"counts.*float64\[5\].*of its size"):
         framework.gradient(lambda x: np.sum(remat.checkpoint(counts, x)), x)
@@ -66,15 +67,15 @@ def test_a_function_that_does_not_repeat_itself_is_an_error_that_names_it(framew
 
 @where_python_runs_each_step
 def test_shapes_are_compared_even_if_values_are_not(framework, x):
-    np, state = framework.np, {"n": 0}
+    np, state = framework.np, Box(0)
 
     def values(x):
-        state["n"] += 1
-        return np.sin(x * state["n"])
+        state.value += 1
+        return np.sin(x * state.value)
 
     def shapes(x):
-        state["n"] += 1
-        return np.sin(x[: state["n"] % 2 + 2])
+        state.value += 1
+        return np.sin(x[: state.value % 2 + 2])
 
     framework.gradient(lambda x: np.sum(remat.drop(values, check="never")(x)), x)
     run = remat.drop(shapes, check="never", early_stop=False)
@@ -85,12 +86,12 @@ def test_shapes_are_compared_even_if_values_are_not(framework, x):
 @where_python_runs_each_step
 @pytest.mark.parametrize(("check", "error"), [("first", False), ("always", True), ("never", False)])
 def test_values_are_compared_when_they_are_asked_to_be(framework, x, check, error):
-    np, state = framework.np, {"n": 1}
-    run = remat.drop(lambda x: np.exp(np.sin(x * state["n"])), check=check)
+    np, state = framework.np, Box(1)
+    run = remat.drop(lambda x: np.exp(np.sin(x * state.value)), check=check)
 
     def changes(x):
         y = np.sum(run(x))
-        state["n"] = 2
+        state.value = 2
         return y
 
     framework.gradient(lambda x: np.sum(run(x)), x)  # the first backward through it shows that it repeats itself
@@ -106,14 +107,14 @@ def test_two_closures_of_one_code_are_two_functions(framework, x):
     np = framework.np
 
     def make(state):
-        return lambda x: np.sin(x * state["n"])
+        return lambda x: np.sin(x * state.value)
 
-    steady, state = make({"n": 1}), {"n": 1}
+    steady, state = make(Box(1)), Box(1)
     framework.gradient(lambda x: np.sum(remat.checkpoint(steady, x)), x)
 
     def loss(x):
         y = np.sum(remat.checkpoint(make(state), x))
-        state["n"] = 2
+        state.value = 2
         return y
 
     with pytest.raises(remat.DeterminismError):

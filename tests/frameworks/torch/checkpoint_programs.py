@@ -5,6 +5,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import remat
+from tests.frameworks.untracked import Log
 
 A = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 
@@ -26,7 +27,7 @@ class Seen:
     """Storages that were seen: how many of them are still there."""
 
     def __init__(self):
-        self.refs = []
+        self.refs = Log()
 
     def __call__(self, tensor):
         self.refs.append(StorageWeakRef(tensor.untyped_storage()))

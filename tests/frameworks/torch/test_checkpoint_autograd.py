@@ -15,10 +15,11 @@ from tests.frameworks.torch.checkpoint_programs import (
     rand,
     same_as_plain,
 )
+from tests.frameworks.untracked import Log
 
 
 def test_backward_twice_over_a_retained_graph_recomputes_twice():
-    module, x, runs = block(), leaf(2, 4), []
+    module, x, runs = block(), leaf(2, 4), Log()
 
     def fn(x):
         runs.append(1)
@@ -119,7 +120,7 @@ def test_a_reentrant_backward_of_a_custom_function_works():
 
 
 def test_saved_tensors_may_be_asked_for_twice():
-    runs = []
+    runs = Log()
 
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -197,7 +198,7 @@ def test_transforms_of_torch_func_get_the_plain_gradients():
 
 
 def test_autocast_is_on_again_when_a_segment_is_recomputed():
-    module, x, dtypes = nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True), []
+    module, x, dtypes = nn.Linear(4, 4), torch.ones(2, 4, requires_grad=True), Log()
 
     def fn(x):
         y = module(x)
@@ -252,7 +253,7 @@ def test_hooks_of_parameters_are_there_again_after_a_recomputation():
 
 
 def test_saved_tensors_that_are_asked_for_often_are_computed_twice_at_most():
-    runs = []
+    runs = Log()
 
     class Many(torch.autograd.Function):
         @staticmethod

@@ -13,46 +13,47 @@ from tests.frameworks.torch.checkpoint_programs import (
     leaf,
     rand,
 )
+from tests.frameworks.untracked import Box
 
 
 def test_a_segment_that_is_not_deterministic_is_an_error_that_names_what_changed():
-    state = {"n": 0}
+    state = Box(0)
 
     def counts(x):
-        state["n"] += 1
-        return (x * state["n"]).sin().exp()
+        state.value += 1
+        return (x * state.value).sin().exp()
 
     with pytest.raises(remat.DeterminismError, match=r"counts.*tensor 0 of the \d+.*float64\[3\].*of its size"):
         remat.checkpoint(counts, leaf(3)).sum().backward()
 
     def never(x):
-        state["n"] += 1
-        return (x * state["n"]).sin().exp()
+        state.value += 1
+        return (x * state.value).sin().exp()
 
     remat.drop(never, check="never")(leaf(3)).sum().backward()
 
 
 def test_other_shapes_and_other_numbers_of_tensors_are_errors_without_a_check_of_values():
-    state = {"again": False}
+    again = Box(False)
 
     def shape(x):
-        y = x[:2] if state["again"] else x
+        y = x[:2] if again.value else x
         return y.sin().sum()
 
     def fewer(x):
-        return x.sin() if state["again"] else x.sin().exp().cos()
+        return x.sin() if again.value else x.sin().exp().cos()
 
     def more(x):
-        return x.sin().exp().cos() if state["again"] else x.sin()
+        return x.sin().exp().cos() if again.value else x.sin()
 
     for fn, message in (
         (shape, r"float64\[3\] and became float64\[2\]"),
         (fewer, "saved 3 .* and then 1"),
         (more, "1"),
     ):
-        state["again"] = False
+        again.value = False
         y = remat.drop(fn, check="never", early_stop=False)(leaf(3)).sum()
-        state["again"] = True
+        again.value = True
         with pytest.raises(remat.DeterminismError, match=message):
             y.backward()
 
@@ -177,10 +178,10 @@ def test_writing_into_what_was_saved_is_an_error_as_it_is_plainly():
 
 
 def test_only_a_comparison_of_all_that_is_saved_counts_as_the_first():
-    state = {"n": 1}
+    state = Box(1)
 
     def fn(x):
-        return x.sin(), (x * state["n"]).exp()
+        return x.sin(), (x * state.value).exp()
 
     x = leaf(3)
     for _ in range(2):
@@ -188,6 +189,6 @@ def test_only_a_comparison_of_all_that_is_saved_counts_as_the_first():
         del second
         first.sum().backward()
     y = remat.checkpoint(fn, x)[1].sum()
-    state["n"] = 2
+    state.value = 2
     with pytest.raises(remat.DeterminismError):
         y.backward()

@@ -7,6 +7,7 @@ import torch
 
 import remat
 from tests.frameworks.torch.checkpoint_programs import Seen, block, leaf
+from tests.frameworks.untracked import Log
 
 
 def test_what_a_backward_did_not_use_is_let_go_when_it_ends():
@@ -62,7 +63,7 @@ def test_nothing_is_alive_if_there_is_no_backward_at_all():
 
 
 def test_each_recomputed_tensor_is_let_go_as_soon_as_it_was_used():
-    seen, alive = Seen(), []
+    seen, alive = Seen(), Log()
 
     def fn(x):
         for _ in range(10):

@@ -15,11 +15,12 @@ from tests.frameworks.torch.checkpoint_programs import (
     leaf,
     rand,
 )
+from tests.frameworks.untracked import Log
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_the_forum_question_runs_in_the_documented_order(early_stop):
-    log = []
+    log = Log()
     drop = functools.partial(remat.drop, early_stop=early_stop)
     two = nn.Sequential(Counted("2a", log), drop(Counted("2b", log)))
     net = nn.Sequential(Counted("1", log), drop(two), Counted("3", log))
@@ -58,7 +59,7 @@ def nested(drop, log):
 
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_the_authors_nesting_gives_the_plain_gradients_in_every_iteration(early_stop):
-    log, plain_log = [], []
+    log, plain_log = Log(), Log()
     net, plain = nested(functools.partial(remat.drop, early_stop=early_stop), log), nested(lambda part: part, plain_log)
     optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, plain)]
     for step in range(3):

@@ -15,8 +15,10 @@
 | `device_determinism.py` | the determinism check on a device, without synchronization |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
-| `segment_closure.py`, `detached_cells.py` | what a segment reaches through closures and modules |
-| `leaf_state.py` | flags, hooks and versions of leaf tensors, restored for a recomputation |
+| `segment_inputs.py`, `detached_cells.py` | the inputs of a segment: arguments, and what its function closes over |
+| `environment.py` | everything that a function reaches, as it was at the call, for a run that leaves no trace |
+| `tensor_reach.py`, `tensor_state.py` | the modules and tensors that it reaches; what is inside of tensors |
+| `leaf_state.py` | flags and hooks of inputs that are leaves, restored for a recomputation |
 | `checkpointed_module.py` | a module, each call of which is a segment |
 | `capture_filter.py` | what closure conversion accepts in a step |
 | `replayable_state.py`, `autocast.py` | random generators, buffers and autocast, restored for steps that run later |

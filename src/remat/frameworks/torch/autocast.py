@@ -1,4 +1,4 @@
-"""The state of autocast when a loop or segment was called, restored for steps that run in the backward."""
+"""Autocast and the default dtype when a loop or segment was called, restored for steps that run in the backward."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,10 +12,10 @@ _DEVICES = ("cpu", "cuda")
 
 
 class AutocastState:
-    """The state of autocast on the CPU and on CUDA, when this object was created."""
+    """The state of autocast on the CPU and on CUDA, and the default dtype, when this object was created."""
 
     def __init__(self) -> None:
-        self._at_call = _autocast()
+        self._at_call, self._default_dtype = _autocast(), torch.get_default_dtype()
         self._enabled = any(enabled for enabled, _ in self._at_call)
 
     def __repr__(self) -> str:
@@ -24,7 +24,7 @@ class AutocastState:
     def active(self, *, grad: bool) -> AbstractContextManager[Any]:
         """A block in which autocast is as it was at the call, and graphs are recorded or not."""
         now = _autocast()
-        if self._at_call == now and not self._enabled:
+        if self._at_call == now and not self._enabled and torch.get_default_dtype() is self._default_dtype:
             return torch.set_grad_enabled(grad)
         return self._active(self._at_call != now, grad)
 
@@ -36,6 +36,8 @@ class AutocastState:
         weight that was cast without a graph in one place would otherwise lose its gradient in another.
         """
         with ExitStack() as stack:
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(self._default_dtype)
             if changed:
                 for device, (enabled, dtype) in zip(_DEVICES, self._at_call, strict=True):
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))

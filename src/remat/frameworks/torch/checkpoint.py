@@ -17,7 +17,7 @@ Rule 2. The inputs of a segment are saved outside of its own holders, and inside
 on. Without a segment around it they are kept as by any node; with one they are holders of it, so that an inner segment
 keeps nothing alive after the forward of the outer one. To fill a holder of `inner` its inputs are loaded, which asks a
 holder of `outer`, which recomputes `outer` first. Parameters are not inputs: they are used as they are, with the flags
-and hooks that they had (leaf_state.py, segment_closure.py).
+and hooks that they had (environment.py).
 
 Rule 3. A recomputation starts as if no segment were active; segments inside it are segments again.
 
@@ -71,21 +71,19 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from remat.execute.recomputation import StopRecomputation, is_recomputing, recomputing
-from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.compilers import not_compiled
-from remat.frameworks.torch.autocast import AutocastState
-from remat.frameworks.torch.detached_cells import DetachedCells
+from remat.frameworks.torch.environment import Environment
 from remat.frameworks.torch.functorch import in_transform
-from remat.frameworks.torch.graph import backward_hooks, call_after_backward, current_backward, version
-from remat.frameworks.torch.leaf_state import InputVersion, LeafState, raise_if_used, restored_leaf_state
+from remat.frameworks.torch.graph import call_after_backward, current_backward, version
+from remat.frameworks.torch.leaf_state import raise_if_used, restored_leaf_state
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.recompute import Recomputation
-from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, SaveInputs, comparable_storage
-from remat.frameworks.torch.segment_closure import SegmentClosure
+from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, comparable_storage
+from remat.frameworks.torch.segment_inputs import SegmentInputs
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
-from remat.pytree import TreeDef, flatten
+from remat.pytree import flatten
 from remat.segments import (
     CheckOnce,
     CheckpointOptions,
@@ -113,17 +111,19 @@ def checkpoint(
     """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
 
     Without gradients it is a plain call, and inside transforms of torch.func and traces of torch.jit, which refuse
-    saved-tensor hooks.
+    saved-tensor hooks, and if lazy modules are initialized by it: with random draws that would not be made again.
     """
     if call is not None:
         call.framework, call.steps = "torch", 0
-    if not torch.is_grad_enabled() or in_transform() or torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-        if call is not None:
-            call.steps = 1
-        name, depth = display_name(fn), nesting_depth()
-        with segment_pass(name, "forward", depth), nested(depth):
-            return fn(*args, **kwargs)
-    return CheckpointFrame(fn, args, kwargs, options, call).forward(fn, args, kwargs)
+    if torch.is_grad_enabled() and not in_transform() and not torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        frame = CheckpointFrame(fn, args, kwargs, options, call)
+        if not frame.lazy:
+            return frame.forward(fn, args, kwargs)
+    if call is not None:
+        call.steps = 1
+    name, depth = display_name(fn), nesting_depth()
+    with segment_pass(name, "forward", depth), nested(depth):
+        return fn(*args, **kwargs)
 
 
 class CheckpointFrame:
@@ -138,61 +138,23 @@ class CheckpointFrame:
         call: CallRecord | None,
     ) -> None:
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
-        only_tensors = not kwargs and all(isinstance(arg, Tensor) for arg in args)  # nothing to flatten: the usual case
-        self._tree: TreeDef | None
-        leaves, self._tree = (list(args), None) if only_tensors else flatten((args, kwargs))
-        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        self._tensor_indices = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._cells = DetachedCells(fn)
-        inputs += self._cells.tensors
-        self._cells.tensors = []
-        self._argument_count = len(inputs)  # arguments and cells; what follows is reached through closures
-        self._closure = SegmentClosure(self._cells.fn, self._leaves, inputs)
-        self._captured_at = self._register_captured(self._closure.tensors, inputs)
-        self._closure.tensors = []
+        self._inputs = SegmentInputs(fn, args, kwargs)
+        self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add)
+        self.lazy = self._environment.lazy
+        self.saved_bytes = (
+            SavedBytes(self._inputs.tensors) if CheckpointProfiler.is_tracking() and not is_recomputing() else None
+        )
         self.holders: list[ReferenceType[Holder]] = []
         self.first_holder: int | None = None  # the index of the holder that the backward asks last
         self.parent: CheckpointFrame | None = None  # the segment around this one, if it begins with it
         self._note_parent(_current_frame.get())
-        self._hooks = [backward_hooks(tensor) for tensor in inputs]
-        self._required_grad = [tensor.requires_grad for tensor in inputs]
-        self._input_versions = [
-            InputVersion(tensor) for tensor in inputs if not tensor.requires_grad and not tensor.is_inference()
-        ]
-        # `.data` has a version of its own: the segment may write into an input without gradient in its first run.
-        self._saved_inputs = SaveInputs.save([t if t.requires_grad else t.data for t in inputs])
-        self._autocast = AutocastState()
+        self._inputs.save()
         self.metas: list[SavedTensorMeta] = []
-        self.changing = self._closure.buffers | {comparable_storage(t) for t in inputs if not t.requires_grad}
-        # A lazy module initializes its parameters in the first run, with draws that a recomputation does not make.
-        self.check = CheckOnce(fn, "never" if self._closure.lazy else options.check)
-        self.saved_bytes = SavedBytes(inputs) if CheckpointProfiler.is_tracking() and not is_recomputing() else None
-        self._replay = SegmentReplay(self._closure.replayable_states)
+        self.check = CheckOnce(fn, options.check)
         self._complete = False  # whether the first run has ended
         self._undecided = options.threshold is not None  # whether real tensors are kept until the outputs are known
         self._backward_tasks: dict[int, bool] = {}  # by backward: whether its values are kept until it ends (rule 5)
         self._pulled_back_in, self._recomputed_at = -1, 0.0
-
-    def _register_captured(self, captured: list[Tensor], inputs: list[Tensor]) -> list[int]:
-        """Add captured tensors that have a graph to the inputs, which are saved; leaves are used as they are.
-
-        Returns where each is: its index in the inputs, or -1, -2, … for the leaves.
-        """
-        indices = {id(tensor): index for index, tensor in enumerate(inputs) if tensor.requires_grad}
-        leaves: list[Tensor] = []
-        positions: list[int] = []
-        for tensor in captured:
-            if tensor.requires_grad and not tensor.is_leaf:
-                index = indices.setdefault(id(tensor), len(inputs))
-                if index == len(inputs):
-                    inputs.append(tensor)
-                positions.append(index)
-            else:
-                leaves.append(tensor)
-                positions.append(-len(leaves))
-        self._leaf_state = LeafState(leaves)
-        return positions
 
     def _note_parent(self, around: "CheckpointFrame | None") -> None:
         """Note that the segment around this one begins with it, if it does: then both are pulled back at once."""
@@ -206,10 +168,8 @@ class CheckpointFrame:
         with segment_pass(self.name, "forward", self.depth), nested(self.depth), _frame_opened(self), hooks:
             out = fn(*args, **kwargs)
         self._complete = True
-        self._replay.forget_unused()
-        self._leaf_state.finish_forward()
-        for input_version in self._input_versions:
-            input_version.finish_forward()
+        self._environment.finish_forward()
+        self._inputs.finish_forward()
         for meta in self.metas:
             meta.finish_forward()
         if self._undecided:
@@ -244,7 +204,7 @@ class CheckpointFrame:
         """The holder of a tensor that is saved in the first run."""
         holder = Holder(self, len(self.holders))
         self.holders.append(ref(holder))
-        self.metas.append(SavedTensorMeta(tensor, checked=self.check.wanted, changing=self.changing))
+        self.metas.append(SavedTensorMeta(tensor, checked=self.check.wanted))
         if self.first_holder is None:
             self.first_holder = holder.index
         if self.saved_bytes is not None:
@@ -283,27 +243,27 @@ class CheckpointFrame:
                 call_after_backward(partial(_release_values, ref(self), task))
             self._backward_tasks[task] = task in self._backward_tasks
             holders = {holder.index: holder for holder in self._live_holders()}
-        fn, args, kwargs, inputs, captured = self._load_inputs()
-        versions = [(t, version(t)) for t, required_grad, _ in inputs if not required_grad and not t.is_inference()]
-        changed = self._leaf_state.changed()
-        stops = self.options.early_stop and not changed
-        recomputation = Recomputation(self.name, self.metas, task, holders, self._closure.buffers, stops=stops)
+        inputs = self._inputs.load(self.name)
+        versions = [(tensor, version(tensor)) for tensor in inputs.data if not tensor.is_inference()]
+        changed = self._environment.written_since() if self._complete else []
         self._count()
         out: Any = None
         with (
             recomputing(True),
             segment_pass(self.name, "recompute", self.depth),
-            self._replay.rewound(),
-            self._autocast.active(grad=True),
-            self._closure.rebind(captured),
-            restored_leaf_state(inputs),
-            self._leaf_state.restored(),
+            self._environment.restored(self.name, inputs.tensors) as storages,
+            restored_leaf_state(inputs.flags),
             nested(self.depth),
             _frame_opened(None),
-            saved_tensors_hooks(recomputation.pack, _identity),
         ):
+            changing = storages.written | {comparable_storage(tensor) for tensor in inputs.data}
+            stops = self.options.early_stop and not changed
+            recomputation = Recomputation(
+                self.name, self.metas, task, holders, storages.restored, changing, stops=stops
+            )
             try:
-                out = fn(*args, **kwargs)
+                with saved_tensors_hooks(recomputation.pack, _identity):
+                    out = inputs.fn(*inputs.args, **inputs.kwargs)
             except StopRecomputation as stop:
                 if stop.args[0] is not recomputation:
                     raise
@@ -319,31 +279,6 @@ class CheckpointFrame:
         if self.check.wanted and self._complete and recomputation.count >= len(self.metas):
             self.check.mark_passed()
         self._recomputed_at = perf_counter()
-
-    def _load_inputs(self) -> tuple[Callable[..., Any], Any, Any, list[Any], list[Tensor]]:
-        """The function, its arguments, the inputs with their flags and hooks, and the captured tensors.
-
-        A segment around this one may have to be recomputed for them (rule 2). Inputs with a graph are detached from it:
-        hooks that the function registers on them are for this recomputation only.
-        """
-        for input_version in self._input_versions:
-            input_version.check(self.name)
-        try:
-            tensors = list(SaveInputs.load(self._saved_inputs))
-        except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error):
-                raise
-            what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
-            raise mutation_error(self.name, what, "since it was first run, or by the segment itself") from error
-        tensors = [tensor if tensor.is_leaf else tensor.detach().requires_grad_() for tensor in tensors]
-        leaves = list(self._leaves)
-        for index, tensor in zip(self._tensor_indices, tensors, strict=False):
-            leaves[index] = tensor
-        args, kwargs = (leaves, {}) if self._tree is None else self._tree.unflatten(leaves)
-        captured = [tensors[k] if k >= 0 else self._leaf_state.tensors[-k - 1] for k in self._captured_at]
-        inputs = list(zip(tensors, self._required_grad, self._hooks, strict=True))
-        fn = self._cells.with_values(tensors[len(self._tensor_indices) : self._argument_count])
-        return fn, args, kwargs, inputs, captured
 
     def _count(self) -> None:
         if self.call is not None and self.call.steps is not None:

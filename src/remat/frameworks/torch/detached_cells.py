@@ -1,8 +1,8 @@
-"""A function without the tensors in its closure cells: these become inputs of a segment, like its arguments.
+"""A function with closure cells of its own, without the tensors in them: these become inputs, like its arguments.
 
-A segment keeps its function until the backward. With all its cells, it would keep tensors alive that an outer segment
-drops, and would see later values of variables that are assigned again. So tensors in cells that the function only
-reads are taken out.
+A segment keeps its function until the backward. With its own cells it would keep tensors alive that an outer segment
+drops, and would see later values of variables that are assigned again. So the cells that the function only reads are
+copied, and tensors in them are taken out.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,28 +12,35 @@ from typing import Any
 from torch import Tensor
 
 from remat.closures.bytecode import assigned_names
-from remat.closures.references import CellRef
+from remat.closures.references import UNSET, CellRef
 
 __all__ = ["DetachedCells"]
 
 
 class DetachedCells:
-    """A function without the tensors in its cells; `with_values` makes a copy of it with tensors in these cells."""
+    """A function with cells of its own, without the tensors in them; `with_values` makes a copy of it with tensors."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn, self._indices = fn, list[int]()
-        self.tensors: list[Tensor] = []  # taken away by the caller, so that they are not kept alive here
+        self._tensors: list[Tensor] = []
         if not isinstance(fn, FunctionType) or not fn.__closure__:
             return
         cells, assigned = list(fn.__closure__), _assigned(fn)
         for index, cell in enumerate(fn.__closure__):
             content = CellRef(cell).get()
-            if isinstance(content, Tensor) and id(cell) not in assigned and not _is_parameter(content):
+            if content is UNSET or id(cell) in assigned:
+                continue
+            is_input = isinstance(content, Tensor) and not _is_parameter(content)
+            if is_input:
                 self._indices.append(index)
-                self.tensors.append(content)
-                cells[index] = CellType(None)
-        if self._indices:
-            self.fn = _with_cells(fn, cells)
+                self._tensors.append(content)
+            cells[index] = CellType(None if is_input else content)
+        self.fn = _with_cells(fn, cells)
+
+    def take_tensors(self) -> list[Tensor]:
+        """The tensors that were in the cells; they are not kept alive here any longer."""
+        tensors, self._tensors = self._tensors, []
+        return tensors
 
     def with_values(self, tensors: Sequence[Tensor]) -> Callable[..., Any]:
         """The function with these tensors in its closure."""

@@ -13,9 +13,28 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-__all__ = ["forward_hooks", "is_compiled", "is_uninitialized", "registered_buffers", "registered_parameters"]
+__all__ = [
+    "HOOKS",
+    "OWN",
+    "forward_hooks",
+    "is_compiled",
+    "is_uninitialized",
+    "registered_buffers",
+    "registered_parameters",
+]
 
 _PLAIN = (Tensor, nn.Parameter)
+OWN = frozenset(nn.Module().__dict__)  # attributes that every module has
+# Attributes of every module with hooks that its calls run or that insert nodes into its graph.
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
 
 
 def registered_parameters(module: nn.Module) -> dict[str, Any]:

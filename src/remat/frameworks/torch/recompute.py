@@ -1,5 +1,7 @@
 """One recomputation of a segment: its saved tensors are compared with those of the first run, and fill the holders."""
 
+from collections.abc import Container
+
 from torch import Tensor
 
 from remat.errors import RematError
@@ -15,7 +17,8 @@ __all__ = ["Recomputation"]
 class Recomputation:
     """Fills the holders of a segment for one backward, in the order in which the first run saved its tensors.
 
-    `metas` describe all tensors of the first run; `holders` are those that are still alive, by their index.
+    `metas` describe all tensors of the first run; `holders` are those that are still alive, by their index. `restored`
+    are storages that get other numbers afterwards, `changing` those that the segment may write into.
     """
 
     def __init__(
@@ -24,12 +27,13 @@ class Recomputation:
         metas: list[SavedTensorMeta],
         task: int,
         holders: dict[int, Holder],
-        buffers: set[int],
+        restored: Container[int],
+        changing: Container[int],
         *,
         stops: bool,
     ) -> None:
         self.name, self.metas, self.task, self.holders, self.stops = name, metas, task, holders, stops
-        self._buffers = buffers
+        self._restored, self._changing = restored, changing
         self.last = max(holders)
         self.count = 0
         self.stopped = False  # whether it was ended by an exception of its own
@@ -45,12 +49,12 @@ class Recomputation:
         index = self.count
         self.count += 1
         value = tensor.detach() if tensor.requires_grad else tensor
-        if self._buffers and comparable_storage(tensor) in self._buffers:
-            value = value.clone()  # the buffer gets its later values back when the recomputation has ended
+        if self._restored and comparable_storage(tensor) in self._restored:
+            value = value.clone()  # the tensor gets its later numbers back when the recomputation has ended
         if index >= len(self.metas):
             return value
         try:
-            self.metas[index].compare(tensor, self.name, index, len(self.metas))
+            self.metas[index].compare(tensor, self.name, index, len(self.metas), self._changing)
         except RematError as error:  # raised by `finish`: autograd replaces some errors of pack hooks by its own
             self._error = error
             self.stopped = True

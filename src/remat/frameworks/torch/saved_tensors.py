@@ -13,7 +13,7 @@ from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import StorageBytes, is_dense, storage_id
 from remat.segments import mutation_error, raise_nondeterministic
 
-__all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "comparable_storage", "describe"]
+__all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "comparable_storage", "describe", "made_again"]
 
 with torch.inference_mode(False):
     # An input that requires a gradient: without one, `SaveInputs` would have no node.
@@ -56,6 +56,26 @@ class SaveInputs(torch.autograd.Function):
         return tuple(node.inference_tensors.get(index, tensor) for index, tensor in enumerate(node.saved_tensors))
 
 
+class _Made(torch.autograd.Function):
+    """A node without inputs of the user's: its result has a graph, as the tensor that it stands for had one."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Tensor, boxed: tuple[Tensor]) -> Tensor:
+        """The tensor in the box, in the same memory."""
+        return boxed[0].detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        """No gradient goes on from here."""
+        return None, None
+
+
+def made_again(tensor: Tensor) -> Tensor:
+    """A new tensor with the numbers of one that has a graph; it is no leaf either, and has no hooks."""
+    result: Tensor = _Made.apply(_ROOT, (tensor,))  # type: ignore[no-untyped-call]
+    return result
+
+
 class HolderOwner(Protocol):
     """The segment that a holder belongs to."""
 
@@ -89,16 +109,15 @@ class Holder:
 class SavedTensorMeta:
     """Shape, dtype, device and version of a saved tensor, and with `checked` a fingerprint of its values.
 
-    `version` is that of a parameter or of data, if its storage is not among the `changing` ones, which the segment may
-    write into; None for what the segment computes. `written` says whether the tensor was written into during the first
-    run, after it was saved.
+    `version` is that of a parameter or of data; None for what the segment computes. `written` says whether the tensor
+    was written into during the first run, after it was saved.
     """
 
     __slots__ = ("_counter", "_saved", "device", "dtype", "fingerprint", "shape", "version", "written")
 
-    def __init__(self, tensor: Tensor, *, checked: bool, changing: Container[int] = ()) -> None:
+    def __init__(self, tensor: Tensor, *, checked: bool) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
-        self.version = _version(tensor, changing)
+        self.version = _version(tensor)
         self.fingerprint = device_fingerprint(tensor) if checked and _is_plain(tensor) else None
         self.written = False
         self._counter, self._saved = _counter(tensor), version(tensor)
@@ -114,8 +133,11 @@ class SavedTensorMeta:
         self.was_written()
         self._counter = None
 
-    def compare(self, tensor: Tensor, name: str, index: int, count: int) -> None:
-        """Raise an error if a recomputed tensor has another shape, dtype, device or version."""
+    def compare(self, tensor: Tensor, name: str, index: int, count: int, changing: Container[int]) -> None:
+        """Raise an error if a recomputed tensor has another shape, dtype, device or version.
+
+        `changing` are the storages of tensors that the segment may write into: their versions say nothing.
+        """
         if tensor.shape != self.shape or tensor.dtype != self.dtype or tensor.device != self.device:
             raise_nondeterministic(
                 name,
@@ -123,7 +145,7 @@ class SavedTensorMeta:
                 f"{describe(self)} and became {describe(tensor)}",
             )
         now = None if self.version is None else _version(tensor)
-        if now != self.version and now is not None:
+        if now != self.version and now is not None and comparable_storage(tensor) not in changing:
             what = f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {now})"
             raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
@@ -149,16 +171,12 @@ class SavedTensorMeta:
                     )
 
 
-def _version(tensor: Tensor, changing: Container[int] = ()) -> int | None:
+def _version(tensor: Tensor) -> int | None:
     """The version of a parameter or of data, or of what this is a view of; None for what a segment computes."""
     origin = view_base(tensor)
     if not origin.is_leaf or origin.is_inference():
         return None
-    if origin.requires_grad:
-        return version(origin)
-    if not _is_plain(tensor) or storage_id(tensor) in changing:
-        return None
-    return version(origin)
+    return version(origin) if origin.requires_grad or _is_plain(tensor) else None
 
 
 def is_parameter(tensor: Tensor) -> bool:

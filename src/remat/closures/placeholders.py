@@ -1,0 +1,51 @@
+"""Placeholders for values that a copy of a container must not keep alive; they are saved elsewhere, under an index.
+
+A value that is still where it was is used as it is: then nothing is exchanged, and other threads see no change. Else
+the saved one is put there. Tuples are rebuilt around the values in them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import ReferenceType, ref
+
+__all__ = ["Placeholder", "filled_in", "with_placeholders"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Placeholder:
+    """Stands for the value that is saved under an index; `original` tells whether the value itself is still there."""
+
+    index: int
+    original: ReferenceType[Any]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Tuple:
+    """Stands for a tuple with placeholders in it."""
+
+    cls: type[tuple[Any, ...]]
+    items: tuple[Any, ...]
+
+
+def with_placeholders(value: Any, index_of: Callable[[Any], int | None]) -> Any:
+    """The value, with a placeholder for itself, or for what is in it if it is a tuple, wherever there is an index."""
+    if isinstance(value, tuple):
+        items = tuple(with_placeholders(item, index_of) for item in value)
+        return _Tuple(type(value), items) if any(isinstance(item, Placeholder | _Tuple) for item in items) else value
+    index = index_of(value)
+    return value if index is None else Placeholder(index, ref(value))
+
+
+def filled_in(value: Any, present: Any, saved: Sequence[Any]) -> Any:
+    """The value without placeholders: `present`, what is there now, if that is the original, else saved values."""
+    if isinstance(value, Placeholder):
+        return present if value.original() is present else saved[value.index]
+    if not isinstance(value, _Tuple):
+        return value
+    is_tuple = isinstance(present, value.cls) and len(present) == len(value.items)
+    there: Any = present if is_tuple else (None,) * len(value.items)
+    items = [filled_in(item, now, saved) for item, now in zip(value.items, there, strict=True)]
+    if is_tuple and all(item is now for item, now in zip(items, there, strict=True)):
+        return present
+    return tuple(items) if value.cls is tuple else value.cls(*items)

@@ -1,0 +1,211 @@
+"""The environment of a recomputation: a function that is run again, or measured, leaves no trace.
+
+The rule: everything that a function reaches (tensor_reach.py) is as it was at the call while it runs again, and
+afterwards as it was before that, however it ends. That is: random generators; grad mode, autocast and default dtype;
+the contents of `__dict__`s, dicts, lists, sets and deques, with which modules have their parameters, buffers, children,
+hooks, training flags and attributes (python_state.py); variables of enclosing functions, and globals, that the function
+only reads; and what is inside of tensors (tensor_state.py). Only what differs is touched, so that in the ordinary case,
+where nothing has changed since, other threads see nothing of it.
+
+Tensors that have a graph are not kept alive: the caller saves them, and gives them back (`made`).
+
+What it can miss is said in reach.py, python_state.py and tensor_state.py. The cost: about 5 us for a module.
+
+For a loop or a measurement, `replayable_states(TorchReach)` has the same as replayable states (rng_state.py).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from remat.closures.placeholders import filled_in, with_placeholders
+from remat.closures.references import UNSET, ItemRef, Reference
+from remat.execute.python_state import Contents, PythonState
+from remat.execute.rng_state import ReplayableState
+from remat.execute.state_replay import SegmentReplay
+from remat.frameworks.torch.autocast import AutocastState
+from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks
+from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
+from remat.frameworks.torch.tensor_reach import TorchReach, is_made
+from remat.frameworks.torch.tensor_state import COPIED, Storages, TensorStates, TensorValue, is_plain
+
+__all__ = ["Environment", "reached", "replayable_states"]
+
+
+def reached(*functions: Any, arguments: Iterable[Any] = ()) -> TorchReach:
+    """What functions and their arguments reach."""
+    reach = TorchReach()
+    reach.add(arguments, everything=True)
+    reach.add(functions)
+    return reach
+
+
+def replayable_states(reach: TorchReach) -> list[ReplayableState]:
+    """All that a function reaches as replayable states: for `StateReplay`, `SegmentReplay` and `preserved_state`.
+
+    Global generators are not among them. The numbers of tensors are those that it may write into: tensors without a
+    gradient, if they are statistics of a module in training or small.
+    """
+    statistics = {id(tensor) for tensor in reach.statistics}
+    values = [
+        TensorValue(tensor)
+        for tensor in reach.tensors
+        if not tensor.requires_grad and is_plain(tensor) and (id(tensor) in statistics or tensor.nbytes <= COPIED)
+    ]
+    contents = [PythonState([*reach.containers, *reach.registries])] if reach.containers or reach.registries else []
+    return [*reach.generators, *map(GeneratorState, reach.torch_generators), *contents, *values]
+
+
+class Environment:
+    """What a function reaches, as it was when this object was made: right before the first run.
+
+    `save` is called for each tensor that has a graph, and returns the index under which `restored` gets it back.
+    """
+
+    def __init__(self, fn: Callable[..., Any], arguments: Iterable[Any], save: Callable[[Tensor], int]) -> None:
+        reach = reached(fn, arguments=arguments)
+        self.lazy = reach.lazy
+        self._modes = AutocastState()
+        generators = [*global_generators(_cuda_devices(reach)), *map(GeneratorState, reach.torch_generators)]
+        self._replay = SegmentReplay([*generators, *reach.generators])
+        self._tensors = TensorStates(reach.tensors, reach.statistics)
+        self._python = _PythonContents(reach, save)
+
+    def finish_forward(self) -> None:
+        """Called after the first run: copies of what it has not changed are dropped."""
+        self._replay.forget_unused()
+        self._tensors.finish_forward()
+
+    def written_since(self) -> list[tuple[Tensor, int]]:
+        """The parameters that were written into since the first run, and the versions that they had then."""
+        return self._tensors.written_since()
+
+    @contextmanager
+    def restored(self, name: str, made: Sequence[Tensor]) -> Iterator[Storages]:
+        """A block in which everything is as it was at the call; afterwards everything is as before it.
+
+        `name` is that of the function, for errors. Yields the memory that is written into.
+        """
+        with (
+            self._replay.rewound(),
+            self._modes.active(grad=True),
+            self._python.restored(made),
+            self._tensors.restored(name),
+        ):
+            yield self._tensors.storages()
+
+    def rewind(self, made: Sequence[Tensor]) -> None:
+        """Put everything back to what it was at the call, after a first run that has failed."""
+        self._replay.rewind()
+        self._python.rewind(made)
+        self._tensors.rewind()
+
+
+class _PythonContents:
+    """The contents of containers, and the values of variables, without the tensors that have a graph."""
+
+    def __init__(self, reach: TorchReach, save: Callable[[Tensor], int]) -> None:
+        self._registries = {id(registry) for registry in reach.registries}
+        contents = Contents.of([*reach.containers, *reach.registries])
+        self._variables = reach.variables
+        self._made = [ref(tensor) for tensor, _ in reach.made]
+        self._open: list[tuple[Any, Any, list[Any]]] = []  # containers with placeholders: their items, and the keys
+        if reach.made:
+            contents = self._without_made(contents, reach, save)
+        self._contents = contents
+
+    def _without_made(self, contents: Contents, reach: TorchReach, save: Callable[[Tensor], int]) -> Contents:
+        """The contents of containers without tensors that have a graph; the others are set apart, with placeholders."""
+
+        def index_of(value: Any) -> int | None:
+            return save(value) if isinstance(value, Tensor) and is_made(value) else None
+
+        keys: dict[int, list[Any]] = {}
+        for _, (owner, key) in reach.made:
+            if isinstance(owner, dict | list | deque) and key not in keys.setdefault(id(owner), []):
+                keys[id(owner)].append(key)
+        for container, items in contents.pairs:
+            if id(container) in keys and isinstance(items, dict | list):
+                for key in keys[id(container)]:
+                    items[key] = with_placeholders(items[key], index_of)
+                self._open.append((container, items, keys[id(container)]))
+        self._variables = [(place, with_placeholders(value, index_of)) for place, value in self._variables]
+        return Contents([pair for pair in contents.pairs if id(pair[0]) not in keys])
+
+    @contextmanager
+    def restored(self, made: Sequence[Tensor]) -> Iterator[None]:
+        """A block in which contents and variables are as they were; only what differs is written into."""
+        at_call = self._at_call(made)
+        differing = self._exchangeable(at_call.changed())
+        changed = {id(container) for container, _ in differing.pairs}
+        present = Contents.of(container for container, _ in differing.pairs)
+        afterwards = Contents([*present.pairs, *(pair for pair in at_call.pairs if id(pair[0]) not in changed)])
+        rebound = self._rebound(made)
+        hooks = [(tensor, backward_hooks(tensor)) for reference in self._made if (tensor := reference()) is not None]
+        try:
+            differing.restore()
+            for place, _, value in rebound:
+                place.put(value)
+            yield
+        finally:
+            for tensor, registered in hooks:
+                set_backward_hooks(tensor, registered)
+            for place, now, _ in rebound:
+                place.put(now)
+            self._exchangeable(afterwards.changed()).restore()
+
+    def rewind(self, made: Sequence[Tensor]) -> None:
+        """Put contents and variables back to what they were."""
+        self._exchangeable(self._at_call(made).changed()).restore()
+        for place, _, value in self._rebound(made):
+            place.put(value)
+
+    def _at_call(self, made: Sequence[Tensor]) -> Contents:
+        """The contents with tensors in the places of placeholders: the original ones, where they still are."""
+        filled: list[tuple[Any, Any]] = []
+        for container, items, keys in self._open:
+            contents = items.copy()
+            for key in keys:
+                contents[key] = filled_in(items[key], ItemRef(container, key).get(), made)
+            filled.append((container, contents))
+        return Contents([*self._contents.pairs, *filled]) if filled else self._contents
+
+    def _rebound(self, made: Sequence[Tensor]) -> list[tuple[Reference, Any, Any]]:
+        """The variables that have another value now: their places, that value, and the one at the call."""
+        found = [(place, place.get(), value) for place, value in self._variables]
+        wanted = [(place, now, filled_in(value, now, made)) for place, now, value in found]
+        return [(place, now, value) for place, now, value in wanted if value is not now]
+
+    def _exchangeable(self, contents: Contents) -> Contents:
+        """The contents; parameters of other types than PyTorch's own stay as they are now.
+
+        Sharded parameters, for one, are exchanged for others, and back, by the library that made them.
+        """
+        return Contents(
+            [(c, _plain_items(c, items) if id(c) in self._registries else items) for c, items in contents.pairs]
+        )
+
+
+def _plain_items(registry: Any, items: Any) -> dict[str, Any]:
+    then, found = dict(items), {}
+    for name in dict.fromkeys((*then, *registry)):
+        value, now = then.get(name, UNSET), registry.get(name, UNSET)
+        is_plain_exchange = all(type(each) in _EXCHANGEABLE or each is UNSET for each in (value, now))
+        found[name] = value if is_plain_exchange else now
+    return {name: value for name, value in found.items() if value is not UNSET}
+
+
+_EXCHANGEABLE = (Tensor, torch.nn.Parameter, type(None))
+
+
+def _cuda_devices(reach: TorchReach) -> list[int]:
+    """The CUDA devices that a function may use: those of its tensors, and the current one."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    tensors = [*reach.tensors, *(tensor for tensor, _ in reach.made)]
+    return sorted({tensor.device.index for tensor in tensors if tensor.is_cuda} | {torch.cuda.current_device()})

@@ -1,0 +1,145 @@
+"""The inputs of a segment: its arguments, tensors in the cells of its function, and captured tensors with a graph.
+
+Each tensor is an input once, however often it is given, so that one object stays one object. They are saved as any node
+saves tensors (`SaveInputs`): a segment around this one may drop them, and brings them back by its own recomputation.
+
+A tensor without a gradient may be written into by the segment itself, as a cache is. Then its numbers at the call, of
+which a copy was made if they have COPIED bytes or less, are given to the recomputation in a tensor of their own.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import ref
+
+from torch import Tensor
+
+from remat.frameworks.torch.detached_cells import DetachedCells
+from remat.frameworks.torch.graph import backward_hooks, version
+from remat.frameworks.torch.saved_tensors import SaveInputs, made_again
+from remat.frameworks.torch.tensor_state import COPIED, is_plain
+from remat.pytree import TreeDef, flatten
+from remat.segments import mutation_error
+
+__all__ = ["LoadedInputs", "SegmentInputs"]
+
+
+@dataclass(frozen=True)
+class LoadedInputs:
+    """A function and its arguments, to be run again."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    tensors: Sequence[Tensor]
+    flags: Sequence[tuple[Tensor, bool, dict[int, Any]]]  # of the leaves: requires_grad and hooks at the call
+    data: Sequence[Tensor]  # those without a gradient
+
+
+class SegmentInputs:
+    """The inputs of one call, in the order in which they were added; `save` lets go of them."""
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        while isinstance(fn, partial):  # so that its arguments are inputs too
+            args, kwargs = fn.args + args, {**fn.keywords, **kwargs}
+            fn = fn.func
+        self._tree: TreeDef | None
+        only_tensors = not kwargs and all(isinstance(arg, Tensor) for arg in args)  # nothing to flatten: the usual case
+        leaves, self._tree = (list(args), None) if only_tensors else flatten((args, kwargs))
+        self._indices: dict[int, int] = {}
+        self.tensors: list[Tensor] = []
+        self._at = [self.add(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves]
+        self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # arguments that are no tensors
+        self._cells = DetachedCells(fn)
+        self._cells_at = [self.add(tensor) for tensor in self._cells.take_tensors()]
+        self.fn = self._cells.fn
+
+    def add(self, tensor: Tensor) -> int:
+        """The index of a tensor among the inputs; it becomes one if it was none."""
+        index = self._indices.setdefault(id(tensor), len(self.tensors))
+        if index == len(self.tensors):
+            self.tensors.append(tensor)
+        return index
+
+    def save(self) -> None:
+        """Save the inputs, after the last one was added."""
+        inputs, self.tensors, self._indices = self.tensors, [], {}
+        self._required_grad = [tensor.requires_grad for tensor in inputs]
+        self._hooks = [backward_hooks(tensor) if tensor.is_leaf else {} for tensor in inputs]
+        self._data = [None if tensor.requires_grad else _Data(tensor) for tensor in inputs]
+        # `.data` has a version of its own: the segment may write into an input without gradient in its first run.
+        self._saved = SaveInputs.save([tensor if tensor.requires_grad else tensor.data for tensor in inputs])
+
+    def finish_forward(self) -> None:
+        """Note, after the first run, which inputs without a gradient it has written into."""
+        for data in self._data:
+            if data is not None:
+                data.finish_forward()
+
+    def load(self, name: str) -> LoadedInputs:
+        """The inputs; a segment around this one may have to be recomputed for them.
+
+        Those with a graph are new tensors: hooks that the function registers on them are for one recomputation only.
+        """
+        for data in self._data:
+            if data is not None:
+                data.check(name)
+        try:
+            saved = SaveInputs.load(self._saved)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
+            raise mutation_error(name, what, "since it was first run, or by the segment itself") from error
+        tensors = [
+            data.again(tensor) if data is not None else tensor if tensor.is_leaf else made_again(tensor)
+            for tensor, data in zip(saved, self._data, strict=True)
+        ]
+        leaves = [other if at is None else tensors[at] for at, other in zip(self._at, self.others, strict=True)]
+        args, kwargs = (leaves, {}) if self._tree is None else self._tree.unflatten(leaves)
+        return LoadedInputs(
+            self._cells.with_values([tensors[at] for at in self._cells_at]),
+            args,
+            kwargs,
+            tensors,
+            [
+                each
+                for each in zip(tensors, self._required_grad, self._hooks, strict=True)
+                if each[0].is_leaf and each[1]
+            ],
+            [tensor for tensor, data in zip(tensors, self._data, strict=True) if data is not None],
+        )
+
+
+class _Data:
+    """An input without a gradient, which only the segment itself may write into."""
+
+    __slots__ = ("_numbers", "_tensor", "_version", "_writes")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._writes = ref(tensor), False
+        self._version = 0 if tensor.is_inference() else version(tensor)
+        is_copied = is_plain(tensor) and tensor.nbytes <= COPIED
+        self._numbers = tensor.detach().clone() if is_copied else None
+
+    def finish_forward(self) -> None:
+        """Note whether the first run has written into it; if not, let go of the copy."""
+        self._writes = self._written()
+        if not self._writes:
+            self._numbers = None
+
+    def _written(self) -> bool:
+        tensor = self._tensor()
+        return tensor is not None and not tensor.is_inference() and version(tensor) != self._version
+
+    def again(self, tensor: Tensor) -> Tensor:
+        """The tensor to run the function on again: the one that was saved, or a copy with its numbers at the call."""
+        return tensor if self._numbers is None else self._numbers.clone()
+
+    def check(self, name: str) -> None:
+        """Raise a StepError if others than the segment have written into it since the first run."""
+        tensor = self._tensor()
+        if tensor is not None and not self._writes and self._written():
+            what = f"one of its inputs (version {self._version}, now {version(tensor)})"
+            raise mutation_error(name, what, "since it was first run")

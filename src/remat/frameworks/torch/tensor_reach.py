@@ -1,0 +1,134 @@
+"""What a function reaches on PyTorch: modules, tensors and generators, beside the containers and variables of Python.
+
+Modules are entered as a whole, with their hooks, children and attributes; of those whose class the user wrote, objects
+and containers in attributes whose name occurs in code that is reached. Modules of torch.distributed and of the compilers
+look after themselves: of these only tensors and children are taken. One module takes about 3 us.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+from remat.closures.reach import Kind, Reach, kind_of
+from remat.closures.references import is_library
+from remat.frameworks.torch.modules import HOOKS, OWN, is_uninitialized
+
+__all__ = ["Place", "TorchReach", "is_made"]
+
+Place = tuple[Any, Any]  # a container and a key; a Reference and None; None where a value cannot be exchanged
+
+_ATOMIC = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, Node)
+_TAKEN = (Tensor, nn.Module, torch.Generator)
+_SELF_MANAGED = ("torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.jit")
+_torch_kinds: dict[type, Kind] = {}
+
+
+def _kind_of(cls: type) -> Kind:
+    kind = _torch_kinds.get(cls)
+    if kind is None:
+        kind = Kind.TAKEN if issubclass(cls, _TAKEN) else Kind.ATOMIC if issubclass(cls, _ATOMIC) else kind_of(cls)
+        if is_library(cls.__module__):  # a class of the user's is not kept alive here
+            _torch_kinds[cls] = kind
+    return kind
+
+
+def is_made(tensor: Tensor) -> bool:
+    """Whether a tensor is computed from others that require a gradient: it has a graph."""
+    return tensor.requires_grad and not tensor.is_leaf
+
+
+class TorchReach(Reach):
+    """One search; `made` are the places of tensors that have a graph, `tensors` are all others, each once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: list[nn.Module] = []
+        self.registries: list[dict[str, Any]] = []  # of the modules' own parameters and buffers
+        self.tensors: list[Tensor] = []
+        self.made: list[tuple[Tensor, Place]] = []
+        self.statistics: list[Tensor] = []  # buffers of modules in training, which are written into whatever their size
+        self.torch_generators: list[torch.Generator] = []
+        self.lazy = False  # whether a module makes parameters when it is first called
+
+    def kind(self, cls: type) -> Kind:
+        """What to do with values of a type."""
+        return _kind_of(cls)
+
+    def take(self, value: Any, owner: Any, key: Any) -> None:
+        """Note a tensor or a generator, enter a module."""
+        if isinstance(value, Tensor):
+            if is_made(value):
+                self.made.append((value, (owner, key)))
+            elif id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._take_tensor(value)
+        elif id(value) not in self._seen:
+            self._seen[id(value)] = value
+            if isinstance(value, nn.Module):
+                self._enter_modules(value)
+            else:
+                self.torch_generators.append(value)
+
+    def take_members(self, value: Any, names: Iterable[str]) -> bool:
+        """Enter these attributes and children of a module; False if one of them is a method or a property."""
+        if not isinstance(value, nn.Module) or _is_self_managed(type(value)):
+            return False
+        attributes = value.__dict__
+        spaces = (attributes, attributes["_modules"], attributes["_parameters"], attributes["_buffers"])
+        places = [(space, name) for name in names for space in spaces if name in space]
+        if len({name for _, name in places}) < len(set(names)):
+            return False
+        self._add_own(value)
+        for space, name in places:
+            self.meet(space[name], space, name)
+        return True
+
+    def _take_tensor(self, tensor: Tensor) -> None:
+        if is_uninitialized(tensor):
+            self.lazy = True
+        else:
+            self.tensors.append(tensor)
+
+    def _enter_modules(self, root: nn.Module) -> None:
+        waiting = [root]
+        while waiting:
+            module = waiting.pop()
+            attributes, cls = module.__dict__, type(module)
+            for child in module._modules.values():
+                if child is not None and id(child) not in self._seen:
+                    self._seen[id(child)] = child
+                    waiting.append(child)
+            if _is_self_managed(cls):
+                for tensor in (*module._parameters.values(), *module._buffers.values()):
+                    self.meet(tensor)
+                continue
+            self._add_own(module)
+            for registry in (attributes["_parameters"], attributes["_buffers"]):
+                for name, tensor in registry.items():
+                    if tensor is not None:
+                        self.take(tensor, registry, name)
+            if module.training and attributes["_buffers"]:
+                self.statistics += [buffer for buffer in attributes["_buffers"].values() if buffer is not None]
+            for name in HOOKS:
+                for hook in attributes[name].values() if attributes[name] else ():
+                    self.meet(hook)
+            named = not is_library(cls.__module__)
+            for name, value in attributes.items():
+                if name not in OWN and (kind := _kind_of(type(value))) is not Kind.ATOMIC:
+                    self.meet_attribute(name, value, attributes, named=named and kind is not Kind.TAKEN)
+            if named:
+                self.meet_class(cls)
+
+    def _add_own(self, module: nn.Module) -> None:
+        """Add what a module consists of: its attributes, children, hooks and registries, without what is in them."""
+        attributes = module.__dict__
+        self.modules.append(module)
+        self.containers += (attributes, attributes["_modules"], *(attributes[name] for name in HOOKS))
+        self.registries += (attributes["_parameters"], attributes["_buffers"])
+
+
+def _is_self_managed(cls: type) -> bool:
+    return cls.__module__.startswith(_SELF_MANAGED)
