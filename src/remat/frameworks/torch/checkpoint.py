@@ -115,7 +115,8 @@ def checkpoint(
     """
     if call is not None:
         call.framework, call.steps = "torch", 0
-    if torch.is_grad_enabled() and not in_transform() and not torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+    is_tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    if torch.is_grad_enabled() and not in_transform() and not is_tracing:
         frame = CheckpointFrame(fn, args, kwargs, options, call)
         if not frame.lazy:
             return frame.forward(fn, args, kwargs)
