@@ -44,6 +44,12 @@ class Contents:
         # Most containers of a module are empty, and stay so: its hooks.
         return Contents([pair for pair in self.pairs if (pair[0] or pair[1]) and not _has(*pair)])
 
+    def added(self) -> list[Any]:
+        """The items, or values of dicts, that containers have now and did not have then."""
+        return [
+            item for container, items in self.pairs if not _has(container, items) for item in _added(container, items)
+        ]
+
     def restore(self) -> None:
         """Put the contents back; containers that still have them are not written into."""
         for container, items in self.changed().pairs:
@@ -118,6 +124,15 @@ def _has(container: Container, items: Any) -> bool:
     if isinstance(items, _LongContents):
         return len(container) == items.size and _same_tail(_tail(container), items.tail)
     return _same(container, items)
+
+
+def _added(container: Container, items: Any) -> list[Any]:
+    """What a container has now and these items do not; of a long one, what was added at its end."""
+    now = container.values() if isinstance(container, dict) else container
+    if isinstance(items, _LongContents):
+        return list(islice(now, items.size, None))
+    then = {id(item) for item in (items.values() if isinstance(items, dict) else items)}
+    return [item for item in now if id(item) not in then]
 
 
 def _same(a: Any, b: Any) -> bool:

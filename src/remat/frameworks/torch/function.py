@@ -7,6 +7,7 @@ backward. That sweep is a Function too, so that transforms of torch.func apply t
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
+from remat.frameworks.torch.stored_graphs import StoredGraphs
 from remat.frameworks.torch.tape import FirstStep
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
@@ -38,6 +40,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     first_step: FirstStep | None = None  # recorded by the probe, until the first run takes it
     specs: list[Any] = field(default_factory=list)  # of the first carry
     results: LoopOutputs | None = None
+    stored: StoredGraphs | None = None  # what steps have stored in the user's containers
     batched: "TorchLoopCall | None" = None  # this call under torch.func.vmap
 
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[TorchBackend, Any]:
@@ -87,7 +90,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
             backend.steps = self.steps
-            gradients = interpreter.reverse(backend.new_gradients(carry, outputs))
+            with nullcontext() if self.stored is None else self.stored.pulling_back():
+                gradients = interpreter.reverse(backend.new_gradients(carry, outputs))
             return [*gradients.carry, *gradients.xs, *gradients.captured]
 
 

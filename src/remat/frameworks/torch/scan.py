@@ -20,6 +20,7 @@ from remat.frameworks.torch.functorch import in_forward_mode, in_transform
 from remat.frameworks.torch.leaves import nbytes, spec_of
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
+from remat.frameworks.torch.stored_graphs import StoredGraphs
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs, infer_length
 from remat.loops.step_runner import StepRunner
@@ -130,6 +131,7 @@ def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tupl
         call.specs = [spec_of(leaf, name) for leaf, name in zip(init, call.carry.paths("carry"), strict=True)]
     else:
         call.replay = StateReplay(call.step.replayable_states)
+        call.stored = StoredGraphs(call.step.captured.containers)
         try:
             captured = probe_first_step(call, [*init, *xs], call.step.modules)
         except torch.cuda.OutOfMemoryError as error:
@@ -149,7 +151,10 @@ def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tupl
         call.step.capture_ids.append(-1)
         call.step.is_leaf.append(True)
     call.sizes = (len(init), len(xs), len(captured))
-    return run(call, [*init, *xs, *captured])
+    results = run(call, [*init, *xs, *captured])
+    if call.stored is not None:
+        call.stored.guard(captured)
+    return results
 
 
 def _plain_start(call: TorchLoopCall, runner: StepRunner, carry: Any) -> tuple[Any, int]:
