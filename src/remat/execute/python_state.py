@@ -46,9 +46,7 @@ class Contents:
 
     def added(self) -> list[Any]:
         """The items, or values of dicts, that containers have now and did not have then."""
-        return [
-            item for container, items in self.pairs if not _has(container, items) for item in _added(container, items)
-        ]
+        return [item for pair in self.changed().pairs for item in _added(*pair)]
 
     def restore(self) -> None:
         """Put the contents back; containers that still have them are not written into."""
