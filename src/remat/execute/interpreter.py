@@ -97,6 +97,7 @@ class Interpreter(Generic[B]):
         self._rng: dict[tuple[int, str], Any] = {}  # by number and level: the rng state at a kept state
         self._fetched: tuple[int, Any] = (-1, None)  # the number of the last fetched state, and its rng state
         self._rest: Iterator[Op] = iter(())  # the ops after the turn
+        self._outside: Any = None  # the states that the program goes on from after the reverse sweep, if any is used
         # Lists of one element or none: `pop` passes a value on without leaving a reference to it here.
         self._working = [state]
         self._gradients: list[Any] = []
@@ -155,11 +156,11 @@ class Interpreter(Generic[B]):
         self._working = []  # the result belongs to the caller
         self._gradients = [gradients]
         del gradients
-        rng_outside = self.replay.snapshot() if self.replay.used else None
+        self._outside = self.replay.snapshot() if self.replay.used else None
         try:
             self.play(self._rest)
         finally:
-            self.replay.restore(rng_outside)
+            self.replay.restore(self._outside)
         if self.determinism is not None:
             self.determinism.finish(self._fingerprinted)
         unfinished_fact = unfinished(self.machine)
@@ -240,7 +241,13 @@ class Interpreter(Generic[B]):
         if self.machine.working is not None and self.machine.working >= op.start:
             self._working = []  # no later op can use a state at or past the cotangent: free it
         self._tape_ends.pop(op.stop, None)
-        self._gradients.append(self.backend.pull_back(self.tapes.pop((op.start, op.stop)), self._gradients.pop()))
+        # What a pullback runs of the user's (hooks, rules of derivatives) is no recomputation: it draws numbers and
+        # writes logs where the program goes on from.
+        inside = None if self._outside is None else self.replay.exchange(self._outside)
+        try:
+            self._gradients.append(self.backend.pull_back(self.tapes.pop((op.start, op.stop)), self._gradients.pop()))
+        finally:
+            self._outside = None if inside is None else self.replay.exchange(inside)
         self.done += op.stop - op.start
 
     def _keep(self, op: Keep) -> None:

@@ -39,8 +39,14 @@ class StateReplay:
         """Set the used states back to a snapshot; None restores nothing."""
         triples = zip(self.replayable_states, self.used_flags, snapshot or (), strict=bool(snapshot))
         for replayable, used, state in triples:
-            if used:
+            if used and state is not None:
                 replayable.set(state)
+
+    def exchange(self, states: Any) -> Any:
+        """Put in the used ones of these states, and return what they were; None for states that are not used."""
+        present = [r.get() if used else None for r, used in zip(self.replayable_states, self.used_flags, strict=True)]
+        self.restore(states)
+        return present
 
     def _update_used(self) -> bool:
         """Whether any state was used, with `used_flags` up to date."""

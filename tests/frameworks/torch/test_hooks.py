@@ -141,3 +141,21 @@ def test_a_hook_on_a_parameter_of_a_loop_in_a_segment(segment, losses):
     expected = run(lambda step, h: plain_scan(step, h, None, length=4))
     assert found[1] == expected[1] == losses
     torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-14)
+
+
+def test_a_hook_draws_random_numbers_where_the_program_goes_on():
+    def run(loop, **how):
+        w, start_at = start()
+        torch.manual_seed(3)
+
+        def step(h, _):
+            h = torch.nn.functional.dropout(torch.tanh(h @ w), 0.3)
+            if h.requires_grad:
+                h.register_hook(lambda g: g + torch.randn_like(g))
+            return h, None
+
+        last, _ = loop(step, start_at, None, length=6, **how)
+        return [*torch.autograd.grad(last.sum(), (w, start_at)), torch.rand(2)]
+
+    for one, other in zip(run(remat.scan, slots=2), run(plain_scan), strict=True):
+        assert torch.equal(one, other)
