@@ -14,7 +14,7 @@ program may run then (a fused kernel, a traced step), and its rounding errors ma
 
 from typing import Any
 
-__all__ = ["fingerprint", "relative_difference"]
+__all__ = ["fingerprint", "relative_difference", "row_fingerprints"]
 
 _WIDTH = 4096  # weights per dtype; longer arrays are summed in rows of this many elements
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly and never repeat
@@ -53,6 +53,19 @@ def fingerprint(leaf: Any) -> float:
     largest = float(np.max(np.abs(flat), where=np.isfinite(flat), initial=0.0)) or 1.0
     finite = np.nan_to_num(flat / largest, nan=0.3, posinf=0.7, neginf=-0.7)
     return _weighted_sum(finite, weights(finite.dtype)) * min(largest, 1e300)
+
+
+def row_fingerprints(stacked: Any) -> Any:
+    """The fingerprint of every row of an array, but for rounding; small rows take one product for all of them."""
+    import numpy as np
+
+    size = stacked[:1].size
+    if stacked.dtype.kind != "f" or size > _WIDTH:
+        return np.array([fingerprint(row) for row in stacked])
+    numbers = (stacked.reshape(len(stacked), size) @ weights(stacked.dtype)[:size]).astype(np.float64)
+    for k in np.flatnonzero(~np.isfinite(numbers)):
+        numbers[k] = fingerprint(stacked[k])
+    return numbers
 
 
 def _weighted_sum(flat: Any, factors: Any) -> float:

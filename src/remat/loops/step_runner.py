@@ -98,10 +98,13 @@ class StepRunner:
 
     def observed(self, carry: Any) -> list[Any]:
         """The leaves whose fingerprints are compared: those of a carry, and of the last output if all are kept."""
-        leaves = self.tree.flatten_like(carry, "carry")
-        if self.outputs.tree is not None and self.outputs.rows is None:
-            leaves += self.outputs.tree.flatten_like(self.last_output, "y")
-        return leaves
+        return [*self.tree.flatten_like(carry, "carry"), *self.observed_outputs()]
+
+    def observed_outputs(self) -> list[Leaf]:
+        """The leaves of the last output, if all outputs are kept."""
+        if self.outputs.tree is None or self.outputs.rows is not None:
+            return []
+        return self.outputs.tree.flatten_like(self.last_output, "y")
 
     def add_note(self, error: Exception, carry: Any) -> None:
         """Add the step and the specs of its arguments to an error that the user's step raised."""

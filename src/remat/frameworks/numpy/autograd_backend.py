@@ -7,6 +7,8 @@ from dataclasses import replace
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
+from remat.execute.rng_state import ReplayableState, global_rng_states
+from remat.execute.state_replay import preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.backend import NumpyBackend
 from remat.frameworks.numpy.leaves import is_boxed
@@ -23,6 +25,10 @@ from remat.loops.step_runner import unpack_output
 from remat.pytree import Leaf, PyTree
 
 __all__ = ["AutogradBackend"]
+
+
+Snapshots = Sequence[tuple[ReplayableState, object]]
+LONG = 4  # recorded steps from which on rounding may have grown so much that a difference of outputs shows nothing
 
 
 class AutogradBackend(NumpyBackend):
@@ -55,6 +61,7 @@ class AutogradBackend(NumpyBackend):
     def record(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, Tape]:
         """The carry after steps start..stop-1, and the graph of all of them."""
         runner, needs_grad, first_sweep = self.runner, self.needs_grad, start >= self.runner.outputs_written
+        origin = None if first_sweep else self._origin(state, start, stop)
         with recomputing(not first_sweep), fresh_trace() as trace:
             leaves = self._given(runner.tree.flatten_like(state, "carry"))
             boxes, roots = box_leaves(leaves, self.activity.at(start), trace)
@@ -68,11 +75,16 @@ class AutogradBackend(NumpyBackend):
                     carry, y = self._call_step(step, runner.tree.unflatten(boxes), runner.inputs.tree.unflatten(rows))
                     # Counted by `failed_at`, if a later step raises.
                     tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
-                    tape.ys.append(self._output(y, i, trace))
+                    tape.ys.append(self._output(y, i, start, trace))
+                    if i == 0:
+                        self.compare_first(_unboxed(boxes, runner.names, trace)[0])
         values, nodes = _unboxed(boxes, runner.names, trace)
         tape.carry_out[:] = nodes
         self.activity.observe(stop, nodes, runner.names, first_sweep=first_sweep)
         self.partial_tape = None
+        suspicious = [] if self.output_check is None else self.output_check.take_suspicious()
+        if origin is not None and suspicious:
+            self._confirm(origin, start, suspicious)
         return runner.tree.unflatten(values), tape
 
     def _given(self, leaves: Sequence[Leaf]) -> list[Leaf]:
@@ -99,7 +111,7 @@ class AutogradBackend(NumpyBackend):
                 self.runner.add_note(error, carry)
             raise
 
-    def _output(self, y: PyTree, i: int, trace: float) -> list[Node | None]:
+    def _output(self, y: PyTree, i: int, start: int, trace: float) -> list[Node | None]:
         """The nodes of the output of step i, by leaf; the first sweep also writes the output to its row."""
         runner, outputs = self.runner, self.runner.outputs
         if outputs.row_of(i) is None:
@@ -108,8 +120,31 @@ class AutogradBackend(NumpyBackend):
             outputs.allocate(y, i)
         values, nodes = _unboxed(outputs.checked_leaves(y, i), outputs.names, trace)
         assert outputs.tree is not None
-        runner.write_output(i, outputs.tree.unflatten(values))
+        is_first = runner.write_output(i, outputs.tree.unflatten(values))
+        if not is_first and self.output_check is not None:
+            self.output_check.compare(i, values, recorded=i - start + 1)
         return nodes
+
+    def _origin(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, Snapshots] | None:
+        """What a long range starts from, to run it again without a tape if one of its outputs is suspicious.
+
+        It costs no memory: the tape of the range refers to that state anyway.
+        """
+        if self.output_check is None or stop - start < LONG:
+            return None
+        return state, [(each, each.get()) for each in (*global_rng_states(), *self.replayable_states)]
+
+    def _confirm(self, origin: tuple[PyTree, Snapshots], start: int, suspicious: Sequence[int]) -> None:
+        """Run a range as the first sweep ran it, up to its last suspicious output: then rounding explains nothing."""
+        outputs, check, (state, snapshots) = self.runner.outputs, self.output_check, origin
+        assert check is not None
+        assert outputs.tree is not None
+        with preserved_state(self.replayable_states):
+            for each, snapshot in snapshots:
+                each.set(snapshot)
+            for i in suspicious:
+                state, start = self.advance(state, start, i + 1), i + 1
+                check.compare(i, outputs.tree.flatten_like(self.runner.last_output, "y"), recorded=0)
 
     def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
         """The gradients before the range: rows of xs are written, and sums of captured values are added to.

@@ -17,21 +17,21 @@ from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy.activity import CarryActivity
 from remat.frameworks.numpy.converted_step import ConvertedStep
-from remat.frameworks.numpy.leaves import fingerprint, frozen_copy, mismatch, nbytes
+from remat.frameworks.numpy.leaves import fingerprint, mismatch, nbytes
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.protection import (
     NotAsAutograd,
     StepMode,
+    copier,
     is_readonly_error,
     mutation_message,
     readonly_view,
 )
+from remat.frameworks.numpy.result_check import LOOSE, FirstStep, OutputCheck, tolerance_of
 from remat.frameworks.numpy.tape import Sum, Tape, tape_size
 from remat.loops.stacked_values import SeparateRows
 from remat.loops.step_runner import StepRunner
 from remat.pytree import Leaf, PyTree
-
-LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
 
 __all__ = ["GradientMask", "NumpyBackend"]
 
@@ -59,9 +59,12 @@ class NumpyBackend(ABC):
         needs_grad: GradientMask,
         *,
         mode: StepMode = StepMode.PLAIN,
+        first_step: FirstStep | None = None,
     ) -> None:
         self.step, self.runner, self.needs_grad, self.mode = step, runner, needs_grad, mode
         self.captured = [readonly_view(value) for value in captured]
+        self.first_step = first_step
+        self.output_check: OutputCheck | None = None
         self.activity = CarryActivity(needs_grad.carry, exact=mode is StepMode.AUTOGRAD)
         self.partial_tape: Any = None  # the tape of a range whose recording has not ended, for `failed_at`
         self.shared_outputs: set[int] = set()  # leaves of the outputs whose rows are kept states
@@ -77,11 +80,26 @@ class NumpyBackend(ABC):
         del state  # `run` has the only reference, and frees the first carry before the other steps run
         try:
             with self.step.rebind(self.captured) as step:
-                return self.runner.run(step, states.pop(), start, stop)
+                after = self.runner.run(step, states.pop(), start, stop)
         except ValueError as error:
             if is_readonly_error(error):
                 raise NotAsAutograd(mutation_message(error, self.runner.current_step)) from error
             raise
+        if stop == 1:
+            self.compare_first(self.runner.tree.flatten_like(after, "carry"))
+        return after
+
+    def compare_first(self, leaves: Sequence[Leaf]) -> None:
+        """Compare what step 0 has just returned, these leaves of a carry and the last output, with its first result."""
+        if self.first_step is not None:
+            runner = self.runner
+            leaves = [*leaves, *runner.observed_outputs()]
+            self.first_step.compare(leaves, runner.names + runner.outputs.names, runner.specs + runner.outputs.specs)
+
+    def remember_outputs(self) -> None:
+        """Compare the outputs of steps that are recorded from now on with those that are written."""
+        if self.runner.outputs.leaves:
+            self.output_check = OutputCheck(self.runner.outputs)
 
     @abstractmethod
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
@@ -105,7 +123,7 @@ class NumpyBackend(ABC):
         """
         runner = self.runner
         rows = self._rows_of_last_output()
-        leaves = runner.tree.flatten_like(state, "carry")
+        leaves, frozen_copy = runner.tree.flatten_like(state, "carry"), copier(writable=False)
         return runner.tree.unflatten([rows[id(leaf)] if id(leaf) in rows else frozen_copy(leaf) for leaf in leaves])
 
     def _rows_of_last_output(self) -> dict[int, Any]:
@@ -167,7 +185,7 @@ class NumpyBackend(ABC):
         specs = (self.runner.specs + outputs.specs)[: len(leaves)]
         with np.errstate(all="ignore"):
             for leaf, name, spec, number in zip(leaves, names, specs, expected, strict=True):
-                tolerance = spec.eps ** (0.5 / recorded if recorded else 0.75)
+                tolerance = tolerance_of(spec, recorded)
                 difference = mismatch(leaf, number, tolerance)
                 if difference and tolerance < LOOSE:
                     return f"{name} was another one by {difference:.1g} of its size"

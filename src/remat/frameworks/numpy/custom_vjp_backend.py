@@ -10,7 +10,6 @@ from remat.closures.closure_search import CapturedReference
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.frameworks.numpy.backend import NumpyBackend
-from remat.frameworks.numpy.protection import StepMode
 from remat.pytree import PyTree, StructureMismatch, TreeDef
 
 __all__ = ["CustomVjpBackend"]
@@ -23,8 +22,8 @@ class CustomVjpBackend(NumpyBackend):
     found in each variable.
     """
 
-    def __init__(self, *args: Any, vjp: Callable[..., PyTree], mode: StepMode) -> None:
-        super().__init__(*args, mode=mode)
+    def __init__(self, *args: Any, vjp: Callable[..., PyTree], **options: Any) -> None:
+        super().__init__(*args, **options)
         self.vjp = vjp
         self.named: dict[str, list[CapturedReference]] = {}
         self.aliases: dict[str, str] = {}  # names in the VJP only, of values that the step has under another name

@@ -5,10 +5,10 @@ copies, and one fingerprint for each leaf, by which a recomputed value is compar
 is the `LeafOps` of NumPy.
 """
 
+import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import autograd.numpy as anp
 import numpy as np
@@ -17,13 +17,16 @@ from autograd.extend import defjvp, defvjp, primitive
 from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
-from remat.execute.fingerprint import fingerprint, relative_difference
+from remat.execute.fingerprint import fingerprint as array_fingerprint
+from remat.execute.fingerprint import relative_difference
+from remat.execute.rng_state import private_rng_state
 from remat.loops.stacked_values import SeparateRows
-from remat.pytree import TreeDef
+from remat.pytree import Leaf, PyTree, TreeDef
 from remat.pytree import flatten as flatten_value
 
 __all__ = [
     "ArraySpec",
+    "GeneratorSpec",
     "astype",
     "copy",
     "empty",
@@ -31,8 +34,8 @@ __all__ = [
     "fast_match",
     "fingerprint",
     "flatten",
-    "frozen_copy",
     "is_boxed",
+    "is_observation",
     "matches_spec",
     "mismatch",
     "nbytes",
@@ -44,10 +47,12 @@ __all__ = [
 ]
 
 _RANKS = "biufc"  # kinds of dtypes; each promotes to those after it
+_OBJECTS = np.dtype(object)
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON = {bool: "b", int: "i", float: "f", complex: "c"}
 
 
-def unpack(value: Any) -> Any:
+def unpack(value: PyTree) -> PyTree:
     """Autograd's boxed tuples, lists and dicts as plain ones of boxes; anything else as it is."""
     if type(value) is SequenceBox:
         plain_type = type(getval(value))
@@ -58,12 +63,12 @@ def unpack(value: Any) -> Any:
     return value
 
 
-def flatten(value: Any) -> tuple[list[Any], TreeDef]:
+def flatten(value: PyTree) -> tuple[list[Leaf], TreeDef]:
     """The leaves of a value, boxed or not, and its structure."""
     return flatten_value(value, unpack)
 
 
-def stack(rows: Sequence[Any]) -> Any:
+def stack(rows: Sequence[Leaf]) -> Leaf:
     """One leaf of several arrays, along a new first axis: these as they are, where nothing has to be traced."""
     first = rows[0]
     if all(type(row) is np.ndarray and row.shape == first.shape and row.dtype == first.dtype for row in rows):
@@ -71,7 +76,7 @@ def stack(rows: Sequence[Any]) -> Any:
     return anp.stack(list(rows))
 
 
-def prepend(first: Any, rows: Any) -> Any:
+def prepend(first: Leaf, rows: Leaf) -> Leaf:
     """An array with one more row, the first: in the memory of the others where that has room for it."""
     plain = rows._value if is_boxed(rows) else rows
     has_room = type(plain) is np.ndarray and type(plain.base) is np.ndarray and not is_boxed(plain)
@@ -81,11 +86,11 @@ def prepend(first: Any, rows: Any) -> Any:
 
 
 @primitive  # type: ignore[untyped-decorator]
-def _put_first(first: Any, rows: Any) -> Any:
+def _put_first(first: Leaf, rows: Leaf) -> Leaf:
     """The array that `rows` is a view of, all but its first row, with `first` written there."""
     buffer = rows.base
     buffer[0] = first
-    buffer.flags.writeable = rows.flags.writeable
+    buffer.setflags(write=rows.flags.writeable)
     return buffer
 
 
@@ -98,7 +103,7 @@ defjvp(
 )
 
 
-def is_boxed(leaf: Any) -> bool:
+def is_boxed(leaf: Leaf) -> bool:
     """Whether autograd is tracing this leaf."""
     return bool(isbox(leaf))
 
@@ -108,11 +113,11 @@ class ArraySpec:
     """Shape and dtype of a leaf; a Python number is `weak`: its dtype may be promoted."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     weak: bool = False
 
     @classmethod
-    def of(cls, leaf: Any, name: str) -> "ArraySpec":
+    def of(cls, leaf: Leaf, name: str) -> "ArraySpec":
         """The spec of a leaf; a leaf that is neither array nor number raises a StepError that names it."""
         value = getval(leaf)
         leaf_type = type(value)
@@ -123,7 +128,15 @@ class ArraySpec:
             return cls((), np.dtype(leaf_type), weak=True)
         if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in _RANKS:
             if isinstance(value, np.ndarray) and leaf_type is not np.ndarray and not isinstance(value, np.memmap):
-                raise StepError(f"{name} is {_type_name(leaf_type)}: give np.asarray of it, or another plain array")
+                masked = isinstance(value, np.ma.MaskedArray)
+                raise StepError(
+                    f"{name} is {_type_name(leaf_type)}: "
+                    + (
+                        "give its data and its mask as two arrays"
+                        if masked
+                        else "give np.asarray of it, or a plain array"
+                    )
+                )
             return cls(value.shape, value.dtype)
         of_dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
         raise StepError(
@@ -174,28 +187,64 @@ class ArraySpec:
         return _RANKS.index(self.dtype.kind)
 
 
-def spec_of(leaf: Any, name: str) -> ArraySpec:
-    """The spec of a leaf; a leaf that is neither array nor number raises a StepError that names it."""
+@dataclass(frozen=True)
+class GeneratorSpec(ArraySpec):
+    """The spec of a random generator in the carry: every state has the same one, whose rng state is replayed."""
+
+    shape: tuple[int, ...] = ()
+    dtype: np.dtype = _OBJECTS
+    generator: object = None
+
+    def promotes_to(self, other: ArraySpec) -> bool:
+        """Whether it is the same generator."""
+        return isinstance(other, GeneratorSpec) and other.generator is self.generator
+
+    def advice(self, other: ArraySpec, name: str) -> str:
+        """What the user can do."""
+        return f"; {name} must stay the same generator: draw from it, and return it"
+
+    def __str__(self) -> str:
+        return type(self.generator).__name__
+
+
+def spec_of(leaf: Leaf, name: str) -> ArraySpec:
+    """The spec of a leaf; a leaf that is no array, number or random generator raises a StepError that names it."""
+    if isinstance(leaf, _GENERATORS) and private_rng_state(leaf) is not None:
+        return GeneratorSpec(generator=leaf)
     return ArraySpec.of(leaf, name)
 
 
-def matches_spec(leaf: Any, spec: ArraySpec) -> bool:
+def is_observation(leaf: Leaf) -> bool:
+    """Whether a leaf of xs is an array whose rows only the step can read: records, dates, texts, masks, objects.
+
+    No gradient flows to such rows, so the step gets them as `for x in xs` has them.
+    """
+    if not isinstance(leaf, np.ndarray) or (type(leaf) is np.ndarray and leaf.dtype.kind in _RANKS):
+        return False
+    return not (leaf.dtype.hasobject and any(map(is_boxed, np.asarray(leaf).flat)))
+
+
+def matches_spec(leaf: Leaf, spec: ArraySpec) -> bool:
     """Whether a leaf, boxed or not, is an array of exactly this spec."""
+    if isinstance(spec, GeneratorSpec):
+        return leaf is spec.generator
     plain = getval(leaf)
     return type(plain) is np.ndarray and plain.shape == spec.shape and plain.dtype == spec.dtype
 
 
-def empty(count: int, spec: ArraySpec, like: Any) -> Any:
+def empty(count: int, spec: ArraySpec, like: Leaf) -> np.ndarray:
     """An uninitialized array for the rows of `count` leaves."""
+    if isinstance(spec, GeneratorSpec):
+        raise StepError(f"an output of the step is a {spec}: return the numbers that it draws, or leave it out")
     return np.empty((count, *spec.shape), spec.dtype)
 
 
-def astype(rows: Any, spec: ArraySpec) -> Any:
+def astype(rows: np.ndarray, spec: ArraySpec) -> np.ndarray:
     """The rows of a leaf, in the dtype of a spec."""
     return rows.astype(spec.dtype)
 
 
-def reject_tracer(leaf: Any, name: str) -> None:
+def reject_tracer(leaf: Leaf, name: str) -> None:
     """Raise a StepError if a leaf is boxed although everything that went into the step is plain."""
     if is_boxed(leaf):
         raise StepError(
@@ -206,8 +255,11 @@ def reject_tracer(leaf: Any, name: str) -> None:
         )
 
 
-def fast_match(spec: ArraySpec) -> Callable[[Any], bool]:
+def fast_match(spec: ArraySpec) -> Callable[[Leaf], bool]:
     """A fast test for plain leaves of this spec."""
+    if isinstance(spec, GeneratorSpec):
+        generator = spec.generator
+        return lambda value: value is generator
     shape, dtype, array = spec.shape, spec.dtype, np.ndarray
     if shape:
         return lambda value: type(value) is array and value.shape == shape and value.dtype == dtype
@@ -218,37 +270,34 @@ def fast_match(spec: ArraySpec) -> Callable[[Any], bool]:
     )
 
 
-def copy(leaf: Any) -> Any:
+def copy(leaf: Leaf) -> Leaf:
     """A private copy of an array, which may be written into; a number is itself."""
     return np.array(leaf, order="K") if isinstance(leaf, np.ndarray) else leaf
 
 
-def frozen_copy(leaf: Any) -> Any:
-    """A private copy of an array, read-only; a number is itself."""
-    leaf = copy(leaf)
-    if isinstance(leaf, np.ndarray):
-        leaf.setflags(write=False)
-    return leaf
-
-
-def ensure_writable(leaf: Any) -> Any:
+def ensure_writable(leaf: Leaf) -> Leaf:
     """The leaf, or a copy of it if it is read-only: results of a loop belong to the caller, who may write into them."""
     return leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf
 
 
-def nbytes(leaf: Any) -> int:
+def nbytes(leaf: Leaf) -> int:
     """Bytes of a leaf, its Python object included."""
     if type(leaf) is SeparateRows:
         return sum(map(nbytes, leaf.rows))
     return leaf.nbytes + header(leaf) if isinstance(leaf, np.ndarray) else sys.getsizeof(leaf)
 
 
-def header(array: Any) -> int:
+def header(array: np.ndarray) -> int:
     """Bytes of an array object without its data."""
     return sys.getsizeof(array) - (array.nbytes if array.flags.owndata else 0)
 
 
-def mismatch(leaf: Any, expected: float, tolerance: float) -> float:
+def fingerprint(leaf: Leaf) -> float:
+    """The fingerprint of an array or a number; 0 for a generator, whose draws show in other leaves."""
+    return 0.0 if isinstance(leaf, _GENERATORS) else array_fingerprint(leaf)
+
+
+def mismatch(leaf: Leaf, expected: float, tolerance: float) -> float:
     """The relative difference of a leaf from the one whose fingerprint is `expected`; 0 if rounding explains it."""
     now = fingerprint(leaf)
     return 0.0 if now == expected else relative_difference(now, expected, fingerprint(np.abs(leaf)), tolerance)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -14,34 +13,38 @@ from remat.frameworks.numpy.meter import NumpyMeter
 from remat.loops.loop_call import LoopCall
 from remat.measuring import MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
+from remat.pytree import Leaf, PyTree
 
 __all__ = ["measured"]
 
 STEPS = 8  # of which a few are run
 
 
-def measured(call: LoopCall[NumpyBackend], leaves: Sequence[Any], *, custom_vjp: bool) -> StepCost:
+def measured(
+    first: LoopCall[NumpyBackend], further: LoopCall[NumpyBackend], leaves: Sequence[Leaf], key: tuple[object, ...]
+) -> StepCost:
     """What a step costs: from a few runs of the first ones, or from an earlier loop whose first step is as large.
 
-    Random generators get back their state.
+    The `first` run of step 0 is the one that the loop itself is compared with, `further` ones are not. No trace is left
+    of any. `key` is what the cost depends on besides the step and the sizes of its arguments.
     """
-    with preserved_state(call.step.replayable_states):
-        specs = tuple(ArraySpec.of(leaf, "leaf") for leaf in leaves)
-        key = ("numpy", *call.step.cache_key, call.carry, call.xs, specs, tuple(call.needs_grad), custom_vjp)
-        backend, state = call.new_backend(leaves, 1)
+    with preserved_state(first.step.replayable_states):
+        sizes = tuple((type(leaf), np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
+        key = ("numpy", *first.step.cache_key, first.carry, first.xs, sizes, tuple(first.needs_grad), *key)
+        backend, state = first.new_backend(leaves, 1)
         tape_bytes = backend.size(backend.record(state, 0, 1)[1])
-        assert call.request.memory is not None
-        capacity = call.request.memory.device.capacity or 0
-        return cached_cost(key, (tape_bytes,), capacity, lambda: _measure(call, leaves, capacity))
+        assert first.request.memory is not None
+        capacity = first.request.memory.device.capacity or 0
+        return cached_cost(key, (tape_bytes,), capacity, lambda: _measure(further, leaves, capacity))
 
 
-def _measure(call: LoopCall[NumpyBackend], leaves: Sequence[Any], capacity: int) -> StepCost:
+def _measure(call: LoopCall[NumpyBackend], leaves: Sequence[Leaf], capacity: int) -> StepCost:
     """Run the first steps a few times; only the first one if the length is not known: there may be no second."""
     steps = min(call.steps or 1, STEPS)
     backend, state = call.new_backend(leaves, steps)
     empty = backend.new_gradients([], (), [leaf[:steps] for leaf in call.split(leaves)[1]])
 
-    def ones_like(state: Any, gradients: Gradients | None) -> Gradients:
+    def ones_like(state: PyTree, gradients: Gradients | None) -> Gradients:
         gradients = gradients or empty
         runner, outputs = backend.runner, gradients.outputs
         if runner.outputs.leaves and not outputs:
@@ -52,5 +55,5 @@ def _measure(call: LoopCall[NumpyBackend], leaves: Sequence[Any], capacity: int)
     return measure_step(MeasurementSetup(backend, NumpyMeter(), state, ones_like), steps, capacity)
 
 
-def _ones(leaves: Sequence[Any], specs: Sequence[ArraySpec]) -> list[Any]:
+def _ones(leaves: Sequence[Leaf], specs: Sequence[ArraySpec]) -> list[np.ndarray | None]:
     return [np.ones_like(leaf) if spec.differentiable else None for leaf, spec in zip(leaves, specs, strict=True)]

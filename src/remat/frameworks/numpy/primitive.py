@@ -6,7 +6,7 @@ is called, the reverse sweep when autograd asks for its VJP. Loops without a box
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,13 @@ from autograd.tracer import getval
 
 from remat.errors import StepError
 from remat.execute import Interpreter
+from remat.execute.determinism import DeterminismCheck
 from remat.execute.rng_state import global_rng_states
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
-from remat.frameworks.numpy.leaves import ArraySpec, copy
+from remat.frameworks.numpy.leaves import ArraySpec, copy, spec_of
 from remat.frameworks.numpy.measure import measured
 from remat.frameworks.numpy.multiple_results import Results
 from remat.frameworks.numpy.protection import (
@@ -30,6 +31,7 @@ from remat.frameworks.numpy.protection import (
     protector,
     readonly_view,
 )
+from remat.frameworks.numpy.result_check import FirstStep
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
@@ -45,12 +47,13 @@ class NumpyCall(LoopCall[NumpyBackend]):
 
     vjp: Callable[..., Any] | None = None  # the user's VJP of a step, if there is one
     mode: StepMode = StepMode.PLAIN
+    first_step: FirstStep | None = None  # what step 0 returned when it was measured or first run, if that is compared
     results: "LoopResult | None" = None
 
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[NumpyBackend, Any]:
         """A backend for that many steps on plain leaves, and the first carry."""
         init, xs, captured = self.split(leaves)
-        specs = [ArraySpec.of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
+        specs = [spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
         inputs = Inputs([readonly_view(leaf[:steps]) for leaf in xs], self.xs)
         outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
         protect = protector(self.carry) if self.mode is StepMode.PLAIN else private_copies(self.carry)
@@ -58,9 +61,13 @@ class NumpyCall(LoopCall[NumpyBackend]):
         needs_grad = GradientMask(*self.split(self.needs_grad))
         backend: NumpyBackend
         if self.vjp is None:
-            backend = AutogradBackend(self.step, runner, captured, needs_grad, mode=self.mode)
+            backend = AutogradBackend(
+                self.step, runner, captured, needs_grad, mode=self.mode, first_step=self.first_step
+            )
         else:
-            backend = CustomVjpBackend(self.step, runner, captured, needs_grad, vjp=self.vjp, mode=self.mode)
+            backend = CustomVjpBackend(
+                self.step, runner, captured, needs_grad, vjp=self.vjp, mode=self.mode, first_step=self.first_step
+            )
         return backend, self.carry.unflatten([readonly_view(leaf) for leaf in init])
 
     def run(self, leaves: Sequence[Leaf]) -> "LoopResult":
@@ -73,6 +80,7 @@ class NumpyCall(LoopCall[NumpyBackend]):
         given = self.plan
         for mode in StepMode:
             self.mode, self.plan = mode, given
+            self.first_step = None if self.request.check == "never" else FirstStep()
             try:
                 backend, interpreter = self.first_sweep(leaves)
                 break
@@ -81,8 +89,20 @@ class NumpyCall(LoopCall[NumpyBackend]):
                     raise
                 for state, snapshot in before:
                     state.set(snapshot)
+        if self.request.check != "always":
+            self.first_step = None  # later sweeps, for further cotangents, are not compared
         self.results = LoopResult.of(backend, interpreter.take())
         return self.results
+
+    def forward_sweep(
+        self, leaves: Sequence[Leaf], determinism: DeterminismCheck | None
+    ) -> tuple[NumpyBackend, Interpreter[NumpyBackend]]:
+        """Run the first sweep, up to the turn; outputs that are not on a held tape will be compared."""
+        backend, interpreter = super().forward_sweep(leaves, determinism)
+        held = sum(stop - start for start, stop in interpreter.tapes)
+        if determinism is not None and held != self.steps:
+            backend.remember_outputs()
+        return backend, interpreter
 
     def abandon(self) -> None:
         """Release the run that waits for its reverse sweep: none will come."""
@@ -115,7 +135,8 @@ class NumpyCall(LoopCall[NumpyBackend]):
 
     def measured(self, leaves: Sequence[Any]) -> StepCost:
         """What a step costs."""
-        return measured(self, leaves, custom_vjp=self.vjp is not None)
+        # Further runs of step 0, which measuring does not put back one by one, are not compared with the first.
+        return measured(self, replace(self, first_step=None), leaves, (self.mode, self.vjp is not None))
 
 
 def as_truth_value(answer: Any) -> bool:

@@ -74,14 +74,18 @@ def protector(tree: TreeDef) -> Callable[[PyTree], PyTree]:
     return lambda value: tuple([part(child) for part, child in zip(parts, value, strict=True)])
 
 
-def copier() -> Callable[[Leaf], Leaf]:
-    """A function from leaves to private copies; one array that is given twice becomes one copy, as it was one array."""
-    copies: dict[int, tuple[Leaf, Leaf]] = {}  # by id: an array, which must live as long as its id counts, and its copy
+def copier(*, writable: bool = True) -> Callable[[Leaf], Leaf]:
+    """A function from leaves to private copies; what was one array under two names is one copy."""
+    copies: dict[tuple[object, ...], np.ndarray] = {}  # by where an array is in memory, and how it is read
 
     def private(leaf: Leaf) -> Leaf:
         if not isinstance(leaf, np.ndarray):
             return leaf
-        return copies.setdefault(id(leaf), (leaf, np.array(leaf, order="K")))[1]
+        key = leaf.__array_interface__["data"][0], leaf.shape, leaf.strides, leaf.dtype
+        if key not in copies:
+            copies[key] = np.array(leaf, order="K")
+            copies[key].setflags(write=writable)
+        return copies[key]
 
     return private
 

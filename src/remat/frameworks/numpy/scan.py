@@ -3,11 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from remat.errors import StepError
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.captured_state import CapturedStep
 from remat.frameworks.numpy.converted_step import ConvertedStep
-from remat.frameworks.numpy.leaves import ArraySpec, copy, ensure_writable, is_boxed
+from remat.frameworks.numpy.leaves import copy, ensure_writable, is_boxed, is_observation, spec_of, unpack
 from remat.frameworks.numpy.primitive import NumpyCall, as_truth_value, run
 from remat.frameworks.numpy.protection import is_readonly_error, mutation_message, readonly_view
 from remat.loops.request import LoopRequest
@@ -32,8 +34,10 @@ def scan(
 ) -> tuple[Any, Any]:
     """The last carry and the outputs of all steps, or of those in `rows`; `driven` has no meaning here (JAX)."""
     init_leaves, carry = flatten_leaves(leaf_ops, init, "init")
-    xs_leaves, inputs = flatten_leaves(leaf_ops, xs, "xs")
-    steps = infer_length(leaf_ops, xs_leaves, inputs, length)
+    xs_leaves, inputs = flatten(xs, unpack)
+    # One number a row stands for what only the step can read.
+    counted = [np.empty(len(leaf)) if is_observation(leaf) and leaf.ndim else leaf for leaf in xs_leaves]
+    steps = infer_length(leaf_ops, counted, inputs, length)
     captured = CapturedStep(step, vjp, leaves=init_leaves)
     return _scan(captured, (init_leaves, xs_leaves, captured.take_values()), carry, inputs, steps, request, vjp, rows)
 
@@ -111,5 +115,5 @@ def while_loop(
 
 
 def _new_runner(carry: TreeDef, leaves: Sequence[Any], inputs: Inputs, outputs: Outputs) -> StepRunner:
-    specs = [ArraySpec.of(leaf, name) for leaf, name in zip(leaves, carry.paths("init"), strict=True)]
+    specs = [spec_of(leaf, name) for leaf, name in zip(leaves, carry.paths("init"), strict=True)]
     return StepRunner(leaf_ops, carry, specs, inputs, outputs)
