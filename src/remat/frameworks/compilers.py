@@ -17,7 +17,6 @@ __all__ = ["compiled_checkpoint", "is_compiling", "not_compiled", "run_uncompile
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_AOT = {"aot_autograd", "aot_module_simplified", "aot_module", "aot_function", "compile_fx", "compile_fx_inner"}
 
 
 def is_compiling() -> bool:
@@ -34,7 +33,7 @@ def traces_segments() -> bool:
 def _differentiates_graph() -> bool:
     """Whether the back end that compiles the calling code differentiates the graph, so that torch's segments are exact.
 
-    Of torch's own back ends all do but those that run the graph as it is; of others, those that call AOTAutograd.
+    Of torch's own back ends all do but those that run the graph as it is; of others, those that call inductor.
     Without an answer, as in an export, it is yes.
     """
     backend: Any = getattr(getattr(_translator(), "output", None), "compiler_fn", None)
@@ -45,7 +44,7 @@ def _differentiates_graph() -> bool:
         return True
     if str(backend.__module__).startswith("torch."):
         return "eager" not in backend.__name__ or "aot" in backend.__name__
-    return not _AOT.isdisjoint(code.co_names)
+    return "compile_fx" in code.co_names
 
 
 def _translator() -> Any:

@@ -141,6 +141,27 @@ def test_what_is_compiled_says_so():
     assert "_torchdynamo_orig_callable" in vars(compiled), "compiled functions have no _torchdynamo_orig_callable"
 
 
+def test_a_module_that_is_compiled_in_place_says_so():
+    module = Empty()
+    module.compile(backend="eager")
+    assert vars(module)["_compiled_call_impl"] is not None, "Module._compiled_call_impl is gone"
+
+
+def test_the_compiler_says_which_back_end_it_compiles_for():
+    from remat.frameworks import compilers
+
+    @torch._dynamo.assume_constant_result
+    def ask():
+        translator = compilers._translator()
+        return hasattr(translator.output, "compiler_fn") and hasattr(translator, "one_graph")
+
+    assert ask._dynamo_marked_constant, "assume_constant_result marks functions in another way"
+    assert torch.compile(lambda x: x + ask(), backend="eager")(torch.zeros(1)) == 1, (
+        "the back end is not known any more"
+    )
+    assert compilers._translator() is None
+
+
 def test_saved_tensors_of_nodes():
     raw = torch.tanh(torch.ones(3, requires_grad=True)).grad_fn._raw_saved_result
     assert isinstance(raw.data, torch.Tensor), "saved tensors cannot be looked at without unpacking them"
@@ -156,6 +177,11 @@ def test_state_of_sharded_modules():
     assert hasattr(FSDPModule, "_get_fsdp_state"), "FSDPModule._get_fsdp_state is gone"
     assert hasattr(TrainingState, "IDLE"), "TrainingState.IDLE is gone"
     assert isinstance(FSDPState()._training_state, TrainingState), "FSDPState._training_state is gone"
+    from torch.distributed._composable_state import _get_module_state, _insert_module_state
+
+    module, state = Empty(), FSDPState()
+    _insert_module_state(module, state)
+    assert _get_module_state(module) is state, "the state of a sharded module is not found by its identity any more"
 
 
 @pytest.mark.parametrize("other", [lambda t: t[1:], torch.Tensor.detach, lambda t: t.view(3, 1), lambda t: t.data])
