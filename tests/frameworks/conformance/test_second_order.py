@@ -166,10 +166,7 @@ def test_a_budget_in_bytes_serves_second_order_too(framework):
     both(framework, lambda loss: framework.hessian(of_one(loss, args, 1), args[1]), memory="400 KiB")
 
 
-def test_a_python_number_as_the_initial_carry(framework, request):
-    if framework.name == "torch":
-        reason = "PyTorch's second order runs a loop of its own, to which a number that becomes a tensor is an error"
-        request.applymarker(pytest.mark.xfail(strict=True, raises=remat.StepError, reason=reason))
+def test_a_python_number_as_the_initial_carry(framework):
     np, xs = framework.np, framework.array(numpy.linspace(0.1, 1, 6))
 
     def last(w, loop, **how):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.backend import TorchBackend
+from remat.frameworks.torch.leaves import TensorSpec
 from remat.frameworks.torch.storage import storage_id
 
 __all__ = ["LoopOutputs", "clone_aliases"]
@@ -19,7 +20,7 @@ class LoopOutputs:
 
     numbers: list[Any]  # all leaves, with None in the place of each tensor
     active: list[bool]  # by leaf: whether it depends on a tensor that requires a gradient
-    carry_size: int
+    carry_specs: list[TensorSpec]  # of the last carry: a number in the first one may have become a tensor
     outputs: Any  # the structure of the outputs
 
     @classmethod
@@ -40,7 +41,12 @@ class LoopOutputs:
         numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in all_leaves]
         tensors = tuple(leaf for leaf in all_leaves if isinstance(leaf, Tensor))
         backend.release_outputs()
-        return cls(numbers, [*carry_active, *activity.ys], len(leaves), runner.outputs.tree), tensors
+        return cls(numbers, [*carry_active, *activity.ys], runner.specs, runner.outputs.tree), tensors
+
+    @property
+    def carry_size(self) -> int:
+        """The number of leaves of the carry."""
+        return len(self.carry_specs)
 
     def tensor_activity(self) -> list[bool]:
         """Whether each of the leaves that are tensors is active."""

@@ -14,6 +14,7 @@ from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import backward_hooks, hooks_suspended, leaf_itself
+from remat.frameworks.torch.leaves import TensorSpec
 from remat.frameworks.torch.loop_outputs import clone_aliases
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import unpack_output
@@ -154,6 +155,7 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
     activity, steps, flat = call.step.activity, call.steps, _flat_step(call)
     request = LoopRequest(plan=call.plan, check="never")
     carry_bars, y_bars = call.results.expand_cotangents(cotangents)
+    init = [_as_in_the_last_carry(leaf, spec) for leaf, spec in zip(init, call.results.carry_specs, strict=True)]
     weak = [not isinstance(leaf, Tensor) for leaf in init]
     active = [is_active and not number for is_active, number in zip(activity.carry, weak, strict=True)]
 
@@ -190,6 +192,13 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
         *(None if bar is None else bar.flip(0) for bar in x_bars),
         *totals,
     ]
+
+
+def _as_in_the_last_carry(leaf: Any, spec: TensorSpec) -> Any:
+    """A leaf of the first carry; a number that becomes a tensor in the loop, as such a tensor."""
+    if isinstance(leaf, Tensor) or spec.weak or spec.opaque:
+        return leaf
+    return torch.tensor(leaf, dtype=spec.dtype, device=spec.device)
 
 
 def _check_not_random(call: TorchLoopCall) -> None:
