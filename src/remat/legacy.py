@@ -7,22 +7,22 @@ optimal plan, is returned under keys of its own.
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from importlib import import_module
 from math import inf, isqrt
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from remat.errors import ProblemError, StepError
-from remat.frameworks import find_framework
+from remat.frameworks import Framework, find_framework
 from remat.interface.segment_inputs import CheckpointGroup, checkpoint_segment, checkpoint_segment_flex
 from remat.loops.legacy_inputs import stack_inputs, with_initial
 from remat.loops.request import LoopRequest
-from remat.planners import plan
+from remat.planners import Plan, SavePoints, plan
 from remat.planners.loop.save_points import even_positions
 from remat.problem import Loop
 from remat.profiling import CheckpointProfiler
 from remat.profiling.profiler import recorded_call
-from remat.pytree import LEAF, flatten
 from remat.units import to_count
 
 __all__ = [
@@ -123,17 +123,20 @@ def checkpointed_loop(
 ) -> tuple[State, dict[int, State]]:
     """The state after `seq_length` times `state = func(state)`, and the states at the checkpoints by position.
 
-    Both results are differentiable. A gradient keeps as many states as there are checkpoints, placed for the least
-    recomputation.
+    Both results are differentiable. By default a gradient runs what is fastest in the memory of the √n states that are
+    returned and one section's tape: it goes from these states alone, and every section between two of them runs a
+    second time. With `num_checkpoints` it keeps that many states, placed for the least recomputation. The plan of a
+    profiled call (`remat.profile`) says which of the two it is.
 
     Args:
         func: One step, from a state to the next one.
         initial_state: Arrays and numbers in any nesting of containers.
         seq_length: The number of steps.
-        num_checkpoints: The number of checkpoints, √n rounded down by default.
+        num_checkpoints: The number of checkpoints; by default √n rounded down.
 
     Returns:
-        The last state, and a dict from the positions of `compute_checkpoint_positions` to the states there.
+        The last state, and a dict from the positions of `compute_checkpoint_positions` to the states there. Each is a
+        copy of its own: no step and no other state is in its memory.
 
     Raises:
         ProblemError: If `func` is not callable or a count is not a whole number.
@@ -147,30 +150,46 @@ def checkpointed_loop(
     if not callable(func):
         raise ProblemError(f"func must be callable, not {func!r:.60}")
     steps, count = _checkpoint_count(seq_length, num_checkpoints)
-    positions = compute_checkpoint_positions(steps, count)
     if steps == 0:
         return initial_state, {}
+    positions = compute_checkpoint_positions(steps, count)
     later = [position for position in positions if position]
-    final, shown = _scan_with_rows(func, initial_state, steps, max(1, count), later)
-    checkpoints = {0: initial_state} if 0 in positions else {}
-    leaves, tree = flatten(shown)
+    request = LoopRequest.parse(None, max(1, count), None, "first", None)
+    if num_checkpoints is None:
+        request = replace(request, memory=None, plan=_sections(steps, tuple(later)))
+    framework = find_framework(initial_state, using=[func])
+    with recorded_call("checkpointed_loop", func) as call:
+        request = request.for_profile(call, framework.TRAITS.name)
+        final, rows = _scan_with_rows(framework, func, initial_state, steps, request, later)
+    leaves, tree = framework.flatten(initial_state)
+    checkpoints = {0: tree.unflatten([framework.own(leaf) for leaf in leaves])} if 0 in positions else {}
+    leaves, tree = framework.flatten(rows)
     for row, position in enumerate(later):
-        checkpoints[position] = leaves[0][row] if tree is LEAF else tree.unflatten([leaf[row] for leaf in leaves])
+        checkpoints[position] = tree.unflatten([framework.own(leaf[row]) for leaf in leaves])
     return final, checkpoints
 
 
-def _scan_with_rows(func: Callable[[Any], Any], init: Any, steps: int, slots: int, positions: list[int]) -> Any:
-    """The last state, and the states at these positions stacked: no other output is written."""
+@lru_cache(maxsize=64)
+def _sections(steps: int, positions: tuple[int, ...]) -> Plan:
+    """The plan that keeps the states at these positions, and records one section between them at a time."""
+    chosen = plan(Loop(steps), slots=len(positions), planner=SavePoints(positions))
+    return chosen.because(
+        "no number of checkpoints is given, so the loop runs what is fastest in the memory of √n states and one "
+        "section's tape: every section but the last runs twice"
+    )
+
+
+def _scan_with_rows(
+    framework: Framework, func: Callable[[Any], Any], init: Any, steps: int, request: LoopRequest, positions: list[int]
+) -> Any:
+    """The last state, and the states at these positions as rows: no other output is written."""
 
     def step(state: Any, x: None) -> tuple[Any, Any]:
         after = func(state)
         return after, after
 
     rows = {position - 1: row for row, position in enumerate(positions)}
-    request = LoopRequest.parse(None, slots, None, "first", None)
-    framework = find_framework(init)
-    with recorded_call("checkpointed_loop", func) as call:
-        return framework.scan(step, init, None, steps, request.for_profile(call, framework.TRAITS.name), rows=rows)
+    return framework.scan(step, init, None, steps, request, rows=rows)
 
 
 def _checkpoint_count(seq_length: int, num_checkpoints: int | None) -> tuple[int, int]:

@@ -81,19 +81,21 @@ def test_the_planner_places_them_better(run, framework):
     assert status == 0
     gain = float(re.search(r"gain: +([\d.]+) times less memory", out)[1])
     assert gain > 1.5
+    assert_inside_its_budget(out, framework)
 
 
-@each_framework
-@pytest.mark.parametrize(
-    "words", [("--seq-len", "150", "--checkpoints", "5"), ("--seq-len", "97", "--checkpoints", "2")]
-)
-def test_the_planner_stays_inside_its_budget(run, framework, words):
-    _, out, _ = run(*words, "--hidden", "16", "--batch", "8", "--optimal", "--framework", framework)
+def assert_inside_its_budget(out, framework):
     budget = to_bytes(number(out, "budget")[0].partition(",")[0], "budget")
     for name in ("peak live memory", "allocated"):
         measured = [to_bytes(text.split(" at")[0], name) for text in number(out, name)]
         assert all(each <= budget for each in measured[1:])
         assert len(measured) == 2 if name == "peak live memory" or framework == "torch" else not measured
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch"])  # where the tape of a range has bytes of its own
+def test_the_planner_stays_inside_its_budget(run, framework):
+    size = ["--seq-len", "150", "--checkpoints", "5", "--hidden", "16", "--batch", "8"]
+    assert_inside_its_budget(run(*size, "--optimal", "--framework", framework)[1], framework)
 
 
 def test_without_checkpoints(run):

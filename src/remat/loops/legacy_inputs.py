@@ -23,6 +23,10 @@ class LeafArrays(Protocol):
         """Several arrays as one, along a new first axis."""
         ...
 
+    def own(self, leaf: Any, /) -> Any:
+        """A leaf that could be written into as one in memory of its own; a traced or immutable one as it is."""
+        ...
+
     def prepend(self, first: Any, rows: Any, /) -> Any:
         """An array of rows with one more row before them."""
         ...

@@ -9,6 +9,7 @@
 | `residuals.py` | the VJP of one step from residuals |
 | `reverse_sweep.py` | on the device: the reverse sweep from kept states |
 | `binomial_tables.py` | which states are kept, as tables |
+| `sections.py` | a loop in sections between states that come out |
 | `second_order.py` | the VJP of a loop as two loops, which can be differentiated again |
 | `step_transforms.py` | the step with tangents, and the step for a batch |
 | `differentiable.py` | what a differentiable function is, with a diagram of how derivatives of any order arise |
@@ -29,7 +30,7 @@
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
 from remat.frameworks.jax.detection import TRAITS, is_module, is_tracing, owns
-from remat.frameworks.jax.leaves import flatten, prepend, stack, unpack
+from remat.frameworks.jax.leaves import flatten, own, prepend, stack, unpack
 from remat.frameworks.jax.scan import free_bytes, scan, while_loop
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "free_bytes",
     "is_module",
     "is_tracing",
+    "own",
     "owns",
     "prepend",
     "scan",

@@ -8,7 +8,7 @@ from jax.tree_util import tree_flatten
 
 from remat.pytree import Leaf, PyTree
 
-__all__ = ["flatten", "prepend", "stack", "unpack"]
+__all__ = ["flatten", "own", "prepend", "stack", "unpack"]
 
 
 def unpack(value: PyTree) -> PyTree:
@@ -24,6 +24,11 @@ def flatten(value: PyTree) -> tuple[list[Leaf], Any]:
 def stack(rows: Sequence[Leaf]) -> PyTree:
     """One array of several, along a new first axis."""
     return jnp.stack(rows)
+
+
+def own(leaf: Leaf) -> Leaf:
+    """The leaf: arrays of JAX cannot be written into."""
+    return leaf
 
 
 def prepend(first: Leaf, rows: PyTree) -> PyTree:

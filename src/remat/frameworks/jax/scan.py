@@ -5,6 +5,7 @@ between the loop is one call of a `ScanFunction`, a `WhileFunction` or, driven b
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from remat.frameworks.jax.host_loop import HostLoop
 from remat.frameworks.jax.planning import online_slots, plan_for_jit
 from remat.frameworks.jax.primitives import call
 from remat.frameworks.jax.scan_function import ScanFunction
+from remat.frameworks.jax.sections import run_sections
 from remat.frameworks.jax.step_jaxpr import names_of, trace_condition, trace_step
 from remat.frameworks.jax.while_function import WhileFunction
 from remat.loops.request import LoopRequest
@@ -70,6 +72,11 @@ def scan(
     request.record(steps)
     x = tree_unflatten(x_tree, [row_aval(leaf) for leaf in inputs])  # the step is traced with one row of each input
     traced = trace_step(step, init, x)
+    if rows is not None and request.plan is not None:  # the older `checkpointed_loop`, which puts out its carry
+        request.record(steps, request.plan)
+        ends = sorted(rows)
+        carry, states = run_sections(traced, [b - a for a, b in pairwise([-1, *ends, steps - 1])])
+        return tree_unflatten(traced.carry_tree, carry), tree_unflatten(traced.y_tree, states)
     n_rows = steps if inputs or traced.step.y_avals else None
     loop = (
         HostLoop(traced.step, n_rows, steps, request)

@@ -39,6 +39,7 @@ __all__ = [
     "matches_spec",
     "mismatch",
     "nbytes",
+    "own",
     "prepend",
     "reject_tracer",
     "spec_of",
@@ -74,6 +75,11 @@ def stack(rows: Sequence[Leaf]) -> Leaf:
     if all(type(row) is np.ndarray and row.shape == first.shape and row.dtype == first.dtype for row in rows):
         return SeparateRows(rows)
     return anp.stack(list(rows))
+
+
+def own(leaf: Leaf) -> Leaf:
+    """A copy of an array, which the caller may write into; a box, into which nobody can, as it is."""
+    return copy(leaf)
 
 
 def prepend(first: Leaf, rows: Leaf) -> Leaf:

@@ -30,7 +30,7 @@
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
-from remat.frameworks.torch.leaves import flatten, prepend, stack, unpack
+from remat.frameworks.torch.leaves import flatten, own, prepend, stack, unpack
 from remat.frameworks.torch.meter import free_on as free_bytes
 from remat.frameworks.torch.scan import scan, while_loop
 
@@ -42,6 +42,7 @@ __all__ = [
     "free_bytes",
     "is_module",
     "is_tracing",
+    "own",
     "owns",
     "prepend",
     "scan",

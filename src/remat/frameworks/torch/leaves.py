@@ -31,6 +31,7 @@ __all__ = [
     "is_differentiable",
     "matches_spec",
     "nbytes",
+    "own",
     "prepend",
     "quick_fingerprint",
     "reject_tracer",
@@ -57,6 +58,11 @@ def flatten(value: Any) -> tuple[list[Any], TreeDef]:
 def stack(rows: Sequence[Any]) -> Any:
     """One tensor of several, along a new first axis."""
     return torch.stack([torch.as_tensor(row) for row in rows])
+
+
+def own(leaf: Any) -> Any:
+    """A copy of a tensor; one with a graph as it is, since autograd follows what is written into it."""
+    return leaf if not isinstance(leaf, Tensor) or leaf.requires_grad else leaf.clone()
 
 
 def prepend(first: Any, rows: Any) -> Any:
