@@ -22,6 +22,8 @@ from remat.closures.references import (
     ItemRef,
     PartialRef,
     Reference,
+    attributes_of,
+    function_of,
     is_library,
 )
 from remat.execute.python_state import Container
@@ -134,7 +136,7 @@ class ClosureSearch:
         if function.__defaults__:
             names = code.co_varnames[: code.co_argcount][-len(function.__defaults__) :]
             self._visit_value(function.__defaults__, ", ".join(names), AttributeRef(function, "__defaults__"))
-        self._visit_namespace(function.__kwdefaults__ or {}, "{}")
+        self._visit_namespace(function.__kwdefaults__ or {})
         namespace = function.__globals__
         for name in global_names(code):
             if name in namespace and not isinstance(namespace[name], ModuleType):
@@ -142,10 +144,10 @@ class ClosureSearch:
         self._enqueue(getattr(function, "__wrapped__", None), "step")
 
     def _visit_object(self, value: Any, name: str) -> None:
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict):
+        attributes = attributes_of(value)
+        if attributes is not None:
             self.containers.append(attributes)
-            self._visit_namespace(attributes, f"{name}.{{}}")
+            self._visit_namespace(attributes, f"{name}.")
         self._visit_class(type(value), name)
         for cls in type(value).__mro__:
             slots = cls.__dict__.get("__slots__", ())
@@ -163,16 +165,15 @@ class ClosureSearch:
                 continue
             self._seen.add(id(cls))
             for key, member in list(vars(cls).items()):
-                # Static and class methods, properties and cached properties refer to their function under these names.
-                function = getattr(member, "__func__", getattr(member, "fget", getattr(member, "func", member)))
-                if isinstance(function, FunctionType):
+                function = function_of(member)
+                if function is not None:
                     self._enqueue(function, name)
                 elif not key.startswith("__"):
                     self._visit_value(member, f"{cls.__name__}.{key}", AttributeRef(cls, key))
 
-    def _visit_namespace(self, namespace: dict[str, Any], name: str) -> None:
+    def _visit_namespace(self, namespace: dict[str, Any], prefix: str = "") -> None:
         for key, value in list(namespace.items()):
-            self._visit_value(value, name.format(key), ItemRef(namespace, key))
+            self._visit_value(value, f"{prefix}{key}", ItemRef(namespace, key))
 
     def _visit_value(self, value: Any, name: str, reference: Reference, keys: tuple[Any, ...] = ()) -> bool:
         """Whether the reference is one to captured values, which is then added; what else it refers to is searched."""

@@ -22,11 +22,20 @@ from types import BuiltinFunctionType, CellType, FunctionType, MethodType, Modul
 from typing import Any
 
 from remat.closures.bytecode import assigned_globals, assigned_names, attributes_used, global_names, names_in
-from remat.closures.references import UNSET, CellRef, ItemRef, Reference, is_foundation, is_library
+from remat.closures.references import (
+    UNSET,
+    CellRef,
+    ItemRef,
+    Reference,
+    attributes_of,
+    function_of,
+    is_foundation,
+    is_library,
+)
 from remat.execute.python_state import LONG, Container
 from remat.execute.rng_state import ReplayableState, private_rng_state
 
-__all__ = ["Kind", "Reach", "attributes_of", "kind_of"]
+__all__ = ["Kind", "Reach", "kind_of"]
 
 MOST = 2_000  # functions and objects; what is farther away than that is not used by a step
 _PLAIN_OBJECTS = (
@@ -258,15 +267,6 @@ class Reach:
             self.meet(attributes[name], attributes, name)
 
 
-def attributes_of(value: Any) -> dict[str, Any] | None:
-    """The attributes in the `__dict__` of an object, or None; `__getattr__` is not asked."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
 def _slots_of(value: Any) -> Iterable[tuple[str, Any]]:
     """The names and values of an object's slots."""
     for cls in type(value).__mro__:
@@ -281,9 +281,6 @@ def _slots_of(value: Any) -> Iterable[tuple[str, Any]]:
 def _methods(cls: type) -> Iterable[FunctionType]:
     """The functions of a class that run when an object of it is used."""
     for key, member in list(vars(cls).items()):
-        if key in _NOT_RUN:
-            continue
-        # Static and class methods, properties and cached properties refer to their function under these names.
-        for function in (member, *(getattr(member, name, None) for name in ("__func__", "fget", "func"))):
-            if isinstance(function, FunctionType):
-                yield function
+        function = function_of(member)
+        if function is not None and key not in _NOT_RUN:
+            yield function

@@ -4,8 +4,8 @@ import sys
 import sysconfig
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import lru_cache
-from types import CellType
+from functools import cached_property, lru_cache
+from types import CellType, FunctionType
 from typing import Any
 
 __all__ = [
@@ -15,6 +15,8 @@ __all__ = [
     "ItemRef",
     "PartialRef",
     "Reference",
+    "attributes_of",
+    "function_of",
     "is_foundation",
     "is_library",
 ]
@@ -120,6 +122,26 @@ class PartialRef(Reference):
     def was_rewritten(self, value: Any) -> bool:
         """`partial` arguments are immutable, so the step never overwrites them."""
         return False
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """The attributes in the `__dict__` of an object, or None; its `__getattr__`, which may raise, is not asked."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def function_of(member: Any) -> FunctionType | None:
+    """The function of a member of a class, if it is one: a method, static or class method, or property."""
+    if isinstance(member, staticmethod | classmethod):
+        member = member.__func__
+    elif isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, cached_property):
+        member = member.func
+    return member if isinstance(member, FunctionType) else None
 
 
 @lru_cache(maxsize=4096)

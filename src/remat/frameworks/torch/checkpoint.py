@@ -59,7 +59,7 @@ StepError, and there is no gradient.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from time import perf_counter
@@ -72,14 +72,22 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from remat.execute.recomputation import StopRecomputation, is_recomputing, recomputing
 from remat.frameworks.compilers import not_compiled
+from remat.frameworks.torch.confirmation import CompleteRun, confirm_work_space, output_fingerprints
 from remat.frameworks.torch.environment import Environment
-from remat.frameworks.torch.functorch import in_transform
-from remat.frameworks.torch.graph import call_after_backward, current_backward, version
+from remat.frameworks.torch.functorch import (
+    HooksRefused,
+    in_transform,
+    refuses_hooks,
+    remember_transforms,
+    uses_transforms,
+)
+from remat.frameworks.torch.graph import call_after_backward, current_backward, hooks_suspended, version
 from remat.frameworks.torch.leaf_state import raise_if_used, restored_leaf_state
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.recompute import Recomputation
 from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, comparable_storage
-from remat.frameworks.torch.segment_inputs import SegmentInputs
+from remat.frameworks.torch.segment_inputs import LoadedInputs, SegmentInputs
+from remat.frameworks.torch.tensor_state import Storages
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
@@ -110,16 +118,17 @@ def checkpoint(
 ) -> Any:
     """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
 
-    Without gradients it is a plain call, and inside transforms of torch.func and traces of torch.jit, which refuse
-    saved-tensor hooks, and if lazy modules are initialized by it: with random draws that would not be made again.
+    Without gradients it is a plain call, and inside and around transforms of torch.func, and in traces of torch.jit,
+    which refuse saved-tensor hooks, and if lazy modules are initialized: with draws that would not be made again.
     """
     if call is not None:
         call.framework, call.steps = "torch", 0
     is_tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-    if torch.is_grad_enabled() and not in_transform() and not is_tracing:
+    if torch.is_grad_enabled() and not in_transform() and not is_tracing and not uses_transforms(fn):
         frame = CheckpointFrame(fn, args, kwargs, options, call)
         if not frame.lazy:
-            return frame.forward(fn, args, kwargs)
+            with suppress(HooksRefused):  # everything is as before that run
+                return frame.forward(fn, args, kwargs)
     if call is not None:
         call.steps = 1
     name, depth = display_name(fn), nesting_depth()
@@ -149,10 +158,11 @@ class CheckpointFrame:
         self.first_holder: int | None = None  # the index of the holder that the backward asks last
         self.parent: CheckpointFrame | None = None  # the segment around this one, if it begins with it
         self._note_parent(_current_frame.get())
-        self._inputs.save()
+        self._given = self._inputs.save()  # until the first run has ended
         self.metas: list[SavedTensorMeta] = []
         self.check = CheckOnce(fn, options.check)
         self._complete = False  # whether the first run has ended
+        self._outputs: list[Tensor] = []  # fingerprints, if integers are saved that may be work space
         self._undecided = options.threshold is not None  # whether real tensors are kept until the outputs are known
         self._backward_tasks: dict[int, bool] = {}  # by backward: whether its values are kept until it ends (rule 5)
         self._pulled_back_in, self._recomputed_at = -1, 0.0
@@ -166,13 +176,24 @@ class CheckpointFrame:
         """What the function returns; its saved tensors are holders."""
         self._count()
         hooks = saved_tensors_hooks(self._pack, _unpack)
-        with segment_pass(self.name, "forward", self.depth), nested(self.depth), _frame_opened(self), hooks:
-            out = fn(*args, **kwargs)
+        given, self._given = self._given, []
+        try:
+            with segment_pass(self.name, "forward", self.depth), nested(self.depth), _frame_opened(self), hooks:
+                out = fn(*args, **kwargs)
+        except RuntimeError as error:
+            if refuses_hooks(error):
+                self._environment.rewind(given)
+                self._inputs.rewind(given)
+                remember_transforms(fn)
+                raise HooksRefused from error
+            raise
         self._complete = True
         self._environment.finish_forward()
         self._inputs.finish_forward()
         for meta in self.metas:
             meta.finish_forward()
+        if any(meta.is_suspicious for meta in self.metas):
+            self._outputs = output_fingerprints(out)
         if self._undecided:
             self._apply_threshold(out)
         else:
@@ -244,23 +265,17 @@ class CheckpointFrame:
                 call_after_backward(partial(_release_values, ref(self), task))
             self._backward_tasks[task] = task in self._backward_tasks
             holders = {holder.index: holder for holder in self._live_holders()}
-        inputs = self._inputs.load(self.name)
-        versions = [(tensor, version(tensor)) for tensor in inputs.data if not tensor.is_inference()]
         changed = self._environment.written_since() if self._complete else []
-        self._count()
         out: Any = None
-        with (
-            recomputing(True),
-            segment_pass(self.name, "recompute", self.depth),
-            self._environment.restored(self.name, inputs.tensors) as storages,
-            restored_leaf_state(inputs.flags),
-            nested(self.depth),
-            _frame_opened(None),
-        ):
-            changing = storages.written | {comparable_storage(tensor) for tensor in inputs.data}
-            stops = self.options.early_stop and not changed
+        with self._again() as (inputs, storages):
             recomputation = Recomputation(
-                self.name, self.metas, task, holders, storages.restored, changing, stops=stops
+                self.name,
+                self.metas,
+                task,
+                holders,
+                storages.restored,
+                storages.written | {comparable_storage(tensor) for tensor in inputs.data},
+                stops=self.options.early_stop and not changed,
             )
             try:
                 with saved_tensors_hooks(recomputation.pack, _identity):
@@ -274,12 +289,38 @@ class CheckpointFrame:
                     raise
         if changed:
             raise_if_used(changed, [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)], self.name)
-        recomputation.finish(complete=self._complete)
-        if any(version(tensor) != before for tensor, before in versions):
-            raise mutation_error(self.name, "one of its inputs", "by it")
+        suspects = recomputation.finish(complete=self._complete)
+        if suspects and self._complete:
+            run = partial(self._complete_run, [index for index, _ in suspects])
+            confirm_work_space(self.name, self.metas, suspects, self._outputs, run)
         if self.check.wanted and self._complete and recomputation.count >= len(self.metas):
             self.check.mark_passed()
         self._recomputed_at = perf_counter()
+
+    @contextmanager
+    def _again(self) -> Iterator[tuple[LoadedInputs, Storages]]:
+        """A block in which the function can be run as at the call; the inputs, and the memory that is written into."""
+        inputs = self._inputs.load(self.name)
+        versions = [(tensor, version(tensor)) for tensor in inputs.shared if not tensor.is_inference()]
+        self._count()
+        with (
+            recomputing(True),
+            segment_pass(self.name, "recompute", self.depth),
+            self._environment.restored(self.name, inputs.tensors) as storages,
+            restored_leaf_state(inputs.flags),
+            nested(self.depth),
+            _frame_opened(None),
+        ):
+            yield inputs, storages
+        if any(version(tensor) != before for tensor, before in versions):
+            raise mutation_error(self.name, "one of its inputs", "by it")
+
+    def _complete_run(self, suspects: list[int]) -> CompleteRun:
+        """Run the function to its end, and its backward."""
+        with self._again() as (inputs, _):
+            roots = [tensor for tensor in (*inputs.tensors, *self._environment.parameters()) if tensor.requires_grad]
+            with hooks_suspended(roots):
+                return CompleteRun.of(lambda: inputs.fn(*inputs.args, **inputs.kwargs), roots, suspects)
 
     def _count(self) -> None:
         if self.call is not None and self.call.steps is not None:

@@ -85,6 +85,10 @@ class Environment:
         """The parameters that were written into since the first run, and the versions that they had then."""
         return self._tensors.written_since()
 
+    def parameters(self) -> list[Tensor]:
+        """The leaves that the function reaches and that required a gradient at the call."""
+        return self._tensors.parameters()
+
     @contextmanager
     def restored(self, name: str, made: Sequence[Tensor]) -> Iterator[Storages]:
         """A block in which everything is as it was at the call; afterwards everything is as before it.

@@ -4,12 +4,24 @@ The only file that asks functorch's interpreter stack. PyTorch has no public que
 checked with 2.11 and 2.13.
 """
 
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-__all__ = ["escaped_its_transform", "in_forward_mode", "in_transform", "is_wrapped", "wrapped_by_active_transform"]
+__all__ = [
+    "HooksRefused",
+    "escaped_its_transform",
+    "in_forward_mode",
+    "in_transform",
+    "is_wrapped",
+    "refuses_hooks",
+    "remember_transforms",
+    "uses_transforms",
+    "wrapped_by_active_transform",
+]
 
 _functorch: Any = torch._C._functorch  # no stubs
 
@@ -47,3 +59,29 @@ def _level(tensor: Tensor) -> int:
 
 def _current_level() -> int:
     return _functorch.maybe_current_level() or 0
+
+
+class HooksRefused(Exception):
+    """A function has entered a transform of torch.func, which does not run under saved-tensor hooks."""
+
+
+_transforming: WeakSet[Any] = WeakSet()
+
+
+def refuses_hooks(error: RuntimeError) -> bool:
+    """Whether an error says that a transform does not run under saved-tensor hooks; it has no type of its own."""
+    return "support saved tensor hooks" in str(error)
+
+
+def remember_transforms(fn: Any) -> None:
+    """Note that a function enters transforms of torch.func."""
+    with suppress(TypeError):  # some objects have no weak references; they are tried each time
+        _transforming.add(getattr(fn, "__func__", fn))
+
+
+def uses_transforms(fn: Any) -> bool:
+    """Whether it is known that a function enters transforms of torch.func."""
+    try:
+        return bool(_transforming) and getattr(fn, "__func__", fn) in _transforming
+    except TypeError:
+        return False

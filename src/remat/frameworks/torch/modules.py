@@ -13,6 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from remat.closures.references import attributes_of
+
 __all__ = [
     "HOOKS",
     "OWN",
@@ -63,6 +65,6 @@ def is_compiled(value: Any) -> bool:
     There is no public query. Compiled functions name the original in `_torchdynamo_orig_callable`, compiled modules
     have it as the child `_orig_mod`.
     """
-    return "_torchdynamo_orig_callable" in getattr(value, "__dict__", ()) or "_orig_mod" in getattr(
-        value, "_modules", ()
-    )
+    if isinstance(value, nn.Module):
+        return "_orig_mod" in value._modules
+    return "_torchdynamo_orig_callable" in (attributes_of(value) or ())

@@ -8,7 +8,13 @@ from remat.errors import RematError
 from remat.execute.recomputation import StopRecomputation
 from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.leaves import device_fingerprint
-from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, comparable_storage
+from remat.frameworks.torch.saved_tensors import (
+    Holder,
+    SavedTensorMeta,
+    comparable_storage,
+    describe,
+    fingerprint_differences,
+)
 from remat.segments import raise_nondeterministic
 
 __all__ = ["Recomputation"]
@@ -69,11 +75,24 @@ class Recomputation:
             raise StopRecomputation(self)
         return value
 
-    def finish(self, *, complete: bool) -> None:
-        """Raise a DeterminismError if there were fewer or more tensors than at first, or ones with other values."""
+    def finish(self, *, complete: bool) -> list[tuple[int, float]]:
+        """Raise a DeterminismError if there were fewer or more tensors than at first, or floats with other values.
+
+        Returns the indices of tensors of integers that have other values, which may be work space, and how far they
+        are from the first ones.
+        """
         if self._error is not None:
             raise self._error
         expected = len(self.metas)
         if self.count <= self.last or (self.count > expected and complete):
             raise_nondeterministic(self.name, f"it saved {expected} tensors for its backward and then {self.count}")
-        SavedTensorMeta.compare_fingerprints(self.metas, self._fingerprints, self.name)
+        suspects: list[tuple[int, float]] = []
+        for index, tensor, difference in fingerprint_differences(self.metas, self._fingerprints):
+            if tensor.is_floating_point() or tensor.is_complex():
+                raise_nondeterministic(
+                    self.name,
+                    f"tensor {index} of the {expected} that it saves for its backward, {describe(tensor)}, "
+                    f"was another one by {difference:.1g} of its size",
+                )
+            suspects.append((index, difference))
+        return suspects

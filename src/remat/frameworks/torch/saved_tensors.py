@@ -13,7 +13,17 @@ from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import StorageBytes, is_dense, storage_id
 from remat.segments import mutation_error, raise_nondeterministic
 
-__all__ = ["Holder", "SaveInputs", "SavedBytes", "SavedTensorMeta", "comparable_storage", "describe", "made_again"]
+__all__ = [
+    "Holder",
+    "SaveInputs",
+    "SavedBytes",
+    "SavedTensorMeta",
+    "comparable_storage",
+    "describe",
+    "fingerprint_differences",
+    "made_again",
+    "tolerated_difference",
+]
 
 with torch.inference_mode(False):
     # An input that requires a gradient: without one, `SaveInputs` would have no node.
@@ -122,6 +132,11 @@ class SavedTensorMeta:
         self.written = False
         self._counter, self._saved = _counter(tensor), version(tensor)
 
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the tensor is compared and has integers, which may be work space without a meaning."""
+        return self.fingerprint is not None and not self.dtype.is_floating_point and not self.dtype.is_complex
+
     def was_written(self) -> bool:
         """Whether the tensor was written into since it was saved."""
         if self._counter is not None:
@@ -149,26 +164,32 @@ class SavedTensorMeta:
             what = f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {now})"
             raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
-    @staticmethod
-    def compare_fingerprints(
-        metas: Sequence["SavedTensorMeta"], recomputed: Sequence[tuple[int, Tensor, Tensor]], name: str
-    ) -> None:
-        """Raise a DeterminismError if one of the recomputed (index, tensor, fingerprint) differs beyond rounding."""
-        for device in {fingerprint.device for _, _, fingerprint in recomputed}:  # one synchronization for each
-            here = [entry for entry in recomputed if entry[2].device == device]
-            pairs = [(now, metas[index].fingerprint) for index, _, now in here]
-            rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
-            for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
-                if now == then:
-                    continue
-                eps = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 2.0**-52
-                difference = relative_difference(now, then, float(device_fingerprint(tensor, of_sizes=True)), eps**0.75)
-                if difference:
-                    raise_nondeterministic(
-                        name,
-                        f"tensor {index} of the {len(metas)} that it saves for its backward, {describe(tensor)}, "
-                        f"was another one by {difference:.1g} of its size",
-                    )
+
+def fingerprint_differences(
+    metas: Sequence[SavedTensorMeta], recomputed: Sequence[tuple[int, Tensor, Tensor]]
+) -> list[tuple[int, Tensor, float]]:
+    """Those of the recomputed (index, tensor, fingerprint) that differ beyond rounding, and by how much."""
+    found: list[tuple[int, Tensor, float]] = []
+    for device in {fingerprint.device for _, _, fingerprint in recomputed}:  # one synchronization for each
+        here = [entry for entry in recomputed if entry[2].device == device]
+        pairs = [(now, metas[index].fingerprint) for index, _, now in here]
+        rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
+        for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
+            if now != then and (difference := _difference(tensor, now, then)):
+                found.append((index, tensor, difference))
+    return found
+
+
+def tolerated_difference(tensor: Tensor, now: Tensor, then: Tensor) -> float:
+    """How far two fingerprints of a tensor are apart, relative to its size; 0 if that is rounding."""
+    return _difference(tensor, float(now), float(then))
+
+
+def _difference(tensor: Tensor, now: float, then: float) -> float:
+    if now == then:
+        return 0.0
+    eps = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 2.0**-52
+    return relative_difference(now, then, float(device_fingerprint(tensor, of_sizes=True)), eps**0.75)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -35,6 +35,7 @@ class LoadedInputs:
     tensors: Sequence[Tensor]
     flags: Sequence[tuple[Tensor, bool, dict[int, Any]]]  # of the leaves: requires_grad and hooks at the call
     data: Sequence[Tensor]  # those without a gradient
+    shared: Sequence[Tensor]  # of these, the ones in the caller's memory
 
 
 class SegmentInputs:
@@ -62,20 +63,27 @@ class SegmentInputs:
             self.tensors.append(tensor)
         return index
 
-    def save(self) -> None:
-        """Save the inputs, after the last one was added."""
+    def save(self) -> list[Tensor]:
+        """Save the inputs, after the last one was added; returns them."""
         inputs, self.tensors, self._indices = self.tensors, [], {}
         self._required_grad = [tensor.requires_grad for tensor in inputs]
         self._hooks = [backward_hooks(tensor) if tensor.is_leaf else {} for tensor in inputs]
         self._data = [None if tensor.requires_grad else _Data(tensor) for tensor in inputs]
         # `.data` has a version of its own: the segment may write into an input without gradient in its first run.
         self._saved = SaveInputs.save([tensor if tensor.requires_grad else tensor.data for tensor in inputs])
+        return inputs
 
     def finish_forward(self) -> None:
         """Note, after the first run, which inputs without a gradient it has written into."""
         for data in self._data:
             if data is not None:
                 data.finish_forward()
+
+    def rewind(self, inputs: Sequence[Tensor]) -> None:
+        """Undo what a first run that has failed wrote into the inputs."""
+        for tensor, data in zip(inputs, self._data, strict=True):
+            if data is not None:
+                data.rewind(tensor)
 
     def load(self, name: str) -> LoadedInputs:
         """The inputs; a segment around this one may have to be recomputed for them.
@@ -109,6 +117,7 @@ class SegmentInputs:
                 if each[0].is_leaf and each[1]
             ],
             [tensor for tensor, data in zip(tensors, self._data, strict=True) if data is not None],
+            [tensor for tensor, data in zip(tensors, self._data, strict=True) if data is not None and data.is_shared],
         )
 
 
@@ -129,9 +138,19 @@ class _Data:
         if not self._writes:
             self._numbers = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether the recomputation gets the caller's memory: then it must not write."""
+        return self._numbers is None
+
     def _written(self) -> bool:
         tensor = self._tensor()
         return tensor is not None and not tensor.is_inference() and version(tensor) != self._version
+
+    def rewind(self, tensor: Tensor) -> None:
+        """Write the numbers at the call into it, if there is a copy of them."""
+        if self._numbers is not None and self._written():
+            tensor.data.copy_(self._numbers)
 
     def again(self, tensor: Tensor) -> Tensor:
         """The tensor to run the function on again: the one that was saved, or a copy with its numbers at the call."""

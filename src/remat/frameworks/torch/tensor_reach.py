@@ -1,7 +1,7 @@
 """What a function reaches on PyTorch: modules, tensors and generators, beside the containers and variables of Python.
 
 Modules are entered as a whole, with their hooks, children and attributes; of those whose class the user wrote, objects
-and containers in attributes whose name occurs in code that is reached. Modules of torch.distributed and of the compilers
+and containers in attributes whose name occurs in code that is reached. Modules of torch.distributed and of compilers
 look after themselves: of these only tensors and children are taken. One module takes about 3 us.
 """
 

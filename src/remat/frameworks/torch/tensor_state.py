@@ -84,15 +84,15 @@ def _set_data(tensor: Tensor, data: Tensor, numbers: Tensor | None) -> None:
 class _TensorState:
     """One tensor: what it had at the call, and which of that a repetition has to care for."""
 
-    __slots__ = ("_data", "_hooks", "_numbers", "_required_grad", "_version", "tensor", "written")
+    __slots__ = ("_data", "_hooks", "_numbers", "_version", "required_grad", "tensor", "written")
 
     def __init__(self, tensor: Tensor, copied: int) -> None:
         self.tensor = tensor
-        self._required_grad, self._hooks = tensor.requires_grad, backward_hooks(tensor)
+        self.required_grad, self._hooks = tensor.requires_grad, backward_hooks(tensor)
         self._version, self.written = _version_of(tensor), False
         # A subclass has its own idea of memory: its flag and hooks alone are put back.
         self._data = tensor.data if is_plain(tensor) else None
-        is_copied = self._data is not None and not self._required_grad and self._data.nbytes <= copied
+        is_copied = self._data is not None and not self.required_grad and self._data.nbytes <= copied
         self._numbers = self._data.clone() if self._data is not None and is_copied else None
 
     def finish_forward(self) -> None:
@@ -110,7 +110,7 @@ class _TensorState:
 
     def written_since(self) -> int | None:
         """The version that a parameter had after the first run, if it was written into since; else None."""
-        return self._version if self._required_grad and _version_of(self.tensor) != self._version else None
+        return self._version if self.required_grad and _version_of(self.tensor) != self._version else None
 
     def enter(self) -> "_Present":
         """Give the tensor what it had at the call; returns what it had before."""
@@ -118,10 +118,10 @@ class _TensorState:
         present = _Present(
             None if self._data is None else tensor.data,
             tensor.detach().clone() if self.is_restored else None,
-            backward_hooks(tensor) if self._required_grad else {},
+            backward_hooks(tensor) if self.required_grad else {},
             tensor.requires_grad,
         )
-        self._set_flags(self._required_grad, self._hooks)
+        self._set_flags(self.required_grad, self._hooks)
         if self._data is not None:
             _set_data(tensor, self._data, self._numbers)
         return present
@@ -138,7 +138,7 @@ class _TensorState:
     def _set_flags(self, required_grad: bool, hooks: Mapping[int, Any]) -> None:
         if self.tensor.requires_grad != required_grad and self.tensor.is_leaf:
             self.tensor.requires_grad_(required_grad)
-        if self._required_grad:
+        if self.required_grad:
             set_backward_hooks(self.tensor, hooks)
 
 
@@ -173,6 +173,10 @@ class TensorStates:
     def written_since(self) -> list[tuple[Tensor, int]]:
         """The parameters that were written into since the first run, and the versions that they had then."""
         return [(state.tensor, before) for state in self._states if (before := state.written_since()) is not None]
+
+    def parameters(self) -> list[Tensor]:
+        """The tensors that required a gradient at the call."""
+        return [state.tensor for state in self._states if state.required_grad]
 
     def storages(self) -> "Storages":
         """The memory that a repetition cares for."""
