@@ -28,18 +28,6 @@ class Block(nn.Module):
         return f"a block of factor {self.factor}"
 
 
-class Calls:
-    """A note of calls that is not put back after a recomputation, as the attributes of ordinary objects are."""
-
-    __slots__ = ("noted",)
-
-    def __init__(self):
-        self.noted = ""
-
-    def note(self, what):
-        self.noted += f"{what}, "
-
-
 def net(drop):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 4), drop(Block()), drop(nn.Sequential(nn.Tanh(), drop(Block()))))
@@ -152,16 +140,16 @@ def test_keyword_arguments_reach_the_module():
 
 
 def test_hooks_are_called_as_without_it_and_those_inside_again_when_it_is_recomputed():
-    calls = Calls()
+    calls = Log()
     block = Block()
-    block.register_forward_pre_hook(lambda *_: calls.note("pre"))
+    block.register_forward_pre_hook(lambda *_: calls.append("pre"))
     dropped = remat.drop(block, early_stop=False)
-    dropped.register_forward_hook(lambda module, *_: calls.note(f"post {module is dropped}"))
-    dropped.register_full_backward_pre_hook(lambda *_: calls.note("backward pre"))
-    dropped.register_full_backward_hook(lambda *_: calls.note("backward"))
-    block.first.register_forward_hook(lambda *_: calls.note(f"inside {remat.is_recomputing()}"))
+    dropped.register_forward_hook(lambda module, *_: calls.append(f"post {module is dropped}"))
+    dropped.register_full_backward_pre_hook(lambda *_: calls.append("backward pre"))
+    dropped.register_full_backward_hook(lambda *_: calls.append("backward"))
+    block.first.register_forward_hook(lambda *_: calls.append(f"inside {remat.is_recomputing()}"))
     dropped(torch.randn(3, 4, requires_grad=True)).sum().backward()
-    assert calls.noted == "pre, inside False, post True, backward pre, inside True, backward, "
+    assert calls == ["pre", "inside False", "post True", "backward pre", "inside True", "backward"]
 
 
 def test_a_method_that_is_decorated_is_dropped():
