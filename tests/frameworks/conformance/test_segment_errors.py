@@ -129,6 +129,8 @@ def test_two_closures_of_one_code_are_two_functions(framework, x):
 @pytest.mark.parametrize("check", ["first", "always", "never"])
 def test_a_function_that_writes_into_its_input_is_an_error(framework, x, check):
     np = framework.np
+    if framework.name == "numpy":
+        pytest.skip("autograd makes a new array of x, which its own tests compare")
 
     def writes(x):
         x += 1
@@ -143,6 +145,8 @@ def test_a_function_that_writes_into_its_input_is_an_error(framework, x, check):
 @where_python_runs_each_step
 def test_a_function_that_writes_into_data_is_an_error_or_gets_it_as_it_was(framework, x):
     np = framework.np
+    if framework.name == "numpy":
+        pytest.skip("small arrays are put back, which its own tests compare")
 
     def writes(x, data):
         data += 1

@@ -14,31 +14,35 @@ X = numpy.linspace(0.1, 0.9, 5)
 
 
 def test_a_segment_that_is_not_deterministic_is_an_error_that_names_what_changed():
-    state = {"n": 0}
+    n = 0
 
     def counts(x):
-        state["n"] += 1
-        return {"y": np.sin(x * state["n"])}
+        nonlocal n
+        n += 1
+        return {"y": np.sin(x * n)}
 
     with pytest.raises(remat.DeterminismError, match=r"counts.*its result\['y'\], float64\[5\], .*of its size"):
         grad(lambda x: np.sum(remat.checkpoint(counts, x)["y"]))(X)
 
     def never(x):
-        state["n"] += 1
-        return np.sin(x * state["n"])
+        nonlocal n
+        n += 1
+        return np.sin(x * n)
 
     grad(lambda x: np.sum(remat.drop(never, check="never")(x)))(X)
 
     def shape(x):
-        state["n"] += 1
-        return np.sin(x[: state["n"] % 2 + 2])
+        nonlocal n
+        n += 1
+        return np.sin(x[: n % 2 + 2])
 
     with pytest.raises(remat.DeterminismError, match=r"float64\[\d\] and became float64\[\d\]"):
         grad(lambda x: np.sum(remat.drop(shape, check="never")(x)))(X)
 
     def structure(x):
-        state["n"] += 1
-        return (np.sin(x),) * (state["n"] % 2 + 1)
+        nonlocal n
+        n += 1
+        return (np.sin(x),) * (n % 2 + 1)
 
     with pytest.raises(remat.DeterminismError, match="a tuple of"):
         grad(lambda x: np.sum(remat.checkpoint(structure, x)[0]))(X)

@@ -12,18 +12,20 @@ The cost, at each kept state as long as nothing has changed: a comparison of the
 20 us for all of SMALL.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from zlib import crc32
 
 import numpy as np
 
 from remat.closures.capture import ConvertedClosure
-from remat.execute.python_state import PythonState
+from remat.execute.python_state import Contents, PythonState
 from remat.execute.rng_state import private_rng_state
+from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.numpy.tape import ActiveTraces
 from remat.pytree import Leaf, PyTree
 
-__all__ = ["ArrayContents", "CapturedStep"]
+__all__ = ["ArrayContents", "CapturedStep", "Environment"]
 
 SMALL = 2**16  # bytes of all arrays whose numbers are put back; the smallest ones first
 
@@ -50,15 +52,55 @@ class ArrayContents:
 class CapturedStep(ConvertedClosure):
     """A step or segment after closure conversion, with all that it may change besides its results.
 
-    `leaves` are those of its first carry or of its arguments, among which there may be random generators.
+    `leaves` are those of its first carry, among which there may be random generators.
     """
 
     def __init__(self, step: Callable[..., PyTree], *others: object, leaves: Sequence[Leaf] = ()) -> None:
         traces = ActiveTraces()
         # The search takes note of a generator wherever it comes upon one.
         super().__init__(traces, step, *others, *(leaf for leaf in leaves if private_rng_state(leaf) is not None))
-        contents = [PythonState(self.containers)] if self.containers else []
-        self.replayable_states += [*contents, *_small(traces.arrays)]
+        self.arrays = traces.arrays  # plain ones that it reaches
+        self._contents = [PythonState(self.containers)] if self.containers else []
+        self._others = [*self.replayable_states, *_small(self.arrays)]
+        self.replayable_states = [*self._others, *self._contents]
+
+    def environment(self) -> "Environment":
+        """The environment in which a segment is called now."""
+        return Environment(SegmentReplay(self._others), [(state, state.get()) for state in self._contents])
+
+
+class Environment:
+    """What a segment may read and change besides its arguments, as it was when the segment was called.
+
+    Of generators and arrays only those are held that the segment has changed. Contents are references, and are held all
+    the same: the program may change them before the segment is recomputed.
+    """
+
+    def __init__(self, replay: SegmentReplay, contents: Sequence[tuple[PythonState, Contents]]) -> None:
+        self._replay, self._contents = replay, contents
+
+    def forget_unused(self) -> None:
+        """Drop what the segment, which has run, did not change."""
+        self._replay.forget_unused()
+
+    def restore(self) -> None:
+        """Let all be as it was at the call, as long as nothing is forgotten."""
+        self._replay.rewind()
+        for _, contents in self._contents:
+            contents.restore()
+
+    @contextmanager
+    def at_call(self) -> Iterator[None]:
+        """A block that starts in this environment, and after which all is as it was before the block."""
+        outside = [state.get() for state, _ in self._contents]
+        try:
+            for _, contents in self._contents:
+                contents.restore()
+            with self._replay.rewound():
+                yield
+        finally:
+            for contents in outside:
+                contents.restore()
 
 
 def _small(arrays: Iterable[np.ndarray]) -> list[ArrayContents]:

@@ -8,26 +8,23 @@ that derivatives of any order work.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
 from autograd.builtins import tuple as boxed_tuple
-from autograd.extend import Box, defjvp_argnums, defvjp_argnums, primitive, vspace
-from autograd.tracer import getval
+from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
 
-from remat.closures.capture import ConvertedClosure
-from remat.closures.capture_filter import BaseCaptureFilter
 from remat.execute.recomputation import is_recomputing, recomputing
-from remat.execute.state_replay import SegmentReplay
-from remat.frameworks.numpy.leaves import is_boxed, unpack
-from remat.frameworks.numpy.protection import is_readonly_error, readonly_view
+from remat.frameworks.numpy.captured_state import CapturedStep, Environment
+from remat.frameworks.numpy.leaves import is_boxed
+from remat.frameworks.numpy.protection import NotAsAutograd, is_readonly_error, readonly_view
 from remat.frameworks.numpy.segment_outputs import SegmentOutputs, nbytes_of
-from remat.frameworks.numpy.tape import ActiveTraces, box_leaves, fresh_trace, pull_back, tape_size
+from remat.frameworks.numpy.tape import ActiveTraces, Node, box_leaves, fresh_trace, pull_back, tape_size
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
-from remat.pytree import flatten
+from remat.pytree import Leaf, PyTree
 from remat.segments import CheckOnce, CheckpointOptions, display_name, mutation_error, nested, nesting_depth
 
 __all__ = ["CheckpointCall", "checkpoint"]
@@ -43,9 +40,8 @@ def checkpoint(
     """What `fn` returns; its tape is not kept, unless its outputs are within the threshold. Untraced, a plain call."""
     if call is not None:
         call.framework, call.steps = "numpy", 0
-    traces = ActiveTraces()
-    if traces:
-        segment = CheckpointCall(traces, fn, args, kwargs, options, call)
+    if ActiveTraces():
+        segment = CheckpointCall(fn, args, kwargs, options, call)
         boxes = segment.take_values()
         if boxes:
             out = _segment(segment, *boxes)
@@ -64,43 +60,48 @@ class CheckpointCall:
 
     def __init__(
         self,
-        traces: ActiveTraces,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        fn: Callable[..., PyTree],
+        args: tuple[PyTree, ...],
+        kwargs: dict[str, PyTree],
         options: CheckpointOptions,
         call: CallRecord | None,
     ) -> None:
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
-        self._leaves, self._tree = flatten((args, kwargs), unpack)
-        self._box_indices = [index for index, leaf in enumerate(self._leaves) if is_boxed(leaf)]
-        objects = [leaf for leaf in self._leaves if not isinstance(leaf, ATOMIC_TYPES)]  # may close over boxes too
-        self._captured = ConvertedClosure(traces, fn, *objects)
+        # Arguments are searched like what the function closes over: boxes in them are rebound where they are, so that
+        # the function gets the caller's own lists and objects.
+        self._captured = CapturedStep(partial(fn, *args, **kwargs))
         self._check = CheckOnce(fn, options.check)
-        self._tape: tuple[list[Any], list[Any]] | None = None
-        self._replay: SegmentReplay | None = None
+        self._tape: tuple[list[Node], list[Node | None]] | None = None
+        self._environment: Environment | None = None
 
-    def take_values(self) -> list[Any]:
-        """The boxes among arguments and in closures, in the order of `values` below; they are not kept here."""
-        boxes = [self._leaves[index] for index in self._box_indices]
-        for index in self._box_indices:
-            self._leaves[index] = None
-        return boxes + self._captured.take_values()
+    def take_values(self) -> list[Leaf]:
+        """The boxes among arguments and in closures; they are not kept here."""
+        return self._captured.take_values()
 
-    def forward(self, values: Sequence[Any]) -> tuple[Any, ...]:
+    def forward(self, values: Sequence[Leaf]) -> tuple[Leaf, ...]:
         """Run the function for the first time; its differentiable outputs."""
-        check = self._check.wanted
+        check, self._environment = self._check.wanted, self._captured.environment()
         tracking = CheckpointProfiler.is_tracking() and not is_recomputing()
-        self._replay = SegmentReplay(self._captured.replayable_states)
         with segment_pass(self.name, "forward", self.depth):
-            if self.options.threshold is None and not tracking:
-                self.outputs = SegmentOutputs(
-                    self._call_function([readonly_view(value) for value in values]), self.name, check=check
-                )
-            else:
+            if self.options.threshold is not None or tracking:
                 self._record_first(values, check, tracking)
-        self._replay.forget_unused()
+            else:
+                try:
+                    out = self._call_function([readonly_view(value) for value in values])
+                    self.outputs = SegmentOutputs(out, self.name, check=check)
+                except NotAsAutograd as error:
+                    self._run_as_autograd(values, check, error)
+        self._environment.forget_unused()
         return self.outputs.differentiable_leaves()
+
+    def _run_as_autograd(self, values: Sequence[Leaf], check: bool, error: NotAsAutograd) -> None:
+        """Run the function on boxes, since it writes into arrays: autograd makes a new array of a traced one."""
+        assert self._environment is not None
+        self._environment.restore()
+        try:
+            self._record_first(values, check, tracking=False)
+        except TypeError as also:  # it writes what autograd cannot record either
+            raise error from also
 
     def _record_first(self, values: Sequence[Any], check: bool, tracking: bool) -> None:
         """Record the first run, to count the bytes of its tape, or to keep it if its outputs are small."""
@@ -111,10 +112,7 @@ class CheckpointCall:
         if threshold is not None and nbytes_of(self.outputs.leaves) <= threshold:
             self._tape = roots, nodes
         elif tracking:
-            closed_over = _Arrays()
-            ConvertedClosure(closed_over, self._captured.step)
-            arguments = [leaf for leaf in self._leaves if leaf is not None]
-            shared = [*values, *self.outputs.leaves, *arguments, *closed_over.arrays]
+            shared = [*values, *self.outputs.leaves, *self._captured.arrays]
             CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], shared))  # type: ignore[arg-type]
         self.outputs.nodes = []
 
@@ -145,25 +143,22 @@ class CheckpointCall:
 
     @contextmanager
     def _recomputation(self) -> Iterator[None]:
-        """A block in which the function is recomputed: random generators start from their state of the first run."""
-        assert self._replay is not None
-        with recomputing(True), segment_pass(self.name, "recompute", self.depth), self._replay.rewound():
+        """A block in which the function is recomputed, in the environment of its first run."""
+        assert self._environment is not None
+        with recomputing(True), segment_pass(self.name, "recompute", self.depth), self._environment.at_call():
             yield
 
     def _call_function(self, values: Sequence[Any]) -> Any:
         """What the function returns with these values in the places of its boxes."""
         if self.call is not None and self.call.steps is not None:
             self.call.steps += 1
-        leaves = list(self._leaves)
-        for index, value in zip(self._box_indices, values, strict=False):
-            leaves[index] = value
-        args, kwargs = self._tree.unflatten(leaves)
-        with nested(self.depth), self._captured.rebind(list(values[len(self._box_indices) :])) as fn:
+        with nested(self.depth), self._captured.rebind(list(values)) as fn:
             try:
-                return fn(*args, **kwargs)
+                return fn()
             except ValueError as error:
                 if is_readonly_error(error):
-                    raise mutation_error(self.name, "an array that it is given or closes over", "by it") from error
+                    message = str(mutation_error(self.name, "an array that it is given or closes over", "by it"))
+                    raise NotAsAutograd(message) from error
                 raise
 
 
@@ -188,23 +183,3 @@ def _jvp(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: tuple[
 
 defvjp_argnums(_segment, _vjp)
 defjvp_argnums(_segment, _jvp)
-
-# Arguments that are not searched for closures.
-ATOMIC_TYPES = (np.ndarray, np.generic, Box, int, float, complex, str, bytes, type(None))
-
-
-class _Arrays(BaseCaptureFilter):
-    """Collects the arrays in closures, which stay alive whether a tape is kept or not."""
-
-    opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box)
-    atomic_types: ClassVar[frozenset[type]] = frozenset()
-
-    def __init__(self) -> None:
-        self.arrays: list[Any] = []
-
-    def accepts(self, leaf: Any) -> bool:
-        if isinstance(leaf, np.ndarray):
-            self.arrays.append(leaf)
-        elif isinstance(leaf, Box):
-            self.arrays.append(getval(leaf))
-        return False
