@@ -222,9 +222,9 @@ class Interpreter(Generic[B]):
         """
         if self.determinism is None or self.machine.cotangent is None:
             return None
-        if stop - start < LONG or self._fetched[0] != start:
+        if stop - start < LONG:
             return None
-        return self._working[0], self._fetched[1]
+        return self._working[0], self._fetched[1] if self._fetched[0] == start else self.replay.exchange(None)
 
     def _confirm(self, state: Any, rng: Any, start: int, stop: int) -> None:
         """Recompute a range as the first sweep ran it, without a tape, so that rounding cannot explain a difference."""

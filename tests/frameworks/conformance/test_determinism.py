@@ -162,6 +162,25 @@ def test_changes_of_numbers_that_are_too_large_to_be_summed_up(framework):
         gradient(framework, step, numpy.full(100, 1e37), steps=5, dtype="float32")
 
 
+@where_python_runs_each_step
+@pytest.mark.parametrize(("planner", "slots"), [("binomial", 5), ("chunks", 4), ("save-points", 3)])
+def test_outputs_are_compared_inside_of_recorded_ranges(framework, planner, slots):
+    plan = remat.plan(remat.Loop(100), slots=slots, planner=planner)
+    calls = 0
+
+    def step(h, i):
+        nonlocal calls
+        calls += 1
+        h = framework.np.sin(0.9 * h) + 0.5
+        return h, h * (calls if int(i) % 25 == 7 else 1.0)
+
+    def loss(h):
+        return framework.np.sum(remat.scan(step, h, framework.array(numpy.arange(100), "int64"), plan=plan)[1])
+
+    with pytest.raises(remat.DeterminismError, match=r"y .* after step \d+"):
+        framework.gradient(loss, framework.array(1.0))
+
+
 # What raises no alarm.
 
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from remat.errors import StepError
-from remat.execute.fingerprint import relative_difference
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
+from remat.frameworks.torch.comparison import ComparedResults, checking
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
 from remat.frameworks.torch.inner_gradients import GradModeTrial
@@ -27,11 +27,8 @@ from remat.frameworks.torch.input_versions import InputVersions, step_mutation_e
 from remat.frameworks.torch.leaves import (
     copy_tensor,
     detached,
-    device_fingerprint,
     nbytes,
-    quick_fingerprint,
     require_grad_roots,
-    with_finite_numbers,
 )
 from remat.frameworks.torch.meter import allocations, meter_for
 from remat.frameworks.torch.saved_bytes import saved_bytes
@@ -50,14 +47,13 @@ from remat.pytree import flatten
 
 __all__ = ["TorchBackend"]
 
-LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
 
-
-class TorchBackend:
+class TorchBackend(ComparedResults):
     """Runs, records and pulls back the steps of one loop."""
 
     def __init__(self, step: AnalyzedStep, runner: StepRunner, captured: Sequence[Tensor]) -> None:
-        self.step, self.runner, self.captured, self.activity = step, runner, list(captured), step.activity
+        super().__init__(runner)
+        self.step, self.captured, self.activity = step, list(captured), step.activity
         self.replayable_states: Sequence[ReplayableState] = step.replayable_states
         self.first_step: FirstStep | None = None  # recorded by the probe; the first sweep starts with it
         self.steps: int | None = None  # the length of the loop; known at the turn
@@ -95,8 +91,8 @@ class TorchBackend:
         with ExitStack() as stack:
             step = self._grad_mode.wrap(stack.enter_context(self._steps_may_run(grad=False)))
             if self.activity.aliases and self.in_first_run and start >= self.runner.outputs_written:
-                step = self._checking_aliases(step)
-            after = self.runner.run(step, states.pop(), start, stop)
+                step = checking(step, self.runner, self._check_aliases)
+            after = self.runner.run(self.confirming_outputs(step), states.pop(), start, stop)
         versions.check(start, stop)
         return self.runner.tree.map(detached, after)
 
@@ -129,6 +125,8 @@ class TorchBackend:
         tape.carry_out = self._output_edges(leaves, self.activity.carry, runner.names, stop - 1)
         if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self.step.fsdp_modules:
             check_inputs_known(tape)
+        if self.output_check is not None:
+            self.output_check.compare(start)
         return runner.tree.unflatten([detached(leaf) for leaf in leaves]), tape
 
     def record_first_step(self, state: Any, *, measured: bool = False) -> FirstStep:
@@ -199,16 +197,6 @@ class TorchBackend:
             runner.add_note(error, carry)
             raise
 
-    def _checking_aliases(self, step: Any) -> Any:
-        """The step, with `_check_aliases` after each call."""
-
-        def checking(carry: Any, x: Any) -> Any:
-            out = step(carry, x)
-            self._check_aliases(*unpack_output(leaf_ops, out, self.runner.current_step))
-            return out
-
-        return checking
-
     def _check_aliases(self, carry: Any, y: Any) -> None:
         """Clear `aliases` if they hold for the first step and not for this one."""
         assert self.runner.outputs.tree is not None
@@ -225,7 +213,10 @@ class TorchBackend:
             return
         if outputs.tree is None:
             outputs.allocate(y, i)
-        tape.ys.append(self._output_edges(outputs.checked_leaves(y, i), self.output_activity(), outputs.names, i))
+        leaves = outputs.checked_leaves(y, i)
+        tape.ys.append(self._output_edges(leaves, self.output_activity(), outputs.names, i))
+        if self.output_check is not None and i < tape.stop - 1:  # that of the last step is compared with its state
+            self.output_check.note(i, leaves)
         self._write_output(i, y)
 
     def output_activity(self) -> list[bool]:
@@ -333,36 +324,6 @@ class TorchBackend:
     def _devices(self) -> list[torch.device]:
         tensors = [*self.captured, *self.runner.inputs.leaves]
         return [spec.device for spec in self.runner.specs if spec.device] + [t.device for t in tensors]
-
-    def device_fingerprint(self, state: Any, *, of_sizes: bool = False) -> list[Tensor]:
-        """Fingerprints on the device for each leaf of the carry and of the output of the last step."""
-        leaves = map(with_finite_numbers, self.runner.observed(state))
-        return [device_fingerprint(leaf, of_sizes=of_sizes) for leaf in leaves]
-
-    def fingerprint(self, state: Any, *, of_sizes: bool = False) -> list[float]:
-        """A fingerprint for each leaf of the carry and of the output of the last step."""
-        return [quick_fingerprint(leaf, of_sizes=of_sizes) for leaf in self.runner.observed(state)]
-
-    def mismatch(self, state: Any, expected: Sequence[float], *, recorded: int) -> str | None:
-        """A description of the first leaf whose fingerprint differs beyond rounding, or None."""
-        now = self.fingerprint(state)
-        if now == list(expected):
-            return None
-        return self.describe_mismatch(now, expected, self.fingerprint(state, of_sizes=True), recorded)
-
-    def describe_mismatch(
-        self, now: Sequence[float], expected: Sequence[float], sizes: Sequence[float], recorded: int
-    ) -> str | None:
-        """The same, from fingerprints (`sizes`: of absolute values); recorded steps may round differently."""
-        outputs = self.runner.outputs
-        names = (self.runner.names + outputs.names)[: len(now)]
-        specs = (self.runner.specs + outputs.specs)[: len(now)]
-        for number, before, size, name, spec in zip(now, expected, sizes, names, specs, strict=True):
-            tolerance = spec.eps ** (0.5 / recorded if recorded else 0.75)
-            difference = relative_difference(number, before, size, tolerance)
-            if difference and tolerance < LOOSE:
-                return f"{name} was another one by {difference:.1g} of its size"
-        return None
 
     def _output_edges(self, leaves: Sequence[Any], active: Sequence[bool], names: Sequence[str], i: int) -> list[Any]:
         """The gradient edges of leaves, by which cotangents enter the graph; None for leaves without a graph."""

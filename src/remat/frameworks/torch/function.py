@@ -111,6 +111,8 @@ class LoopFunction(torch.autograd.Function):
     def forward(call: TorchLoopCall, *leaves: Any) -> tuple[Tensor, ...]:
         """Run the first sweep."""
         backend, interpreter = call.first_sweep(leaves)
+        if interpreter.determinism is not None and not call.step.under_functorch:
+            backend.remember_outputs()
         call.results, tensors = LoopOutputs.of(backend, interpreter.take(), leaves)
         return tensors
 

@@ -26,6 +26,7 @@ __all__ = [
     "detached",
     "device_fingerprint",
     "empty",
+    "eps_of",
     "fast_match",
     "flatten",
     "is_differentiable",
@@ -36,6 +37,7 @@ __all__ = [
     "quick_fingerprint",
     "reject_tracer",
     "require_grad_roots",
+    "row_fingerprints",
     "spec_of",
     "stack",
     "unpack",
@@ -88,7 +90,7 @@ class TensorSpec:
     @property
     def eps(self) -> float:
         """The relative spacing of its numbers."""
-        return torch.finfo(self.dtype).eps if self.differentiable else 2.0**-52
+        return eps_of(self.dtype) if self.differentiable else 2.0**-52
 
     def promotes_to(self, other: "TensorSpec") -> bool:
         """Whether a leaf of spec `other` may follow one of this: a Python number may become a tensor without axes."""
@@ -115,6 +117,11 @@ class TensorSpec:
             return f"a {'Python ' if self.weak else ''}{self.dtype.__name__}"
         where = "" if self.device is None or self.device.type == "cpu" else f" on {self.device}"
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}{where}"
+
+
+def eps_of(dtype: torch.dtype) -> float:
+    """The relative spacing of the numbers of a dtype."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 2.0**-52
 
 
 def spec_of(leaf: Any, name: str) -> TensorSpec:
@@ -254,6 +261,21 @@ def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
     if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.to(torch.float32 if flat.is_floating_point() else torch.float64)
     return _weighted(flat.abs() if of_sizes else flat).to(torch.float64)
+
+
+def row_fingerprints(stacked: Tensor) -> Tensor:
+    """For every row of a tensor its fingerprint, but for rounding, and that of its sizes: two columns."""
+    width = _factors(torch.float64, stacked.device).numel()
+    if stacked[:1].numel() > width or not stacked.is_floating_point():
+        pairs = [torch.stack([device_fingerprint(row), device_fingerprint(row, of_sizes=True)]) for row in stacked]
+        return torch.stack(pairs) if pairs else torch.zeros(0, 2)
+    numbers = []
+    count = max(1, SMALL // max(1, stacked[:1].numel()))  # small parts, since some are copied
+    for part in torch.split(stacked.detach(), count):
+        rows = part.reshape(len(part), -1).to(stacked.dtype if stacked.dtype is torch.float64 else torch.float32)
+        factors = _factors(rows.dtype, rows.device)[: rows.shape[1]]
+        numbers.append(torch.stack([rows @ factors, rows.abs() @ factors], 1).to(torch.float64))
+    return torch.cat(numbers) if numbers else torch.zeros(0, 2)
 
 
 def _weighted(flat: Tensor) -> Tensor:
