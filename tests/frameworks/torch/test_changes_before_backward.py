@@ -143,13 +143,18 @@ def outcome(make, way, change, training):
 
 
 # What fails at present.
-PENDING = "attribute deleted;attribute set;buffer written;chance of dropout;data assigned;hooks added;layer replaced"
-PENDING_LOOPS = PENDING + ";buffer replaced;eval;frozen;partly frozen;list changed;state loaded by assignment"
+PENDING = "data assigned"
+PENDING_LOOPS = """attribute deleted;attribute set;buffer written;chance of dropout;data assigned;hooks added
+;layer replaced;buffer replaced;eval;frozen;partly frozen;list changed;state loaded by assignment"""
 
 
 def pending(way, change):
     changes = PENDING_LOOPS if way in ("slots", "memory") else PENDING
-    return pytest.mark.xfail(reason="not as it was at the call", strict=False) if change in changes.split(";") else ()
+    return (
+        pytest.mark.xfail(reason="not as it was at the call", strict=False)
+        if change in changes.replace("\n", "").split(";")
+        else ()
+    )
 
 
 CASES = [pytest.param(way, change, marks=pending(way, change)) for way in WAYS for change in CHANGES]

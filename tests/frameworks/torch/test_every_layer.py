@@ -86,10 +86,6 @@ WORK_SPACE = "what it saves is work space in part, or filled after it was saved:
 PENDING = {
     "RReLU": WORK_SPACE,
     "RReLU, in place": WORK_SPACE,
-    "LSTM": WORK_SPACE,
-    "LSTM, two layers": WORK_SPACE,
-    "LSTM, projected": WORK_SPACE,
-    "LSTM, packed": WORK_SPACE,
     "Embedding, with a largest norm": "each call writes its weight's own values again",
 }
 _LAZY = dict.fromkeys((case.name for case, _ in LOOPS if case.layer.startswith("Lazy")), "not initialized yet")

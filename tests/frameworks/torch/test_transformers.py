@@ -15,30 +15,15 @@ from transformers import DynamicCache
 from tests.frameworks.torch.layer_runs import differences
 from tests.frameworks.torch.transformer_cases import ARCHITECTURES, CHANGES, make, outcome, tensors_in
 
-# What fails at present, and why.
-CACHED = ("Llama", "GPT-2", "Mistral", "Qwen", "T5", "Whisper", "Mamba", "Mixtral")
-pending = pytest.mark.xfail(reason="a recomputation fills the cache a second time", strict=False)
-
-
-def each(names):
-    return pytest.mark.parametrize("name", [pytest.param(n, marks=pending if n in CACHED else ()) for n in names])
-
-
 SETTINGS = [
-    pytest.param(
-        name,
-        attention,
-        training,
-        id=f"{name}-{attention}-{'train' if training else 'eval'}",
-        marks=pending if name in CACHED else (),
-    )
+    pytest.param(name, attention, training, id=f"{name}-{attention}-{'train' if training else 'eval'}")
     for name, architecture in ARCHITECTURES.items()
     for attention in architecture.attentions
     for training in (True, False)
 ]
 DECODERS = ("Llama", "GPT-2", "Mistral", "Qwen", "Mixtral")
 each_setting = pytest.mark.parametrize(("name", "attention", "training"), SETTINGS)
-each_architecture = each(ARCHITECTURES)
+each_architecture = pytest.mark.parametrize("name", ARCHITECTURES)
 each_way = pytest.mark.parametrize("way", CHANGES)
 
 
@@ -91,7 +76,7 @@ def test_training_goes_on_as_without_remat(name):
 
 
 @each_way
-@each(DECODERS)
+@pytest.mark.parametrize("name", DECODERS)
 def test_a_sequence_in_two_parts_through_one_cache(name, way):
     """The second call reads what the first put into the cache, and the backward goes through both."""
 
@@ -110,7 +95,7 @@ def test_a_sequence_in_two_parts_through_one_cache(name, way):
     assert differences(run(way), plain) == []
 
 
-@each([*DECODERS, "T5", "Whisper", "Mamba"])
+@pytest.mark.parametrize("name", [*DECODERS, "T5", "Whisper", "Mamba"])
 def test_generation_after_a_backward(name):
     """The words that a model gives, after a backward, are those of a model without remat."""
 

@@ -82,7 +82,8 @@ class _Made(torch.autograd.Function):
 
 def made_again(tensor: Tensor) -> Tensor:
     """A new tensor with the numbers of one that has a graph; it is no leaf either, and has no hooks."""
-    result: Tensor = _Made.apply(_ROOT, (tensor,))  # type: ignore[no-untyped-call]
+    with torch.enable_grad():  # a backward runs without; a leaf would not be found by a segment inside as a made tensor
+        result: Tensor = _Made.apply(_ROOT, (tensor,))  # type: ignore[no-untyped-call]
     return result
 
 
