@@ -68,18 +68,19 @@ def not_compiled(function: Callable[P, T]) -> Callable[P, T]:
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         if is_compiling():
-            return run_uncompiled(function, *args, **kwargs)  # type: ignore[no-any-return]
+            return run_uncompiled(function, *args, **kwargs)
         return function(*args, **kwargs)
 
     return run
 
 
-def run_uncompiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_uncompiled(function: Callable[..., T], *args: object, **kwargs: object) -> T:
     """What the function returns, in code that is being compiled: the graph ends before it, and begins anew after it."""
-    return sys.modules["torch"].compiler.disable(function)(*args, **kwargs)
+    result: T = sys.modules["torch"].compiler.disable(function)(*args, **kwargs)
+    return result
 
 
-def compiled_checkpoint(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def compiled_checkpoint(fn: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]) -> T:
     """What `fn(*args, **kwargs)` returns, as a segment that the compiler knows, where that is exact.
 
     It is a plain call in an export, which has no use for segments, and with fullgraph=True on a back end that runs the
@@ -88,4 +89,5 @@ def compiled_checkpoint(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     torch = sys.modules["torch"]
     if torch.compiler.is_exporting() or not _differentiates_graph():
         return fn(*args, **kwargs)
-    return torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
+    result: T = torch.utils.checkpoint.checkpoint(fn, *args, use_reentrant=False, **kwargs)
+    return result

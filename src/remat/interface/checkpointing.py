@@ -81,8 +81,8 @@ def drop(*, check: Check = "first", early_stop: bool = True, policy: Policy = No
 def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, policy: Policy = None) -> Any:
     """The function or module, each call of which is a `checkpoint`; without one, a decorator that makes it.
 
-    A module of PyTorch becomes another module of the same class with the same contents; its `forward` is recomputed, its
-    own hooks are not. The module that is passed stays as it is. One of equinox, or another pytree of JAX that is
+    A module of PyTorch becomes another module of the same class with the same contents; its `forward` is recomputed,
+    its own hooks are not. The module that is passed stays as it is. One of equinox, or another pytree of JAX that is
     callable, becomes a pytree.
 
     Args:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import update_wrapper
 from inspect import getattr_static
 from types import FunctionType, MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 from torch import nn
@@ -48,28 +48,28 @@ class CheckpointedModule:
     _remat_class: type[nn.Module]  # the class of the module
     _remat_options: CheckpointOptions
 
-    def __init_subclass__(cls, **_: Any) -> None:
+    def __init_subclass__(cls, **_: object) -> None:
         """Nothing: a registry of the module's class is not to know of a second class with the same name."""
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> "CheckpointedModule":
         copied = object.__new__(type(self))
         copied.__setstate__(copy.copy(_plain_view(self)))
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> "CheckpointedModule":
         copied = object.__new__(type(self))
         memo[id(self)] = copied  # before its contents are copied, which may refer to it
         copied.__setstate__(copy.deepcopy(_plain_view(self), memo))
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         if "_remat_class" not in vars(type(self)):  # a library has made a subclass, which it may not want to be pickled
             return super().__reduce_ex__(protocol)
         # By name only if it must be: the class of a GraphModule is local. Objects with slots cannot change their class.
         cls = self._remat_class if _slots(self._remat_class) else nn.Module
         return _new_dropped, (cls, self._remat_options), _plain_view(self)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         if not isinstance(state, nn.Module):
             super().__setstate__(state)  # type: ignore[misc]
             return
@@ -81,7 +81,7 @@ class CheckpointedModule:
 def checkpoint_module(module: M, options: CheckpointOptions) -> M:
     """The module, recomputed in the backward: another object with the same contents. A second drop replaces a first."""
     if "_remat_class" in vars(type(module)):
-        module = cast(M, _plain_view(module))
+        module = cast(M, _plain_view(cast(CheckpointedModule, module)))
     try:
         dropped: Any = object.__new__(_dropped_class(module, options))
     except TypeError as error:
@@ -94,14 +94,14 @@ def checkpoint_module(module: M, options: CheckpointOptions) -> M:
     return cast(M, dropped)
 
 
-def _plain_view(dropped: Any) -> nn.Module:
+def _plain_view(dropped: CheckpointedModule) -> nn.Module:
     """The module without the drop: an object of its class with the same contents."""
     module: nn.Module = object.__new__(dropped._remat_class)
     _share_contents(dropped, module)
     return module
 
 
-def _share_contents(module: Any, other: Any) -> None:
+def _share_contents(module: object, other: object) -> None:
     """Make the `__dict__` of the module that of the other object too, and copy its `__slots__`, which have no dict."""
     object.__setattr__(other, "__dict__", vars(module))
     for name in _slots(type(module)):
@@ -113,7 +113,7 @@ def _slots(cls: type) -> list[str]:
     return cast(list[str], copyreg._slotnames(cls))  # type: ignore[attr-defined]
 
 
-def _new_dropped(cls: type[nn.Module], options: CheckpointOptions) -> Any:
+def _new_dropped(cls: type[nn.Module], options: CheckpointOptions) -> object:
     """A dropped module without contents, for unpickling: these may refer to it, and bring their class along."""
     return object.__new__(_subclass(cls, options, "forward"))
 
@@ -144,11 +144,11 @@ def _subclass(cls: type[nn.Module], options: CheckpointOptions, entry: str) -> t
     return metaclass(cls.__name__, bases, contents)
 
 
-def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions) -> Callable[..., Any]:
+def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions) -> Callable[..., object]:
     """The method of a class as a segment; it is looked up at each call, as it may be replaced on the class."""
     run = _run_segment
 
-    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def method(self: nn.Module, *args: object, **kwargs: object) -> object:
         return run(getattr(cls, name).__get__(self), args, kwargs, options)
 
     plain = getattr(cls, name)
@@ -159,7 +159,9 @@ def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions)
     return update_wrapper(twin, plain)
 
 
-def _run_segment(method: MethodType, args: tuple[Any, ...], kwargs: dict[str, Any], options: CheckpointOptions) -> Any:
+def _run_segment(
+    method: MethodType, args: tuple[object, ...], kwargs: dict[str, object], options: CheckpointOptions
+) -> object:
     if torch.compiler.is_compiling():
         if traces_segments():
             return compiled_checkpoint(method, args, kwargs)
