@@ -9,7 +9,7 @@ import time
 from tests.random_programs.shrink import shrunk
 from tests.random_programs.verdict import Verdict, judge
 
-FRAMEWORKS = ("torch", "numpy")
+FRAMEWORKS = ("torch", "numpy", "jax")
 
 
 def main() -> None:
