@@ -11,6 +11,7 @@ What it misses: a difference that is gone again at the next recorded state, one 
 and one in values that are no part of the state. Steps that are never recomputed need no check.
 """
 
+import sys
 from array import array
 from typing import Any, Literal, NoReturn, get_args
 
@@ -35,12 +36,13 @@ def parse_check(check: Any) -> str:
 class DeterminismCheck:
     """Fingerprints of states of the first sweep, and their comparison with recomputed states.
 
-    `units` is the number of steps, None if it is not known yet; `most` bounds the floats that are recorded.
+    `units` is the number of steps, None if it is not known yet; `most` bounds the floats that are recorded. With
+    `kept_only` only kept states are recorded, for plans that recompute nothing but ranges from one to the next.
     """
 
-    def __init__(self, units: int | None, most: int = MOST_NUMBERS) -> None:
+    def __init__(self, units: int | None, most: int = MOST_NUMBERS, *, kept_only: bool = False) -> None:
         self.units, self.most = units, most
-        self.stride = 0  # 0 until the first fingerprint shows how many floats one has
+        self.stride = sys.maxsize if kept_only else 0  # 0 until the first fingerprint shows how many floats one has
         self._width = 0  # floats of one fingerprint
         self._numbers = array("d")  # the fingerprints of states stride, 2·stride, …, one after the other
         # Of kept states besides: recomputed ranges begin and end there, and so can always be compared.

@@ -101,7 +101,7 @@ class LoopCall(ABC, Generic[V]):
 
     def new_determinism_check(self) -> DeterminismCheck:
         """The determinism check for one run."""
-        return DeterminismCheck(self.steps)
+        return DeterminismCheck(self.steps, kept_only=self.request.runs_sections)
 
     def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
         """A backend and a run that starts at the initial state; a profile's observer is attached."""

@@ -11,7 +11,7 @@ from typing import Any
 from remat.errors import PlannerError, ProblemError
 from remat.execute.determinism import parse_check
 from remat.measuring import StepCost
-from remat.planners import Plan
+from remat.planners import Plan, SavePoints
 from remat.planners.measured_budget import cached_plan, plan_within
 from remat.problem import Loop, Memory
 from remat.profiling import CallRecord
@@ -71,6 +71,11 @@ class LoopRequest:
         if self.call is not None:
             self.call.steps = self.call.steps if steps is None else steps
             self.call.plan = self.call.plan if plan is None else plan
+
+    @property
+    def runs_sections(self) -> bool:
+        """Whether the plan recomputes nothing but sections, each from one kept state to the next."""
+        return self.plan is not None and self.plan.planner == SavePoints.name
 
     def validate(self, steps: int | None) -> None:
         """Raise early what planning would raise; not for a budget in bytes, for which a step must be measured."""

@@ -70,7 +70,9 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     def new_determinism_check(self) -> DeterminismCheck:
         """On the CPU states are compared at once, on other devices at the end, to synchronize once."""
         devices = {spec.device.type for spec in self.specs if spec.device is not None}
-        return DeterminismCheck(self.steps, MOST_NUMBERS) if devices <= {"cpu"} else DeviceDeterminismCheck(self.steps)
+        if devices <= {"cpu"}:
+            return DeterminismCheck(self.steps, MOST_NUMBERS, kept_only=self.request.runs_sections)
+        return DeviceDeterminismCheck(self.steps)
 
     def evaluate_cond(self, backend: TorchBackend, carry: Any) -> bool:
         """Whether the condition holds for a carry."""
