@@ -15,7 +15,7 @@ variable of a function that already exists, and rebuilding the function with `ty
 other reference to it (methods, decorators, objects that hold it) with the old values.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
 from typing import Any
@@ -110,7 +110,7 @@ class ConvertedClosure:
             captured.with_values(values) is not captured.reference.get() for captured in self.references
         )
 
-    def restrict_to(self, indices: set[int], values: list[Any]) -> None:
+    def restrict_to(self, indices: set[int], values: Mapping[int, Any]) -> None:
         """Capture only the values with these indices from now on; `values` are all values that were captured.
 
         Others in the same tuple as one of these are bound to what they were.

@@ -63,6 +63,10 @@ class LoopCall(ABC, Generic[V]):
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[V, Any]:
         """A backend for a loop of `steps` steps on plain leaves, and the initial carry."""
 
+    def start(self, leaves: Sequence[Any]) -> tuple[V, Any]:
+        """The backend of a run of the whole loop, and the initial carry."""
+        return self.new_backend(leaves, self.steps or 0)
+
     @abstractmethod
     def evaluate_cond(self, backend: V, carry: Any) -> bool:
         """Whether the condition holds for a carry."""
@@ -105,7 +109,7 @@ class LoopCall(ABC, Generic[V]):
 
     def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
         """A backend and a run that starts at the initial state; a profile's observer is attached."""
-        backend, state = self.new_backend(leaves, self.steps or 0)
+        backend, state = self.start(leaves)
         request, replay, self.replay = self.request, self.replay, None
         memory = request.memory if request.plan is None else request.plan.memory
         restartable = self.plan is not None and self.plan.problem.restartable

@@ -82,7 +82,7 @@ def right_or_refused(framework, loss, *args, refused=(), match=""):
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_a_value_that_cannot_be_found_is_an_error_not_a_wrong_gradient(framework, steps):
+def test_a_value_that_cannot_be_found_is_no_wrong_gradient(framework, steps):
     holder = {}
     hidden = types.MappingProxyType(holder)  # where nobody can write
 
@@ -90,13 +90,11 @@ def test_a_value_that_cannot_be_found_is_an_error_not_a_wrong_gradient(framework
         holder["w"] = w * 1.0
         return loop(lambda h, x: (h * hidden["w"], None), w, framework.array(numpy.arange(steps)))[0]
 
-    right_or_refused(
-        framework, loss, framework.array(0.7), refused=("numpy", "torch"), match=r"could not find|not found"
-    )
+    right_or_refused(framework, loss, framework.array(0.7), refused=("numpy",), match="could not find")
 
 
 @where_python_runs_each_step
-def test_a_value_that_only_the_last_step_uses_and_that_cannot_be_found_is_an_error(framework):
+def test_a_value_that_only_the_last_step_uses_and_that_cannot_be_found(framework):
     holder = {}
     hidden = types.MappingProxyType(holder)
 
@@ -106,8 +104,7 @@ def test_a_value_that_only_the_last_step_uses_and_that_cannot_be_found_is_an_err
             0
         ]
 
-    with pytest.raises(remat.StepError, match=r"could not find|would be lost"):
-        framework.gradient(lambda w: loss(functools.partial(remat.scan, slots=2), w), framework.array(0.7))
+    right_or_refused(framework, loss, framework.array(0.7), refused=("numpy",), match="could not find")
 
 
 class CachedModel:
@@ -171,15 +168,18 @@ CACHES = {
 @where_python_runs_each_step
 @pytest.mark.parametrize("how", [{"slots": 1}, {"slots": 3}, {"slots": 20}, {"planner": "keep-all"}], ids=str)
 @pytest.mark.parametrize("kind", CACHES)
-def test_a_cache_that_outlives_a_call_is_an_error_not_a_lost_gradient(framework, kind, how):
+def test_a_cache_that_outlives_a_call_is_no_lost_gradient(framework, kind, how):
     if "planner" in how:
         how = {"plan": remat.plan(remat.Loop(7), slots=7, planner="keep-all")}
 
-    def loss(w):
-        return remat.scan(CACHES[kind](framework.np, w), framework.array(0.3), rows(framework), **how)[0]
+    def loss(loop, w):
+        return loop(CACHES[kind](framework.np, w), framework.array(0.3), rows(framework))[0]
 
-    with refused(framework):
-        framework.gradient(loss, framework.array(0.5))
+    if framework.name == "torch":  # what the first step leaves in the cache is an input of the others
+        compare_loops(framework, loss, framework.array(0.5), **how)
+    else:
+        with refused(framework):
+            framework.gradient(lambda w: loss(functools.partial(remat.scan, **how), w), framework.array(0.5))
 
 
 @where_python_runs_each_step

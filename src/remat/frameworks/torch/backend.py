@@ -11,15 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
-from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
+from remat.frameworks.torch.activity import Activity, ActivityTracker
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
-from remat.frameworks.torch.comparison import ComparedResults, checking
+from remat.frameworks.torch.comparison import ComparedResults
+from remat.frameworks.torch.first_step import FirstStep, RecordedStep
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
 from remat.frameworks.torch.inner_gradients import GradModeTrial
@@ -30,43 +32,63 @@ from remat.frameworks.torch.leaves import (
     nbytes,
     require_grad_roots,
 )
+from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.meter import allocations, meter_for
 from remat.frameworks.torch.saved_bytes import saved_bytes
 from remat.frameworks.torch.tape import (
-    FirstStep,
     OutputEdges,
+    Stops,
     Tape,
     accumulate_grads,
-    check_inputs_known,
     requiring_grad,
     seed_accumulators,
     tape_vjp,
 )
 from remat.loops.step_runner import StepRunner, unpack_output
-from remat.pytree import flatten
+from remat.pytree import Leaf, flatten
 
 __all__ = ["TorchBackend"]
 
 
 class TorchBackend(ComparedResults):
-    """Runs, records and pulls back the steps of one loop."""
+    """Runs, records and pulls back the steps of one loop.
 
-    def __init__(self, step: AnalyzedStep, runner: StepRunner, captured: Sequence[Tensor]) -> None:
+    With `first_step`, which was recorded to find out what the loop depends on, the first sweep begins after it.
+    """
+
+    def __init__(
+        self,
+        step: AnalyzedStep,
+        runner: StepRunner,
+        inputs: LoopInputs,
+        tracker: ActivityTracker,
+        first_step: FirstStep | None = None,
+        fsdp_modules: Sequence[Any] = (),
+    ) -> None:
         super().__init__(runner)
-        self.step, self.captured, self.activity = step, list(captured), step.activity
+        self.step, self.inputs, self.tracker = step, inputs, tracker
         self.replayable_states: Sequence[ReplayableState] = step.replayable_states
-        self.first_step: FirstStep | None = None  # recorded by the probe; the first sweep starts with it
-        self.steps: int | None = None  # the length of the loop; known at the turn
-        self.in_first_run = False  # whether this is the first run of the call, which starts with `first_step`
         self.output_bytes = 0  # bytes of the outputs, once they are released
+        self._first_step, self._fsdp_modules = first_step, fsdp_modules
+        self._steps: int | None = None  # the length of the loop; known at the turn
         self._nodes_per_step = 0  # in the graph of the last recorded range
-        self._grad_mode = GradModeTrial(step)
+        self._grad_mode = GradModeTrial(step, tracker)
         self._carry_hooks: dict[int, CarryHooks] = {}  # by its first step: of the range that was pulled back last
+
+    @property
+    def captured(self) -> list[Tensor]:
+        """The roots of the loop's inputs."""
+        return self.inputs.roots
+
+    @property
+    def activity(self) -> Activity:
+        """Which leaves are active, as far as it is known."""
+        return self.tracker.activity
 
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
-        if self.first_step is not None and start == 0:
-            first_step, self.first_step, start = self.first_step, None, 1
+        if self._first_step is not None and start == 0:
+            first_step, self._first_step, start = self._first_step, None, 1
             state = self.runner.tree.map(detached, first_step.carry)
             self._write_output(0, first_step.y)
             del first_step
@@ -76,7 +98,7 @@ class TorchBackend(ComparedResults):
             # Probes: in the first sweep steps 1, 2, 4, 8, … are recorded, and their tapes dropped. A user's cache (a
             # memo, a cached_property) that is filled from a parameter under no_grad would silently cut the graph of
             # every step that is recorded later. Filled with grad enabled, its graph is older than that of such a step,
-            # which `check_inputs_known` finds. Powers of two meet caches that are filled late, for log2(n) records.
+            # so that it becomes an input. Powers of two meet caches that are filled late, for log2(n) records.
             states.append(self.record(states.pop(), start, start + 1)[0])
             start += 1
         if start == stop:
@@ -87,12 +109,23 @@ class TorchBackend(ComparedResults):
         if probe < stop:
             states.append(self.advance(states.pop(), start, probe))
             return self.advance(states.pop(), probe, stop)
-        versions = self._input_versions(states[0])
-        with ExitStack() as stack:
-            step = self._grad_mode.wrap(stack.enter_context(self._steps_may_run(grad=False)))
-            if self.activity.aliases and self.in_first_run and start >= self.runner.outputs_written:
-                step = checking(step, self.runner, self._check_aliases)
+        return self._advance(states, start, stop)
+
+    def _advance(self, states: list[Any], start: int, stop: int) -> Any:
+        """The carry after some steps, from the only one in `states`, which is taken out; without probes."""
+        versions, specs = self._input_versions(states[0]), self.tracker.specs()
+        first_time = start >= self.runner.outputs_written and not self.tracker.closed
+        undecided = first_time and self.tracker.undecided
+        if first_time:
+            self.inputs.watch()
+        with self._steps_may_run(grad=undecided) as step:
+            if not undecided:
+                step = self._grad_mode.wrap(step)
+            if undecided or (first_time and self.activity.aliases):
+                step = self.tracker.observing(step, graph=undecided)
             after = self.runner.run(self.confirming_outputs(step), states.pop(), start, stop)
+        if first_time and not undecided:
+            self.tracker.note_promoted(specs)
         versions.check(start, stop)
         return self.runner.tree.map(detached, after)
 
@@ -100,20 +133,20 @@ class TorchBackend(ComparedResults):
         """The carry after steps start..stop-1, and the graph of all of them."""
         runner = self.runner
         versions = self._input_versions(state)
-        first_step, self.first_step = self.first_step, None
+        first_step, self._first_step = self._first_step, None
         leaves = runner.tree.flatten_like(state, "carry")
         del state
         with ExitStack() as stack:
             stack.enter_context(recomputing(runner.outputs_written > start))
-            step = stack.enter_context(self._steps_may_run(grad=True))
+            stack.enter_context(self.step.autocast.active(grad=True))
+            step = stack.enter_context(self.step.rebind(self.inputs.bindings))
             if first_step is not None and start == 0:
                 tape, carry, done = first_step.tape, first_step.carry, 1
+                tape.extend(stop)
                 self._register_output(tape, 0, first_step.y)
-                tape.stop = stop
             else:
-                number, done = next_sequence_nr(), start
                 leaves = require_grad_roots(leaves, self.activity.carry)
-                tape = Tape(start, stop, number, requiring_grad(leaves), self.captured)
+                tape, done = Tape(start, stop, next_sequence_nr(), requiring_grad(leaves), self.captured), start
                 carry = runner.tree.unflatten(leaves)
             del leaves, first_step
             for i in range(done, stop):
@@ -122,14 +155,15 @@ class TorchBackend(ComparedResults):
                     take_hooks(tape.carry_in)
         versions.check(start, stop)
         leaves = runner.check_carry(carry, stop - 1)
-        tape.carry_out = self._output_edges(leaves, self.activity.carry, runner.names, stop - 1)
-        if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self.step.fsdp_modules:
-            check_inputs_known(tape)
+        tape.carry_out = self._output_edges(leaves)
+        self.tracker.note(leaves, (), f"step {stop - 1}")
+        if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self._fsdp_modules:
+            self.inputs.admit(tape.used_inputs(self.inputs.made_edges), f"one of the steps {start} to {stop - 1}")
         if self.output_check is not None:
             self.output_check.compare(start)
         return runner.tree.unflatten([detached(leaf) for leaf in leaves]), tape
 
-    def record_first_step(self, state: Any, *, measured: bool = False) -> FirstStep:
+    def record_first_step(self, state: Any, *, measured: bool) -> RecordedStep:
         """Record the first step by itself, before there is a plan and before it is known which leaves are active.
 
         `measured`: with the bytes that its tape takes, and those that it allocates.
@@ -137,23 +171,24 @@ class TorchBackend(ComparedResults):
         runner, number = self.runner, next_sequence_nr()
         versions = self._input_versions(state)
         with ExitStack() as stack:
-            step = stack.enter_context(self._steps_may_run(grad=True))
+            stack.enter_context(self.step.autocast.active(grad=True))
+            step = stack.enter_context(self.step.rebind(self.inputs.bindings))
             leaves = require_grad_roots(runner.tree.flatten_like(state, "carry"), self.activity.carry)
             tape = Tape(0, 1, number, requiring_grad(leaves), self.captured)
             # Compiled code does not run as such in the mode that counts on a CPU.
             counted = measured and not self.step.compiled
             allocated = stack.enter_context(allocations(self._devices())) if counted else lambda: 0
             carry, y = self._call_step(step, runner.tree.unflatten(leaves), 0, tape)
-            first_step = FirstStep(tape, carry, y, allocated=allocated())
+            allocated_bytes = allocated()
         versions.check(0, 1)
         leaves = runner.check_carry(carry, 0)
         if runner.outputs.row_of(0) is not None:
             runner.outputs.allocate(y, 0)
+        tape_bytes = 0
         if measured:
-            results = [leaf for leaf in (*leaves, *flatten(y)[0]) if isinstance(leaf, Tensor) and leaf.requires_grad]
-            tape.look_at_graph([gradient_edge(leaf) for leaf in results])
-            return replace(first_step, tape_bytes=saved_bytes(tape, self._persistent_tensors()))
-        return first_step
+            tape.look_at_graph(self._output_edges((*leaves, *flatten(y)[0])))
+            tape_bytes = saved_bytes(tape, self._persistent_tensors())
+        return RecordedStep(tape, carry, y, tape_bytes, allocated_bytes)
 
     @contextmanager
     def _steps_may_run(self, *, grad: bool) -> Iterator[Callable[[Any, Any], Any]]:
@@ -161,7 +196,7 @@ class TorchBackend(ComparedResults):
         with ExitStack() as stack:
             stack.enter_context(self._segments_allowed())
             stack.enter_context(self.step.autocast.active(grad=grad))
-            yield stack.enter_context(self.step.rebind(self.captured))
+            yield stack.enter_context(self.step.rebind(self.inputs.bindings))
 
     def _segments_allowed(self) -> AbstractContextManager[None]:
         """A block in which steps may contain segments, which torch.func does not allow where it records by itself."""
@@ -171,8 +206,7 @@ class TorchBackend(ComparedResults):
         carry, y = self._call_step(step, carry, i, tape)
         if not self.runner.matches(carry):
             self.runner.check_carry(carry, i)
-        if self.activity.aliases and self.in_first_run and i >= self.runner.outputs_written:
-            self._check_aliases(carry, y)
+        self.tracker.note_aliases(carry, y)
         self._register_output(tape, i, y)
         return carry
 
@@ -197,13 +231,6 @@ class TorchBackend(ComparedResults):
             runner.add_note(error, carry)
             raise
 
-    def _check_aliases(self, carry: Any, y: Any) -> None:
-        """Clear `aliases` if they hold for the first step and not for this one."""
-        assert self.runner.outputs.tree is not None
-        carry_leaves, ys = self.runner.tree.flatten_like(carry, "carry"), self.runner.outputs.tree.flatten_like(y, "y")
-        if any(ys[j] is not carry_leaves[k] for k, j in self.activity.aliases.items()):
-            self.activity.aliases.clear()
-
     def _register_output(self, tape: Tape, i: int, y: Any) -> None:
         """Add the gradient edges of the output of step i to the tape; the first sweep also writes the output."""
         outputs = self.runner.outputs
@@ -214,17 +241,12 @@ class TorchBackend(ComparedResults):
         if outputs.tree is None:
             outputs.allocate(y, i)
         leaves = outputs.checked_leaves(y, i)
-        tape.ys.append(self._output_edges(leaves, self.output_activity(), outputs.names, i))
+        tape.ys.append(self._output_edges(leaves))
+        self.tracker.output_activity()
+        self.tracker.note((), leaves, f"step {i}")
         if self.output_check is not None and i < tape.stop - 1:  # that of the last step is compared with its state
             self.output_check.note(i, leaves)
         self._write_output(i, y)
-
-    def output_activity(self) -> list[bool]:
-        """Which outputs are active; under torch.func, where no probe has found out, all that are differentiable."""
-        specs = self.runner.outputs.specs
-        if len(self.activity.ys) != len(specs):
-            self.activity.ys = [spec.differentiable for spec in specs]
-        return self.activity.ys
 
     def _write_output(self, i: int, y: Any) -> None:
         """Write the output of step i, in the first sweep only; it becomes the `last_output` that is compared."""
@@ -237,17 +259,21 @@ class TorchBackend(ComparedResults):
             runner.last_output = outputs.tree.map(detached, y)
         runner.outputs_written = max(runner.outputs_written, i + 1)
 
-    def new_gradients(self, carry: list[Any], outputs: Sequence[Any]) -> Gradients:
-        """The gradients at the turn: cotangents of the last carry and of the outputs; None for xs and captured."""
+    def new_gradients(self, carry: list[Any], outputs: Sequence[Any], steps: int | None = None) -> Gradients:
+        """The gradients at the turn, after so many steps, from cotangents of the last carry and of the outputs."""
+        self._steps = steps
         outputs = outputs if any(bar is not None for bar in outputs) else ()
         return Gradients(carry, outputs, [None] * len(self.runner.inputs.leaves), [None] * len(self.captured))
 
     def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
         """The gradients before the range: rows of xs are written, and sums of captured tensors are added to."""
-        edges, fsdp_modules = self._cotangents(tape, gradients), self.step.fsdp_modules
+        stops, fsdp_modules = self.inputs.stops(tape), self._fsdp_modules
+        if len(gradients.captured) < len(self.captured):  # while a step is measured, inputs may be found
+            gradients.captured.extend([None] * (len(self.captured) - len(gradients.captured)))
+        edges = self._cotangents(tape, gradients, stops)
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
         with self._segments_allowed():
-            by_root = accumulate_grads(edges, tape, fsdp_modules) if fsdp_modules else tape_vjp(edges, tape)
+            by_root = accumulate_grads(edges, tape, fsdp_modules) if fsdp_modules else tape_vjp(edges, tape, stops)
         size, count = len(tape.carry_in), len(tape.captured)
         for k, gradient in enumerate(by_root[size : size + count]):
             gradients.captured[k] = gradients.captured[k] if gradient is None else gradient
@@ -260,11 +286,11 @@ class TorchBackend(ComparedResults):
                     gradients.xs[k][i] = gradient
         return replace(gradients, carry=by_root[:size])
 
-    def _cotangents(self, tape: Tape, gradients: Gradients) -> OutputEdges:
+    def _cotangents(self, tape: Tape, gradients: Gradients, stops: Stops | None) -> OutputEdges:
         """The cotangents of all results of a range, and the running sums, at the edges where they enter its graph."""
         outputs, edges = gradients.outputs, OutputEdges()
-        if not self.step.fsdp_modules:
-            seed_accumulators(edges, tape.captured, gradients.captured)
+        if not self._fsdp_modules:
+            seed_accumulators(edges, tape.captured, gradients.captured, stops)
         last_step, in_later_range = tape.stop - 1, set()
         if outputs:
             # An output that *is* a carry leaf has one sum of cotangents. In the plain loop that of the output is its
@@ -273,7 +299,7 @@ class TorchBackend(ComparedResults):
             for k, j in self.activity.aliases.items():
                 if tape.start > 0 and tape.carry_in[k] is not None:
                     edges.add(gradient_edge(tape.carry_in[k]), self._output_cotangent(outputs, tape.start - 1, j))
-            in_later_range = set(self.activity.aliases.values()) if tape.stop != self.steps else set()
+            in_later_range = set(self.activity.aliases.values()) if tape.stop != self._steps else set()
             for i, row in enumerate(tape.ys, tape.start):
                 for j, edge in enumerate(row):
                     if i != last_step or j not in in_later_range:
@@ -285,6 +311,11 @@ class TorchBackend(ComparedResults):
     def _output_cotangent(self, cotangents: Sequence[Any], i: int, j: int) -> Any:
         row = self.runner.outputs.row_of(i)
         return None if row is None or cotangents[j] is None else cotangents[j][row]
+
+    def close(self) -> Activity:
+        """The activity at the end of the first sweep, which stays as it is."""
+        self.tracker.close()
+        return self.tracker.activity
 
     def release_outputs(self) -> None:
         """Drop the outputs: their graph refers to this backend, which would close a cycle."""
@@ -325,18 +356,9 @@ class TorchBackend(ComparedResults):
         tensors = [*self.captured, *self.runner.inputs.leaves]
         return [spec.device for spec in self.runner.specs if spec.device] + [t.device for t in tensors]
 
-    def _output_edges(self, leaves: Sequence[Any], active: Sequence[bool], names: Sequence[str], i: int) -> list[Any]:
+    def _output_edges(self, leaves: Sequence[Leaf]) -> list[GradientEdge | None]:
         """The gradient edges of leaves, by which cotangents enter the graph; None for leaves without a graph."""
-        edges: list[Any] = []
-        for leaf, is_active, name in zip(leaves, active, names, strict=True):
-            requires_grad = isinstance(leaf, Tensor) and leaf.requires_grad
-            if requires_grad and not is_active:
-                raise StepError(
-                    f"gradients flow through {name} after step {i}, and did not after step 0: it depended on nothing "
-                    "that requires a gradient there. Let it begin with requires_grad_()"
-                )
-            edges.append(gradient_edge(leaf) if requires_grad else None)
-        return edges
+        return [gradient_edge(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else None for leaf in leaves]
 
     def _input_versions(self, state: Any) -> InputVersions:
         """The versions of the carry and the inputs of steps; transforms of torch.func have none."""
@@ -350,12 +372,10 @@ class TorchBackend(ComparedResults):
     def _should_check_inputs(self, start: int, stop: int, nodes: int) -> bool:
         """Whether to search the graph of these steps for tensors that are not known as inputs.
 
-        The search visits every node, so it is done near powers of two (as the probes of `advance` are), if there are
-        more or fewer nodes a step than in the last range, and always if the step could reach tensors that its first
-        run did not use.
+        It visits every node. So it is done in the first sweep, where few steps are recorded that are not pulled back,
+        in later sweeps near powers of two (as the probes of `advance` are), and if there are more or fewer nodes a step
+        than in the last range.
         """
         usual = nodes == self._nodes_per_step * (stop - start)
         self._nodes_per_step = nodes // (stop - start)
-        return (
-            not usual or self.step.may_capture_more or start == 0 or (stop - 1).bit_length() != (start - 1).bit_length()
-        )
+        return not usual or not self.inputs.closed or start == 0 or (stop - 1).bit_length() != (start - 1).bit_length()

@@ -24,10 +24,14 @@ class DifferentiableTensors(BaseCaptureFilter):
     opaque_types: ClassVar[tuple[type, ...]] = (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, Node)
     atomic_types: ClassVar[frozenset[type]] = frozenset({torch.dtype, torch.device})
 
-    def __init__(self) -> None:
+    def __init__(self, *, searching: bool = True) -> None:
+        self._searching = searching
         self.modules: list[torch.nn.Module] = []
         self.compiled = False
         self.generators: list[torch.Generator] = []
+
+    def __bool__(self) -> bool:
+        return self._searching
 
     def accepts(self, leaf: Any) -> bool:
         """Whether a leaf is a tensor that requires a gradient, or that torch.func differentiates or maps."""

@@ -10,7 +10,13 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["end_backward", "fsdp_modules_called", "share_fsdp_state"]
+__all__ = ["any_fsdp_module", "end_backward", "fsdp_modules_called", "share_fsdp_state"]
+
+
+def any_fsdp_module(modules: Sequence[nn.Module]) -> bool:
+    """Whether a module is sharded. A program that uses FSDP has imported it, so it is not imported here."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in modules)
 
 
 @contextmanager
@@ -18,16 +24,15 @@ def fsdp_modules_called(modules: Sequence[nn.Module]) -> Iterator[list[Any]]:
     """Yields the list of those FSDP modules among `modules` that are called in the block.
 
     FSDP reduces gradients in hooks of its own and adds them to `.grad`, so these are differentiated by `backward`
-    and not by `grad`. A program that uses FSDP has imported it, so it is not imported here.
+    and not by `grad`.
     """
     called: list[Any] = []
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None or not any(isinstance(module, fsdp.FSDPModule) for module in modules):
+    if not any_fsdp_module(modules):
         yield called
         return
 
     def note(module: nn.Module, _: Any) -> None:
-        if isinstance(module, fsdp.FSDPModule):
+        if any_fsdp_module([module]):
             called.append(module)
 
     handle = nn.modules.module.register_module_forward_pre_hook(note)

@@ -6,9 +6,9 @@ backward. That sweep is a Function too, so that transforms of torch.func apply t
 (`second_order.py`).
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,17 +17,22 @@ from torch import Tensor
 from remat.errors import StepError
 from remat.execute.determinism import DeterminismCheck
 from remat.frameworks.torch import leaves as leaf_ops
+from remat.frameworks.torch.activity import Activity, ActivityTracker
+from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
+from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.leaves import spec_of
+from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
 from remat.frameworks.torch.stored_graphs import StoredGraphs
-from remat.frameworks.torch.tape import FirstStep
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
+from remat.pytree import Leaf, PyTree
 
+NOTHING_ACTIVE = Activity((), ())
 MOST_NUMBERS = 128  # of fingerprints in a first sweep, which is interrupted for each of them
 
 __all__ = ["LoopBackward", "LoopFunction", "TorchLoopCall", "as_truth_value", "run"]
@@ -37,63 +42,108 @@ __all__ = ["LoopBackward", "LoopFunction", "TorchLoopCall", "as_truth_value", "r
 class TorchLoopCall(LoopCall[TorchBackend]):
     """One call of a loop that autograd differentiates."""
 
-    first_step: FirstStep | None = None  # recorded by the probe, until the first run takes it
-    specs: list[Any] = field(default_factory=list)  # of the first carry
-    results: LoopOutputs | None = None
+    activity: Activity = NOTHING_ACTIVE
+    capture_ids: Sequence[int] = ()  # by input of the loop's node: its index in the closure, -1 if it is not there
+    rebound: Sequence[bool] = ()  # by input: whether steps use a detached root in its place
+    dependent_inputs: bool = False  # whether one of them may lie behind another one
+    fsdp_modules: Sequence[Any] = ()  # FSDP modules that the step calls
+    first_step: FirstStep | None = None  # until the first run takes it
+    inputs: LoopInputs | None = None  # while the first sweep finds them
+    results: LoopOutputs | None = None  # of the first sweep
     stored: StoredGraphs | None = None  # what steps have stored in the user's containers
+    on_cpu: bool = True  # whether all of the carry is on the CPU
     batched: "TorchLoopCall | None" = None  # this call under torch.func.vmap
 
-    def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[TorchBackend, Any]:
-        """A backend for that many steps, and the first carry, detached."""
+    def backend_on(
+        self, leaves: Sequence[Leaf], steps: int, inputs: LoopInputs, first_step: FirstStep | None = None
+    ) -> tuple[TorchBackend, PyTree]:
+        """A backend for that many steps with these inputs, and the first carry, detached."""
         init, xs, _ = self.split([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
-        self.specs = specs = [spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
+        specs = [spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
         runner = StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), Outputs(leaf_ops, steps, self.rows))
-        # Captured tensors with a graph of their own are replaced by detached ones: the backward of every range would
-        # otherwise go through that graph, which the caller's backward goes through anyway.
-        pairs = zip(self.split(leaves)[2], self.step.is_leaf, strict=True)
-        backend = TorchBackend(
-            self.step, runner, [t if is_leaf else t.detach().requires_grad_() for t, is_leaf in pairs]
-        )
-        backend.steps = steps
+        activity = self.activity if first_step is None else first_step.activity
+        tracker = ActivityTracker(activity, runner, closed=inputs.closed)
+        backend = TorchBackend(self.step, runner, inputs, tracker, first_step, self.fsdp_modules)
         return backend, self.carry.unflatten(init)
 
-    def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[TorchBackend, Any]:
-        """A backend, and an interpreter at the initial state; the first run takes the step that the probe recorded."""
-        backend, interpreter = super().new_run(leaves, determinism)
-        backend.first_step, self.first_step = self.first_step, None
-        if backend.first_step is not None:  # later steps of its range use the same roots for captured tensors
-            backend.in_first_run, tape = True, backend.first_step.tape
-            backend.captured[: len(tape.captured)] = tape.captured
-            tape.captured = backend.captured
-        return backend, interpreter
+    def new_backend(self, leaves: Sequence[Leaf], steps: int) -> tuple[TorchBackend, PyTree]:
+        """A backend for that many steps, and the first carry, detached."""
+        if self.inputs is not None:
+            return self.backend_on(leaves, steps, self.inputs.copy())
+        inputs = LoopInputs(self.split(leaves)[2], self.capture_ids, self.rebound, closed=True)
+        return self.backend_on(leaves, steps, inputs)
+
+    def start(self, leaves: Sequence[Leaf]) -> tuple[TorchBackend, PyTree]:
+        """The backend of a run; that of the first one takes the step that was recorded."""
+        first_step, self.first_step = self.first_step, None
+        if first_step is None:
+            return super().start(leaves)
+        return self.backend_on(leaves, self.steps or 0, first_step.inputs, first_step)
+
+    def sweep(self, leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
+        """Run the first sweep; the tensors of the results."""
+        backend, interpreter = self.first_sweep(leaves)
+        if interpreter.determinism is not None and not self.step.under_functorch:
+            backend.remember_outputs()
+        self.results, tensors = LoopOutputs.of(backend, interpreter.take(), leaves)
+        return tensors
+
+    def sweep_and_learn(self, leaves: Sequence[Leaf]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Run the first sweep after the first step; the tensors of the results, and all inputs that steps have used."""
+        assert self.first_step is not None
+        inputs, self.fsdp_modules = self.first_step.inputs, self.first_step.fsdp_modules
+        self.activity, self.inputs = self.first_step.activity, inputs
+        with inputs.growing():
+            tensors = self.sweep([*leaves, *inputs.tensors])
+        assert self.pending is not None
+        self.inputs, self.capture_ids, self.rebound = None, inputs.capture_ids, inputs.rebound
+        self.step.closure.restrict_to(set(inputs.capture_ids), inputs.bindings)
+        self.activity, self.dependent_inputs = self.pending[0].activity, inputs.dependent
+        return tensors, inputs.tensors
+
+    def adopt(self, batched: "TorchLoopCall") -> LoopOutputs:
+        """Take over what the loop for a whole batch has found out; its results."""
+        assert batched.results is not None
+        self.batched, self.results = batched, batched.results
+        self.plan, self.steps, self.initial_rng = batched.plan, batched.steps, batched.initial_rng
+        return batched.results
+
+    def unflatten_results(self, tensors: Sequence[Tensor]) -> tuple[PyTree, PyTree]:
+        """The last carry and the outputs with these as their tensors."""
+        assert self.results is not None
+        carry, outputs = self.results.with_arrays(tensors)
+        return self.carry.unflatten(carry), self.results.outputs and self.results.outputs.unflatten(outputs)
+
+    def rebind(self, captured: Sequence[Tensor]) -> AbstractContextManager[Callable[..., Any]]:
+        """The step with these as the inputs of the loop's node that are rebound."""
+        step: AnalyzedStep = self.step
+        return step.rebind({k: tensor for k, tensor in zip(self.capture_ids, captured, strict=True) if k >= 0})
 
     def new_determinism_check(self) -> DeterminismCheck:
         """On the CPU states are compared at once, on other devices at the end, to synchronize once."""
-        devices = {spec.device.type for spec in self.specs if spec.device is not None}
-        if devices <= {"cpu"}:
+        if self.on_cpu:
             return DeterminismCheck(self.steps, MOST_NUMBERS, kept_only=self.request.runs_sections)
         return DeviceDeterminismCheck(self.steps)
 
-    def evaluate_cond(self, backend: TorchBackend, carry: Any) -> bool:
+    def evaluate_cond(self, backend: TorchBackend, carry: PyTree) -> bool:
         """Whether the condition holds for a carry."""
         assert self.cond is not None
-        with self.step.autocast.active(grad=False), self.step.rebind(backend.captured):
+        with self.step.autocast.active(grad=False), self.step.rebind(backend.inputs.bindings):
             return as_truth_value(self.cond(carry))
 
-    def measured(self, leaves: Sequence[Any]) -> StepCost:
+    def measured(self, leaves: Sequence[Leaf]) -> StepCost:
         """What a step costs."""
         from remat.frameworks.torch.measure import measured
 
         return measured(self, leaves)
 
-    def reverse(self, leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    def reverse(self, leaves: Sequence[Leaf], cotangents: Sequence[Leaf]) -> list[Leaf]:
         """The gradients of all leaves, None where there is none. A second reverse sweep runs forward again first."""
         with self.at_turn(leaves) as (backend, interpreter):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
-            backend.steps = self.steps
             with nullcontext() if self.stored is None else self.stored.pulling_back():
-                gradients = interpreter.reverse(backend.new_gradients(carry, outputs))
+                gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps))
             return [*gradients.carry, *gradients.xs, *gradients.captured]
 
 
@@ -110,19 +160,19 @@ class LoopFunction(torch.autograd.Function):
     """A loop: leaves go in, tensors come out."""
 
     @staticmethod
-    def forward(call: TorchLoopCall, *leaves: Any) -> tuple[Tensor, ...]:
-        """Run the first sweep."""
-        backend, interpreter = call.first_sweep(leaves)
-        if interpreter.determinism is not None and not call.step.under_functorch:
-            backend.remember_outputs()
-        call.results, tensors = LoopOutputs.of(backend, interpreter.take(), leaves)
+    def forward(call: TorchLoopCall, swept: list[Tensor] | None, *leaves: Any) -> tuple[Tensor, ...]:
+        """The tensors of the first sweep, which are taken out of the list `swept`; without it, run it now."""
+        if swept is None:
+            return call.sweep(leaves)
+        tensors = tuple(swept)
+        swept.clear()  # the caller's frame must not keep results alive
         return tensors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         """Save the leaves, from which a second reverse sweep would start; mark results that are not active."""
-        call, *leaves = inputs
-        ctx.call = call
+        ctx.call, _, *leaves = inputs
+        call = ctx.call
         _save(ctx, leaves)
         pairs = zip(output, call.results.tensor_activity(), strict=True)
         ctx.mark_non_differentiable(*[tensor for tensor, active in pairs if not active])
@@ -131,7 +181,7 @@ class LoopFunction(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Run the reverse sweep, as another Function."""
         leaves = _saved(ctx)
-        return None, *LoopBackward.apply(ctx.call, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
+        return None, None, *LoopBackward.apply(ctx.call, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -141,11 +191,11 @@ class LoopFunction(torch.autograd.Function):
         )
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, *leaves: Any) -> Any:
+    def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, swept: None, *leaves: Any) -> Any:
         """Run the loop for a whole batch."""
         from remat.frameworks.torch.vmap import vmap_forward
 
-        return vmap_forward(info, dims[1:], call, leaves)
+        return vmap_forward(info, dims[2:], call, leaves)
 
 
 class LoopBackward(torch.autograd.Function):
@@ -190,10 +240,7 @@ def _saved(ctx: Any) -> list[Any]:
     return [number if tensor is None else tensor for number, tensor in zip(ctx.numbers, ctx.saved_tensors, strict=True)]
 
 
-def run(call: TorchLoopCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
-    """The last carry and the outputs of a loop that has active leaves."""
-    tensors = LoopFunction.apply(call, *leaves)  # type: ignore[no-untyped-call]
-    results = call.results
-    assert results is not None
-    carry, outputs = results.with_arrays(tensors)
-    return call.carry.unflatten(carry), results.outputs and results.outputs.unflatten(outputs)
+def run(call: TorchLoopCall, leaves: Sequence[Leaf], swept: list[Tensor] | None) -> tuple[PyTree, PyTree]:
+    """The last carry and the outputs of a loop that has active leaves; `swept` are those of its first sweep."""
+    tensors = LoopFunction.apply(call, swept, *leaves)  # type: ignore[no-untyped-call]
+    return call.unflatten_results(tensors)

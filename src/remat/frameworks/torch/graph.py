@@ -3,20 +3,22 @@
 The only file that uses private names of autograd. Each helper says why; all were checked with PyTorch 2.11 and 2.13.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 __all__ = [
+    "Edge",
     "backward_hooks",
     "call_after_backward",
     "current_backward",
     "external_edges",
     "gradient_edge",
+    "gradients_blocked",
     "has_saved_tensor_hooks",
     "hooks_suspended",
     "is_leaf_node",
@@ -37,6 +39,9 @@ __all__ = [
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
 _autograd: Any = torch._C._autograd  # the stack of hooks on saved tensors has no public names
+
+
+Edge: TypeAlias = tuple[Node, int]  # a node, and the number of its output: a GradientEdge without its name
 
 
 def gradient_edge(tensor: Tensor) -> GradientEdge:
@@ -69,39 +74,43 @@ def leaf_of(node: Any) -> Tensor:
     return tensor
 
 
-def external_edges(nodes: Sequence[Any], first: int, seen: set[Node] | None = None) -> dict[tuple[Any, int], bool]:
-    """The edges (node, output) by which the graph of these nodes reaches older tensors and leaves; True for leaves.
+def external_edges(
+    edges: Iterable[Edge], first: int, seen: set[Node] | None = None, stops: Collection[Edge] = ()
+) -> dict[Edge, bool]:
+    """The edges at which the graph of these edges reaches older tensors and leaves; True for leaves.
 
     Nodes are older if their sequence number is below `first`. All others that are visited are added to `seen`: if there
-    are many, they must be freed one after the other (seen_nodes.py).
+    are many, they must be freed one after the other (seen_nodes.py). The graph ends at the edges `stops`, too.
     """
-    edges = _boundary(nodes, lambda node: is_leaf_node(node) or node._sequence_nr() < first, seen)
-    return {edge: is_leaf_node(edge[0]) for edge in edges}
+    outside = _boundary(edges, lambda node: is_leaf_node(node) or node._sequence_nr() < first, seen, stops)
+    return {edge: is_leaf_node(edge[0]) for edge in outside}
 
 
 def reachable_leaves(tensors: Iterable[Tensor]) -> set[int]:
     """The ids of all leaves that these tensors depend on."""
     tensors = list(tensors)
     leaves = {id(tensor) for tensor in tensors if tensor.is_leaf}
-    return leaves | {id(leaf_of(node)) for node, _ in _boundary([t.grad_fn for t in tensors], is_leaf_node)}
+    return leaves | {id(leaf_of(node)) for node, _ in _boundary([(t.grad_fn, 0) for t in tensors], is_leaf_node)}
 
 
 def _boundary(
-    nodes: Iterable[Any], is_outside: Callable[[Any], bool], seen: set[Node] | None = None
-) -> Iterator[tuple[Node, int]]:
-    """The edges by which the graph of these nodes reaches the first nodes that are outside; `seen`: those inside."""
-    stack = [node for node in nodes if node is not None]
+    edges: Iterable[tuple[Node | None, int]],
+    is_outside: Callable[[Any], bool],
+    seen: set[Node] | None = None,
+    stops: Collection[Edge] = (),
+) -> Iterator[Edge]:
+    """The edges by which the graph of these edges reaches the first nodes that are outside; `seen`: those inside."""
+    stack: list[Iterable[tuple[Node | None, int]]] = [edges]
     seen = set() if seen is None else seen
-    seen.update(stack)
     while stack:
-        for node, output in stack.pop().next_functions:
+        for node, output in stack.pop():
             if node is None:
                 continue
-            if is_outside(node):
+            if is_outside(node) or (stops and (node, output) in stops):
                 yield node, output
             elif node not in seen:
                 seen.add(node)
-                stack.append(node)
+                stack.append(node.next_functions)
 
 
 def leaf_itself(tensor: Tensor) -> Tensor:
@@ -134,11 +143,15 @@ def hooks_suspended(tensors: Sequence[Tensor]) -> Iterator[None]:
     loop's node hands it on.
     """
     suspended = [(tensor, hooks) for tensor in map(leaf_itself, tensors) if (hooks := backward_hooks(tensor))]
+    # A made tensor with `retain_grad` adds the term to its `.grad`, by a hook of autograd's own that cannot be removed.
+    retained = [(tensor, tensor.grad) for tensor in tensors if tensor.retains_grad and not tensor.is_leaf]
     for tensor, _ in suspended:
         set_backward_hooks(tensor, {})
     try:
         yield
     finally:
+        for tensor, gradient in retained:
+            tensor.grad = gradient
         for tensor, hooks in suspended:
             set_backward_hooks(tensor, backward_hooks(tensor) | hooks)
 
@@ -175,6 +188,24 @@ def saved_tensor_hooks_allowed() -> Iterator[None]:
     finally:
         if message is not None:
             _autograd._saved_tensors_hooks_disable(message)
+
+
+@contextmanager
+def gradients_blocked(edges: Iterable[Edge]) -> Iterator[None]:
+    """A block in which no gradient flows on from these edges, though the engine visits their nodes."""
+    outputs: dict[Node, set[int]] = {}
+    for node, output in edges:
+        outputs.setdefault(node, set()).add(output)
+
+    def blocking(stopped: set[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        return lambda gradients: tuple(None if k in stopped else gradient for k, gradient in enumerate(gradients))
+
+    handles = [node.register_prehook(blocking(stopped)) for node, stopped in outputs.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def version(tensor: Tensor) -> int:

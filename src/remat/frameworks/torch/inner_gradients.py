@@ -18,6 +18,7 @@ from torch import Tensor
 from remat.execute.python_state import PythonState
 from remat.execute.rng_state import global_rng_states
 from remat.frameworks.torch import leaves as leaf_ops
+from remat.frameworks.torch.activity import ActivityTracker
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.leaves import require_grad_roots
 from remat.loops.step_runner import unpack_output
@@ -31,9 +32,9 @@ Step: TypeAlias = Callable[[Any, Any], Any]
 class GradModeTrial:
     """Finds out in the first step that advances whether steps need grad."""
 
-    def __init__(self, step: AnalyzedStep) -> None:
-        self._activity = step.activity
-        self._states = [*global_rng_states(), *step.replayable_states, PythonState(step.captured.containers)]
+    def __init__(self, step: AnalyzedStep, tracker: ActivityTracker) -> None:
+        self._tracker = tracker
+        self._states = [*global_rng_states(), *step.replayable_states, PythonState(step.closure.containers)]
         self._needs_grad: bool | None = None  # None until a step has been tried
 
     def wrap(self, step: Step) -> Step:
@@ -65,8 +66,8 @@ class GradModeTrial:
             carry_leaves, carry_tree = flatten(carry)
             x_leaves, x_tree = flatten(x)
             with torch.enable_grad():
-                carry = carry_tree.unflatten(require_grad_roots(carry_leaves, self._activity.carry))
-                x = x_tree.unflatten(require_grad_roots(x_leaves, self._activity.xs))
+                carry = carry_tree.unflatten(require_grad_roots(carry_leaves, self._tracker.activity.carry))
+                x = x_tree.unflatten(require_grad_roots(x_leaves, self._tracker.activity.xs))
                 after, y = unpack_output(leaf_ops, step(carry, x), 0)
             # One tensor that is returned twice stays one tensor.
             detached: dict[int, Tensor] = {}

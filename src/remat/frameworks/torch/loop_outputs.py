@@ -23,16 +23,24 @@ class LoopOutputs:
     carry_specs: list[TensorSpec]  # of the last carry: a number in the first one may have become a tensor
     outputs: Any  # the structure of the outputs
 
+    @property
+    def carry_size(self) -> int:
+        """The number of leaves of the carry."""
+        return len(self.carry_specs)
+
     @classmethod
     def of(cls, backend: TorchBackend, carry: Any, inputs: Sequence[Any]) -> "tuple[LoopOutputs, tuple[Tensor, ...]]":
         """The results of a loop that has run, and their tensors; a carry leaf in the memory of an input is cloned."""
-        runner, activity = backend.runner, backend.activity
-        backend.output_activity()
+        runner, activity = backend.runner, backend.close()
         occupied = {_memory(leaf) for leaf in inputs}
         leaves = []
         for leaf in runner.tree.flatten_like(carry, "carry"):
             memory = _memory(leaf)
-            leaves.append(leaf.clone() if memory in occupied and memory is not None else leaf)
+            if memory in occupied and memory is not None:
+                leaf = leaf.clone()
+            elif isinstance(leaf, Tensor):
+                leaf = leaf.detach()  # it may be a constant of the user's, which must not become part of a graph
+            leaves.append(leaf)
             occupied.add(memory)
         carry_active = [
             active and leaf_ops.is_differentiable(leaf) for active, leaf in zip(activity.carry, leaves, strict=True)
@@ -42,11 +50,6 @@ class LoopOutputs:
         tensors = tuple(leaf for leaf in all_leaves if isinstance(leaf, Tensor))
         backend.release_outputs()
         return cls(numbers, [*carry_active, *activity.ys], runner.specs, runner.outputs.tree), tensors
-
-    @property
-    def carry_size(self) -> int:
-        """The number of leaves of the carry."""
-        return len(self.carry_specs)
 
     def tensor_activity(self) -> list[bool]:
         """Whether each of the leaves that are tensors is active."""

@@ -42,13 +42,13 @@ def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
     """What a step costs: measured now, or by an earlier loop whose first step is as large."""
     assert call.request.memory is not None
     capacity = call.request.memory.device.capacity or 0
-    if call.step.fsdp_modules:  # all processes agree on it each time: a cache might answer in one and not in another
+    if call.fsdp_modules:  # all processes agree on it each time: a cache might answer in one and not in another
         return _estimate_fsdp(call, leaves, [leaf.device for leaf in leaves if isinstance(leaf, Tensor)])
     step, first = call.step, call.first_step
     specs = tuple(spec_of(leaf, "leaf") for leaf in leaves)
-    active = (*step.activity.carry, *step.activity.xs, *step.activity.ys)
+    active = (*call.activity.carry, *call.activity.xs, *call.activity.ys)
     settings = (torch.get_num_threads(), repr(step.autocast), step.under_functorch, has_saved_tensor_hooks())
-    key = ("torch", *step.captured.cache_key, call.carry, call.xs, specs, active, *settings)
+    key = ("torch", *step.closure.cache_key, call.carry, call.xs, specs, active, *settings)
     size = (0, 0) if first is None else (first.tape_bytes, first.allocated)
     return cached_cost(key, size, capacity, lambda: _measure(call, leaves, capacity, size[0]))
 
@@ -64,7 +64,7 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
         if device is not None:
             torch.cuda.synchronize(device)
 
-    states = [*call.step.replayable_states, PythonState(call.step.captured.containers)]
+    states = [*call.step.replayable_states, PythonState(call.step.closure.containers)]
     with preserved_state(states), without_saved_tensor_hooks(), torch.no_grad(), recomputing(True):
         try:
             free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
@@ -125,7 +125,7 @@ def _estimate_fsdp(call: TorchLoopCall, leaves: Sequence[Any], devices: Sequence
     """
     assert call.first_step is not None
     state = sum(map(nbytes, call.split(leaves)[0]))
-    parameter_bytes = [p.numel() * p.element_size() for module in call.step.fsdp_modules for p in module.parameters()]
+    parameter_bytes = [p.numel() * p.element_size() for module in call.fsdp_modules for p in module.parameters()]
     tape = max(1, call.first_step.tape_bytes)
     loop = Loop(None, max(1, state), tape, *DEFAULT_TIMES[:3], per_range=DEFAULT_TIMES[3])
     return _agree_across_processes(StepCost(loop, tape + 2 * sum(parameter_bytes), bookkeeping=0), devices)

@@ -1,7 +1,8 @@
 """`scan` and `while_loop` on tensors: from a user's step and values to a loop, plain or under autograd."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,13 +12,17 @@ from remat.errors import InfeasibleError, StepError
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import StateReplay
 from remat.frameworks.torch import leaves as leaf_ops
-from remat.frameworks.torch.analyzed_step import Activity, AnalyzedStep
+from remat.frameworks.torch.activity import Activity
+from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.capture_filter import DifferentiableTensors
 from remat.frameworks.torch.carry_hooks import hand_to_caller
+from remat.frameworks.torch.first_step import FirstStep
+from remat.frameworks.torch.fsdp import any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
-from remat.frameworks.torch.leaves import nbytes, spec_of
+from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
+from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
 from remat.frameworks.torch.stored_graphs import StoredGraphs
@@ -25,8 +30,10 @@ from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs, infer_length
 from remat.loops.step_runner import StepRunner
 from remat.loops.structure_check import flatten_leaves
-from remat.pytree import TreeDef
+from remat.pytree import Leaf, PyTree, TreeDef
 from remat.units import to_count
+
+Step: TypeAlias = Callable[[PyTree, PyTree], Any]
 
 __all__ = ["scan", "while_loop"]
 
@@ -49,16 +56,8 @@ def scan(
     steps = infer_length(leaf_ops, xs_leaves, inputs, length)
     request.validate(steps)
     request.record(steps)
-    sizes = (len(init_leaves), len(xs_leaves), 0)
-    call = _call(step, None, init_leaves, xs_leaves, carry, inputs, sizes, request, rows, steps)
-    results = _differentiated(call, init_leaves, xs_leaves)
-    if results is not None:
-        return results
-    runner = _new_runner(call, carry, init_leaves, Inputs(xs_leaves, inputs), Outputs(leaf_ops, steps, rows))
-    value, done = _plain_start(call, runner, carry.unflatten(init_leaves))
-    value = runner.run(step, value, done, steps)
-    outputs = runner.outputs
-    return value, None if outputs.tree is None else outputs.tree.unflatten(outputs.leaves)
+    call = _call(step, None, (init_leaves, xs_leaves), (carry, inputs), request, rows=rows, steps=steps)
+    return _run(call, step, init_leaves, xs_leaves)
 
 
 def while_loop(
@@ -72,109 +71,120 @@ def while_loop(
     def step(carry: Any, x: None) -> tuple[Any, None]:
         return body(carry), None
 
-    call = _call(step, cond, leaves, [], carry, nothing, (len(leaves), 0, 0), request, None, None)
-    call.cond, call.max_steps = cond, limit
-    goes_on = limit != 0 and as_truth_value(cond(init))
-    if goes_on:
-        call.cond_holds = True
-        results = _differentiated(call, leaves, [])
-        if results is not None:
-            return results[0]
-    runner = _new_runner(call, carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
-    value, done = _plain_start(call, runner, carry.unflatten(leaves))
-    while done != limit and (goes_on if done == 0 else as_truth_value(cond(value))):
-        value = runner.run(step, value, done, done + 1)
-        done += 1
-    request.record(done)
-    return value
+    call = _call(step, cond, (leaves, []), (carry, nothing), request, max_steps=limit)
+    if limit == 0 or not as_truth_value(cond(init)):
+        request.record(0)
+        return carry.unflatten(leaves)
+    return _run(call, step, leaves, [])[0]
 
 
 def _call(
-    step: Callable[..., Any],
-    cond: Callable[..., Any] | None,
-    init: list[Any],
-    xs: list[Any],
-    carry: TreeDef,
-    inputs: TreeDef,
-    sizes: tuple[int, int, int],
+    step: Step,
+    cond: Callable[[PyTree], object] | None,
+    leaves: tuple[list[Leaf], list[Leaf]],
+    trees: tuple[TreeDef, TreeDef],
     request: LoopRequest,
-    rows: dict[int, int] | None,
-    steps: int | None,
+    *,
+    rows: dict[int, int] | None = None,
+    steps: int | None = None,
+    max_steps: int | None = None,
 ) -> TorchLoopCall:
-    activity = Activity(
-        [leaf_ops.is_differentiable(leaf) for leaf in init], [isinstance(x, Tensor) and x.requires_grad for x in xs]
-    )
-    tensors = DifferentiableTensors()
-    records = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    records = records and not in_forward_mode()  # forward mode needs no tape: the loop runs plainly
-    captured = ConvertedClosure(tensors, step, cond) if records else None
-    private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
-    closed_over = [] if captured is None else [*captured.replayable_states, *tensors.replayable_states]
-    replayable_states = [*global_generators(), *(state for state in private if state is not None), *closed_over]
+    """The call of a loop with the leaves and structures of its carry and inputs."""
+    init, xs = leaves
     under_functorch = in_transform()
-    analyzed = AnalyzedStep(captured, AutocastState(), replayable_states, activity, under_functorch=under_functorch)  # type: ignore[arg-type]
-    analyzed.modules, analyzed.compiled = tensors.modules, tensors.compiled
-    return TorchLoopCall(analyzed, carry, inputs, sizes, request, rows, steps)
+    # torch.func runs the loop at another level, where every leaf that can carry a gradient counts as active.
+    xs_active = [is_differentiable(x) if under_functorch else isinstance(x, Tensor) and x.requires_grad for x in xs]
+    activity = Activity(tuple(map(is_differentiable, init)), tuple(xs_active))
+    tensors = DifferentiableTensors(searching=_records())
+    closure = ConvertedClosure(tensors, step, cond)
+    private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
+    replayable_states = [
+        *global_generators(),
+        *(state for state in private if state is not None),
+        *closure.replayable_states,
+        *tensors.replayable_states,
+    ]
+    analyzed = AnalyzedStep(
+        closure, AutocastState(), replayable_states, under_functorch, tensors.modules, tensors.compiled
+    )
+    on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
+    # A while_loop's condition has been evaluated for the first carry before there is a call.
+    return TorchLoopCall(
+        analyzed, *trees, (len(init), len(xs), 0), request, rows, steps, cond, max_steps, cond is not None,
+        activity=activity, on_cpu=on_cpu,
+    )  # fmt: skip
 
 
-def _differentiated(call: TorchLoopCall, init: list[Any], xs: list[Any]) -> tuple[Any, Any] | None:
-    """The results of a loop with active leaves; None for a loop without, which is run plainly."""
-    if call.step.captured is None:
-        return None
-    captured: list[Tensor] | None
-    if call.step.under_functorch:
-        # torch.func runs the loop at another level: every leaf that can carry a gradient counts as active, and captured
-        # tensors are rebound to the values of that level.
-        captured = call.step.captured.take_values()
-        call.step.capture_ids, call.step.is_leaf = list(range(len(captured))), [False] * len(captured)
-        call.step.activity.xs = [leaf_ops.is_differentiable(leaf) for leaf in xs]
-        call.specs = [spec_of(leaf, name) for leaf, name in zip(init, call.carry.paths("carry"), strict=True)]
-    else:
-        call.replay = StateReplay(call.step.replayable_states)
-        call.stored = StoredGraphs(call.step.captured.containers)
-        try:
-            captured = probe_first_step(call, [*init, *xs], call.step.modules)
-        except torch.cuda.OutOfMemoryError as error:
-            raise InfeasibleError(
-                f"CUDA ran out of memory in the first step: {error}. Free memory, or make the step smaller; a budget "
-                "cannot help, since a single step does not fit",
-                sum(map(nbytes, init)),
-                "bytes",
-            ) from error
-    if call.first_step is not None:
-        hand_to_caller(call.first_step.tape.carry_in, init)
-    if captured is None:
-        call.replay = None
-        return None
-    if call.step.fsdp_modules:  # their parameters are not inputs of the Function, one of which must require a gradient
-        captured = [*captured, torch.zeros((), requires_grad=True)]
-        call.step.capture_ids.append(-1)
-        call.step.is_leaf.append(True)
-    call.sizes = (len(init), len(xs), len(captured))
-    results = run(call, [*init, *xs, *captured])
+def _records() -> bool:
+    """Whether steps are recorded; forward mode needs no tape: the loop runs plainly."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not in_forward_mode()
+
+
+def _run(call: TorchLoopCall, step: Step, init: list[Leaf], xs: list[Leaf]) -> tuple[PyTree, PyTree]:
+    """The last carry and the outputs of a loop."""
+    if not _records():
+        return _run_plainly(call, step, init, xs, None)
+    candidates: list[Tensor] = call.step.closure.take_values()
+    if call.step.under_functorch:  # captured tensors are rebound to the values of that level
+        call = replace(call, capture_ids=range(len(candidates)), rebound=[True] * len(candidates))
+        return run(call, [*init, *xs, *candidates], None)
+    rebound = with_others_behind(candidates)
+    if any_fsdp_module(call.step.modules):
+        rebound |= {k for k, tensor in enumerate(candidates) if not tensor.is_leaf}
+    call = replace(
+        call, replay=StateReplay(call.step.replayable_states), stored=StoredGraphs(call.step.closure.containers)
+    )
+    first_step = _probe(call, [*init, *xs], candidates, rebound)
+    hand_to_caller(first_step.tape.carry_in, init)
+    del candidates
+    if not (any(first_step.activity.carry) or any(first_step.activity.ys) or first_step.inputs.may_grow):
+        return _run_plainly(call, step, init, xs, first_step)
+    call = replace(call, first_step=first_step)
+    del first_step
+    tensors, inputs = call.sweep_and_learn([*init, *xs])
+    assert call.results is not None
+    if not any(call.results.active):
+        return call.unflatten_results(tensors)
+    if call.fsdp_modules:  # their parameters are not inputs of the Function, one of which must require a gradient
+        inputs = [*inputs, torch.zeros((), requires_grad=True)]
+        call = replace(call, capture_ids=[*call.capture_ids, -1], rebound=[*call.rebound, False])
+    swept = list(tensors)
+    del tensors
+    results = run(call, [*init, *xs, *inputs], swept)
     if call.stored is not None:
-        call.stored.guard(captured)
+        call.stored.guard(inputs)
     return results
 
 
-def _plain_start(call: TorchLoopCall, runner: StepRunner, carry: Any) -> tuple[Any, int]:
-    """The carry and step at which a plain loop starts: step 1, if the first one has been run as a probe."""
-    first_step, call.first_step = call.first_step, None
-    if first_step is None:
-        return carry, 0
-    detached = [
-        leaf.detach() if isinstance(leaf, Tensor) else leaf
-        for leaf in runner.tree.flatten_like(first_step.carry, "carry")
-    ]
-    if runner.outputs.row_of(0) is not None:
-        with torch.no_grad():
-            runner.outputs.write(0, first_step.y)
-    runner.outputs_written = 1
-    return runner.tree.unflatten(detached), 1
+def _probe(call: TorchLoopCall, leaves: list[Leaf], candidates: list[Tensor], rebound: Collection[int]) -> FirstStep:
+    try:
+        return probe_first_step(call, leaves, candidates, rebound)
+    except torch.cuda.OutOfMemoryError as error:
+        raise InfeasibleError(
+            f"CUDA ran out of memory in the first step: {error}. Free memory, or make the step smaller; a budget "
+            "cannot help, since a single step does not fit",
+            sum(map(nbytes, leaves[: call.sizes[0]])),
+            "bytes",
+        ) from error
 
 
-def _new_runner(
-    call: TorchLoopCall, carry: TreeDef, leaves: Sequence[Any], inputs: Inputs, outputs: Outputs
-) -> StepRunner:
-    specs = [spec_of(leaf, name) for leaf, name in zip(leaves, carry.paths("init"), strict=True)]
-    return StepRunner(leaf_ops, carry, call.specs or specs, inputs, outputs)
+def _run_plainly(
+    call: TorchLoopCall, step: Step, init: list[Leaf], xs: list[Leaf], first_step: FirstStep | None
+) -> tuple[PyTree, PyTree]:
+    """The results of a plain loop, of which the first step may have been run."""
+    specs = [spec_of(leaf, name) for leaf, name in zip(init, call.carry.paths("init"), strict=True)]
+    outputs = Outputs(leaf_ops, call.steps or 0, call.rows)
+    runner = StepRunner(leaf_ops, call.carry, specs, Inputs(xs, call.xs), outputs)
+    value, done = call.carry.unflatten(init), 0
+    if first_step is not None:
+        value, done = first_step.carry, 1
+        runner.check_carry(value, 0)  # the specs of numbers that have become tensors
+        runner.write_output(0, first_step.y)
+    if call.cond is None:
+        value = runner.run(step, value, done, call.steps or 0)
+        return value, outputs.tree and outputs.tree.unflatten(outputs.leaves)
+    while done == 0 or (done != call.max_steps and as_truth_value(call.cond(value))):
+        value = runner.run(step, value, done, done + 1)
+        done += 1
+    call.request.record(done)
+    return value, None

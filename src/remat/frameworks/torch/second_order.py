@@ -43,8 +43,8 @@ def double_backward(
         by_leaf = _adjoint_loop(call, full[: len(leaves)], full[len(leaves) :])
         return [torch.zeros_like(leaves[k]) if by_leaf[k] is None else by_leaf[k] for k in outputs]
 
-    captured_at = len(leaves) - len(call.step.is_leaf)
-    closed_over = [captured_at <= k < len(leaves) and call.step.is_leaf[k - captured_at] for k in active]
+    captured_at = len(leaves) - len(call.rebound)
+    closed_over = [captured_at <= k < len(leaves) and not call.rebound[k - captured_at] for k in active]
     roots, output_cotangents = [args[k] for k in active], [gradient_cotangents[k] for k in outputs]
     cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over, under_functorch=call.step.under_functorch)
     by_arg: list[Any] = [None] * len(args)
@@ -152,7 +152,7 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
     assert call.results is not None
     assert call.steps is not None
     init, xs, captured = call.split(leaves)
-    activity, steps, flat = call.step.activity, call.steps, _flat_step(call)
+    activity, steps, flat = call.activity, call.steps, _flat_step(call)
     request = LoopRequest(plan=call.plan, check="never")
     carry_bars, y_bars = call.results.expand_cotangents(cotangents)
     init = [_as_in_the_last_carry(leaf, spec) for leaf, spec in zip(init, call.results.carry_specs, strict=True)]
@@ -168,7 +168,7 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
         roots, put = _roots(carry, active, x, activity.xs, captured)
         rest = iter(carry_bar)
         bars = [next(rest) if is_active else None for is_active in active] + list(y_bar)
-        closed_over = [False] * (len(roots) - len(captured)) + call.step.is_leaf
+        closed_over = [False] * (len(roots) - len(captured)) + [not rebound for rebound in call.rebound]
         root_bars = _vjp_of(
             lambda *values: flat(*put(values)), roots, bars, closed_over, under_functorch=call.step.under_functorch
         )
@@ -215,7 +215,7 @@ def _flat_step(call: TorchLoopCall) -> FlatStep:
 
     def flat(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
         assert call.results is not None
-        with call.step.rebind(list(captured)) as step:
+        with call.rebind(captured) as step:
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
         outputs = call.results.outputs
         ys = [] if outputs is None or call.rows == {} else outputs.flatten_like(y, "y")
@@ -225,7 +225,7 @@ def _flat_step(call: TorchLoopCall) -> FlatStep:
 
 
 def _roots(
-    carry: list[Any], active: list[bool], x: list[Any], active_xs: list[bool], captured: list[Any]
+    carry: list[Any], active: list[bool], x: list[Any], active_xs: Sequence[bool], captured: list[Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[list[Any], list[Any], list[Any]]]]:
     """The active inputs of one step, and a function that puts other values in their places."""
     mask = [*active, *active_xs]

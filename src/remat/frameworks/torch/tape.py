@@ -1,8 +1,8 @@
 """Tapes of PyTorch: the graph of a recorded range of steps, its pullback by one call of the engine, its saved bytes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,15 +10,22 @@ from torch.autograd.graph import GradientEdge, Node
 
 from remat.errors import StepError
 from remat.frameworks.torch.fsdp import end_backward
-from remat.frameworks.torch.graph import external_edges, gradient_edge, hooks_suspended, leaf_of
+from remat.frameworks.torch.graph import (
+    Edge,
+    external_edges,
+    gradient_edge,
+    gradients_blocked,
+    hooks_suspended,
+    leaf_of,
+)
 from remat.frameworks.torch.seen_nodes import SeenNodes
+from remat.pytree import Leaf
 
 __all__ = [
-    "FirstStep",
     "OutputEdges",
+    "Stops",
     "Tape",
     "accumulate_grads",
-    "check_inputs_known",
     "requiring_grad",
     "seed_accumulators",
     "tape_vjp",
@@ -34,19 +41,12 @@ class Tape:
     stop: int
     number: int  # the nodes of its graph have higher sequence numbers
     carry_in: list[Any]
-    captured: list[Tensor]
+    captured: list[Tensor]  # the roots of the loop's inputs; the list is theirs, and grows in the first sweep
+    inactive: Sequence[Any] = ()  # roots of carry leaves that turned out not to be active
     xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
     ys: list[list[Any]] = field(default_factory=list)
     carry_out: list[Any] = field(default_factory=list)
     seen: SeenNodes = field(default_factory=SeenNodes)  # the nodes of its graph that were looked at
-
-    def look_at_graph(self, results: Sequence[GradientEdge | None] = ()) -> dict[tuple[Node, int], bool]:
-        """The edges by which its graph reaches older tensors and leaves, True for leaves; `seen` has all its nodes.
-
-        `results` are those of a range that has not registered its own yet.
-        """
-        edges = results or [*self.carry_out, *(edge for row in self.ys for edge in row)]
-        return external_edges([edge.node for edge in edges if edge is not None], self.number, self.seen.nodes)
 
     def __del__(self) -> None:
         # Results before the graph, and the last ones first: see `SeenNodes`, which is freed after this.
@@ -59,21 +59,49 @@ class Tape:
         """All leaves of the graph: carry, captured tensors, inputs of each step."""
         return [*self.carry_in, *self.captured, *(root for row in self.xs for root in row)]
 
+    def extend(self, stop: int) -> None:
+        """Let the range go on to another step."""
+        self.stop = stop
 
-def requiring_grad(roots: Sequence[Any]) -> list[Any]:
+    def deactivate(self, active: Sequence[bool]) -> None:
+        """Ask for no gradients of those carry leaves that are not active; their roots stay known as such."""
+        self.inactive = self.carry_in
+        self.carry_in = [root if is_active else None for root, is_active in zip(self.carry_in, active, strict=True)]
+
+    def look_at_graph(
+        self, results: Sequence[GradientEdge | None] = (), stops: Collection[Edge] = ()
+    ) -> dict[Edge, bool]:
+        """The edges by which its graph reaches older tensors and leaves, True for leaves; `seen` has all its nodes.
+
+        `results` are those of a range that has not registered its own yet. The graph ends at `stops`, too.
+        """
+        results = results or [*self.carry_out, *(edge for row in self.ys for edge in row)]
+        edges = ((edge.node, edge.output_nr) for edge in results if edge is not None)
+        visited: set[Node] = set()
+        outside = external_edges(edges, self.number, visited, stops)
+        self.seen.nodes.update(visited)
+        return outside
+
+    def used_inputs(self, stops: Collection[Edge] = ()) -> dict[Edge, bool]:
+        """The edges by which its graph reaches what is neither its carry nor its inputs."""
+        outside = self.look_at_graph(stops=stops)
+        for root in (*self.carry_in, *self.inactive, *(root for row in self.xs for root in row)):
+            if root is not None:
+                edge = gradient_edge(root)
+                outside.pop((edge.node, edge.output_nr), None)
+        return outside
+
+
+def requiring_grad(roots: Sequence[Leaf]) -> list[Tensor | None]:
     """The tensors that require a gradient, None for all others."""
     return [root if isinstance(root, Tensor) and root.requires_grad else None for root in roots]
 
 
-@dataclass
-class FirstStep:
-    """The first step, recorded before there is a plan, and its results, with which the first sweep begins."""
+class Stops(NamedTuple):
+    """Where the backward of a range ends among the inputs of the loop."""
 
-    tape: Tape
-    carry: Any
-    y: Any
-    tape_bytes: int = 0  # if they were counted
-    allocated: int = 0  # bytes that the step allocated, freed or not, if they were counted
+    used: frozenset[int]  # the inputs that the range uses; others may lie behind these
+    blocked: tuple[Edge, ...]  # made inputs with others behind them, at which the engine would not stop by itself
 
 
 class OutputEdges:
@@ -120,29 +148,39 @@ class _SeedGradients(torch.autograd.Function):
         return None, *gradients
 
 
-def seed_accumulators(edges: OutputEdges, captured: Sequence[Tensor], sums: list[Any]) -> None:
+def seed_accumulators(
+    edges: OutputEdges, captured: Sequence[Tensor], sums: list[Any], stops: Stops | None = None
+) -> None:
     """Let the next backward add to the running sums of captured tensors, which are taken out of the list `sums`."""
-    if all(total is None for total in sums):
+    used = [k for k in range(len(captured)) if stops is None or k in stops.used]
+    seeds = [sums[k] for k in used]
+    if all(total is None for total in seeds):
         return
-    if len({tensor.device for tensor in captured}) > 1:  # a node runs on one device, so each sum is its own seed
-        for tensor, total in zip(captured, sums, strict=True):
-            edges.add(gradient_edge(tensor), total)
+    for k in used:
+        sums[k] = None
+    if len({captured[k].device for k in used}) > 1:  # a node runs on one device, so each sum is its own seed
+        for k, total in zip(used, seeds, strict=True):
+            edges.add(gradient_edge(captured[k]), total)
         return
-    seeds = list(sums)
-    sums[:] = [None] * len(sums)
     with torch.enable_grad():
-        zero = _SeedGradients.apply(seeds, *captured)  # type: ignore[no-untyped-call]
+        zero = _SeedGradients.apply(seeds, *[captured[k] for k in used])  # type: ignore[no-untyped-call]
     edges.add(gradient_edge(zero), zero.detach())
 
 
-def tape_vjp(edges: OutputEdges, tape: Tape) -> list[Any]:
+def tape_vjp(edges: OutputEdges, tape: Tape, stops: Stops | None = None) -> list[Any]:
     """The gradients of the roots by one call of the engine, None for those without; hooks of captured tensors wait."""
-    roots = tape.roots
+    captured: list[Any] = list(tape.captured)
+    if stops is not None:
+        captured = [root if k in stops.used else None for k, root in enumerate(captured)]
+    roots = [*tape.carry_in, *captured, *(root for row in tape.xs for root in row)]
     leaves = [root for root in roots if root is not None]
     if not edges.edges or not leaves:
         return [None] * len(roots)
-    with hooks_suspended(tape.captured):
-        gradients = iter(torch.autograd.grad(edges.edges, leaves, edges.cotangents, allow_unused=True))
+    blocked = () if stops is None else stops.blocked
+    # A blocked node is visited, and would be freed; the caller's backward has yet to go through it.
+    keep = bool(blocked) or None
+    with hooks_suspended(tape.captured), gradients_blocked(blocked):
+        gradients = iter(torch.autograd.grad(edges.edges, leaves, edges.cotangents, keep, allow_unused=True))
     edges.clear()  # the tape is the last to refer to its graph
     return [None if root is None else next(gradients) for root in roots]
 
@@ -158,14 +196,6 @@ def accumulate_grads(edges: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]
     for module in fsdp_modules:
         end_backward(module)
     return [None if root is None else root.grad for root in tape.roots]
-
-
-def check_inputs_known(tape: Tape) -> None:
-    """Raise a StepError if the steps of a tape use a tensor that requires a gradient and is not one of its roots."""
-    roots = {gradient_edge(root) for root in tape.roots if root is not None}
-    for (node, output), is_leaf in tape.look_at_graph().items():
-        if GradientEdge(node, output) not in roots:
-            raise unknown_input_error(node, is_leaf, f"one of the steps {tape.start} to {tape.stop - 1}")
 
 
 def unknown_input_error(node: Any, is_leaf: bool, steps: str) -> StepError:

@@ -4,7 +4,7 @@ In: leaves with or without a batch axis. Out: results with one. Carry and captur
 outputs as axis 1, after the axis of steps. A leaf without a batch axis is expanded, as a view.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
-from remat.frameworks.torch.analyzed_step import Activity, AnalyzedStep
+from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.function import LoopBackward, LoopFunction, TorchLoopCall
 from remat.loops.step_runner import unpack_output
 from remat.pytree import TreeDef, flatten
@@ -26,11 +26,9 @@ def vmap_forward(info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Se
     """The results of a loop for a whole batch, and their batch axes."""
     if call.cond is not None:
         raise StepError("a while_loop cannot be mapped: its examples may take different numbers of steps; use scan")
-    call.batched = _batched(call, info)
-    tensors = LoopFunction.apply(call.batched, *_with_axes(call, info, dims, leaves))  # type: ignore[no-untyped-call]
-    call.results = results = call.batched.results
-    call.plan, call.steps, call.initial_rng = call.batched.plan, call.batched.steps, call.batched.initial_rng
-    assert results is not None
+    batched = _batched(call, info)
+    tensors = LoopFunction.apply(batched, None, *_with_axes(call, info, dims, leaves))  # type: ignore[no-untyped-call]
+    results = call.adopt(batched)
     axes = [int(k >= results.carry_size) for k, number in enumerate(results.numbers) if number is None]
     return tensors, tuple(axes)
 
@@ -39,17 +37,16 @@ def vmap_backward(
     info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]
 ) -> tuple[Any, Any]:
     """The gradients of a loop's leaves for a whole batch, and their batch axes."""
-    if call.batched is None:  # only the cotangents have a batch axis
-        call.batched = _batched(call, info)
-        call.batched.results, call.batched.plan = call.results, call.plan
     assert call.results is not None
+    # Without one, only the cotangents have a batch axis.
+    batched = call.batched or replace(_batched(call, info), results=call.results)
     axes = iter([int(k >= call.results.carry_size) for k, number in enumerate(call.results.numbers) if number is None])
     batched_cotangents = [
         _with_axis(bar, dim, next(axes), info.batch_size)
         for bar, dim in zip(cotangents, dims[len(leaves) :], strict=True)
     ]
     batched_leaves = _with_axes(call, info, dims[: len(leaves)], leaves)
-    gradients = LoopBackward.apply(call.batched, len(leaves), *batched_leaves, *batched_cotangents)  # type: ignore[no-untyped-call]
+    gradients = LoopBackward.apply(batched, len(leaves), *batched_leaves, *batched_cotangents)  # type: ignore[no-untyped-call]
     gradient_axes = [None if gradient is None else int(_is_input(call, k)) for k, gradient in enumerate(gradients)]
     return gradients, tuple(gradient_axes)
 
@@ -75,32 +72,35 @@ def _with_axis(leaf: Any, dim: int | None, axis: int, size: int) -> Any:
 
 
 def _batched(call: TorchLoopCall, info: Any) -> TorchLoopCall:
-    activity = call.step.activity
     step = BatchedStep(
-        call.step.captured,
+        call.step.closure,
         call.step.autocast,
         call.step.replayable_states,
-        Activity(activity.carry, activity.xs, list(activity.ys)),
+        under_functorch=True,
+        inner=call.step,
+        randomness=info.randomness,
+        trees=(call.carry, call.xs),
     )
-    step.under_functorch, step.capture_ids, step.is_leaf = True, call.step.capture_ids, call.step.is_leaf
-    step.inner, step.randomness, step.trees = call.step, info.randomness, (call.carry, call.xs)
-    return replace(call, step=step, pending=None, results=None, replay=None, first_step=None, batched=None)
+    capture_ids = range(len(call.capture_ids))
+    return replace(call, step=step, capture_ids=capture_ids, pending=None, results=None, replay=None, batched=None)
 
 
-@dataclass
+@dataclass(frozen=True)
 class BatchedStep(AnalyzedStep):
     """A step for all examples of a batch."""
 
-    inner: Any = None  # the step for one example
+    inner: AnalyzedStep | None = None  # the step for one example
     randomness: str = "error"  # as in torch.func.vmap
     trees: tuple[TreeDef, TreeDef] = (TreeDef(), TreeDef())  # of carry and x
 
     @contextmanager
-    def rebind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
+    def rebind(self, values: Mapping[int, Tensor]) -> Iterator[Callable[..., Any]]:
         """The step with these as its captured tensors, each with a batch axis."""
         yield lambda carry, x: self._run(values, carry, x)
 
-    def _run(self, captured: list[Any], carry: Any, x: Any) -> Any:
+    def _run(self, bindings: Mapping[int, Tensor], carry: Any, x: Any) -> Any:
+        assert self.inner is not None
+        inner, captured = self.inner, list(bindings.values())
         leaves = [*captured, *self.trees[0].flatten_like(carry, "carry"), *self.trees[1].flatten_like(x, "x")]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         static: list[Any] = []  # structure and Python numbers of the results, which vmap cannot return
@@ -109,7 +109,7 @@ class BatchedStep(AnalyzedStep):
             rest = iter(values)
             filled = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             a, b = len(captured), len(captured) + self.trees[0].size
-            with self.inner.rebind(filled[:a]) as step:
+            with inner.rebind(dict(zip(bindings, filled[:a], strict=True))) as step:
                 after, y = unpack_output(
                     leaf_ops, step(self.trees[0].unflatten(filled[a:b]), self.trees[1].unflatten(filled[b:])), 0
                 )

@@ -1,0 +1,257 @@
+"""The inputs of a loop's node: the tensors outside of its steps that these have used, to which gradients must flow.
+
+The rule: what a step *uses* is an input, and not what it reaches. A recorded step shows it by the edges at which its
+graph ends: leaves, and tensors that were made before it. Steps of the first sweep that run without a graph show it
+otherwise (watch.py), for those tensors that the search in closures has found (`candidates`). So a tensor may become an
+input in any step of the first sweep. A tensor that only a later sweep shows is an error, which names it.
+
+Steps use these tensors as they are, and nothing is rebound: the engine stops at the edge of an input, also at that of a
+made tensor, if no other input lies behind it. Where one does (w and tanh(w @ x) are both used), there are two ways:
+
+- a candidate is replaced by a detached root in all variables that refer to it, from the beginning (`rebound`);
+- any other made tensor, such as one in a cache that a step has filled, is *blocked* while a range is pulled back: its
+  node gets no gradient to hand on.
+
+What it can miss: nothing silently. The cost: a walk through the graph of recorded steps, as often as
+`TorchBackend._should_check_inputs` says; and once a call, if there are made candidates, through the graphs behind them,
+which ends after MOST_NODES nodes, where the candidate is taken for one with others behind it.
+"""
+
+import gc
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from remat.frameworks.torch.graph import Edge, gradient_edge, is_leaf_node, leaf_of, sequence_nr
+from remat.frameworks.torch.tape import Stops, Tape, unknown_input_error
+from remat.frameworks.torch.watch import Watch
+
+__all__ = ["LoopInputs", "with_others_behind"]
+
+MOST_NODES = 1_000  # that are visited in search of inputs behind a made tensor
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A tensor that steps use or may use, and what they use in its place: itself, or a detached root if rebound."""
+
+    tensor: Tensor
+    root: Tensor
+    capture_id: int = -1  # its index in the closure, -1 if it was not found there
+
+    @classmethod
+    def of(cls, tensor: Tensor, capture_id: int, *, rebound: bool) -> "_Input":
+        return cls(tensor, tensor.detach().requires_grad_() if rebound else tensor, capture_id)
+
+
+class LoopInputs:
+    """The inputs of one loop, which grow until the first sweep is over."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor] = (),
+        capture_ids: Sequence[int] = (),
+        rebound: Sequence[bool] = (),
+        *,
+        closed: bool = False,
+    ) -> None:
+        self.closed = closed  # whether the first sweep is over, so that all inputs are known
+        self.tensors: list[Tensor] = []
+        self.roots: list[Tensor] = []  # every tape refers to this very list
+        self.capture_ids: list[int] = []
+        self._indices: dict[Edge, int] = {}  # by edge of the root
+        self._candidates: dict[int, _Input] = {}  # by id of the root: those that were not used so far
+        self._made: dict[Edge, Tensor] = {}  # candidates that are no leaves, whose nodes do not refer to them
+        self._behind: dict[Edge, frozenset[int] | None] | None = None  # see `_inputs_behind`
+        self._watch: Watch | None = None
+        self._only_rebound = False
+        inputs = [
+            _Input.of(tensor, capture_id, rebound=is_rebound)
+            for tensor, capture_id, is_rebound in zip(tensors, capture_ids, rebound, strict=True)
+        ]
+        # What variables are bound to while steps run, by capture id. Those that are not rebound are bound to what they
+        # were when the loop was called, which they still are, unless they were changed before the backward.
+        self.bindings = {each.capture_id: each.root for each in inputs if each.capture_id >= 0}
+        for each in inputs:
+            self._add(each)
+
+    @classmethod
+    def among(cls, tensors: Sequence[Tensor], rebound: Collection[int]) -> "LoopInputs":
+        """No inputs so far, but candidates; those with the indices `rebound` have detached roots."""
+        self = cls()
+        candidates = [_Input.of(tensor, k, rebound=k in rebound) for k, tensor in enumerate(tensors)]
+        self.bindings = {each.capture_id: each.root for each in candidates}
+        self._candidates = {id(each.root): each for each in candidates}
+        self._made = {_edge(each.root): each.root for each in candidates if not each.root.is_leaf}
+        return self
+
+    def copy(self) -> "LoopInputs":
+        """The same inputs and candidates, with the same roots, which grow on their own: for steps that are measured."""
+        other = LoopInputs()
+        other.bindings, other._only_rebound = self.bindings, self._only_rebound
+        other._candidates, other._made = dict(self._candidates), dict(self._made)
+        for each in map(_Input, self.tensors, self.roots, self.capture_ids):
+            other._add(each)
+        return other
+
+    @property
+    def rebound(self) -> list[bool]:
+        """By input: whether steps use a detached root in its place."""
+        return [root is not tensor for tensor, root in zip(self.tensors, self.roots, strict=True)]
+
+    @property
+    def may_grow(self) -> bool:
+        """Whether there are inputs, or tensors that may become some."""
+        return bool(self.tensors or self._candidates)
+
+    @property
+    def made_edges(self) -> Collection[Edge]:
+        """The edges of made inputs and candidates, at which the graph of a step ends.
+
+        Numbers of nodes do not tell that such a tensor is older, where it was made in another thread.
+        """
+        return {**self._made, **self._inputs_behind()}
+
+    def admit(self, edges: Mapping[Edge, bool], steps: str) -> None:
+        """Take the edges at which the graph of recorded steps ends for inputs; by edge, whether it is one of a leaf.
+
+        After the first sweep one that is not known raises a StepError: the loop's node cannot get another input.
+        """
+        for edge, is_leaf in edges.items():
+            if edge in self._indices:
+                continue
+            root = leaf_of(edge[0]) if is_leaf else self._made.get(edge)
+            if self._only_rebound and id(root) not in self._candidates:
+                continue
+            root = _find_tensor(edge) if root is None else root
+            if self.closed or root is None:
+                raise unknown_input_error(edge[0], is_leaf, steps)
+            self._add(self._candidates.pop(id(root), _Input(root, root)))
+
+    def admit_candidates(self) -> None:
+        """Take all candidates for inputs: where a step is compiled, nothing shows which of them it uses."""
+        while self._candidates:
+            self._add(self._candidates.pop(next(iter(self._candidates))))
+
+    def keep_rebound(self) -> None:
+        """Let only rebound tensors be inputs from now on: FSDP adds to `.grad` of all leaves that a range reaches."""
+        self._only_rebound = True
+        self._candidates = {key: each for key, each in self._candidates.items() if each.root is not each.tensor}
+
+    def watch(self) -> None:
+        """Watch the candidates that were not used so far, until the first sweep is over."""
+        if self._watch is None and not self.closed and self._candidates:
+            self._watch = Watch(each.root for each in self._candidates.values())
+
+    @contextmanager
+    def growing(self) -> Iterator[None]:
+        """The block of the first sweep; after it the inputs stay as they are."""
+        try:
+            yield
+        finally:
+            if self._watch is not None:
+                self._watch.end()
+        for root in () if self._watch is None else self._watch.used:
+            candidate = self._candidates.pop(id(root), None)
+            if candidate is not None:
+                self._add(candidate)
+        self._watch, self.closed = None, True
+        self._candidates.clear()
+        self._made.clear()
+
+    @property
+    def dependent(self) -> bool:
+        """Whether an input may lie behind another one."""
+        return any(behind is None or behind for behind in self._inputs_behind().values())
+
+    def stops(self, tape: Tape) -> Stops | None:
+        """Where the backward of a range must stop, if that is not simply at all inputs.
+
+        Those of the inputs that the range does not use may lie behind one that it uses, or a made one inside of it.
+        """
+        behind = self._inputs_behind()
+        if not self.dependent and not any(sequence_nr(node) >= tape.number for node, _ in behind):
+            return None
+        used = tape.used_inputs(behind)
+        indices = {self._indices[edge] for edge in used if edge in self._indices}
+        made = {edge: behind[edge] for edge in used if edge in behind}
+        blocked = [edge for edge, inputs in made.items() if inputs is None or inputs & indices]
+        return Stops(frozenset(indices), tuple(blocked))
+
+    def _add(self, new: _Input) -> None:
+        self._behind = None
+        self._indices[_edge(new.root)] = len(self.roots)
+        self.tensors.append(new.tensor)
+        self.roots.append(new.root)
+        self.capture_ids.append(new.capture_id)
+
+    def _inputs_behind(self) -> dict[Edge, frozenset[int] | None]:
+        """By the edge of each made input: the inputs behind it, None if that is not known."""
+        if self._behind is None:
+            made = [edge for edge in self._indices if not is_leaf_node(edge[0])]
+            self._behind = {edge: _behind(edge[0], self._indices) for edge in made}
+        return self._behind
+
+
+def with_others_behind(tensors: Sequence[Tensor]) -> set[int]:
+    """The indices of those tensors which were computed from another one of them."""
+    if all(tensor.is_leaf for tensor in tensors):
+        return set()
+    leaves = {id(tensor) for tensor in tensors if tensor.is_leaf}
+    made = {_edge(tensor) for tensor in tensors if not tensor.is_leaf}
+    return {
+        k
+        for k, tensor in enumerate(tensors)
+        if tensor.grad_fn is not None
+        and any(
+            edge is None or edge in made or (is_leaf_node(edge[0]) and id(leaf_of(edge[0])) in leaves)
+            for edge in _edges_behind(tensor.grad_fn)
+        )
+    }
+
+
+def _behind(node: Node, indices: Mapping[Edge, int]) -> frozenset[int] | None:
+    """The inputs behind a node, None if there are too many nodes to find out."""
+    found = set()
+    for edge in _edges_behind(node):
+        if edge is None:
+            return None
+        found |= {indices[edge]} if edge in indices else set()
+    return frozenset(found)
+
+
+def _edges_behind(node: Node) -> Iterator[Edge | None]:
+    """The edges in the graph behind a node; a None at the end if there are too many."""
+    stack, seen = [node], {node}
+    while stack:
+        for following, output in stack.pop().next_functions:
+            if following is None:
+                continue
+            yield following, output
+            if following not in seen:
+                seen.add(following)
+                stack.append(following)
+        if len(seen) > MOST_NODES:
+            yield None
+            return
+
+
+def _edge(tensor: Tensor) -> Edge:
+    edge = gradient_edge(tensor)
+    return edge.node, edge.output_nr
+
+
+def _find_tensor(edge: Edge) -> Tensor | None:
+    """The tensor with this gradient edge, which the search did not find, among all that Python's collector knows.
+
+    It takes 0.5 s for a million objects, once for each tensor in a cache of a library, or that a step has filled.
+    """
+    for value in gc.get_objects():
+        # By type: an object may run code of its own where it is asked for its class.
+        if issubclass(type(value), Tensor) and value.grad_fn is edge[0] and value.output_nr == edge[1]:
+            tensor: Tensor = value
+            return tensor
+    return None
