@@ -20,6 +20,7 @@ from tests.frameworks.torch.dropped_modules import (
     linear,
     perceptron,
 )
+from tests.frameworks.untracked import Log
 
 
 @pytest.fixture
@@ -210,3 +211,26 @@ def test_parts_of_dropped_modules_are_parallelized_by_name(one_process):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert found[0].weight.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("repeats", [True, False])
+def test_values_of_distributed_tensors_are_compared(repeats, one_process):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh, runs = init_device_mesh("cpu", (1,)), Log()
+    x = distribute_tensor(INPUT, mesh, [Shard(0)])
+    w = distribute_tensor(linear().weight.detach(), mesh, [Replicate()]).requires_grad_()
+
+    def fn(x):
+        runs.append("run")
+        return torch.tanh(x @ w) * (x * (1 if repeats else len(runs)))
+
+    out = remat.checkpoint(fn, x).sum()
+    if not repeats:
+        with pytest.raises(remat.DeterminismError):
+            out.backward()
+        return
+    out.backward()
+    assert torch.equal(w.grad.full_tensor(), torch.autograd.grad(fn(x).sum(), w)[0].full_tensor())

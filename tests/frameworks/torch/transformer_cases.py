@@ -171,9 +171,7 @@ ARCHITECTURES = {
     "Whisper": Architecture("WhisperForConditionalGeneration", _whisper, _sound),
     "Mamba": Architecture("MambaForCausalLM", _mamba, _labelled_words, ("eager",)),
     "CLIP": Architecture("CLIPModel", _clip, _text_and_image),
-    "Mixtral": Architecture(
-        "MixtralForCausalLM", _decoder("MixtralConfig", num_local_experts=4), _labelled_words
-    ),
+    "Mixtral": Architecture("MixtralForCausalLM", _decoder("MixtralConfig", num_local_experts=4), _labelled_words),
     "DeBERTa": Architecture(
         "DebertaV2ForSequenceClassification", _deberta, lambda size: _words(size) | _classes(size), ("eager",)
     ),

@@ -14,6 +14,7 @@ from remat.frameworks.torch.saved_tensors import (
     comparable_storage,
     describe,
     fingerprint_differences,
+    local_part,
 )
 from remat.segments import raise_nondeterministic
 
@@ -69,7 +70,8 @@ class Recomputation:
         if holder is not None:
             holder.values[self.task] = value
         if self.metas[index].fingerprint is not None:
-            self._fingerprints.append((index, value, device_fingerprint(value)))
+            local = local_part(value)
+            self._fingerprints.append((index, local, device_fingerprint(local)))
         if index == self.last and self.stops:
             self.stopped = True
             raise StopRecomputation(self)

@@ -21,6 +21,7 @@ __all__ = [
     "comparable_storage",
     "describe",
     "fingerprint_differences",
+    "local_part",
     "made_again",
     "tolerated_difference",
 ]
@@ -129,7 +130,8 @@ class SavedTensorMeta:
     def __init__(self, tensor: Tensor, *, checked: bool) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.version = _version(tensor)
-        self.fingerprint = device_fingerprint(tensor) if checked and _is_plain(tensor) else None
+        local = local_part(tensor) if checked else tensor
+        self.fingerprint = device_fingerprint(local) if checked and _is_plain(local) else None
         self.written = False
         self._counter, self._saved = _counter(tensor), version(tensor)
 
@@ -205,6 +207,15 @@ def is_parameter(tensor: Tensor) -> bool:
     """Whether this is a leaf that requires a gradient, or a view of one."""
     origin = view_base(tensor)
     return origin.is_leaf and origin.requires_grad
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The tensor, or of a DTensor what this process has of it: each process compares its own values."""
+    if _is_plain(tensor) or not hasattr(type(tensor), "to_local"):
+        return tensor
+    with torch.no_grad():
+        local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+        return local
 
 
 def comparable_storage(tensor: Tensor) -> int:
