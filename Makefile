@@ -64,6 +64,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/report_page.py
 	$(BIN)/python benchmarks/rng_snapshot.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/numpy_lstm.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/older_loops.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torch_loops.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/segments.py
 	$(BIN)/python benchmarks/jax_loops.py
