@@ -82,10 +82,7 @@ def loop_mistakes(case, form, hows, ways):
 
 
 # What fails at present, and why.
-WORK_SPACE = "what it saves is work space in part, or filled after it was saved: refused, or wrong after an early stop"
 PENDING = {
-    "RReLU": WORK_SPACE,
-    "RReLU, in place": WORK_SPACE,
     "Embedding, with a largest norm": "each call writes its weight's own values again",
 }
 _LAZY = dict.fromkeys((case.name for case, _ in LOOPS if case.layer.startswith("Lazy")), "not initialized yet")

@@ -2,13 +2,14 @@
 
 The rule: what counts is whether results, and the float values that the backward uses, repeat. A saved tensor of floats
 whose fingerprint differs is an error at once. One of integers may be a buffer in which nothing but a part has a meaning
-(oneDNN's reserve of an LSTM, cuDNN's seeds without dropout). So the segment is run twice more, to its end: the outputs
-must be those of the first run, and both runs must have the same gradients. A mask or a table of indices, which is the
-same in these two runs and was another one in the first, is an error, too.
+(oneDNN's reserve of an LSTM, cuDNN's seeds without dropout), and one of new floats may be the noise of nn.RReLU, which
+is saved before it is drawn. So the segment is run twice more, to its end: the outputs must be those of the first run,
+and both runs must have the same gradients. A mask or a table of indices, which is the same in these two runs and was
+another one in the first, is an error, too.
 
 What it can miss: bytes, or one or two integers, that were others in the first run alone and that gradients depend on,
 though no output does. The cost: nothing without a suspicion, but for fingerprints of the outputs of functions that save
-integers; two runs and two backwards with one.
+such tensors; two runs and two backwards with one.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remat.frameworks.torch.graph import external_edges, next_sequence_nr
 from remat.frameworks.torch.leaves import device_fingerprint, is_differentiable
 from remat.frameworks.torch.saved_tensors import SavedTensorMeta, describe, tolerated_difference
+from remat.frameworks.torch.seen_nodes import SeenNodes
 from remat.pytree import flatten
 from remat.segments import raise_nondeterministic
 
@@ -30,30 +33,45 @@ _SEEDS = 2  # integers: a seed and an offset
 
 @dataclass(frozen=True)
 class CompleteRun:
-    """One run of a segment to its end: its outputs, its gradients, and the saved tensors that are under suspicion."""
+    """One run of a segment to its end: its outputs, its gradients, and the saved tensors that are under suspicion.
+
+    `noise` are the indices of those that an operator fills after saving them.
+    """
 
     outputs: Sequence[Tensor]
     gradients: Sequence[Tensor | None]
     saved: dict[int, Tensor]
+    noise: set[int]
 
     @classmethod
     def of(cls, run: Callable[[], Any], roots: Sequence[Tensor], suspects: Sequence[int]) -> "CompleteRun":
         """Run a function, and its backward by `roots`."""
         saved: dict[int, Tensor] = {}
+        addresses: dict[int, int] = {}
         count = 0
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal count
             if count in suspects:
-                saved[count] = tensor.detach().clone()
+                saved[count], addresses[count] = tensor.detach().clone(), tensor.data_ptr()
             count += 1
             return tensor
 
+        start = next_sequence_nr()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = [leaf for leaf in flatten(run())[0] if is_differentiable(leaf)]
         ends = [output for output in outputs if output.requires_grad]
+        drawn = {noise.data_ptr() for noise in _noise_in(ends, start)}
+        noise = {index for index, address in addresses.items() if address in drawn}
         gradients = torch.autograd.grad(ends, roots, [torch.ones_like(end) for end in ends], allow_unused=True)
-        return cls(outputs, gradients, saved)
+        return cls(outputs, gradients, saved, noise)
+
+
+def _noise_in(ends: Sequence[Tensor], start: int) -> list[Tensor]:
+    """The noise that nodes of this graph have saved, of all nodes with a number of `start` or more."""
+    seen = SeenNodes()
+    external_edges([end.grad_fn for end in ends], start, seen.nodes)
+    return [node._saved_noise for node in seen.nodes if hasattr(node, "_saved_noise")]
 
 
 def output_fingerprints(out: Any) -> list[Tensor]:
@@ -80,7 +98,7 @@ def confirm_work_space(
     repeats = repeats and all(map(_same, first.gradients, second.gradients))
     for index, difference in suspects:
         tensor = first.saved[index]
-        is_value = tensor.dtype is not torch.uint8 and tensor.numel() > _SEEDS
+        is_value = tensor.dtype is not torch.uint8 and tensor.numel() > _SEEDS and index not in first.noise
         if not repeats or (is_value and torch.equal(tensor, second.saved[index])):
             raise_nondeterministic(
                 name,

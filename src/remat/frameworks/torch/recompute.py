@@ -72,7 +72,9 @@ class Recomputation:
         if self.metas[index].fingerprint is not None:
             local = local_part(value)
             self._fingerprints.append((index, local, device_fingerprint(local)))
-        if index == self.last and self.stops:
+        # An operator that fills what it has saved has not run yet: then the tensor of the next one is waited for.
+        waits = any(meta.may_be_filled for meta in self.metas[max(index - 1, 0) : index + 1])
+        if index >= self.last and self.stops and not waits:
             self.stopped = True
             raise StopRecomputation(self)
         return value
@@ -80,8 +82,8 @@ class Recomputation:
     def finish(self, *, complete: bool) -> list[tuple[int, float]]:
         """Raise a DeterminismError if there were fewer or more tensors than at first, or floats with other values.
 
-        Returns the indices of tensors of integers that have other values, which may be work space, and how far they
-        are from the first ones.
+        Returns the indices of tensors that have other values and may be work space, integers and noise, and how far
+        they are from the first ones.
         """
         if self._error is not None:
             raise self._error
@@ -90,7 +92,7 @@ class Recomputation:
             raise_nondeterministic(self.name, f"it saved {expected} tensors for its backward and then {self.count}")
         suspects: list[tuple[int, float]] = []
         for index, tensor, difference in fingerprint_differences(self.metas, self._fingerprints):
-            if tensor.is_floating_point() or tensor.is_complex():
+            if not self.metas[index].is_suspicious:
                 raise_nondeterministic(
                     self.name,
                     f"tensor {index} of the {expected} that it saves for its backward, {describe(tensor)}, "

@@ -122,14 +122,16 @@ class SavedTensorMeta:
     """Shape, dtype, device and version of a saved tensor, and with `checked` a fingerprint of its values.
 
     `version` is that of a parameter or of data; None for what the segment computes. `written` says whether the tensor
-    was written into during the first run, after it was saved.
+    was written into during the first run, after it was saved. `may_be_filled` says that its operator may fill it after
+    saving it, without a trace: new floats without a graph. The noise of nn.RReLU is filled so, and in eval it never is.
     """
 
-    __slots__ = ("_counter", "_saved", "device", "dtype", "fingerprint", "shape", "version", "written")
+    __slots__ = ("_counter", "_saved", "device", "dtype", "fingerprint", "may_be_filled", "shape", "version", "written")
 
     def __init__(self, tensor: Tensor, *, checked: bool) -> None:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.version = _version(tensor)
+        self.may_be_filled = self.version == 0 and tensor.is_floating_point() and not tensor.requires_grad
         local = local_part(tensor) if checked else tensor
         self.fingerprint = device_fingerprint(local) if checked and _is_plain(local) else None
         self.written = False
@@ -137,8 +139,9 @@ class SavedTensorMeta:
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether the tensor is compared and has integers, which may be work space without a meaning."""
-        return self.fingerprint is not None and not self.dtype.is_floating_point and not self.dtype.is_complex
+        """Whether the tensor is compared and may be work space without a meaning, as integers and noise may be."""
+        is_float = self.dtype.is_floating_point or self.dtype.is_complex
+        return self.fingerprint is not None and (self.may_be_filled or not is_float)
 
     def was_written(self) -> bool:
         """Whether the tensor was written into since it was saved."""
