@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, NoReturn
 from weakref import ReferenceType, finalize, ref
 
@@ -63,23 +63,22 @@ class CheckOnce:
     """Whether the values of a function are to be compared (`wanted`): with check="first", until they were once.
 
     `mark_passed` is called after a comparison without differences. Functions are identified by weak references to
-    themselves, so two closures with the same code are two functions. An object without weak references is identified
-    by its code, and compared each time if it has none.
+    themselves. One that is made anew for each call, as a lambda is, is identified by its code and the objects that it
+    closes over, without arrays, which are values. So two closures over different objects are two functions. An object
+    without weak references is identified by its code, and compared each time if it has none.
     """
 
     def __init__(self, fn: Callable[..., Any], check: str) -> None:
         self.wanted = check != "never"
         self._refs: tuple[ReferenceType[Any], ...] = ()
         if check == "first":
-            # A bound method is a new object at each access, so its object and its function stand for it.
-            owners = (fn.__self__, fn.__func__) if isinstance(fn, MethodType) else (fn,)
             try:
-                self._refs = tuple(_weak_reference(owner) for owner in owners)
+                self._refs = _references(fn)
             except TypeError:  # it cannot be recognized at the next call
                 return
             self._key = tuple(id(reference()) for reference in self._refs)
             with _lock:
-                self.wanted = _checked.get(self._key) != self._refs
+                self.wanted = not _are_same(_checked.get(self._key), self._refs)
 
     def mark_passed(self) -> None:
         """Record that all saved values of a segment of this function were recomputed without a difference."""
@@ -87,11 +86,29 @@ class CheckOnce:
         if not alive or any(owner is None for owner in alive):
             return
         with _lock:
-            was_recorded = _checked.get(self._key) == self._refs
+            was_recorded = _are_same(_checked.get(self._key), self._refs)
             _checked[self._key] = self._refs
         if not was_recorded:
             for owner in alive:
                 finalize(owner, _checked.pop, self._key, None).atexit = False
+
+
+def _are_same(first: tuple[ReferenceType[Any], ...] | None, second: tuple[ReferenceType[Any], ...]) -> bool:
+    """Whether weak references are to the same objects; comparing them by == would compare the objects."""
+    return first is not None and all(a() is b() for a, b in zip(first, second, strict=True))
+
+
+def _references(fn: Callable[..., Any]) -> tuple[ReferenceType[Any], ...]:
+    """Weak references to the objects that identify a function."""
+    if isinstance(fn, MethodType):  # a new object at each access: its object and its function stand for it
+        return _weak_reference(fn.__self__), _weak_reference(fn.__func__)
+    if isinstance(fn, FunctionType) and fn.__closure__ and not fn.__defaults__ and not fn.__kwdefaults__:
+        try:
+            contents = [cell.cell_contents for cell in fn.__closure__]
+            return ref(fn.__code__), *(ref(value) for value in contents if not hasattr(type(value), "dtype"))
+        except (TypeError, ValueError):  # a number, a list, an empty cell: no weak references
+            pass
+    return (_weak_reference(fn),)
 
 
 def _weak_reference(value: Any) -> ReferenceType[Any]:
