@@ -4,8 +4,8 @@ A segment is a function whose tape is not kept: its backward recomputes it (`tor
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from weakref import ReferenceType, finalize, ref
 
 from remat.errors import DeterminismError, StepError
+from remat.execute.recomputation import variable_set
 
 __all__ = [
     "CheckOnce",
@@ -126,14 +127,9 @@ def nesting_depth() -> int:
     return _depth.get()
 
 
-@contextmanager
-def nested(depth: int) -> Iterator[None]:
+def nested(depth: int) -> AbstractContextManager[None]:
     """A block that runs inside a segment whose own nesting depth is `depth`."""
-    token = _depth.set(depth + 1)
-    try:
-        yield
-    finally:
-        _depth.reset(token)
+    return variable_set(_depth, depth + 1)
 
 
 def raise_nondeterministic(name: str, difference: str) -> NoReturn:

@@ -51,7 +51,7 @@ def test_what_did_not_change_is_not_held():
     log, others = [], [[] for _ in range(5)]
     before = PythonState([log, *others]).get()
     log.append(1)
-    assert [container is log for container, _ in before.changed().pairs] == [True]
+    assert [container is log for container in before.changed().containers()] == [True]
 
 
 @pytest.mark.parametrize("make", [list, lambda items: dict.fromkeys(items, 0), deque], ids=["list", "dict", "deque"])

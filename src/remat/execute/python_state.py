@@ -29,32 +29,47 @@ TAIL = 8  # items at the end of a long container that are compared
 class Contents:
     """What some containers had in them at one time; equal if every one has the same items, by identity."""
 
-    __slots__ = ("pairs",)
+    __slots__ = ("empty", "pairs")
 
-    def __init__(self, pairs: Sequence[tuple[Container, Any]]) -> None:
+    def __init__(self, pairs: Sequence[tuple[Container, Any]], empty: Sequence[Container] = ()) -> None:
         self.pairs = pairs
+        self.empty = empty  # containers without items: most of a module's are, and stay so
 
     @classmethod
     def of(cls, containers: Iterable[Container]) -> "Contents":
         """The present contents of these containers."""
-        return cls([(container, _copied(container) if container else ()) for container in containers])
+        every = list(containers)
+        filled = [(container, _copied(container)) for container in every if container]
+        return cls(filled, [container for container in every if not container])
 
     def changed(self) -> "Contents":
         """These contents without those of containers that still have them."""
-        # Most containers of a module are empty, and stay so: its hooks.
-        return Contents([pair for pair in self.pairs if (pair[0] or pair[1]) and not _has(*pair)])
+        return Contents(
+            [pair for pair in self.pairs if not _has(*pair)], [container for container in self.empty if container]
+        )
+
+    def containers(self) -> list[Container]:
+        """The containers."""
+        return [*(container for container, _ in self.pairs), *self.empty]
 
     def added(self) -> list[Any]:
         """The items, or values of dicts, that containers have now and did not have then."""
-        return [item for pair in self.changed().pairs for item in _added(*pair)]
+        changed = self.changed()
+        pairs = [*changed.pairs, *((container, ()) for container in changed.empty)]
+        return [item for pair in pairs for item in _added(*pair)]
 
     def restore(self) -> None:
         """Put the contents back; containers that still have them are not written into."""
-        for container, items in self.changed().pairs:
+        changed = self.changed()
+        for container, items in changed.pairs:
             _fill(container, items)
+        for container in changed.empty:
+            _fill(container, ())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Contents) or len(self.pairs) != len(other.pairs):
+            return False
+        if len(self.empty) != len(other.empty) or any(map(is_not, self.empty, other.empty)):
             return False
         return all(
             mine is theirs and _same(items, other_items)
@@ -64,7 +79,7 @@ class Contents:
     __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
-        return bool(self.pairs)
+        return bool(self.pairs or self.empty)
 
 
 class PythonState:

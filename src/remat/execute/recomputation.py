@@ -1,10 +1,12 @@
 """Whether user code runs for the first time, or is recomputed because its results were not kept."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from typing import Generic, TypeVar
 
-__all__ = ["StopRecomputation", "is_recomputing", "recomputing"]
+__all__ = ["StopRecomputation", "is_recomputing", "recomputing", "variable_set"]
+
+T = TypeVar("T")
 
 # A context variable, so that other threads and tasks, which run for the first time, do not see it.
 _is_recomputing: ContextVar[bool] = ContextVar("is_recomputing", default=False)
@@ -29,18 +31,25 @@ def is_recomputing() -> bool:
     return _is_recomputing.get()
 
 
-@contextmanager
-def recomputing(active: bool) -> Iterator[None]:
+def recomputing(active: bool) -> AbstractContextManager[None]:
     """A block in which `is_recomputing()` is True if `active`, and else what it is around the block."""
     # A first run inside a recomputation is part of that recomputation: the flag is never set back to False.
-    if not active or _is_recomputing.get():
-        yield
-        return
-    token = _is_recomputing.set(True)
-    try:
-        yield
-    finally:
-        _is_recomputing.reset(token)
+    return variable_set(_is_recomputing, active or _is_recomputing.get())
+
+
+class variable_set(AbstractContextManager[None], Generic[T]):  # used as a function
+    """A block in which a context variable has this value; a class, as every segment enters several of these blocks."""
+
+    __slots__ = ("_token", "_value", "_variable")
+
+    def __init__(self, variable: ContextVar[T], value: T) -> None:
+        self._variable, self._value = variable, value
+
+    def __enter__(self) -> None:
+        self._token = self._variable.set(self._value)
+
+    def __exit__(self, *_: object) -> None:
+        self._variable.reset(self._token)
 
 
 class StopRecomputation(BaseException):

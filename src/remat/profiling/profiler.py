@@ -7,7 +7,7 @@ other threads, such as PyTorch's backward threads. Without an active profile not
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from textwrap import wrap
@@ -220,13 +220,16 @@ def recorded_call(what: str, step: Callable[..., Any] | None) -> Iterator[CallRe
         call.seconds = perf_counter() - began
 
 
-@contextmanager
-def segment_pass(name: str, what: str, depth: int, *, since: float | None = None) -> Iterator[None]:
+def segment_pass(name: str, what: str, depth: int, *, since: float | None = None) -> AbstractContextManager[None]:
     """A block that is one pass over a segment, recorded in all active profiles; `since` is when it began, if before."""
     active = _active_profiles()
-    if not active:
-        yield
-        return
+    return _recorded_pass(active, name, what, depth, since) if active else nullcontext()
+
+
+@contextmanager
+def _recorded_pass(
+    active: tuple[Profile, ...], name: str, what: str, depth: int, since: float | None
+) -> Iterator[None]:
     # Added before the block, so that passes are in the order in which they began; the time follows after it.
     entry = SegmentPass(name, what, depth, what == "forward" and is_recomputing())
     with _lock:

@@ -36,6 +36,8 @@ IN_TORCH = [
     "_C._functions.AccumulateGrad",
     "_C.DisableTorchFunctionSubclass",
     "_C._current_graph_task_id",
+    "_C._get_graph_executor_optimize",
+    "_C._set_graph_executor_optimize",
     "_C._autograd._top_saved_tensors_default_hooks",
     "_C._autograd._pop_saved_tensors_default_hooks",
     "_C._autograd._push_saved_tensors_default_hooks",

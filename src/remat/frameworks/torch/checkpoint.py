@@ -59,7 +59,7 @@ StepError, and there is no gradient.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from time import perf_counter
@@ -70,7 +70,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from remat.execute.recomputation import StopRecomputation, is_recomputing, recomputing
+from remat.execute.recomputation import StopRecomputation, is_recomputing, recomputing, variable_set
 from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.confirmation import CompleteRun, confirm_work_space, output_fingerprints
 from remat.frameworks.torch.environment import Environment
@@ -84,6 +84,7 @@ from remat.frameworks.torch.functorch import (
 from remat.frameworks.torch.graph import call_after_backward, current_backward, hooks_suspended, version
 from remat.frameworks.torch.leaf_state import raise_if_used, restored_leaf_state
 from remat.frameworks.torch.leaves import nbytes
+from remat.frameworks.torch.modules import script_as_written
 from remat.frameworks.torch.recompute import Recomputation
 from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, comparable_storage
 from remat.frameworks.torch.segment_inputs import LoadedInputs, SegmentInputs
@@ -178,7 +179,13 @@ class CheckpointFrame:
         hooks = saved_tensors_hooks(self._pack, _unpack)
         given, self._given = self._given, []
         try:
-            with segment_pass(self.name, "forward", self.depth), nested(self.depth), _frame_opened(self), hooks:
+            with (
+                segment_pass(self.name, "forward", self.depth),
+                nested(self.depth),
+                _frame_opened(self),
+                script_as_written(),
+                hooks,
+            ):
                 out = fn(*args, **kwargs)
         except RuntimeError as error:
             if refuses_hooks(error):
@@ -310,6 +317,7 @@ class CheckpointFrame:
             restored_leaf_state(inputs.flags),
             nested(self.depth),
             _frame_opened(None),
+            script_as_written(),
         ):
             yield inputs, storages
         if any(version(tensor) != before for tensor, before in versions):
@@ -337,18 +345,9 @@ class CheckpointFrame:
             self.parent._note_pullback(task)
 
 
-@contextmanager
-def _frame_opened(segment: CheckpointFrame | None) -> Iterator[None]:
-    """A block in which this is the innermost segment whose first run is in progress.
-
-    TorchScript runs as it is written: its optimizer takes effect from the second run on, and then saves other tensors.
-    """
-    token = _current_frame.set(segment)
-    try:
-        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            yield
-    finally:
-        _current_frame.reset(token)
+def _frame_opened(segment: CheckpointFrame | None) -> AbstractContextManager[None]:
+    """A block in which this is the innermost segment whose first run is in progress."""
+    return variable_set(_current_frame, segment)
 
 
 @not_compiled

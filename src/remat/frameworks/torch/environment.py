@@ -16,7 +16,7 @@ For a loop or a measurement, `replayable_states(TorchReach)` has the same as rep
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import ref
 
@@ -96,7 +96,7 @@ class Environment:
         `name` is that of the function, for errors. Yields the memory that is written into.
         """
         with (
-            self._replay.rewound(),
+            self._replay.rewound() if self._replay.used else nullcontext(),
             self._modes.active(grad=True),
             self._python.restored(made),
             self._tensors.restored(name),
@@ -139,16 +139,14 @@ class _PythonContents:
                     items[key] = with_placeholders(items[key], index_of)
                 self._open.append((container, items, keys[id(container)]))
         self._variables = [(place, with_placeholders(value, index_of)) for place, value in self._variables]
-        return Contents([pair for pair in contents.pairs if id(pair[0]) not in keys])
+        return Contents([pair for pair in contents.pairs if id(pair[0]) not in keys], contents.empty)
 
     @contextmanager
     def restored(self, made: Sequence[Tensor]) -> Iterator[None]:
         """A block in which contents and variables are as they were; only what differs is written into."""
         at_call = self._at_call(made)
         differing = self._exchangeable(at_call.changed())
-        changed = {id(container) for container, _ in differing.pairs}
-        present = Contents.of(container for container, _ in differing.pairs)
-        afterwards = Contents([*present.pairs, *(pair for pair in at_call.pairs if id(pair[0]) not in changed)])
+        afterwards = _with_present(at_call, differing) if differing else at_call
         rebound = self._rebound(made)
         hooks = [(tensor, backward_hooks(tensor)) for reference in self._made if (tensor := reference()) is not None]
         try:
@@ -177,7 +175,7 @@ class _PythonContents:
             for key in keys:
                 contents[key] = filled_in(items[key], ItemRef(container, key).get(), made)
             filled.append((container, contents))
-        return Contents([*self._contents.pairs, *filled]) if filled else self._contents
+        return Contents([*self._contents.pairs, *filled], self._contents.empty) if filled else self._contents
 
     def _rebound(self, made: Sequence[Tensor]) -> list[tuple[Reference, Any, Any]]:
         """The variables that have another value now: their places, that value, and the one at the call."""
@@ -190,9 +188,21 @@ class _PythonContents:
 
         Sharded parameters, for one, are exchanged for others, and back, by the library that made them.
         """
-        return Contents(
-            [(c, _plain_items(c, items) if id(c) in self._registries else items) for c, items in contents.pairs]
-        )
+        if not self._registries or not contents:
+            return contents
+        pairs = [(c, _plain_items(c, items) if id(c) in self._registries else items) for c, items in contents.pairs]
+        filled = [(c, _plain_items(c, {})) for c in contents.empty if id(c) in self._registries]
+        return Contents([*pairs, *filled], [c for c in contents.empty if id(c) not in self._registries])
+
+
+def _with_present(contents: Contents, differing: Contents) -> Contents:
+    """The contents, with the present ones of those containers in which they differ."""
+    containers = differing.containers()
+    changed, present = {id(container) for container in containers}, Contents.of(containers)
+    return Contents(
+        [*present.pairs, *(pair for pair in contents.pairs if id(pair[0]) not in changed)],
+        [*present.empty, *(container for container in contents.empty if id(container) not in changed)],
+    )
 
 
 def _plain_items(registry: Any, items: Any) -> dict[str, Any]:

@@ -7,28 +7,30 @@ attribute of a buffer that was deleted meanwhile. TorchScript's registries are n
 stands for them. All names below were checked with 2.11 and 2.13.
 """
 
-from collections.abc import Callable
-from typing import Any
+from operator import itemgetter
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from remat.closures.references import attributes_of
 
 __all__ = [
-    "HOOKS",
     "OWN",
-    "forward_hooks",
+    "ModuleParts",
     "is_compiled",
     "is_uninitialized",
+    "parts_of",
     "registered_buffers",
     "registered_parameters",
+    "script_as_written",
 ]
 
 _PLAIN = (Tensor, nn.Parameter)
 OWN = frozenset(nn.Module().__dict__)  # attributes that every module has
 # Attributes of every module with hooks that its calls run or that insert nodes into its graph.
-HOOKS = (
+_HOOKS = (
     "_forward_hooks",
     "_forward_pre_hooks",
     "_forward_hooks_with_kwargs",
@@ -37,6 +39,24 @@ HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+_parts = itemgetter("_parameters", "_buffers", "_modules", *_HOOKS)
+
+
+class ModuleParts(NamedTuple):
+    """What a module consists of, without its children: dicts that can be written into."""
+
+    attributes: dict[str, Any]
+    parameters: dict[str, Any]
+    buffers: dict[str, Any]
+    children: dict[str, nn.Module | None]
+    hooks: tuple[dict[int, Any], ...]
+
+
+def parts_of(module: nn.Module) -> ModuleParts:
+    """What a module consists of; not for those of TorchScript, which have no dicts."""
+    attributes = module.__dict__
+    parameters, buffers, children, *hooks = _parts(attributes)
+    return ModuleParts(attributes, parameters, buffers, children, tuple(hooks))
 
 
 def registered_parameters(module: nn.Module) -> dict[str, Any]:
@@ -47,11 +67,6 @@ def registered_parameters(module: nn.Module) -> dict[str, Any]:
 def registered_buffers(module: nn.Module) -> dict[str, Any]:
     """A module's own buffers by name, None for those registered as None; writing an item registers it."""
     return module._buffers if isinstance(module._buffers, dict) else dict(module._buffers.items())
-
-
-def forward_hooks(module: nn.Module) -> list[Callable[..., Any]]:
-    """The forward hooks and forward pre-hooks of a module; they can be registered publicly, not listed."""
-    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
 
 
 def is_uninitialized(tensor: Tensor | None) -> bool:
@@ -68,3 +83,20 @@ def is_compiled(value: Any) -> bool:
     if isinstance(value, nn.Module):
         return "_orig_mod" in value._modules
     return "_torchdynamo_orig_callable" in (attributes_of(value) or ())
+
+
+class script_as_written:  # used as a function
+    """A block in which TorchScript runs as it is written.
+
+    Its optimizer takes effect from the second run on, and then saves other tensors. `torch.jit.optimized_execution`
+    does the same at three times the cost, and every segment enters this block twice.
+    """
+
+    __slots__ = ("_optimizes",)
+
+    def __enter__(self) -> None:
+        self._optimizes = torch._C._get_graph_executor_optimize()
+        torch._C._set_graph_executor_optimize(False)
+
+    def __exit__(self, *_: object) -> None:
+        torch._C._set_graph_executor_optimize(self._optimizes)

@@ -14,7 +14,14 @@ from torch.autograd.graph import Node
 
 from remat.closures.reach import Kind, Reach, kind_of
 from remat.closures.references import is_library
-from remat.frameworks.torch.modules import HOOKS, OWN, is_uninitialized
+from remat.frameworks.torch.modules import (
+    OWN,
+    ModuleParts,
+    is_uninitialized,
+    parts_of,
+    registered_buffers,
+    registered_parameters,
+)
 
 __all__ = ["Place", "TorchReach", "is_made"]
 
@@ -45,7 +52,6 @@ class TorchReach(Reach):
 
     def __init__(self) -> None:
         super().__init__()
-        self.modules: list[nn.Module] = []
         self.registries: list[dict[str, Any]] = []  # of the modules' own parameters and buffers
         self.tensors: list[Tensor] = []
         self.made: list[tuple[Tensor, Place]] = []
@@ -76,12 +82,12 @@ class TorchReach(Reach):
         """Enter these attributes and children of a module; False if one of them is a method or a property."""
         if not isinstance(value, nn.Module) or _is_self_managed(type(value)):
             return False
-        attributes = value.__dict__
-        spaces = (attributes, attributes["_modules"], attributes["_parameters"], attributes["_buffers"])
+        parts = parts_of(value)
+        spaces = (parts.attributes, parts.children, parts.parameters, parts.buffers)
         places = [(space, name) for name in names for space in spaces if name in space]
         if len({name for _, name in places}) < len(set(names)):
             return False
-        self._add_own(value)
+        self._add_own(parts)
         for space, name in places:
             self.meet(space[name], space, name)
         return True
@@ -93,41 +99,43 @@ class TorchReach(Reach):
             self.tensors.append(tensor)
 
     def _enter_modules(self, root: nn.Module) -> None:
-        waiting = [root]
+        waiting, seen = [root], self._seen
         while waiting:
             module = waiting.pop()
-            attributes, cls = module.__dict__, type(module)
-            for child in module._modules.values():
-                if child is not None and id(child) not in self._seen:
-                    self._seen[id(child)] = child
+            for child in module.children():
+                if id(child) not in seen:
+                    seen[id(child)] = child
                     waiting.append(child)
-            if _is_self_managed(cls):
-                for tensor in (*module._parameters.values(), *module._buffers.values()):
+            if _is_self_managed(type(module)):
+                for tensor in (*registered_parameters(module).values(), *registered_buffers(module).values()):
                     self.meet(tensor)
-                continue
-            self._add_own(module)
-            for registry in (attributes["_parameters"], attributes["_buffers"]):
-                for name, tensor in registry.items():
-                    if tensor is not None:
-                        self.take(tensor, registry, name)
-            if module.training and attributes["_buffers"]:
-                self.statistics += [buffer for buffer in attributes["_buffers"].values() if buffer is not None]
-            for name in HOOKS:
-                for hook in attributes[name].values() if attributes[name] else ():
-                    self.meet(hook)
-            named = not is_library(cls.__module__)
-            for name, value in attributes.items():
-                if name not in OWN and (kind := _kind_of(type(value))) is not Kind.ATOMIC:
-                    self.meet_attribute(name, value, attributes, named=named and kind is not Kind.TAKEN)
-            if named:
-                self.meet_class(cls)
+            else:
+                self._enter(module)
 
-    def _add_own(self, module: nn.Module) -> None:
+    def _enter(self, module: nn.Module) -> None:
+        """Enter one module, without its children."""
+        parts = parts_of(module)
+        self._add_own(parts)
+        for registry in (parts.parameters, parts.buffers):
+            for name, tensor in registry.items():
+                if tensor is not None:
+                    self.take(tensor, registry, name)
+        if parts.buffers and module.training:
+            self.statistics += [buffer for buffer in parts.buffers.values() if buffer is not None]
+        for hooks in parts.hooks:
+            for hook in hooks.values() if hooks else ():
+                self.meet(hook)
+        is_users = not is_library(type(module).__module__)
+        for name, value in parts.attributes.items():
+            if name not in OWN and (kind := _kind_of(type(value))) is not Kind.ATOMIC:
+                self.meet_attribute(name, value, parts.attributes, named=is_users and kind is not Kind.TAKEN)
+        if is_users:
+            self.meet_class(type(module))
+
+    def _add_own(self, parts: ModuleParts) -> None:
         """Add what a module consists of: its attributes, children, hooks and registries, without what is in them."""
-        attributes = module.__dict__
-        self.modules.append(module)
-        self.containers += (attributes, attributes["_modules"], *(attributes[name] for name in HOOKS))
-        self.registries += (attributes["_parameters"], attributes["_buffers"])
+        self.containers += (parts.attributes, parts.children, *parts.hooks)
+        self.registries += (parts.parameters, parts.buffers)
 
 
 def _is_self_managed(cls: type) -> bool:
