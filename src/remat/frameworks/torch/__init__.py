@@ -3,6 +3,7 @@
 | file | contents |
 |---|---|
 | `scan.py` | the entry points `scan` and `while_loop`: users' values to flat leaves and back |
+| `first_row.py` | the initial value as the first row of the outputs, without a copy of the others |
 | `probe.py` | the first step, recorded: captured tensors, and which leaves are active |
 | `analyzed_step.py` | a step after closure conversion, with what the probe has found out |
 | `function.py` | a loop as one autograd Function from leaves to tensors; its reverse sweep as another |
@@ -30,7 +31,8 @@
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
-from remat.frameworks.torch.leaves import flatten, own, prepend, stack, unpack
+from remat.frameworks.torch.first_row import prepend
+from remat.frameworks.torch.leaves import flatten, own, stack, unpack
 from remat.frameworks.torch.meter import free_on as free_bytes
 from remat.frameworks.torch.scan import scan, while_loop
 

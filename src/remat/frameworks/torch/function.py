@@ -60,7 +60,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         """A backend for that many steps with these inputs, and the first carry, detached."""
         init, xs, _ = self.split([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
         specs = [spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
-        runner = StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), Outputs(leaf_ops, steps, self.rows))
+        outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
+        runner = StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), outputs)
         activity = self.activity if first_step is None else first_step.activity
         tracker = ActivityTracker(activity, runner, closed=inputs.closed)
         backend = TorchBackend(self.step, runner, inputs, tracker, first_step, self.fsdp_modules)

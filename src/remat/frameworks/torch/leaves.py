@@ -33,7 +33,6 @@ __all__ = [
     "matches_spec",
     "nbytes",
     "own",
-    "prepend",
     "quick_fingerprint",
     "reject_tracer",
     "require_grad_roots",
@@ -65,11 +64,6 @@ def stack(rows: Sequence[Any]) -> Any:
 def own(leaf: Any) -> Any:
     """A copy of a tensor; one with a graph as it is, since autograd follows what is written into it."""
     return leaf if not isinstance(leaf, Tensor) or leaf.requires_grad else leaf.clone()
-
-
-def prepend(first: Any, rows: Any) -> Any:
-    """A tensor with one more row, the first."""
-    return torch.cat([torch.as_tensor(first).unsqueeze(0), rows])
 
 
 @dataclass(frozen=True)

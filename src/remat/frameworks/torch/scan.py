@@ -173,7 +173,7 @@ def _run_plainly(
 ) -> tuple[PyTree, PyTree]:
     """The results of a plain loop, of which the first step may have been run."""
     specs = [spec_of(leaf, name) for leaf, name in zip(init, call.carry.paths("init"), strict=True)]
-    outputs = Outputs(leaf_ops, call.steps or 0, call.rows)
+    outputs = Outputs(leaf_ops, call.steps or 0, call.rows, spare=call.request.spare_row)
     runner = StepRunner(leaf_ops, call.carry, specs, Inputs(xs, call.xs), outputs)
     value, done = call.carry.unflatten(init), 0
     if first_step is not None:
