@@ -19,7 +19,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--show", action="store_true", help="print the programs, shortened where they fail")
     parser.add_argument("--whole", action="store_true", help="print them as they are")
+    parser.add_argument("--without", default="", help="features to leave out, with commas between them")
     options = parser.parse_args()
+    without = frozenset(filter(None, options.without.split(",")))
     import remat
 
     room = importlib.import_module(f"tests.random_programs.{options.framework}_program")
@@ -27,13 +29,13 @@ def main() -> None:
     counts: collections.Counter[str] = collections.Counter()
     started = time.perf_counter()
     for seed in range(options.first, options.first + options.count):
-        program = room.write_program(seed)
+        program = room.write_program(seed, without)
         verdict = judge(program, remat, plain)
         counts.update(_counted(verdict))
         if verdict.fails or verdict.word == "invalid" or options.show or options.whole:
             _print(f"{seed:6} {verdict.word} {verdict.what}")
         if options.show and verdict.fails:
-            program = shrunk(room.write_program, seed, lambda program: judge(program, remat, plain))
+            program = shrunk(room.write_program, seed, lambda program: judge(program, remat, plain), without)
             _print(judge(program, remat, plain), sorted(program.features), program.text, sep="\n")
         elif options.whole:
             _print(program.text)

@@ -7,8 +7,8 @@ from tests.random_programs.verdict import Program, Verdict
 
 def shrunk(write: Callable[[int, frozenset[str]], Program], seed: int, judge: Callable[[Program], Verdict]) -> Program:
     """The shortest program of this seed that fails in the same way."""
-    program = write(seed, frozenset())
-    word, without = judge(program).word, frozenset[str]()
+    program = write(seed, without)
+    word = judge(program).word
     again = True
     while again:
         again = False
