@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from remat.execute.python_state import PythonState
 from remat.execute.rng_state import ReplayableState, global_rng_states
 
 __all__ = ["SegmentReplay", "StateReplay", "preserved_state"]
@@ -27,6 +28,12 @@ class StateReplay:
     def used(self) -> bool:
         """Whether any state was seen to change."""
         return any(self.used_flags)
+
+    @property
+    def used_beside_contents(self) -> bool:
+        """Whether any state was seen to change that is more than the contents of the user's containers."""
+        pairs = zip(self.replayable_states, self.used_flags, strict=True)
+        return any(used and not isinstance(state, PythonState) for state, used in pairs)
 
     def snapshot(self) -> Any:
         """The states now; where nothing was used, the very list of initial states, which takes no memory."""

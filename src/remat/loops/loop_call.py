@@ -57,6 +57,7 @@ class LoopCall(ABC, Generic[V]):
     needs_grad: list[bool] = field(default_factory=list)  # per leaf
     pending: tuple[V, Interpreter[V]] | None = None  # the run that waits at its turn for the reverse sweep
     replay: StateReplay | None = None  # for the first run, if a probe of the step has created it before
+    draws: bool = False  # whether steps use random generators, or write into buffers
     initial_rng: Any = None  # the state of the random generators before the first step, if steps use them
 
     @abstractmethod
@@ -85,6 +86,7 @@ class LoopCall(ABC, Generic[V]):
         determinism = None if self.request.check == "never" else self.new_determinism_check()
         backend, run = self.pending = self.forward_sweep(leaves, determinism)
         self.initial_rng = run.replay.initial if run.replay.used else None
+        self.draws = run.replay.used_beside_contents
         return backend, run
 
     @contextmanager

@@ -11,6 +11,7 @@ from torch.nn import Module
 from remat.closures.capture import ConvertedClosure
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.autocast import AutocastState
+from remat.frameworks.torch.left_behind import LeftBehind
 
 __all__ = ["AnalyzedStep"]
 
@@ -22,6 +23,7 @@ class AnalyzedStep:
     closure: ConvertedClosure
     autocast: AutocastState
     replayable_states: Sequence[ReplayableState]  # random generators, buffers and Python contents that steps may change
+    left_behind: LeftBehind
     under_functorch: bool = False  # whether torch.func runs the loop at another level
     modules: Sequence[Module] = ()  # that it closes over
     compiled: bool = False  # whether it, or something that it closes over, is compiled

@@ -138,8 +138,9 @@ class TorchBackend(ComparedResults):
         del state
         with ExitStack() as stack:
             stack.enter_context(recomputing(runner.outputs_written > start))
-            stack.enter_context(self.step.autocast.active(grad=True))
-            step = stack.enter_context(self.step.rebind(self.inputs.bindings))
+            step = stack.enter_context(self._steps_may_run(grad=True))
+            if self.inputs.left_by_steps:
+                stack.enter_context(self.step.left_behind.refused(start))
             if first_step is not None and start == 0:
                 tape, carry, done = first_step.tape, first_step.carry, 1
                 tape.extend(stop)
@@ -171,8 +172,7 @@ class TorchBackend(ComparedResults):
         runner, number = self.runner, next_sequence_nr()
         versions = self._input_versions(state)
         with ExitStack() as stack:
-            stack.enter_context(self.step.autocast.active(grad=True))
-            step = stack.enter_context(self.step.rebind(self.inputs.bindings))
+            step = stack.enter_context(self._steps_may_run(grad=True))
             leaves = require_grad_roots(runner.tree.flatten_like(state, "carry"), self.activity.carry)
             tape = Tape(0, 1, number, requiring_grad(leaves), self.captured)
             # Compiled code does not run as such in the mode that counts on a CPU.

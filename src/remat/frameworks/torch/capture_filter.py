@@ -12,14 +12,13 @@ from torch.autograd.graph import Node
 
 from remat.closures.capture_filter import BaseCaptureFilter
 from remat.frameworks.torch.functorch import is_wrapped, wrapped_by_active_transform
-from remat.frameworks.torch.modules import is_compiled, registered_buffers
-from remat.frameworks.torch.replayable_state import BufferState, GeneratorState
+from remat.frameworks.torch.modules import is_compiled
 
 __all__ = ["DifferentiableTensors"]
 
 
 class DifferentiableTensors(BaseCaptureFilter):
-    """Accepts tensors that require a gradient; notes the modules and generators that are found on the way."""
+    """Accepts tensors that require a gradient; notes the modules that are found on the way."""
 
     opaque_types: ClassVar[tuple[type, ...]] = (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator, Node)
     atomic_types: ClassVar[frozenset[type]] = frozenset({torch.dtype, torch.device})
@@ -28,15 +27,12 @@ class DifferentiableTensors(BaseCaptureFilter):
         self._searching = searching
         self.modules: list[torch.nn.Module] = []
         self.compiled = False
-        self.generators: list[torch.Generator] = []
 
     def __bool__(self) -> bool:
         return self._searching
 
     def accepts(self, leaf: Any) -> bool:
         """Whether a leaf is a tensor that requires a gradient, or that torch.func differentiates or maps."""
-        if isinstance(leaf, torch.Generator) and all(leaf is not generator for generator in self.generators):
-            self.generators.append(leaf)
         if not isinstance(leaf, Tensor):
             return False
         return wrapped_by_active_transform(leaf) if is_wrapped(leaf) else leaf.requires_grad
@@ -47,9 +43,3 @@ class DifferentiableTensors(BaseCaptureFilter):
             self.modules.append(value)
         if is_compiled(value):
             self.compiled = True
-
-    @property
-    def replayable_states(self) -> list[Any]:
-        """Generators that the step closes over, and buffers that it may write into: in training, or small ones."""
-        buffers = [BufferState(module) for module in self.modules if registered_buffers(module)]
-        return [*map(GeneratorState, self.generators), *(state for state in buffers if state.may_change())]

@@ -107,6 +107,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         assert batched.results is not None
         self.batched, self.results = batched, batched.results
         self.plan, self.steps, self.initial_rng = batched.plan, batched.steps, batched.initial_rng
+        self.draws = batched.draws
         return batched.results
 
     def unflatten_results(self, tensors: Sequence[Tensor]) -> tuple[PyTree, PyTree]:

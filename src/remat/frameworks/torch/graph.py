@@ -4,7 +4,7 @@ The only file that uses private names of autograd. Each helper says why; all wer
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -29,6 +29,7 @@ __all__ = [
     "saved_tensor_hooks_allowed",
     "sequence_nr",
     "set_backward_hooks",
+    "torch_function_disabled",
     "version",
     "view_base",
     "without_saved_tensor_hooks",
@@ -48,8 +49,14 @@ def gradient_edge(tensor: Tensor) -> GradientEdge:
     """The edge by which the gradient of a tensor enters its graph; `get_gradient_edge` for subclasses too."""
     if type(tensor) in (Tensor, torch.nn.Parameter):
         return get_gradient_edge(tensor)
-    with torch._C.DisableTorchFunctionSubclass():  # get_gradient_edge calls view_as, which a subclass may redefine
+    with torch_function_disabled():  # get_gradient_edge calls view_as, which a subclass may redefine
         return get_gradient_edge(tensor)
+
+
+def torch_function_disabled() -> AbstractContextManager[None]:
+    """A block in which functions of PyTorch take a subclass for a tensor; `torch.overrides` has no public name."""
+    block: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
+    return block
 
 
 def sequence_nr(node: Any) -> int:

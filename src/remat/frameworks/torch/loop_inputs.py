@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from remat.frameworks.torch.graph import Edge, gradient_edge, is_leaf_node, leaf_of, sequence_nr
+from remat.frameworks.torch.graph import Edge, gradient_edge, is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.tape import Stops, Tape, unknown_input_error
 from remat.frameworks.torch.watch import Watch
 
@@ -68,6 +68,8 @@ class LoopInputs:
         self._behind: dict[Edge, frozenset[int] | None] | None = None  # see `_inputs_behind`
         self._watch: Watch | None = None
         self._only_rebound = False
+        self._first = next_sequence_nr()  # the nodes of the loop's own steps have higher numbers
+        self.left_by_steps = False  # whether an input was made by a step of the loop
         inputs = [
             _Input.of(tensor, capture_id, rebound=is_rebound)
             for tensor, capture_id, is_rebound in zip(tensors, capture_ids, rebound, strict=True)
@@ -79,11 +81,12 @@ class LoopInputs:
             self._add(each)
 
     @classmethod
-    def among(cls, tensors: Sequence[Tensor], rebound: Collection[int]) -> "LoopInputs":
-        """No inputs so far, but candidates; those with the indices `rebound` have detached roots."""
+    def among(cls, captured: Sequence[Tensor], rebound: Collection[int], others: Sequence[Tensor] = ()) -> "LoopInputs":
+        """No inputs so far, but candidates: captured ones, of which `rebound` have detached roots, and others."""
         self = cls()
-        candidates = [_Input.of(tensor, k, rebound=k in rebound) for k, tensor in enumerate(tensors)]
+        candidates = [_Input.of(tensor, k, rebound=k in rebound) for k, tensor in enumerate(captured)]
         self.bindings = {each.capture_id: each.root for each in candidates}
+        candidates += [_Input(tensor, tensor) for tensor in others]
         self._candidates = {id(each.root): each for each in candidates}
         self._made = {_edge(each.root): each.root for each in candidates if not each.root.is_leaf}
         return self
@@ -129,6 +132,7 @@ class LoopInputs:
             root = _find_tensor(edge) if root is None else root
             if self.closed or root is None:
                 raise unknown_input_error(edge[0], is_leaf, steps)
+            self.left_by_steps |= not is_leaf and sequence_nr(edge[0]) > self._first
             self._add(self._candidates.pop(id(root), _Input(root, root)))
 
     def admit_candidates(self) -> None:
@@ -136,10 +140,14 @@ class LoopInputs:
         while self._candidates:
             self._add(self._candidates.pop(next(iter(self._candidates))))
 
-    def keep_rebound(self) -> None:
-        """Let only rebound tensors be inputs from now on: FSDP adds to `.grad` of all leaves that a range reaches."""
+    def keep_rebound(self) -> set[int]:
+        """Let only rebound tensors be inputs from now on, whose capture ids are returned.
+
+        FSDP adds to `.grad` of all leaves that a range reaches, and exchanges parameters by itself.
+        """
         self._only_rebound = True
         self._candidates = {key: each for key, each in self._candidates.items() if each.root is not each.tensor}
+        return {each.capture_id for each in self._candidates.values()}
 
     def watch(self) -> None:
         """Watch the candidates that were not used so far, until the first sweep is over."""

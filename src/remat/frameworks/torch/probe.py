@@ -10,7 +10,7 @@ outputs are active after any number of steps (`_active_after_many`). Last, outpu
 leaf are noted (`Activity.aliases`).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -26,11 +26,8 @@ from remat.pytree import Leaf, PyTree
 __all__ = ["probe_first_step"]
 
 
-def probe_first_step(
-    call: TorchLoopCall, leaves: Sequence[Leaf], candidates: Sequence[Tensor], rebound: Collection[int]
-) -> FirstStep:
-    """Record the first step, on the leaves of the first carry and of the inputs."""
-    inputs = LoopInputs.among(candidates, rebound)
+def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopInputs) -> FirstStep:
+    """Record the first step, on the leaves of the first carry and of `xs`; `inputs` has the candidates."""
     if call.step.compiled:
         inputs.admit_candidates()
     backend, state = call.backend_on(leaves, 1, inputs)
@@ -40,7 +37,7 @@ def probe_first_step(
     tape = recorded.tape
     del state
     if fsdp_modules:
-        inputs.keep_rebound()
+        call.step.closure.restrict_to(inputs.keep_rebound(), inputs.bindings)
     carry_out, ys = _result_leaves(backend.runner, recorded)
     edges = [_edge(leaf) for leaf in (*carry_out, *ys)]
     dependencies = [

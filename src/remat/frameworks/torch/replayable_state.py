@@ -1,8 +1,4 @@
-"""State outside of the arguments that steps and segments read and change: random generators, and buffers of modules.
-
-Statistics that a module accumulates while it runs (batch norm, spectral norm, counters) are treated as the state of a
-random generator is: recomputation starts from what they were, and afterwards they are what the plain program leaves.
-"""
+"""Random generators of PyTorch as replayable states (rng_state.py)."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -11,12 +7,8 @@ import torch
 from torch import Tensor
 
 from remat.execute.rng_state import ReplayableState
-from remat.frameworks.torch.graph import version
-from remat.frameworks.torch.modules import is_uninitialized, registered_buffers
 
-SMALL = 1 << 20  # bytes of buffers that are copied though their module is not in training
-
-__all__ = ["BufferState", "GeneratorState", "global_generators"]
+__all__ = ["GeneratorState", "global_generators"]
 
 
 class GeneratorState:
@@ -73,34 +65,3 @@ def global_generators(devices: Iterable[int] | None = None) -> list[ReplayableSt
         return [_CpuGenerator()]
     indices = range(torch.cuda.device_count()) if devices is None else devices
     return [_CpuGenerator(), *map(_CudaGenerator, indices)]
-
-
-class BufferState:
-    """The buffers of one module."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.module = module
-
-    def may_change(self) -> bool:
-        """Whether a step may write into them: modules in training do, others seldom into large ones."""
-        buffers = self._buffers()
-        return bool(buffers) and (self.module.training or sum(buffer.nbytes for _, buffer in buffers) <= SMALL)
-
-    def _buffers(self) -> list[tuple[str, Tensor]]:
-        registered = registered_buffers(self.module).items()
-        return [(name, buffer) for name, buffer in registered if buffer is not None and not is_uninitialized(buffer)]
-
-    def version(self) -> Any:
-        """Which tensors they are, and how often each was written into; batch norm writes into a counter."""
-        return [(name, id(buffer), version(buffer)) for name, buffer in self._buffers()]
-
-    def get(self) -> Any:
-        """The buffers and copies of their values."""
-        return [(name, buffer, buffer.detach().clone()) for name, buffer in self._buffers()]
-
-    def set(self, snapshot: Any) -> None:
-        """Put buffers and values back. By `.data`, so that graphs which have saved a buffer see no new version."""
-        buffers = registered_buffers(self.module)
-        for name, buffer, values in snapshot:
-            buffers[name] = buffer
-            buffer.data.copy_(values)

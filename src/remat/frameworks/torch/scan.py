@@ -1,8 +1,8 @@
 """`scan` and `while_loop` on tensors: from a user's step and values to a loop, plain or under autograd."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,15 +17,19 @@ from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.capture_filter import DifferentiableTensors
 from remat.frameworks.torch.carry_hooks import hand_to_caller
+from remat.frameworks.torch.environment import reached
+from remat.frameworks.torch.environment import replayable_states as reached_states
 from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
 from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
-from remat.frameworks.torch.loop_inputs import with_others_behind
+from remat.frameworks.torch.left_behind import LeftBehind
+from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
 from remat.frameworks.torch.stored_graphs import StoredGraphs
+from remat.frameworks.torch.tensor_reach import TorchReach
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs, infer_length
 from remat.loops.step_runner import StepRunner
@@ -56,8 +60,8 @@ def scan(
     steps = infer_length(leaf_ops, xs_leaves, inputs, length)
     request.validate(steps)
     request.record(steps)
-    call = _call(step, None, (init_leaves, xs_leaves), (carry, inputs), request, rows=rows, steps=steps)
-    return _run(call, step, init_leaves, xs_leaves)
+    call, candidates = _call(step, None, (init_leaves, xs_leaves), (carry, inputs), request, rows=rows, steps=steps)
+    return _run(call, step, init_leaves, xs_leaves, candidates)
 
 
 def while_loop(
@@ -71,11 +75,11 @@ def while_loop(
     def step(carry: Any, x: None) -> tuple[Any, None]:
         return body(carry), None
 
-    call = _call(step, cond, (leaves, []), (carry, nothing), request, max_steps=limit)
+    call, candidates = _call(step, cond, (leaves, []), (carry, nothing), request, max_steps=limit)
     if limit == 0 or not as_truth_value(cond(init)):
         request.record(0)
         return carry.unflatten(leaves)
-    return _run(call, step, leaves, [])[0]
+    return _run(call, step, leaves, [], candidates)[0]
 
 
 def _call(
@@ -88,8 +92,8 @@ def _call(
     rows: dict[int, int] | None = None,
     steps: int | None = None,
     max_steps: int | None = None,
-) -> TorchLoopCall:
-    """The call of a loop with the leaves and structures of its carry and inputs."""
+) -> tuple[TorchLoopCall, "_Candidates"]:
+    """The call of a loop with the leaves and structures of its carry and inputs, and the tensors that it reaches."""
     init, xs = leaves
     under_functorch = in_transform()
     # torch.func runs the loop at another level, where every leaf that can carry a gradient counts as active.
@@ -97,22 +101,31 @@ def _call(
     activity = Activity(tuple(map(is_differentiable, init)), tuple(xs_active))
     tensors = DifferentiableTensors(searching=_records())
     closure = ConvertedClosure(tensors, step, cond)
+    reach = reached(*(function for function in (step, cond) if function is not None and tensors))
+    if any_fsdp_module(tensors.modules):  # it exchanges parameters by itself
+        reach.registries.clear()
     private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
     replayable_states = [
         *global_generators(),
         *(state for state in private if state is not None),
-        *closure.replayable_states,
-        *tensors.replayable_states,
+        *reached_states(reach),
     ]
     analyzed = AnalyzedStep(
-        closure, AutocastState(), replayable_states, under_functorch, tensors.modules, tensors.compiled
+        closure,
+        AutocastState(),
+        replayable_states,
+        LeftBehind(closure.containers),
+        under_functorch,
+        tensors.modules,
+        tensors.compiled,
     )
     on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
     # A while_loop's condition has been evaluated for the first carry before there is a call.
-    return TorchLoopCall(
+    call = TorchLoopCall(
         analyzed, *trees, (len(init), len(xs), 0), request, rows, steps, cond, max_steps, cond is not None,
         activity=activity, on_cpu=on_cpu,
     )  # fmt: skip
+    return call, _Candidates.of(closure.take_values(), reach)
 
 
 def _records() -> bool:
@@ -120,45 +133,65 @@ def _records() -> bool:
     return torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and not in_forward_mode()
 
 
-def _run(call: TorchLoopCall, step: Step, init: list[Leaf], xs: list[Leaf]) -> tuple[PyTree, PyTree]:
+class _Candidates(NamedTuple):
+    """Tensors that require a gradient, and that steps may use: in variables that can be rebound, and in others."""
+
+    captured: list[Tensor]
+    others: list[Tensor]
+
+    @classmethod
+    def of(cls, captured: list[Tensor], reach: TorchReach) -> "_Candidates":
+        found = {id(tensor): tensor for tensor in (*reach.tensors, *(tensor for tensor, _ in reach.made))}
+        for tensor in captured:
+            found.pop(id(tensor), None)
+        return cls(captured, [tensor for tensor in found.values() if tensor.requires_grad])
+
+    def rebound(self, modules: Sequence[torch.nn.Module]) -> set[int]:
+        """The indices of captured ones that are to be rebound; of sharded modules `.grad` of all leaves is added to."""
+        if any_fsdp_module(modules):
+            return {k for k, tensor in enumerate(self.captured) if not tensor.is_leaf}
+        return {k for k in with_others_behind([*self.captured, *self.others]) if k < len(self.captured)}
+
+
+def _run(
+    call: TorchLoopCall, step: Step, init: list[Leaf], xs: list[Leaf], candidates: _Candidates
+) -> tuple[PyTree, PyTree]:
     """The last carry and the outputs of a loop."""
     if not _records():
         return _run_plainly(call, step, init, xs, None)
-    candidates: list[Tensor] = call.step.closure.take_values()
     if call.step.under_functorch:  # captured tensors are rebound to the values of that level
-        call = replace(call, capture_ids=range(len(candidates)), rebound=[True] * len(candidates))
-        return run(call, [*init, *xs, *candidates], None)
-    rebound = with_others_behind(candidates)
-    if any_fsdp_module(call.step.modules):
-        rebound |= {k for k, tensor in enumerate(candidates) if not tensor.is_leaf}
+        captured = candidates.captured
+        call = replace(call, capture_ids=range(len(captured)), rebound=[True] * len(captured))
+        return run(call, [*init, *xs, *captured], None)
+    inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(
         call, replay=StateReplay(call.step.replayable_states), stored=StoredGraphs(call.step.closure.containers)
     )
-    first_step = _probe(call, [*init, *xs], candidates, rebound)
+    first_step = _probe(call, [*init, *xs], inputs)
     hand_to_caller(first_step.tape.carry_in, init)
-    del candidates
+    del candidates, inputs
     if not (any(first_step.activity.carry) or any(first_step.activity.ys) or first_step.inputs.may_grow):
         return _run_plainly(call, step, init, xs, first_step)
     call = replace(call, first_step=first_step)
     del first_step
-    tensors, inputs = call.sweep_and_learn([*init, *xs])
+    tensors, used = call.sweep_and_learn([*init, *xs])
     assert call.results is not None
     if not any(call.results.active):
         return call.unflatten_results(tensors)
     if call.fsdp_modules:  # their parameters are not inputs of the Function, one of which must require a gradient
-        inputs = [*inputs, torch.zeros((), requires_grad=True)]
+        used = [*used, torch.zeros((), requires_grad=True)]
         call = replace(call, capture_ids=[*call.capture_ids, -1], rebound=[*call.rebound, False])
     swept = list(tensors)
     del tensors
-    results = run(call, [*init, *xs, *inputs], swept)
+    results = run(call, [*init, *xs, *used], swept)
     if call.stored is not None:
-        call.stored.guard(inputs)
+        call.stored.guard(used)
     return results
 
 
-def _probe(call: TorchLoopCall, leaves: list[Leaf], candidates: list[Tensor], rebound: Collection[int]) -> FirstStep:
+def _probe(call: TorchLoopCall, leaves: list[Leaf], inputs: LoopInputs) -> FirstStep:
     try:
-        return probe_first_step(call, leaves, candidates, rebound)
+        return probe_first_step(call, leaves, inputs)
     except torch.cuda.OutOfMemoryError as error:
         raise InfeasibleError(
             f"CUDA ran out of memory in the first step: {error}. Free memory, or make the step smaller; a budget "

@@ -203,7 +203,7 @@ def _as_in_the_last_carry(leaf: Any, spec: TensorSpec) -> Any:
 
 def _check_not_random(call: TorchLoopCall) -> None:
     """Raise a StepError if steps draw random numbers, which the loops here would not replay."""
-    if call.initial_rng is not None:
+    if call.draws:
         raise StepError(
             "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: "
             "draw before the loop and pass the numbers in xs"

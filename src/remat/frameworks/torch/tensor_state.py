@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from remat.frameworks.torch.functorch import is_wrapped
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
 from remat.frameworks.torch.storage import storage_id
 from remat.segments import mutation_error
@@ -30,9 +31,13 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has a memory of its own to look at: no subclass, no sparse, meta or inference tensor."""
+    """Whether a tensor has memory of its own: no subclass, no sparse, meta or inference tensor, none of torch.func."""
     return (
-        type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_inference()
+        type(tensor) in _PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+        and not tensor.is_inference()
+        and not is_wrapped(tensor)
     )
 
 

@@ -16,10 +16,10 @@ from threading import RLock, get_ident
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from remat.frameworks.torch.graph import torch_function_disabled
 from remat.pytree import flatten
 
 __all__ = ["Watch"]
@@ -72,7 +72,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         _note_all(args, kwargs)
         if not any(map(_is_watched, flatten((args, kwargs))[0])):
             return function(*args, **kwargs)
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch_function_disabled():
         result = function(*args, **kwargs)
     results = result if isinstance(result, tuple | list) else (result,)
     if any(isinstance(item, Tensor) for item in results):
