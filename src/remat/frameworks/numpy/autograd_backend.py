@@ -20,7 +20,7 @@ from remat.frameworks.numpy.protection import (
     mutation_message,
     readonly_view,
 )
-from remat.frameworks.numpy.tape import Node, Tape, box_leaves, fresh_trace, pull_back, unbox
+from remat.frameworks.numpy.tape import Node, RecordedRange, Tape, box_leaves, fresh_trace, pull_back, unbox
 from remat.loops.step_runner import unpack_output
 from remat.pytree import Leaf, PyTree
 
@@ -28,6 +28,7 @@ __all__ = ["AutogradBackend"]
 
 
 Snapshots = Sequence[tuple[ReplayableState, object]]
+PIECE = 4  # steps of one graph, which is as many as measuring looks at (`step_cost.LONGEST`)
 LONG = 4  # recorded steps from which on rounding may have grown so much that a difference of outputs shows nothing
 
 
@@ -58,15 +59,35 @@ class AutogradBackend(NumpyBackend):
             start = probe + 1
         return states.pop()
 
-    def record(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, Tape]:
-        """The carry after steps start..stop-1, and the graph of all of them."""
-        runner, needs_grad, first_sweep = self.runner, self.needs_grad, start >= self.runner.outputs_written
+    def record(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, RecordedRange]:
+        """The carry after steps start..stop-1, and the graphs of all of them, PIECE steps each.
+
+        What a pullback allocates grows with the graph: autograd sorts it before it begins. So the graphs are short, and
+        each is freed as soon as it is pulled back. Gradients are added in the same order as in one long graph.
+        """
+        first_sweep = start >= self.runner.outputs_written
         origin = None if first_sweep else self._origin(state, start, stop)
-        with recomputing(not first_sweep), fresh_trace() as trace:
+        states, recorded = [state], RecordedRange(start, stop)
+        del state
+        self.partial_tape = recorded
+        with recomputing(not first_sweep):
+            for at in range(start, stop, PIECE):
+                states.append(self._record(states.pop(), recorded, at, min(stop, at + PIECE), first_sweep))
+        self.partial_tape = None
+        suspicious = [] if self.output_check is None else self.output_check.take_suspicious()
+        if origin is not None and suspicious:
+            self._confirm(origin, start, suspicious)
+        return states.pop(), recorded
+
+    def _record(self, state: PyTree, recorded: RecordedRange, start: int, stop: int, first_sweep: bool) -> PyTree:
+        """The carry after steps start..stop-1, whose graph is added to what is recorded."""
+        runner, needs_grad = self.runner, self.needs_grad
+        with fresh_trace() as trace:
             leaves = self._given(runner.tree.flatten_like(state, "carry"))
             boxes, roots = box_leaves(leaves, self.activity.at(start), trace)
             captured, captured_roots = box_leaves(self.captured, needs_grad.captured, trace)
-            tape = self.partial_tape = Tape(start, stop, roots, captured_roots)
+            tape = Tape(start, stop, roots, captured_roots)
+            recorded.tapes.append(tape)
             del state, leaves
             with self.step.rebind(captured) as step:
                 for i in range(start, stop):
@@ -75,17 +96,12 @@ class AutogradBackend(NumpyBackend):
                     carry, y = self._call_step(step, runner.tree.unflatten(boxes), runner.inputs.tree.unflatten(rows))
                     # Counted by `failed_at`, if a later step raises.
                     tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
-                    tape.ys.append(self._output(y, i, start, trace))
+                    tape.ys.append(self._output(y, i, recorded.start, trace))
                     if i == 0:
                         self.compare_first(_unboxed(boxes, runner.names, trace)[0])
-        values, nodes = _unboxed(boxes, runner.names, trace)
-        tape.carry_out[:] = nodes
-        self.activity.observe(stop, nodes, runner.names, first_sweep=first_sweep)
-        self.partial_tape = None
-        suspicious = [] if self.output_check is None else self.output_check.take_suspicious()
-        if origin is not None and suspicious:
-            self._confirm(origin, start, suspicious)
-        return runner.tree.unflatten(values), tape
+        values, tape.carry_out[:] = _unboxed(boxes, runner.names, trace)
+        self.activity.observe(stop, tape.carry_out, runner.names, first_sweep=first_sweep)
+        return runner.tree.unflatten(values)
 
     def _given(self, leaves: Sequence[Leaf]) -> list[Leaf]:
         """The leaves of a carry as a recorded step is given them: boxes as they are, arrays that do no harm."""
@@ -146,8 +162,14 @@ class AutogradBackend(NumpyBackend):
                 state, start = self.advance(state, start, i + 1), i + 1
                 check.compare(i, outputs.tree.flatten_like(self.runner.last_output, "y"), recorded=0)
 
-    def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
-        """The gradients before the range: rows of xs are written, and sums of captured values are added to.
+    def pull_back(self, tape: RecordedRange, gradients: Gradients) -> Gradients:
+        """The gradients before the range, whose graphs are freed one by one."""
+        while tape.tapes:
+            gradients = self._pull_back(tape.tapes.pop(), gradients)
+        return gradients
+
+    def _pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
+        """The gradients before one graph: rows of xs are written, and sums of captured values are added to.
 
         These sums go into the pullback, so that autograd adds to them in the order in which it would have added the
         terms in a plain loop: the result is the same bit by bit.

@@ -28,7 +28,7 @@ from remat.frameworks.numpy.protection import (
     readonly_view,
 )
 from remat.frameworks.numpy.result_check import LOOSE, FirstStep, OutputCheck, tolerance_of
-from remat.frameworks.numpy.tape import Sum, Tape, tape_size
+from remat.frameworks.numpy.tape import RecordedRange, Sum, tape_size
 from remat.loops.stacked_values import SeparateRows
 from remat.loops.step_runner import StepRunner
 from remat.pytree import Leaf, PyTree
@@ -143,7 +143,7 @@ class NumpyBackend(ABC):
 
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""
-        if isinstance(value, Tape):
+        if isinstance(value, RecordedRange):
             inputs = [leaf.rows if isinstance(leaf, SeparateRows) else (leaf,) for leaf in self.runner.inputs.leaves]
             return tape_size(value, [*self.captured, *chain(*inputs)])
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))

@@ -113,7 +113,7 @@ class CheckpointCall:
             self._tape = roots, nodes
         elif tracking:
             shared = [*values, *self.outputs.leaves, *self._captured.arrays]
-            CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], shared))  # type: ignore[arg-type]
+            CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], shared))
         self.outputs.nodes = []
 
     def reverse(self, values: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:

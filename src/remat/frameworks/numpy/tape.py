@@ -25,7 +25,18 @@ from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import header, unpack
 
-__all__ = ["ActiveTraces", "Node", "Tape", "box_leaves", "fresh_trace", "is_boxable", "pull_back", "tape_size", "unbox"]
+__all__ = [
+    "ActiveTraces",
+    "Node",
+    "RecordedRange",
+    "Tape",
+    "box_leaves",
+    "fresh_trace",
+    "is_boxable",
+    "pull_back",
+    "tape_size",
+    "unbox",
+]
 
 NodeCotangents = Sequence[tuple[Any, Any]]  # nodes of outputs with their cotangents
 Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in place; None is zero
@@ -33,7 +44,7 @@ Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in p
 
 @dataclass(slots=True)
 class Tape:
-    """A recorded range: the nodes of its inputs and outputs by leaf; None for a leaf that has no gradient."""
+    """The graph of a few steps: the nodes of its inputs and outputs by leaf; None for a leaf that has no gradient."""
 
     start: int
     stop: int
@@ -42,6 +53,15 @@ class Tape:
     xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
     ys: list[list[Any]] = field(default_factory=list)
     carry_out: list[Any] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RecordedRange:
+    """A recorded range of steps: graphs that follow on each other."""
+
+    start: int
+    stop: int
+    tapes: list[Tape] = field(default_factory=list)
 
 
 _traces = count(1)
@@ -198,7 +218,7 @@ class _GroupNode(VJPNode):  # type: ignore[misc]
 _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType, VSpace, str, int, bool, np.dtype, type(None))
 
 
-def tape_size(tape: Tape, shared: Sequence[Any]) -> int:
+def tape_size(tape: object, shared: Sequence[Any]) -> int:
     """Bytes that a tape keeps alive: all arrays and Python objects that its nodes refer to, except `shared` arrays."""
     seen = {id(_buffer(leaf)) for leaf in shared if isinstance(leaf, np.ndarray)}
     size = 0
