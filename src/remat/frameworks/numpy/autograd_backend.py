@@ -20,7 +20,7 @@ from remat.frameworks.numpy.protection import (
     mutation_message,
     readonly_view,
 )
-from remat.frameworks.numpy.tape import Node, RecordedRange, Tape, box_leaves, fresh_trace, pull_back, unbox
+from remat.frameworks.numpy.tape import Node, NodeSums, RecordedRange, Tape, box_leaves, fresh_trace, pull_back, unbox
 from remat.loops.step_runner import unpack_output
 from remat.pytree import Leaf, PyTree
 
@@ -28,7 +28,8 @@ __all__ = ["AutogradBackend"]
 
 
 Snapshots = Sequence[tuple[ReplayableState, object]]
-PIECE = 4  # steps of one graph, which is as many as measuring looks at (`step_cost.LONGEST`)
+Step = Callable[[PyTree, PyTree], PyTree]
+PIECE = 8  # steps of one graph: few for what a pullback allocates, and enough that to begin another takes no time
 LONG = 4  # recorded steps from which on rounding may have grown so much that a difference of outputs shows nothing
 
 
@@ -67,40 +68,38 @@ class AutogradBackend(NumpyBackend):
         """
         first_sweep = start >= self.runner.outputs_written
         origin = None if first_sweep else self._origin(state, start, stop)
-        states, recorded = [state], RecordedRange(start, stop)
+        states = [state]
         del state
-        self.partial_tape = recorded
-        with recomputing(not first_sweep):
-            for at in range(start, stop, PIECE):
-                states.append(self._record(states.pop(), recorded, at, min(stop, at + PIECE), first_sweep))
+        with recomputing(not first_sweep), fresh_trace() as trace:
+            captured, roots = box_leaves(self.captured, self.needs_grad.captured, trace)
+            recorded = self.partial_tape = RecordedRange(start, stop, roots)
+            with self.step.rebind(captured) as step:
+                for at in range(start, stop, PIECE):
+                    tape = recorded.add(at, min(stop, at + PIECE))
+                    states.append(self._record(step, states.pop(), tape, start, trace))
+                    self.activity.observe(tape.stop, tape.carry_out, self.runner.names, first_sweep=first_sweep)
         self.partial_tape = None
         suspicious = [] if self.output_check is None else self.output_check.take_suspicious()
         if origin is not None and suspicious:
             self._confirm(origin, start, suspicious)
         return states.pop(), recorded
 
-    def _record(self, state: PyTree, recorded: RecordedRange, start: int, stop: int, first_sweep: bool) -> PyTree:
-        """The carry after steps start..stop-1, whose graph is added to what is recorded."""
+    def _record(self, step: Step, state: PyTree, tape: Tape, range_start: int, trace: float) -> PyTree:
+        """The carry after the steps of a tape, whose nodes are filled in."""
         runner, needs_grad = self.runner, self.needs_grad
-        with fresh_trace() as trace:
-            leaves = self._given(runner.tree.flatten_like(state, "carry"))
-            boxes, roots = box_leaves(leaves, self.activity.at(start), trace)
-            captured, captured_roots = box_leaves(self.captured, needs_grad.captured, trace)
-            tape = Tape(start, stop, roots, captured_roots)
-            recorded.tapes.append(tape)
-            del state, leaves
-            with self.step.rebind(captured) as step:
-                for i in range(start, stop):
-                    rows, roots = box_leaves(runner.begin(i), needs_grad.xs, trace)
-                    tape.xs.append(roots)
-                    carry, y = self._call_step(step, runner.tree.unflatten(boxes), runner.inputs.tree.unflatten(rows))
-                    # Counted by `failed_at`, if a later step raises.
-                    tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
-                    tape.ys.append(self._output(y, i, recorded.start, trace))
-                    if i == 0:
-                        self.compare_first(_unboxed(boxes, runner.names, trace)[0])
+        leaves = self._given(runner.tree.flatten_like(state, "carry"))
+        boxes, tape.carry_in[:] = box_leaves(leaves, self.activity.at(tape.start), trace)
+        del state, leaves
+        for i in range(tape.start, tape.stop):
+            rows, roots = box_leaves(runner.begin(i), needs_grad.xs, trace)
+            tape.xs.append(roots)
+            carry, y = self._call_step(step, runner.tree.unflatten(boxes), runner.inputs.tree.unflatten(rows))
+            # Counted by `failed_at`, if a later step raises.
+            tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
+            tape.ys.append(self._output(y, i, range_start, trace))
+            if i == 0:
+                self.compare_first(_unboxed(boxes, runner.names, trace)[0])
         values, tape.carry_out[:] = _unboxed(boxes, runner.names, trace)
-        self.activity.observe(stop, tape.carry_out, runner.names, first_sweep=first_sweep)
         return runner.tree.unflatten(values)
 
     def _given(self, leaves: Sequence[Leaf]) -> list[Leaf]:
@@ -163,31 +162,34 @@ class AutogradBackend(NumpyBackend):
                 check.compare(i, outputs.tree.flatten_like(self.runner.last_output, "y"), recorded=0)
 
     def pull_back(self, tape: RecordedRange, gradients: Gradients) -> Gradients:
-        """The gradients before the range, whose graphs are freed one by one."""
-        while tape.tapes:
-            gradients = self._pull_back(tape.tapes.pop(), gradients)
-        return gradients
-
-    def _pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
-        """The gradients before one graph: rows of xs are written, and sums of captured values are added to.
+        """The gradients before the range: rows of xs are written, and sums of captured values are added to.
 
         These sums go into the pullback, so that autograd adds to them in the order in which it would have added the
         terms in a plain loop: the result is the same bit by bit.
         """
         captured = list(zip(tape.captured, gradients.captured, strict=True))
         sums = {node: total for node, total in captured if node is not None and total is not None}
+        carry = gradients.carry
+        while tape.tapes:
+            carry = self._pull_back(tape.tapes.pop(), carry, gradients, sums)
+        return replace(gradients, carry=carry, captured=[sums.get(node, total) for node, total in captured])
+
+    def _pull_back(self, tape: Tape, carry: Sequence[Leaf], gradients: Gradients, sums: NodeSums) -> list[Leaf]:
+        """The cotangent of the carry before one graph; sums of nodes before it, if any, wait for their own graph.
+
+        A value that a step has put into a container goes from graph to graph without being in the carry.
+        """
         outputs = gradients.outputs
         groups = [
             _with_cotangents(nodes, self._output_cotangents(outputs, i)) for i, nodes in enumerate(tape.ys, tape.start)
         ]
-        groups = [group for group in groups if group] + [_with_cotangents(tape.carry_out, gradients.carry)]
-        sums = pull_back(groups, sums)
+        groups = [group for group in groups if group] + [_with_cotangents(tape.carry_out, carry)]
+        pull_back(groups, sums)
         for i, nodes in enumerate(tape.xs, tape.start):
             for gradient, node in zip(gradients.xs, nodes, strict=True):
                 if node in sums:
-                    gradient[i] = sums[node][0]
-        carry = [sums[node][0] if node in sums else None for node in tape.carry_in]
-        return replace(gradients, carry=carry, captured=[sums.get(node, total) for node, total in captured])
+                    gradient[i] = sums.pop(node)[0]
+        return [sums.pop(node)[0] if node in sums else None for node in tape.carry_in]
 
 
 def _next_probe(start: int) -> int:

@@ -18,7 +18,7 @@ from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint as array_fingerprint
-from remat.execute.fingerprint import relative_difference
+from remat.execute.fingerprint import relative_difference, weights
 from remat.execute.rng_state import private_rng_state
 from remat.loops.stacked_values import SeparateRows
 from remat.pytree import Leaf, PyTree, TreeDef
@@ -49,6 +49,7 @@ __all__ = [
 
 _RANKS = "biufc"  # kinds of dtypes; each promotes to those after it
 _OBJECTS = np.dtype(object)
+_WEIGHT = weights(np.dtype(np.float64))[0]  # of the first number in a fingerprint
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON = {bool: "b", int: "i", float: "f", complex: "c"}
 
@@ -300,6 +301,8 @@ def header(array: np.ndarray) -> int:
 
 def fingerprint(leaf: Leaf) -> float:
     """The fingerprint of an array or a number; 0 for a generator, whose draws show in other leaves."""
+    if type(leaf) is np.float64 and np.isfinite(leaf):  # most outputs: the same number in a sixth of the time
+        return float(leaf * _WEIGHT)
     return 0.0 if isinstance(leaf, _GENERATORS) else array_fingerprint(leaf)
 
 

@@ -24,6 +24,7 @@ from autograd.tracer import Node, box_type_mappings, isbox, new_box, trace, trac
 from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import header, unpack
+from remat.pytree import Leaf
 
 __all__ = [
     "ActiveTraces",
@@ -38,8 +39,9 @@ __all__ = [
     "unbox",
 ]
 
-NodeCotangents = Sequence[tuple[Any, Any]]  # nodes of outputs with their cotangents
-Sum = tuple[Any, bool] | None  # a cotangent and whether it may be added to in place; None is zero
+NodeCotangents = Sequence[tuple[Node, Leaf]]  # nodes of outputs with their cotangents
+Sum = tuple[Leaf, bool] | None  # a cotangent and whether it may be added to in place; None is zero
+NodeSums = dict[Node, tuple[Leaf, bool]]
 
 
 @dataclass(slots=True)
@@ -48,20 +50,25 @@ class Tape:
 
     start: int
     stop: int
-    carry_in: list[Any]
-    captured: list[Any]
-    xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
-    ys: list[list[Any]] = field(default_factory=list)
-    carry_out: list[Any] = field(default_factory=list)
+    carry_in: list[Node | None] = field(default_factory=list)
+    xs: list[list[Node | None]] = field(default_factory=list)  # by step, then by leaf
+    ys: list[list[Node | None]] = field(default_factory=list)
+    carry_out: list[Node | None] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class RecordedRange:
-    """A recorded range of steps: graphs that follow on each other."""
+    """A recorded range of steps: graphs that follow on each other, and the nodes of captured values that they share."""
 
     start: int
     stop: int
+    captured: list[Node | None]
     tapes: list[Tape] = field(default_factory=list)
+
+    def add(self, start: int, stop: int) -> Tape:
+        """A new tape for the next steps."""
+        self.tapes.append(Tape(start, stop))
+        return self.tapes[-1]
 
 
 _traces = count(1)
@@ -185,7 +192,7 @@ def unbox(leaf: Any, number: float) -> tuple[Any, Any]:
     return leaf, None
 
 
-def pull_back(groups: Sequence[NodeCotangents], sums: dict[Any, tuple[Any, bool]]) -> dict[Any, tuple[Any, bool]]:
+def pull_back(groups: Sequence[NodeCotangents], sums: NodeSums) -> NodeSums:
     """The cotangents of the roots, from cotangents of outputs, added to the `sums` that roots may have already.
 
     `groups` has the outputs of each step, in the order of steps. A plain loop pulls back all steps after step i before
