@@ -5,7 +5,12 @@ from collections.abc import Callable
 from tests.random_programs.verdict import Program, Verdict
 
 
-def shrunk(write: Callable[[int, frozenset[str]], Program], seed: int, judge: Callable[[Program], Verdict]) -> Program:
+def shrunk(
+    write: Callable[[int, frozenset[str]], Program],
+    seed: int,
+    judge: Callable[[Program], Verdict],
+    without: frozenset[str] = frozenset(),
+) -> Program:
     """The shortest program of this seed that fails in the same way."""
     program = write(seed, without)
     word = judge(program).word

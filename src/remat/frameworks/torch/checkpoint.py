@@ -239,7 +239,7 @@ class CheckpointFrame:
         if self.saved_bytes is not None:
             self.saved_bytes.add(tensor)
         if self._undecided:
-            holder.saved = tensor.detach()
+            holder.saved = tensor if tensor.is_leaf else tensor.detach()
         return holder
 
     def _live_holders(self) -> list[Holder]:

@@ -55,7 +55,8 @@ class Recomputation:
         """
         index = self.count
         self.count += 1
-        value = tensor.detach() if tensor.requires_grad else tensor
+        # Plain autograd saves a leaf itself, so that its backward sees a `.data` that was exchanged meanwhile.
+        value = tensor if tensor.is_leaf else tensor.detach()
         if self._restored and comparable_storage(tensor) in self._restored:
             value = value.clone()  # the tensor gets its later numbers back when the recomputation has ended
         if index >= len(self.metas):
