@@ -70,7 +70,7 @@ class CompleteRun:
 def _noise_in(ends: Sequence[Tensor], start: int) -> list[Tensor]:
     """The noise that nodes of this graph have saved, of all nodes with a number of `start` or more."""
     seen = SeenNodes()
-    external_edges([end.grad_fn for end in ends], start, seen.nodes)
+    external_edges([(end.grad_fn, 0) for end in ends if end.grad_fn is not None], start, seen.nodes)
     return [node._saved_noise for node in seen.nodes if hasattr(node, "_saved_noise")]
 
 
