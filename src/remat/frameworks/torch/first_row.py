@@ -6,17 +6,16 @@ room (torch.func, forward mode, subclasses of Tensor, outputs that were converte
 Cost: one row. A cotangent is passed on in two views.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
+from remat.pytree import Leaf
 
 __all__ = ["prepend"]
 
 
-def prepend(first: Any, rows: Tensor) -> Tensor:
+def prepend(first: Leaf, rows: Tensor) -> Tensor:
     """A tensor with one more row, the first: in the memory of the others where that has room for it."""
     first = torch.as_tensor(first)
     if _has_room(rows) and first.dtype == rows.dtype and first.device == rows.device:
@@ -37,15 +36,15 @@ class _PutFirst(torch.autograd.Function):
     """All rows of a storage, with the first one written."""
 
     @staticmethod
-    def forward(ctx: Any, first: Tensor, rows: Tensor) -> Tensor:
+    def forward(ctx: object, first: Tensor, rows: Tensor) -> Tensor:
         """The tensor of all rows. It is no view of `rows`, which nobody else has."""
         shape = (len(rows) + 1, *rows.shape[1:])
         whole: Tensor = torch.empty(0, dtype=rows.dtype, device=rows.device)
         whole.set_(rows.untyped_storage(), 0, shape)  # type: ignore[call-overload]
-        whole[0] = first
+        whole[0] = first  # in the version counter of `whole` alone: to autograd `rows` has not changed
         return whole
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: object, cotangent: Tensor) -> tuple[Tensor, Tensor]:
         """The first row of the cotangent, and the others, as views."""
         return cotangent[0], cotangent[1:]
