@@ -9,7 +9,10 @@ import pytest
 from autograd import grad
 
 import remat
+from remat.measuring import StepCost
 from remat.measuring import cost_cache as loop_calls
+from remat.planners.measured_budget import plan_within
+from remat.problem import Loop, Memory
 
 
 def measured(step, init, steps=50, memory="50 MiB"):
@@ -194,3 +197,14 @@ def test_predictions_hold_and_budgets_are_used(hidden, memory):
     (call,) = run.calls
     assert call.trace.peak == pytest.approx(call.plan.peak, rel=0.05)
     assert call.trace.peak >= 0.6 * to_bytes(memory, "memory") or call.trace.recomputed == 0
+
+
+@pytest.mark.parametrize("sizes", [(100, 1_000, 50), (562, 252_624, 76_374), (10**6, 5 * 10**6, 10**5)])
+def test_the_smallest_budget_that_an_error_names_is_the_smallest(sizes):
+    state, tape, workspace = sizes
+    cost = StepCost(Loop(None, state, tape, 1.0, 1.0, 2.0), workspace)
+    with pytest.raises(remat.InfeasibleError) as caught:
+        plan_within(cost, 50, Memory(10))
+    plan_within(cost, 50, Memory(caught.value.minimum))
+    with pytest.raises(remat.InfeasibleError):
+        plan_within(cost, 50, Memory(caught.value.minimum - 1))

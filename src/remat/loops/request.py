@@ -11,13 +11,14 @@ from typing import Any
 from remat.errors import PlannerError, ProblemError
 from remat.execute.determinism import parse_check
 from remat.measuring import StepCost
+from remat.memory_meter import free_host_bytes
 from remat.planners import Plan, SavePoints
 from remat.planners.measured_budget import cached_plan, plan_within
 from remat.problem import Loop, Memory
 from remat.profiling import CallRecord
 from remat.progress import Progress, check_progress, reporting_to
 
-__all__ = ["LoopRequest", "free_host_bytes"]
+__all__ = ["LoopRequest"]
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,3 @@ def _fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | No
     if free is None:
         raise ProblemError("this system does not say how much memory is free: give memory= in bytes")
     return int(free * fraction)
-
-
-def free_host_bytes() -> int | None:
-    """Bytes that are free on the host, or None where the operating system does not say."""
-    import os
-
-    try:  # sysconf has no such names on Windows and macOS
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from remat.errors import StepError
-from remat.execute.recomputation import recomputing
+from remat.execute.recomputation import is_recomputing, recomputing
 from remat.loops.leaf_spec import LeafOps
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.structure_check import flatten_checked, never_matches, structure_check
@@ -123,6 +123,8 @@ class StepRunner:
             specs = []
         shown = ", ".join(specs[:8]) + (f" and {len(specs) - 8} more" if len(specs) > 8 else "")
         note = f"in step {self.current_step} of a loop that remat runs, step(carry, x) with {shown or 'no arrays'}"
+        if is_recomputing():
+            note += "; the step had run before, and was recomputed for the gradient"
         if self.inputs.tree.node_type in (list, tuple) and self.current_step == 0:
             note += f"; x is a {self.inputs.tree.describe()[2:]}, as xs is: stack a list with one entry for each step"
         error.add_note(note)

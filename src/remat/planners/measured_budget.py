@@ -38,7 +38,8 @@ def plan_within(step_cost: StepCost, steps: int | None, memory: Memory) -> Plan:
             chosen = cached_plan(loop, budget, planner=planner)
     except InfeasibleError as error:
         need = error.minimum + step_cost.workspace
-        least = min(-(-need * 5 // 4) + 1, need + step_cost.bookkeeping)
+        # The least capacity c with c - min(bookkeeping, c // 5) >= need.
+        least = min(need + (need - 1) // 4, need + step_cost.bookkeeping)
         raise InfeasibleError(
             f"no plan fits {bytes_text(capacity)}: the smallest that works is {bytes_text(least, up=True)}. A state "
             f"takes {bytes_text(loop.state, up=True)}, a step's tape {bytes_text(loop.tape, up=True)}; "

@@ -43,3 +43,14 @@ def test_an_error_in_the_step_leaves_everything_as_it_was():
     before = trace_stack.top
     assert grad(loss)(2.0) == 1.0
     assert trace_stack.top == before
+
+
+def test_an_error_in_a_recomputed_step_says_so():
+    def step(h, x):
+        if remat.is_recomputing():
+            raise RuntimeError("broken step")
+        return np.sin(h), None
+
+    with pytest.raises(RuntimeError, match="broken step") as caught:
+        grad(lambda h: remat.scan(step, h, length=5, slots=2)[0])(0.3)
+    assert any("was recomputed for the gradient" in note for note in caught.value.__notes__)

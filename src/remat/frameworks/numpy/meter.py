@@ -19,9 +19,13 @@ class NumpyMeter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count in the block; if tracemalloc is running already, it is not stopped."""
-        gc.collect()
-        running = tracemalloc.is_tracing()
+        """Count in the block; if tracemalloc is running already, it is not stopped.
+
+        The collector does not run in the block: what it frees by chance would be missing from the counts. To let it
+        collect first, as one might, takes 0.2 s in a large program, and tracemalloc counts no older garbage anyway.
+        """
+        running, collecting = tracemalloc.is_tracing(), gc.isenabled()
+        gc.disable()
         if not running:
             tracemalloc.start()
         try:
@@ -29,6 +33,8 @@ class NumpyMeter:
         finally:
             if not running:
                 tracemalloc.stop()
+            if collecting:
+                gc.enable()
 
     def now(self) -> int:
         """Bytes that are allocated now."""

@@ -26,9 +26,9 @@ from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import has_saved_tensor_hooks, without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import nbytes, spec_of
 from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for
-from remat.loops.request import free_host_bytes
 from remat.measuring import DEFAULT_TIMES, MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
+from remat.memory_meter import free_host_bytes
 from remat.problem import Loop
 from remat.units import bytes_text
 
