@@ -164,8 +164,9 @@ def checkpointed_loop(
     leaves, tree = framework.flatten(initial_state)
     checkpoints = {0: tree.unflatten([framework.own(leaf) for leaf in leaves])} if 0 in positions else {}
     leaves, tree = framework.flatten(rows)
+    separate = [framework.separate(leaf) for leaf in leaves]
     for row, position in enumerate(later):
-        checkpoints[position] = tree.unflatten([framework.own(leaf[row]) for leaf in leaves])
+        checkpoints[position] = tree.unflatten([leaf[row] for leaf in separate])
     return final, checkpoints
 
 

@@ -27,6 +27,10 @@ class LeafArrays(Protocol):
         """A leaf that could be written into as one in memory of its own; a traced or immutable one as it is."""
         ...
 
+    def separate(self, rows: Any, /) -> Sequence[Any]:
+        """The rows of an array or of `SeparateRows` one by one: to write into one changes no other."""
+        ...
+
     def prepend(self, first: Any, rows: Any, /) -> Any:
         """An array of rows with one more row before them."""
         ...

@@ -30,7 +30,7 @@
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
 from remat.frameworks.jax.detection import TRAITS, is_module, is_tracing, owns
-from remat.frameworks.jax.leaves import flatten, own, prepend, stack, unpack
+from remat.frameworks.jax.leaves import flatten, own, prepend, separate, stack, unpack
 from remat.frameworks.jax.scan import free_bytes, scan, while_loop
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "owns",
     "prepend",
     "scan",
+    "separate",
     "stack",
     "unpack",
     "while_loop",

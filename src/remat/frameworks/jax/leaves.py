@@ -8,7 +8,7 @@ from jax.tree_util import tree_flatten
 
 from remat.pytree import Leaf, PyTree
 
-__all__ = ["flatten", "own", "prepend", "stack", "unpack"]
+__all__ = ["flatten", "own", "prepend", "separate", "stack", "unpack"]
 
 
 def unpack(value: PyTree) -> PyTree:
@@ -29,6 +29,11 @@ def stack(rows: Sequence[Leaf]) -> PyTree:
 def own(leaf: Leaf) -> Leaf:
     """The leaf: arrays of JAX cannot be written into."""
     return leaf
+
+
+def separate(rows: PyTree) -> Sequence[Leaf]:
+    """The rows of an array one by one."""
+    return [rows[i] for i in range(len(rows))]
 
 
 def prepend(first: Leaf, rows: PyTree) -> PyTree:

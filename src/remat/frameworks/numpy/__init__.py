@@ -25,7 +25,7 @@ from autograd.builtins import tuple as ag_tuple
 from remat.frameworks.numpy import derivative_rules as _derivative_rules  # registers them  # noqa: F401
 from remat.frameworks.numpy.checkpoint import checkpoint
 from remat.frameworks.numpy.detection import TRAITS, checkpoint_module, is_module, is_tracing, owns
-from remat.frameworks.numpy.leaves import flatten, own, prepend, stack, unpack
+from remat.frameworks.numpy.leaves import flatten, own, prepend, separate, stack, unpack
 from remat.frameworks.numpy.meter import free_bytes
 from remat.frameworks.numpy.scan import scan, while_loop
 
@@ -42,6 +42,7 @@ __all__ = [
     "owns",
     "prepend",
     "scan",
+    "separate",
     "stack",
     "unpack",
     "while_loop",

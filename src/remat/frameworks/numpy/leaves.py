@@ -42,6 +42,7 @@ __all__ = [
     "own",
     "prepend",
     "reject_tracer",
+    "separate",
     "spec_of",
     "stack",
     "unpack",
@@ -81,6 +82,11 @@ def stack(rows: Sequence[Leaf]) -> Leaf:
 def own(leaf: Leaf) -> Leaf:
     """A copy of an array, which the caller may write into; a box, into which nobody can, as it is."""
     return copy(leaf)
+
+
+def separate(rows: Leaf) -> Sequence[Leaf]:
+    """The rows of an array one by one, copied if they are not traced."""
+    return [own(rows[i]) for i in range(len(rows))]
 
 
 def prepend(first: Leaf, rows: Leaf) -> Leaf:

@@ -3,7 +3,7 @@
 | file | contents |
 |---|---|
 | `scan.py` | the entry points `scan` and `while_loop`: users' values to flat leaves and back |
-| `first_row.py` | the initial value as the first row of the outputs, without a copy of the others |
+| `output_rows.py` | outputs with the initial value before them, or row by row, without a copy |
 | `probe.py` | the first step, recorded: captured tensors, and which leaves are active |
 | `analyzed_step.py` | a step after closure conversion, with what the probe has found out |
 | `function.py` | a loop as one autograd Function from leaves to tensors; its reverse sweep as another |
@@ -31,9 +31,9 @@
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
-from remat.frameworks.torch.first_row import prepend
 from remat.frameworks.torch.leaves import flatten, own, stack, unpack
 from remat.frameworks.torch.meter import free_on as free_bytes
+from remat.frameworks.torch.output_rows import prepend, separate
 from remat.frameworks.torch.scan import scan, while_loop
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "owns",
     "prepend",
     "scan",
+    "separate",
     "stack",
     "unpack",
     "while_loop",

@@ -1,4 +1,4 @@
-"""The visible states of `binomial_checkpoint` are one tensor, into which the initial state is written."""
+"""The outputs of older loops: one tensor into which the initial state is written, or rows that are independent."""
 
 import pytest
 import torch
@@ -73,3 +73,18 @@ def test_under_torch_func_the_rows_are_joined(values):
     torch.testing.assert_close(found, torch.func.grad(lambda w: (plain(w, h, xs) ** 2).sum())(w), rtol=1e-13, atol=0)
     many = torch.stack([h, 2 * h])
     assert torch.equal(torch.func.vmap(lambda h: ours(w, h, xs))(many)[1], plain(w, 2 * h, xs))
+
+
+def test_a_checkpoint_may_be_written_into_while_another_one_is_needed(values):
+    w, h, _ = values
+    _, found = remat.checkpointed_loop(lambda h: torch.tanh(h @ w), h, 9)
+    loss = (found[4] ** 2).sum()
+    found[2].mul_(3)
+    assert found[2]._version != found[4]._version
+    assert found[4].untyped_storage().data_ptr() == found[6].untyped_storage().data_ptr()  # no copies were made
+    gradients = torch.autograd.grad(loss + found[2].sum(), (w, h))
+    states = [h]
+    for _ in range(9):
+        states.append(torch.tanh(states[-1] @ w))
+    expected = torch.autograd.grad((states[4] ** 2).sum() + 3 * states[2].sum(), (w, h))
+    torch.testing.assert_close(gradients, expected, rtol=1e-13, atol=0)
