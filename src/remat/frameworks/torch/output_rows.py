@@ -2,8 +2,9 @@
 
 `prepend` puts the initial value before them, for `binomial_checkpoint`. Rule: they were allocated with room for one
 more row before the first (`LoopRequest.spare_row`); it is written there, and the tensor of all rows is another one on
-the same storage. `separate` takes rows apart, for `checkpointed_loop`: each is a tensor with a version counter of its own,
-so that one can be written into while another one is needed for a backward; rows that are views would be refused there.
+the same storage.
+`separate` takes rows apart, for `checkpointed_loop`: each is a tensor with a version counter of its own, so that one
+can be written into while another one is needed for a backward; rows that are views would be refused there.
 What they can miss: nothing; both are for tensors that nobody else has. Where these cannot be used so (torch.func,
 forward mode, subclasses of Tensor, outputs that were converted) rows are copied. Cost: no memory but the first row.
 """
