@@ -18,6 +18,7 @@ other reference to it (methods, decorators, objects that hold it) with the old v
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from threading import RLock
+from types import CodeType
 from typing import Any
 
 from remat.closures.capture_filter import CaptureFilter
@@ -63,6 +64,16 @@ class ConvertedClosure:
         self._values = search.values
         self._cells = search.constant_cells
         self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` took out again
+
+    def mentions(self, name: str) -> bool:
+        """Whether a function that was reached, or one inside of it, has this name in its code."""
+        codes = [*self.cache_key]
+        while codes:
+            code = codes.pop()
+            if name in code.co_names:
+                return True
+            codes.extend(const for const in code.co_consts if isinstance(const, CodeType))
+        return False
 
     def take_values(self) -> list[Any]:
         """The captured values; no reference to them is left here, so that no traced value outlives its trace."""

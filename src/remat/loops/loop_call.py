@@ -101,9 +101,11 @@ class LoopCall(ABC, Generic[V]):
         if self.initial_rng is None:
             yield self.forward_sweep(leaves, determinism)
             return
-        # The steps used random generators: draw the same numbers as the first time, and leave no trace of that.
+        # The steps used random generators: draw the same numbers as the first time, and leave no trace of that. The
+        # reverse sweep looks after itself, as what its pullbacks run of the user's is to leave a trace.
         with preserved_state(self.new_backend(leaves, 0)[0].replayable_states, self.initial_rng):
-            yield self.forward_sweep(leaves, determinism)
+            run = self.forward_sweep(leaves, determinism)
+        yield run
 
     def new_determinism_check(self) -> DeterminismCheck:
         """The determinism check for one run."""

@@ -5,6 +5,7 @@ import torch
 
 import remat
 from tests.frameworks.torch.programs import DOUBLE, plain_scan
+from tests.frameworks.untracked import Box
 
 BUDGETS = [{"slots": 1}, {"slots": 3}, {"slots": 8}, {"memory": "1 MiB"}]
 
@@ -159,3 +160,27 @@ def test_a_hook_draws_random_numbers_where_the_program_goes_on():
 
     for one, other in zip(run(remat.scan, slots=2), run(plain_scan), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("how", [{"slots": 2}, {"memory": "1 MiB"}], ids=str)
+def test_what_a_hook_writes_stays_after_each_backward_and_not_after_measuring(how):
+    def run(loop, **how):
+        w, start_at = start()
+        counted, norms, box = [0], [], Box(0)
+
+        def step(h, _):
+            counted[0] += 1  # state of the step, which is put back when it is recomputed
+            h = torch.tanh(h @ w) * (1 + 0.1 * counted[0])
+            if h.requires_grad:
+                h.register_hook(lambda g: norms.append(float(g.norm())))
+                h.register_hook(lambda g: setattr(box, "value", box.value + 1))
+            return h, None
+
+        last, _ = loop(step, start_at, None, length=6, **how)
+        last.sum().backward(retain_graph=True)
+        last.pow(2).sum().backward()
+        return counted, box.value, norms
+
+    found, expected = run(remat.scan, **how), run(plain_scan)
+    assert found[:2] == expected[:2] == ([6], 12)
+    assert found[2] == pytest.approx(expected[2], rel=1e-12)

@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from remat.execute.python_state import PythonState
 from remat.execute.rng_state import global_rng_states
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.activity import ActivityTracker
@@ -34,7 +33,7 @@ class GradModeTrial:
 
     def __init__(self, step: AnalyzedStep, tracker: ActivityTracker) -> None:
         self._tracker = tracker
-        self._states = [*global_rng_states(), *step.replayable_states, PythonState(step.closure.containers)]
+        self._states = [*global_rng_states(), *step.replayable_states]
         self._needs_grad: bool | None = None  # None until a step has been tried
 
     def wrap(self, step: Step) -> Step:

@@ -8,17 +8,20 @@ What the cache can miss: a later step that takes more than the first one did. A 
 the same code, on leaves of the same specs, whose first run saved and allocated as many bytes, within 2 %.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from remat.errors import InfeasibleError
 from remat.execute.gradients import Gradients
-from remat.execute.python_state import PythonState
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.backend import TorchBackend
@@ -36,6 +39,14 @@ __all__ = ["measured"]
 
 STEPS = 8  # length of the loop that is measured, of which only a few steps are run
 CUDA_OWN = 1 << 19  # bytes of fingerprints on the device, in blocks of 512
+
+
+class _NoHooks(TorchFunctionMode):
+    """A mode in which tensors get no hooks: those of a step are for gradients, and these are only measured."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function; a hook is registered nowhere."""
+        return RemovableHandle(OrderedDict()) if func is Tensor.register_hook else func(*args, **(kwargs or {}))
 
 
 def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
@@ -64,8 +75,13 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
         if device is not None:
             torch.cuda.synchronize(device)
 
-    states = [*call.step.replayable_states, PythonState(call.step.closure.containers)]
-    with preserved_state(states), without_saved_tensor_hooks(), torch.no_grad(), recomputing(True):
+    with ExitStack() as stack:
+        stack.enter_context(preserved_state(call.step.replayable_states))
+        stack.enter_context(without_saved_tensor_hooks())
+        if call.step.closure.mentions("register_hook"):
+            stack.enter_context(_NoHooks())
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(recomputing(True))
         try:
             free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
             cost = measure_step(_setup(call, leaves, steps, devices, finish), steps, free)
