@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from autograd.extend import vspace
@@ -66,7 +65,7 @@ class NumpyBackend(ABC):
         self.first_step = first_step
         self.output_check: OutputCheck | None = None
         self.activity = CarryActivity(needs_grad.carry, exact=mode is StepMode.AUTOGRAD)
-        self.partial_tape: Any = None  # the tape of a range whose recording has not ended, for `failed_at`
+        self.partial_tape: PyTree = None  # the tape of a range whose recording has not ended, for `failed_at`
         self.shared_outputs: set[int] = set()  # leaves of the outputs whose rows are kept states
 
     @property
@@ -102,20 +101,20 @@ class NumpyBackend(ABC):
             self.output_check = OutputCheck(self.runner.outputs)
 
     @abstractmethod
-    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+    def record(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
         """The carry after steps start..stop-1, and their tape."""
 
-    def new_gradients(self, carry: list[Any], outputs: Sequence[Any], xs: Sequence[Any]) -> Gradients:
+    def new_gradients(self, carry: list[Leaf], outputs: Sequence[Leaf], xs: Sequence[Leaf]) -> Gradients:
         """The gradients at the turn: cotangents of the last carry and of the outputs, zeros for the rest."""
         rows = [vspace(leaf).zeros() if needed else None for leaf, needed in zip(xs, self.needs_grad.xs, strict=True)]
         sums: list[Sum] = [None] * len(self.captured)
         return Gradients(carry, outputs if any(bar is not None for bar in outputs) else (), rows, sums)
 
     @abstractmethod
-    def pull_back(self, tape: Any, gradients: Gradients) -> Gradients:
+    def pull_back(self, tape: PyTree, gradients: Gradients) -> Gradients:
         """The gradients before the tape's steps."""
 
-    def copy(self, state: Any) -> Any:
+    def copy(self, state: PyTree) -> PyTree:
         """A private copy of a carry, which no step can write into.
 
         A leaf that is an output of its step as well is not held twice: its copy is the output's row. Under autograd the
@@ -126,7 +125,7 @@ class NumpyBackend(ABC):
         leaves, frozen_copy = runner.tree.flatten_like(state, "carry"), copier(writable=False)
         return runner.tree.unflatten([rows[id(leaf)] if id(leaf) in rows else frozen_copy(leaf) for leaf in leaves])
 
-    def _rows_of_last_output(self) -> dict[int, Any]:
+    def _rows_of_last_output(self) -> dict[int, Leaf]:
         """By the id of an array that the last step returned as output: the row that holds it."""
         runner, outputs = self.runner, self.runner.outputs
         row = outputs.row_of(runner.current_step)
@@ -141,7 +140,7 @@ class NumpyBackend(ABC):
                     self.shared_outputs.add(j)
         return rows
 
-    def size(self, value: Any) -> int:
+    def size(self, value: Leaf) -> int:
         """Bytes of a carry, a tape or a cotangent."""
         if isinstance(value, RecordedRange):
             inputs = [leaf.rows if isinstance(leaf, SeparateRows) else (leaf,) for leaf in self.runner.inputs.leaves]
@@ -168,12 +167,12 @@ class NumpyBackend(ABC):
         """A meter of Python's allocations, by tracemalloc."""
         return NumpyMeter()
 
-    def fingerprint(self, state: Any) -> list[float]:
+    def fingerprint(self, state: PyTree) -> list[float]:
         """A fingerprint for each leaf of the carry and of the output of the last step."""
         with np.errstate(all="ignore"):
             return [fingerprint(leaf) for leaf in self.runner.observed(state)]
 
-    def mismatch(self, state: Any, expected: Sequence[float], *, recorded: int) -> str | None:
+    def mismatch(self, state: PyTree, expected: Sequence[float], *, recorded: int) -> str | None:
         """A description of the first leaf whose fingerprint differs beyond rounding, or None.
 
         Recorded steps may round differently, so the tolerance grows with their number `recorded`.
@@ -191,7 +190,7 @@ class NumpyBackend(ABC):
                     return f"{name} was another one by {difference:.1g} of its size"
         return None
 
-    def _output_cotangents(self, cotangents: Sequence[Any], i: int) -> list[Any] | None:
+    def _output_cotangents(self, cotangents: Sequence[Leaf], i: int) -> list[Leaf] | None:
         """The cotangents of the output of step i by leaf; None if it has no output, or there are no cotangents."""
         row = self.runner.outputs.row_of(i)
         if row is None or not cotangents:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from autograd.builtins import tuple as boxed_tuple
 from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
@@ -31,12 +30,12 @@ __all__ = ["CheckpointCall", "checkpoint"]
 
 
 def checkpoint(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    fn: Callable[..., PyTree],
+    args: tuple[Leaf, ...],
+    kwargs: dict[str, PyTree],
     options: CheckpointOptions,
     call: CallRecord | None = None,
-) -> Any:
+) -> PyTree:
     """What `fn` returns; its tape is not kept, unless its outputs are within the threshold. Untraced, a plain call."""
     if call is not None:
         call.framework, call.steps = "numpy", 0
@@ -103,7 +102,7 @@ class CheckpointCall:
         except TypeError as also:  # it writes what autograd cannot record either
             raise error from also
 
-    def _record_first(self, values: Sequence[Any], check: bool, tracking: bool) -> None:
+    def _record_first(self, values: Sequence[Leaf], check: bool, tracking: bool) -> None:
         """Record the first run, to count the bytes of its tape, or to keep it if its outputs are small."""
         with fresh_trace() as trace:
             boxes, roots = box_leaves([readonly_view(value) for value in values], [True] * len(values), trace)
@@ -116,7 +115,7 @@ class CheckpointCall:
             CheckpointProfiler.note(tape_size([node for node in nodes if node is not None], shared))
         self.outputs.nodes = []
 
-    def reverse(self, values: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+    def reverse(self, values: Sequence[Leaf], cotangents: Sequence[Leaf], indices: Sequence[int]) -> list[Leaf]:
         """The gradients of the inputs with these indices."""
         first_order = not any(map(is_boxed, [*values, *cotangents]))
         if self._tape is not None and first_order:
@@ -133,7 +132,7 @@ class CheckpointCall:
             pass
         return [sums[roots[i]][0] if roots[i] in sums else vspace(values[i]).zeros() for i in indices]
 
-    def tangent(self, values: Sequence[Any], tangents: Sequence[Any], indices: Sequence[int]) -> Any:
+    def tangent(self, values: Sequence[Leaf], tangents: Sequence[Leaf], indices: Sequence[int]) -> PyTree:
         """The tangents of the results, from those of the inputs with these indices."""
         with self._recomputation(), fresh_trace() as trace:
             boxes, _ = box_leaves(values, [i in indices for i in range(len(values))], trace, tangents)
@@ -148,7 +147,7 @@ class CheckpointCall:
         with recomputing(True), segment_pass(self.name, "recompute", self.depth), self._environment.at_call():
             yield
 
-    def _call_function(self, values: Sequence[Any]) -> Any:
+    def _call_function(self, values: Sequence[Leaf]) -> PyTree:
         """What the function returns with these values in the places of its boxes."""
         if self.call is not None and self.call.steps is not None:
             self.call.steps += 1
@@ -163,21 +162,21 @@ class CheckpointCall:
 
 
 @primitive  # type: ignore[untyped-decorator]
-def _segment(segment: CheckpointCall, *values: Any) -> tuple[Any, ...]:
+def _segment(segment: CheckpointCall, *values: PyTree) -> tuple[Leaf, ...]:
     return segment.forward(values)
 
 
-def _vjp(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
+def _vjp(argnums: Sequence[int], ans: Leaf, args: Sequence[Leaf], kwargs: object) -> Callable[[PyTree], Sequence[Leaf]]:
     segment, values, indices = args[0], args[1:], [argnum - 1 for argnum in argnums]
 
-    def vjp(cotangents: Any) -> Sequence[Any]:
-        gradients: list[Any] = segment.reverse(values, [cotangents[i] for i in range(len(cotangents))], indices)
+    def vjp(cotangents: PyTree) -> Sequence[Leaf]:
+        gradients: list[Leaf] = segment.reverse(values, [cotangents[i] for i in range(len(cotangents))], indices)
         return gradients
 
     return vjp
 
 
-def _jvp(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+def _jvp(argnums: Sequence[int], tangents: Sequence[Leaf], ans: Leaf, args: Sequence[Leaf], kwargs: object) -> PyTree:
     return args[0].tangent(args[1:], tangents, [argnum - 1 for argnum in argnums])
 
 

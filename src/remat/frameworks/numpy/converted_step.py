@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from remat.closures.closure_search import CapturedReference
 from remat.execute.rng_state import ReplayableState
+from remat.pytree import Leaf, PyTree
 
 __all__ = ["ConvertedStep"]
 
@@ -14,7 +15,7 @@ class ConvertedStep(Protocol):
     """A step after closure conversion."""
 
     @property
-    def cache_key(self) -> list[Any]:
+    def cache_key(self) -> list[Leaf]:
         """A key of the code that it runs: steps with equal keys, and equal specs of arguments, cost the same."""
         ...
 
@@ -28,6 +29,6 @@ class ConvertedStep(Protocol):
         """Private random generators that it draws from."""
         ...
 
-    def rebind(self, values: list[Any]) -> AbstractContextManager[Callable[..., Any]]:
+    def rebind(self, values: list[Leaf]) -> AbstractContextManager[Callable[..., PyTree]]:
         """The step with these as its captured values, as long as the context lasts."""
         ...

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from remat.closures.closure_search import CapturedReference
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.frameworks.numpy.backend import NumpyBackend
-from remat.pytree import PyTree, StructureMismatch, TreeDef
+from remat.pytree import Leaf, PyTree, StructureMismatch, TreeDef
 
 __all__ = ["CustomVjpBackend"]
 
@@ -22,7 +21,7 @@ class CustomVjpBackend(NumpyBackend):
     found in each variable.
     """
 
-    def __init__(self, *args: Any, vjp: Callable[..., PyTree], **options: Any) -> None:
+    def __init__(self, *args: PyTree, vjp: Callable[..., PyTree], **options: PyTree) -> None:
         super().__init__(*args, **options)
         self.vjp = vjp
         self.named: dict[str, list[CapturedReference]] = {}
@@ -43,7 +42,7 @@ class CustomVjpBackend(NumpyBackend):
                 )
             references.extend([] if same else [reference])
 
-    def record(self, state: Any, start: int, stop: int) -> tuple[Any, Any]:
+    def record(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
         """The carry after steps start..stop-1, and the carries before each of them."""
         carries: list[PyTree] = []
         self.partial_tape = _Carries(start, stop, carries)
@@ -68,18 +67,18 @@ class CustomVjpBackend(NumpyBackend):
                 carry_bar = self._accumulate(out, i, gradients)
         return replace(gradients, carry=carry_bar)
 
-    def size(self, value: Any) -> int:
+    def size(self, value: Leaf) -> int:
         """Bytes of a carry, a tape or a cotangent."""
         return sum(map(super().size, value.carries)) if isinstance(value, _Carries) else super().size(value)
 
-    def _output_bar(self, cotangents: Sequence[Any], i: int) -> Any:
+    def _output_bar(self, cotangents: Sequence[Leaf], i: int) -> PyTree:
         outputs, leaves = self.runner.outputs, self._output_cotangents(cotangents, i)
         if outputs.tree is None or outputs.row_of(i) is None:
             return None
         leaves = leaves or [None] * len(outputs.specs)
         return outputs.tree.unflatten([_or_zeros(leaf, spec) for leaf, spec in zip(leaves, outputs.specs, strict=True)])
 
-    def _accumulate(self, out: Any, i: int, gradients: Gradients) -> list[Any]:
+    def _accumulate(self, out: PyTree, i: int, gradients: Gradients) -> list[Leaf]:
         """Add what the user's VJP of step i returned to the gradients; returns the cotangent of the carry before it."""
         if not isinstance(out, tuple) or len(out) not in (2, 3):
             raise StepError(
@@ -100,7 +99,7 @@ class CustomVjpBackend(NumpyBackend):
             self._accumulate_captured(out[2] if len(out) == 3 else {}, i, gradients.captured)
         return cotangent
 
-    def _accumulate_captured(self, named: Any, i: int, sums: list[Any]) -> None:
+    def _accumulate_captured(self, named: PyTree, i: int, sums: list[Leaf]) -> None:
         """Add the gradients by variable name that the user's VJP of step i returned to those of captured values."""
         if isinstance(named, dict):
             for alias in [name for name in named if self.aliases.get(name, name) not in named]:
@@ -121,7 +120,7 @@ class CustomVjpBackend(NumpyBackend):
                 where = f"gradient of {name} of step {i}"
                 value = _item(named[name], reference.keys, where)
                 needs_grad = [False] * reference.tree.size
-                specs: list[Any] = [None] * reference.tree.size
+                specs: list[Leaf] = [None] * reference.tree.size
                 for at, index in reference.values:
                     leaf = np.asarray(self.captured[index])
                     needs_grad[at], specs[at] = True, (leaf.shape, leaf.dtype)
@@ -134,18 +133,18 @@ class CustomVjpBackend(NumpyBackend):
 class _Carries:
     """The tape of a range: the carry before each of its steps."""
 
-    def __init__(self, start: int, stop: int, carries: list[Any]) -> None:
+    def __init__(self, start: int, stop: int, carries: list[Leaf]) -> None:
         self.start, self.stop, self.carries = start, stop, carries
 
 
-def _or_zeros(cotangent: Any, spec: Any) -> Any:
+def _or_zeros(cotangent: Leaf, spec: PyTree) -> PyTree:
     """A cotangent, zeros if it is None; None for a leaf that is not differentiable, such as an integer."""
     if not spec.differentiable:
         return None
     return np.zeros(spec.shape, spec.dtype) if cotangent is None else cotangent
 
 
-def _gradients(value: Any, tree: TreeDef, needs_grad: Sequence[bool], specs: Sequence[Any], where: str) -> list[Any]:
+def _gradients(value: Leaf, tree: TreeDef, needs_grad: Sequence[bool], specs: Sequence[Leaf], where: str) -> list[Leaf]:
     """The leaves of a gradient that a user's VJP returned, checked and copied; None where no gradient is needed."""
     name = where.partition(" of step")[0]
     try:
@@ -159,7 +158,7 @@ def _gradients(value: Any, tree: TreeDef, needs_grad: Sequence[bool], specs: Seq
     ]
 
 
-def _checked(gradient: Any, shape: tuple[int, ...], dtype: Any, name: str, where: str) -> Any:
+def _checked(gradient: Leaf, shape: tuple[int, ...], dtype: Leaf, name: str, where: str) -> PyTree:
     """A copy of a gradient, if it has the shape and a dtype that fits; else a StepError."""
     if gradient is None:
         raise StepError(f"vjp returned None for {name}, of which a gradient is wanted ({where}); zeros are numpy.zeros")
@@ -171,7 +170,7 @@ def _checked(gradient: Any, shape: tuple[int, ...], dtype: Any, name: str, where
     return gradient.astype(dtype, copy=False)
 
 
-def _item(value: Any, keys: Sequence[Any], where: str) -> Any:
+def _item(value: Leaf, keys: Sequence[Leaf], where: str) -> PyTree:
     """The value at these keys of nested containers; a StepError if there is none."""
     try:
         for key in keys:

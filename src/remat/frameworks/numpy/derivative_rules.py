@@ -4,7 +4,6 @@ They stand apart from the primitive, since derivatives beyond the first run loop
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from autograd.extend import defjvp_argnums, defvjp_argnums
 
@@ -12,24 +11,25 @@ from remat.frameworks.numpy.leaves import is_boxed
 from remat.frameworks.numpy.multiple_results import sparse_entries
 from remat.frameworks.numpy.primitive import loop_primitive
 from remat.frameworks.numpy.second_order import adjoint, tangent
+from remat.pytree import Leaf, PyTree
 
 __all__: list[str] = []
 
 
-def _vjp(argnums: Sequence[int], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[Any], Sequence[Any]]:
+def _vjp(argnums: Sequence[int], ans: Leaf, args: Sequence[Leaf], kwargs: object) -> Callable[[PyTree], Sequence[Leaf]]:
     call, leaves, indices = args[0], args[1:], [argnum - 1 for argnum in argnums]
 
-    def vjp(cotangents: Any) -> Sequence[Any]:
+    def vjp(cotangents: PyTree) -> Sequence[Leaf]:
         entries = sparse_entries(cotangents)
         if is_boxed(cotangents) or any(map(is_boxed, leaves)):
             return adjoint(call, leaves, entries, indices)
-        gradients: list[Any] = call.reverse(leaves, entries, indices)
+        gradients: list[Leaf] = call.reverse(leaves, entries, indices)
         return gradients
 
     return vjp
 
 
-def _jvp(argnums: Sequence[int], tangents: Sequence[Any], ans: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+def _jvp(argnums: Sequence[int], tangents: Sequence[Leaf], ans: Leaf, args: Sequence[Leaf], kwargs: object) -> PyTree:
     call, leaves = args[0], args[1:]
     by_leaf = dict(zip([argnum - 1 for argnum in argnums], tangents, strict=True))
     return tangent(call, leaves, by_leaf)

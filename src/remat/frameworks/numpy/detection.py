@@ -1,10 +1,9 @@
 """Which values are autograd's: its boxes. Plain arrays and numbers belong to no framework."""
 
-from typing import Any
-
 from autograd.extend import Box
 
 from remat.frameworks.framework_protocol import FrameworkTraits
+from remat.pytree import Leaf, PyTree
 from remat.segments import CheckpointOptions
 
 __all__ = ["TRAITS", "checkpoint_module", "is_module", "is_tracing", "owns"]
@@ -12,12 +11,12 @@ __all__ = ["TRAITS", "checkpoint_module", "is_module", "is_tracing", "owns"]
 TRAITS = FrameworkTraits("numpy", "autograd", array_types=(Box,))
 
 
-def owns(leaf: Any) -> bool:
+def owns(leaf: Leaf) -> bool:
     """False: only boxes are autograd's, and these are in ARRAY_TYPES."""
     return False
 
 
-def is_module(fn: Any) -> bool:
+def is_module(fn: PyTree) -> bool:
     """Autograd has no modules."""
     return False
 
@@ -27,6 +26,6 @@ def is_tracing() -> bool:
     return False
 
 
-def checkpoint_module(module: Any, options: CheckpointOptions) -> Any:
+def checkpoint_module(module: PyTree, options: CheckpointOptions) -> PyTree:
     """Raises a TypeError; never called, since autograd has no modules."""
     raise TypeError(f"autograd has no modules, and {module!r:.60} is none")

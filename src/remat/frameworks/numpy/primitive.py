@@ -45,12 +45,12 @@ __all__ = ["NumpyCall", "as_truth_value", "loop_primitive", "run"]
 class NumpyCall(LoopCall[NumpyBackend]):
     """One call of a loop that autograd differentiates."""
 
-    vjp: Callable[..., Any] | None = None  # the user's VJP of a step, if there is one
+    vjp: Callable[..., PyTree] | None = None  # the user's VJP of a step, if there is one
     mode: StepMode = StepMode.PLAIN
     first_step: FirstStep | None = None  # what step 0 returned when it was measured or first run, if that is compared
     results: "LoopResult | None" = None
 
-    def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[NumpyBackend, Any]:
+    def new_backend(self, leaves: Sequence[Leaf], steps: int) -> tuple[NumpyBackend, Any]:
         """A backend for that many steps on plain leaves, and the first carry."""
         init, xs, captured = self.split(leaves)
         specs = [spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
@@ -108,13 +108,13 @@ class NumpyCall(LoopCall[NumpyBackend]):
         """Release the run that waits for its reverse sweep: none will come."""
         self.pending = None
 
-    def evaluate_cond(self, backend: NumpyBackend, carry: Any) -> bool:
+    def evaluate_cond(self, backend: NumpyBackend, carry: PyTree) -> bool:
         """Whether the condition holds for a carry."""
         assert self.cond is not None
         with self.step.rebind(backend.captured):
             return as_truth_value(self.cond(carry if backend.runner.protect is None else backend.runner.protect(carry)))
 
-    def reverse(self, leaves: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+    def reverse(self, leaves: Sequence[Leaf], cotangents: Sequence[Leaf], indices: Sequence[int]) -> list[Leaf]:
         """The gradients of the leaves with these indices. A second reverse sweep runs forward again first."""
         with self.at_turn(leaves) as (backend, interpreter):
             return self._reverse(backend, interpreter, leaves, cotangents, indices)
@@ -123,23 +123,23 @@ class NumpyCall(LoopCall[NumpyBackend]):
         self,
         backend: NumpyBackend,
         interpreter: Interpreter[NumpyBackend],
-        leaves: Sequence[Any],
-        cotangents: Sequence[Any],
+        leaves: Sequence[Leaf],
+        cotangents: Sequence[Leaf],
         indices: Sequence[int],
-    ) -> list[Any]:
+    ) -> list[Leaf]:
         assert self.results is not None
         carry, outputs = self.results.expand_cotangents(cotangents)
         gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.split(leaves)[1]))
         by_leaf = [*gradients.carry, *gradients.xs, *(total and total[0] for total in gradients.captured)]
         return [_zeros(leaves[i]) if by_leaf[i] is None else by_leaf[i] for i in indices]
 
-    def measured(self, leaves: Sequence[Any]) -> StepCost:
+    def measured(self, leaves: Sequence[Leaf]) -> StepCost:
         """What a step costs."""
         # Further runs of step 0, which measuring does not put back one by one, are not compared with the first.
         return measured(self, replace(self, first_step=None), leaves, (self.mode, self.vjp is not None))
 
 
-def as_truth_value(answer: Any) -> bool:
+def as_truth_value(answer: PyTree) -> bool:
     """The answer of a condition as a bool; a StepError if it is not one truth value."""
     answer = getval(answer)
     if answer is None or np.size(answer) != 1:
@@ -152,7 +152,7 @@ def as_truth_value(answer: Any) -> bool:
 class LoopResult:
     """The leaves of the last carry and of the outputs. Autograd sees the differentiable ones only."""
 
-    leaves: list[Any]
+    leaves: list[Leaf]
     specs: list[ArraySpec]
     carry_size: int
     outputs: TreeDef
@@ -179,19 +179,19 @@ class LoopResult:
         """The differentiable leaves: what the primitive returns."""
         return Results([leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True) if active])
 
-    def with_boxes(self, boxes: Any) -> list[Any]:
+    def with_boxes(self, boxes: PyTree) -> list[Leaf]:
         """All leaves, with what the primitive has returned in the places of the differentiable ones."""
         rest = iter([boxes[i] for i in range(len(boxes))])
         return [next(rest) if active else leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True)]
 
-    def expand_cotangents(self, cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def expand_cotangents(self, cotangents: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         """Cotangents for all leaves, of the carry and of the outputs; None where there is none, or only zeros."""
         rest = iter(cotangents)
         expanded = [next(rest) if active else None for active in self.differentiable]
         expanded = [bar if bar is not None and np.any(bar) else None for bar in expanded]
         return expanded[: self.carry_size], expanded[self.carry_size :]
 
-    def dense_cotangents(self, cotangents: Sequence[Any]) -> list[Any]:
+    def dense_cotangents(self, cotangents: Sequence[Leaf]) -> list[Leaf]:
         """The cotangents of the differentiable leaves, with zeros where there is none."""
         leaves = zip(self.shapes, self.specs, self.differentiable, strict=True)
         places = [(shape, spec.dtype) for shape, spec, active in leaves if active]
@@ -200,12 +200,12 @@ class LoopResult:
 
 
 @primitive  # type: ignore[untyped-decorator]
-def loop_primitive(call: NumpyCall, *leaves: Any) -> Results:
+def loop_primitive(call: NumpyCall, *leaves: PyTree) -> Results:
     """The differentiable results of a loop; `derivative_rules.py` has its VJP and JVP."""
     return call.run(leaves).differentiable_leaves()
 
 
-def run(call: NumpyCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
+def run(call: NumpyCall, leaves: Sequence[Leaf]) -> tuple[PyTree, PyTree]:
     """The last carry and the outputs of a loop that has a box among its leaves."""
     boxes = loop_primitive(call, *leaves)
     results = call.results
@@ -215,5 +215,5 @@ def run(call: NumpyCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
     return call.carry.unflatten(out[: results.carry_size]), results.outputs.unflatten(out[results.carry_size :])
 
 
-def _zeros(leaf: Any) -> Any:
+def _zeros(leaf: Leaf) -> PyTree:
     return vspace(leaf).zeros()

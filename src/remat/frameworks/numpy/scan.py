@@ -1,7 +1,6 @@
 """`scan` and `while_loop` on arrays: from a user's step and values to a loop, plain or under autograd."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,22 +15,22 @@ from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs, infer_length
 from remat.loops.step_runner import StepRunner
 from remat.loops.structure_check import flatten_leaves
-from remat.pytree import TreeDef, flatten
+from remat.pytree import Leaf, PyTree, TreeDef, flatten
 from remat.units import to_count
 
 __all__ = ["scan", "scan_flat", "while_loop"]
 
 
 def scan(
-    step: Callable[[Any, Any], Any],
-    init: Any,
-    xs: Any,
+    step: Callable[[PyTree, PyTree], PyTree],
+    init: PyTree,
+    xs: PyTree,
     length: int | None,
     request: LoopRequest,
-    vjp: Callable[..., Any] | None = None,
+    vjp: Callable[..., PyTree] | None = None,
     rows: dict[int, int] | None = None,
     driven: bool = True,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """The last carry and the outputs of all steps, or of those in `rows`; `driven` has no meaning here (JAX)."""
     init_leaves, carry = flatten_leaves(leaf_ops, init, "init")
     xs_leaves, inputs = flatten(xs, unpack)
@@ -44,13 +43,13 @@ def scan(
 
 def scan_flat(
     step: ConvertedStep,
-    init: Any,
-    xs: Any,
-    captured: list[Any],
+    init: PyTree,
+    xs: PyTree,
+    captured: list[Leaf],
     steps: int,
     request: LoopRequest,
     rows: dict[int, int] | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     """A scan of a step that is closure-converted already, with these captured values."""
     init_leaves, carry = flatten(init)
     xs_leaves, inputs = flatten(xs)
@@ -59,14 +58,14 @@ def scan_flat(
 
 def _scan(
     step: ConvertedStep,
-    values: tuple[list[Any], list[Any], list[Any]],  # leaves of init, leaves of xs, captured values
+    values: tuple[list[Leaf], list[Leaf], list[Leaf]],  # leaves of init, leaves of xs, captured values
     carry: TreeDef,
     inputs: TreeDef,
     steps: int,
     request: LoopRequest,
-    vjp: Callable[..., Any] | None,
+    vjp: Callable[..., PyTree] | None,
     rows: dict[int, int] | None,
-) -> tuple[Any, Any]:
+) -> tuple[PyTree, PyTree]:
     init, xs, captured = values
     leaves = [*init, *xs, *captured]
     if any(map(is_boxed, leaves)):
@@ -88,13 +87,17 @@ def _scan(
 
 
 def while_loop(
-    cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any, max_steps: int | None, request: LoopRequest
-) -> Any:
+    cond: Callable[[PyTree], PyTree],
+    body: Callable[[PyTree], PyTree],
+    init: PyTree,
+    max_steps: int | None,
+    request: LoopRequest,
+) -> PyTree:
     """The first carry for which `cond` does not hold, or the one after `max_steps`."""
     limit = None if max_steps is None else to_count(max_steps, "max_steps")
     leaves, carry = flatten_leaves(leaf_ops, init, "init")
 
-    def step(carry: Any, x: None) -> tuple[Any, None]:
+    def step(carry: PyTree, x: None) -> tuple[PyTree, None]:
         return body(carry), None
 
     captured = CapturedStep(step, cond, leaves=leaves)
@@ -114,6 +117,6 @@ def while_loop(
     return value
 
 
-def _new_runner(carry: TreeDef, leaves: Sequence[Any], inputs: Inputs, outputs: Outputs) -> StepRunner:
+def _new_runner(carry: TreeDef, leaves: Sequence[Leaf], inputs: Inputs, outputs: Outputs) -> StepRunner:
     specs = [spec_of(leaf, name) for leaf, name in zip(leaves, carry.paths("init"), strict=True)]
     return StepRunner(leaf_ops, carry, specs, inputs, outputs)

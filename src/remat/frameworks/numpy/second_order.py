@@ -26,7 +26,7 @@ from remat.frameworks.numpy.scan import scan_flat
 from remat.frameworks.numpy.tape import box_leaves, fresh_trace, pull_back, unbox
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import unpack_output
-from remat.pytree import flatten
+from remat.pytree import Leaf, PyTree, flatten
 
 __all__ = ["adjoint", "tangent"]
 
@@ -35,10 +35,10 @@ __all__ = ["adjoint", "tangent"]
 class _FlatStep:
     """A step that takes captured values as its first argument."""
 
-    function: Callable[[list[Any], Any, Any], Any]
+    function: Callable[[list[Leaf], Any, Any], Any]
 
     @property
-    def cache_key(self) -> list[Any]:
+    def cache_key(self) -> list[Leaf]:
         return []
 
     @property
@@ -50,11 +50,11 @@ class _FlatStep:
         return []
 
     @contextmanager
-    def rebind(self, values: list[Any]) -> Iterator[Callable[..., Any]]:
+    def rebind(self, values: list[Leaf]) -> Iterator[Callable[..., PyTree]]:
         yield lambda carry, x: self.function(values, carry, x)
 
 
-def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], indices: Sequence[int]) -> list[Any]:
+def adjoint(call: NumpyCall, leaves: Sequence[Leaf], cotangents: Sequence[Leaf], indices: Sequence[int]) -> list[Leaf]:
     """The gradients of the leaves with these indices, as a differentiable function of leaves and cotangents."""
     forward, n, request = _forward(call), call.steps, _same_plan(call)
     init, xs, captured = call.split(leaves)
@@ -70,10 +70,10 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], i
         return _by_index(leaves, indices, ((bars, active), ((), [False] * (len(xs) + len(captured)))))
     _, active_xs, active_captured = call.split([i in indices for i in range(len(leaves))])
 
-    def states(captured: list[Any], carry: list[Any], x: list[Any]) -> Any:
+    def states(captured: list[Leaf], carry: list[Leaf], x: list[Leaf]) -> PyTree:
         return forward(captured, carry, x)[0], carry
 
-    def backward(captured: list[Any], sums: Any, inputs: Any) -> Any:
+    def backward(captured: list[Leaf], sums: PyTree, inputs: PyTree) -> PyTree:
         (bars, totals), (carry, x, ybars) = sums, inputs
         with fresh_trace() as trace:
             carry_in, carry_roots = box_leaves(carry, active, trace)
@@ -84,7 +84,7 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], i
         pairs = [(node, bar) for node, bar in zip(nodes, [*bars, *ybars], strict=True) if node is not None]
         by_node = pull_back([pairs], {})
 
-        def gradients(roots: list[Any], values: list[Any], mask: list[bool]) -> list[Any]:
+        def gradients(roots: list[Leaf], values: list[Leaf], mask: list[bool]) -> list[Leaf]:
             return [
                 _like(by_node[node][0] if node in by_node else vspace(value).zeros(), value)
                 for node, value, is_active in zip(roots, values, mask, strict=True)
@@ -102,19 +102,19 @@ def adjoint(call: NumpyCall, leaves: Sequence[Any], cotangents: Sequence[Any], i
     return _by_index(leaves, indices, groups)
 
 
-def _by_index(leaves: Sequence[Any], indices: Sequence[int], groups: Sequence[tuple[Any, list[bool]]]) -> list[Any]:
+def _by_index(leaves: Sequence[Leaf], indices: Sequence[int], groups: Sequence[tuple[Any, list[bool]]]) -> list[Leaf]:
     """The gradients of the leaves with these indices, zeros where there is none.
 
     `groups` are carry, inputs and captured values: the gradients of those that are active, and which these are.
     """
-    by_leaf: list[Any] = []
+    by_leaf: list[Leaf] = []
     for gradients, active in groups:
         rest = iter(gradients)
         by_leaf += [next(rest) if is_active else None for is_active in active]
     return [vspace(leaves[i]).zeros() if by_leaf[i] is None else by_leaf[i] for i in indices]
 
 
-def tangent(call: NumpyCall, leaves: Sequence[Any], tangents: dict[int, Any]) -> Any:
+def tangent(call: NumpyCall, leaves: Sequence[Leaf], tangents: dict[int, Leaf]) -> PyTree:
     """The tangents of the results, from those of some leaves by index, in one loop forward."""
     forward, n, request = _forward(call), call.steps, _same_plan(call)
     call.abandon()
@@ -132,7 +132,7 @@ def tangent(call: NumpyCall, leaves: Sequence[Any], tangents: dict[int, Any]) ->
         if is_active
     ]
 
-    def step(values: list[Any], pairs: Any, inputs: Any) -> Any:
+    def step(values: list[Leaf], pairs: PyTree, inputs: PyTree) -> PyTree:
         (carry, dots), (x, x_dots) = pairs, inputs
         captured, captured_dots = values[: len(active_captured)], values[len(active_captured) :]
         with fresh_trace() as trace:
@@ -142,7 +142,7 @@ def tangent(call: NumpyCall, leaves: Sequence[Any], tangents: dict[int, Any]) ->
             carry_out, y = forward(captured_in, carry_in, x_in)
             primals, nodes = zip(*[unbox(leaf, trace) for leaf in [*carry_out, *y]], strict=True)
 
-        def tangents_of(low: int, mask: list[bool]) -> list[Any]:
+        def tangents_of(low: int, mask: list[bool]) -> list[Leaf]:
             return [
                 _like(vspace(primals[k]).zeros() if nodes[k] is None else nodes[k].g, primals[k])
                 for k, is_active in enumerate(mask, low)
@@ -160,7 +160,7 @@ def tangent(call: NumpyCall, leaves: Sequence[Any], tangents: dict[int, Any]) ->
     return make_results(*dots, *(y_dots or ()))
 
 
-def _forward(call: NumpyCall) -> Callable[[list[Any], list[Any], list[Any]], tuple[list[Any], list[Any]]]:
+def _forward(call: NumpyCall) -> Callable[[list[Leaf], list[Leaf], list[Leaf]], tuple[list[Leaf], list[Leaf]]]:
     """The step between leaves: captured, carry, x → carry, y."""
     if call.vjp is not None:
         raise StepError(
@@ -175,7 +175,7 @@ def _forward(call: NumpyCall) -> Callable[[list[Any], list[Any], list[Any]], tup
     results = call.results
     assert results is not None
 
-    def forward(captured: list[Any], carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+    def forward(captured: list[Leaf], carry: list[Leaf], x: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         with call.step.rebind(captured) as step:
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
         outputs = flatten(y, unpack)[0] if len(results.differentiable) > results.carry_size else []
@@ -189,22 +189,22 @@ def _same_plan(call: NumpyCall) -> LoopRequest:
     return replace(call.request, memory=None, plan=call.plan)
 
 
-def _promoted(leaf: Any, spec: ArraySpec) -> Any:
+def _promoted(leaf: Leaf, spec: ArraySpec) -> PyTree:
     """A Python number with the dtype that it is promoted to in the loop."""
     return spec.dtype.type(leaf) if type(leaf) in (bool, int, float, complex) else leaf
 
 
-def _where(items: Sequence[Any], mask: Sequence[bool]) -> list[Any]:
+def _where(items: Sequence[Leaf], mask: Sequence[bool]) -> list[Leaf]:
     return [item for item, is_active in zip(items, mask, strict=True) if is_active]
 
 
-def _like(value: Any, other: Any) -> Any:
+def _like(value: Leaf, other: Leaf) -> PyTree:
     """A value with the dtype of another, so that a carry keeps it."""
     dtype = np.asarray(getval(other)).dtype
     return value if np.asarray(getval(value)).dtype == dtype else anp.array(value).astype(dtype)
 
 
-def _for_every_step(bar: Any, steps: int, rows: dict[int, int] | None) -> Any:
+def _for_every_step(bar: Leaf, steps: int, rows: dict[int, int] | None) -> PyTree:
     """Cotangents of some steps' outputs as those of all: zero for the others."""
     if rows is None:
         return bar

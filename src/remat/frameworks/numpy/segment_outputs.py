@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from enum import Enum
 from numbers import Number
-from typing import Any
 
 import numpy as np
 from autograd.tracer import getval
@@ -11,7 +10,7 @@ from autograd.tracer import getval
 from remat.errors import StepError
 from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, mismatch, unpack
 from remat.frameworks.numpy.tape import is_boxable, unbox
-from remat.pytree import StructureMismatch, flatten
+from remat.pytree import Leaf, PyTree, StructureMismatch, flatten
 from remat.segments import raise_nondeterministic
 
 __all__ = ["SegmentOutputs", "nbytes_of"]
@@ -20,7 +19,7 @@ __all__ = ["SegmentOutputs", "nbytes_of"]
 class SegmentOutputs:
     """The outputs of a first run, with the specs and fingerprints that recomputed outputs are compared with."""
 
-    def __init__(self, out: Any, name: str, trace: float = -1.0, *, check: bool) -> None:
+    def __init__(self, out: PyTree, name: str, trace: float = -1.0, *, check: bool) -> None:
         self.name = name
         leaves, self.tree = flatten(out, unpack)
         self._names = list(self.tree.paths("its result"))
@@ -36,11 +35,11 @@ class SegmentOutputs:
             for leaf, spec in zip(self.leaves, self._specs, strict=True)
         ]
 
-    def differentiable_leaves(self) -> tuple[Any, ...]:
+    def differentiable_leaves(self) -> tuple[Leaf, ...]:
         """The differentiable leaves: what the primitive returns."""
         return tuple(leaf for leaf, active in zip(self.leaves, self._differentiable, strict=True) if active)
 
-    def with_boxes(self, boxes: Any) -> Any:
+    def with_boxes(self, boxes: PyTree) -> PyTree:
         """The outputs, with what the primitive has returned in the places of the differentiable leaves.
 
         The leaves are dropped here: the segment lives as long as the graph, and they must not.
@@ -51,12 +50,12 @@ class SegmentOutputs:
         return out
 
     @property
-    def like(self) -> list[Any]:
+    def like(self) -> list[Leaf]:
         """Zeros of the shape and dtype of the differentiable leaves; each takes the memory of one number."""
         specs = [spec for spec, active in zip(self._specs, self._differentiable, strict=True) if active]
         return [np.broadcast_to(np.zeros((), spec.dtype), spec.shape) for spec in specs if spec is not None]
 
-    def compare(self, out: Any, trace: float) -> list[Any]:
+    def compare(self, out: PyTree, trace: float) -> list[Leaf]:
         """The nodes of the differentiable leaves of recomputed outputs; a DeterminismError if the outputs differ."""
         try:
             leaves = self.tree.flatten_like(out, "its result", unpack)
@@ -82,7 +81,7 @@ class SegmentOutputs:
 _PLAIN = (np.generic, Number, str, bytes, bool, type(None), Enum, type, np.dtype, slice, range, type(...))
 
 
-def _check_output(leaf: Any, where: str, name: str) -> None:
+def _check_output(leaf: Leaf, where: str, name: str) -> None:
     """Raise a StepError for an output that is still traced, or of a type in which gradients would be lost."""
     if is_boxed(leaf):
         raise StepError(
@@ -100,19 +99,19 @@ def _check_output(leaf: Any, where: str, name: str) -> None:
         )
 
 
-def nbytes_of(leaves: Sequence[Any]) -> int:
+def nbytes_of(leaves: Sequence[Leaf]) -> int:
     """Bytes of the data of arrays and scalars."""
     return sum(np.asarray(leaf).nbytes for leaf in leaves if _spec(leaf) is not None)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Leaf) -> PyTree:
     """The value inside of a box, or of a box in boxes; a value that is not boxed itself."""
     while (inside := getval(value)) is not value:
         value = inside
     return value
 
 
-def _spec(leaf: Any) -> ArraySpec | None:
+def _spec(leaf: Leaf) -> ArraySpec | None:
     """The spec of an array or a number; None for anything else."""
     if isinstance(leaf, bool | int | float | complex) or (
         isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from autograd.core import add_outgrads
@@ -24,7 +24,7 @@ from autograd.tracer import Node, box_type_mappings, isbox, new_box, trace, trac
 from autograd.util import toposort
 
 from remat.frameworks.numpy.leaves import header, unpack
-from remat.pytree import Leaf
+from remat.pytree import Leaf, PyTree
 
 __all__ = [
     "ActiveTraces",
@@ -121,7 +121,7 @@ class ActiveTraces:
 
     def __init__(self) -> None:
         self._arrays: dict[int, np.ndarray] = {}  # by id: plain arrays that the search came upon
-        self._roots: dict[float, Any] = {}  # of autograd's traces, by number
+        self._roots: dict[float, Node] = {}  # of autograd's traces, by number
         frame = sys._getframe()
         while frame is not None:
             if frame.f_code is trace.__code__ and "t" in frame.f_locals:
@@ -136,10 +136,10 @@ class ActiveTraces:
         """The plain arrays that the search has asked about."""
         return list(self._arrays.values())
 
-    def visit(self, value: Any, name: str) -> None:
+    def visit(self, value: Leaf, name: str) -> None:
         """Does nothing: only leaves are of interest."""
 
-    def accepts(self, leaf: Any) -> bool:
+    def accepts(self, leaf: Leaf) -> bool:
         """Whether a leaf is a box of an open trace; a box that outlived its trace, in a cache for one, is not."""
         if not isbox(leaf):
             if type(leaf) is np.ndarray:
@@ -155,22 +155,22 @@ class ActiveTraces:
         return isinstance(node, JVPNode) or node is self._roots[number]
 
 
-def is_boxable(leaf: Any) -> bool:
+def is_boxable(leaf: Leaf) -> bool:
     """Whether autograd can trace a leaf: real and complex floats, and boxes of an outer trace."""
     if type(leaf) is np.ndarray:
         return leaf.dtype.kind in "fc"
     return type(leaf) in box_type_mappings and not isinstance(leaf, tuple | list | dict)
 
 
-def root(leaf: Any, number: float, tangent: Any = None) -> tuple[Any, Any]:
+def root(leaf: Leaf, number: float, tangent: Leaf = None) -> tuple[PyTree, PyTree]:
     """The box of a leaf as a root of the trace, and its node; with a tangent, in forward mode."""
     node = VJPNode.new_root() if tangent is None else JVPNode.new_root(tangent)
     return new_box(leaf, number, node), node
 
 
 def box_leaves(
-    leaves: Sequence[Any], needs_grad: Sequence[bool], number: float, tangents: Sequence[Any] | None = None
-) -> tuple[list[Any], list[Any]]:
+    leaves: Sequence[Leaf], needs_grad: Sequence[bool], number: float, tangents: Sequence[Leaf] | None = None
+) -> tuple[list[Leaf], list[Leaf]]:
     """The leaves, boxed as roots of a trace where a gradient is needed and possible, and their nodes or None.
 
     `tangents`, for forward mode, has one for each leaf whose `needs_grad` is true.
@@ -185,7 +185,7 @@ def box_leaves(
     return boxes, nodes
 
 
-def unbox(leaf: Any, number: float) -> tuple[Any, Any]:
+def unbox(leaf: Leaf, number: float) -> tuple[PyTree, PyTree]:
     """The value of a leaf and its node in the trace, or None if it does not depend on the roots."""
     if isbox(leaf) and leaf._trace == number:
         return leaf._value, leaf._node
@@ -225,11 +225,11 @@ class _GroupNode(VJPNode):  # type: ignore[misc]
 _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType, VSpace, str, int, bool, np.dtype, type(None))
 
 
-def tape_size(tape: object, shared: Sequence[Any]) -> int:
+def tape_size(tape: object, shared: Sequence[Leaf]) -> int:
     """Bytes that a tape keeps alive: all arrays and Python objects that its nodes refer to, except `shared` arrays."""
     seen = {id(_buffer(leaf)) for leaf in shared if isinstance(leaf, np.ndarray)}
     size = 0
-    stack: list[Any] = [tape]
+    stack: list[Leaf] = [tape]
     while stack:
         value = stack.pop()
         if id(value) in seen:
@@ -252,7 +252,7 @@ def tape_size(tape: object, shared: Sequence[Any]) -> int:
     return size
 
 
-def _buffer(array: Any) -> Any:
+def _buffer(array: Leaf) -> PyTree:
     """The array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base
