@@ -82,7 +82,9 @@ class _Separate(torch.autograd.Function):
         ctx.set_materialize_grads(False)  # a row that is not used needs no zeros
         ctx.like = rows.shape, rows.dtype, rows.device
         size = rows.numel() // max(1, len(rows))
-        return tuple(_on_storage_of(rows, rows.storage_offset() + i * size, rows.shape[1:]) for i in range(len(rows)))
+        return tuple(
+            _on_storage_of(rows, int(rows.storage_offset()) + i * size, rows.shape[1:]) for i in range(len(rows))
+        )
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Tensor | None:
