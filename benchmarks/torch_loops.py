@@ -26,16 +26,22 @@ from remat.frameworks.torch.meter import CudaMeter, StorageMeter
 SEGMENT = 31
 
 
+class Counter:
+    """A number in a slot: attributes of the module itself are put back after a recomputation."""
+
+    __slots__ = ("calls",)
+
+
 class Cell(torch.nn.Module):
     """An LSTM cell that counts its calls."""
 
     def __init__(self, hidden):
         super().__init__()
         self.gates = torch.nn.Linear(2 * hidden, 4 * hidden)
-        self.calls = 0
+        self.counter = Counter()
 
     def forward(self, carry, x):
-        self.calls += 1
+        self.counter.calls += 1
         h, c = carry
         i, f, g, o = self.gates(torch.cat([x, h], 1)).chunk(4, 1)
         c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
@@ -101,18 +107,18 @@ class Bench:
     def run(self, loop):
         """Seconds of one gradient, and forward steps."""
         self.forget()
-        self.cell.calls = 0
+        self.cell.counter.calls = 0
         self.finish()
         began = time.perf_counter()
         loss = loop(self.cell, (self.zeros, self.zeros), self.xs)[0].pow(2).sum()
         loss.backward()
         self.finish()
-        return time.perf_counter() - began, self.cell.calls
+        return time.perf_counter() - began, self.cell.counter.calls
 
     def memory(self, loop):
         """Bytes at the peak, and host bytes a step that the forward pass leaves."""
         self.forget()
-        self.cell.calls = 0
+        self.cell.counter.calls = 0
         gc.collect()
         meter = CudaMeter(self.device) if self.cuda else StorageMeter()
         with meter.counting():
@@ -140,7 +146,7 @@ def table(bench, rows, rounds):
         if rounds > 1:
             bench.run(loop)  # warm up: measuring, planning, kernels
         peaks[name] = bench.memory(loop)
-        counts[name] = bench.cell.calls
+        counts[name] = bench.cell.counter.calls
         gradient = bench.gradient()
         exact = gradient if exact is None else exact
         errors[name] = max(float((a - b).norm() / b.norm()) for a, b in zip(gradient, exact, strict=True))

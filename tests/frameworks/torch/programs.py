@@ -60,7 +60,9 @@ def assert_same(found, expected, *, bitwise=True, tolerance=1e-12):
 
 
 class Counted:
-    """A step that counts its calls."""
+    """A step that counts its calls, in a slot: contents of a `__dict__` are put back after a recomputation."""
+
+    __slots__ = ("__weakref__", "calls", "step")
 
     def __init__(self, step):
         self.step, self.calls = step, 0

@@ -12,6 +12,7 @@ from remat.closures.capture import ConvertedClosure
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.left_behind import LeftBehind
+from remat.frameworks.torch.loop_contents import LoopContents
 
 __all__ = ["AnalyzedStep"]
 
@@ -23,6 +24,7 @@ class AnalyzedStep:
     closure: ConvertedClosure
     autocast: AutocastState
     replayable_states: Sequence[ReplayableState]  # random generators, buffers and Python contents that steps may change
+    contents: LoopContents  # one of them
     left_behind: LeftBehind
     under_functorch: bool = False  # whether torch.func runs the loop at another level
     modules: Sequence[Module] = ()  # that it closes over

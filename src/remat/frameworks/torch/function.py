@@ -98,6 +98,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             tensors = self.sweep([*leaves, *inputs.tensors])
         assert self.pending is not None
         self.inputs, self.capture_ids, self.rebound = None, inputs.capture_ids, inputs.rebound
+        self.step.contents.keep(inputs.left_by_steps)
         self.step.closure.restrict_to(set(inputs.capture_ids), inputs.bindings)
         self.activity, self.dependent_inputs = self.pending[0].activity, inputs.dependent
         return tensors, inputs.tensors

@@ -69,7 +69,7 @@ class LoopInputs:
         self._watch: Watch | None = None
         self._only_rebound = False
         self._first = next_sequence_nr()  # the nodes of the loop's own steps have higher numbers
-        self.left_by_steps = False  # whether an input was made by a step of the loop
+        self.left_by_steps: list[Tensor] = []  # inputs that a step of the loop has made
         inputs = [
             _Input.of(tensor, capture_id, rebound=is_rebound)
             for tensor, capture_id, is_rebound in zip(tensors, capture_ids, rebound, strict=True)
@@ -132,7 +132,8 @@ class LoopInputs:
             root = _find_tensor(edge) if root is None else root
             if self.closed or root is None:
                 raise unknown_input_error(edge[0], is_leaf, steps)
-            self.left_by_steps |= not is_leaf and sequence_nr(edge[0]) > self._first
+            if not is_leaf and sequence_nr(edge[0]) > self._first:
+                self.left_by_steps.append(root)
             self._add(self._candidates.pop(id(root), _Input(root, root)))
 
     def admit_candidates(self) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from remat.closures.capture import ConvertedClosure
 from remat.errors import InfeasibleError, StepError
+from remat.execute.python_state import PythonState
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import StateReplay
 from remat.frameworks.torch import leaves as leaf_ops
@@ -25,6 +26,7 @@ from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
 from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
 from remat.frameworks.torch.left_behind import LeftBehind
+from remat.frameworks.torch.loop_contents import LoopContents
 from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
@@ -104,16 +106,19 @@ def _call(
     reach = reached(*(function for function in (step, cond) if function is not None and tensors))
     if any_fsdp_module(tensors.modules):  # it exchanges parameters by itself
         reach.registries.clear()
+    contents = LoopContents([*reach.containers, *reach.registries])
     private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
     replayable_states = [
         *global_generators(),
         *(state for state in private if state is not None),
-        *reached_states(reach),
+        *(state for state in reached_states(reach) if not isinstance(state, PythonState)),
+        contents,
     ]
     analyzed = AnalyzedStep(
         closure,
         AutocastState(),
         replayable_states,
+        contents,
         LeftBehind(closure.containers),
         under_functorch,
         tensors.modules,

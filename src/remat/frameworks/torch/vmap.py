@@ -76,6 +76,7 @@ def _batched(call: TorchLoopCall, info: Any) -> TorchLoopCall:
         call.step.closure,
         call.step.autocast,
         call.step.replayable_states,
+        call.step.contents,
         call.step.left_behind,
         under_functorch=True,
         inner=call.step,
