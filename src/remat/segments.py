@@ -103,9 +103,9 @@ def _references(fn: Callable[..., Any]) -> tuple[ReferenceType[Any], ...]:
     """Weak references to the objects that identify a function."""
     if isinstance(fn, MethodType):  # a new object at each access: its object and its function stand for it
         return _weak_reference(fn.__self__), _weak_reference(fn.__func__)
-    if isinstance(fn, FunctionType) and fn.__closure__ and not fn.__defaults__ and not fn.__kwdefaults__:
+    if isinstance(fn, FunctionType) and not fn.__defaults__ and not fn.__kwdefaults__:
         try:
-            contents = [cell.cell_contents for cell in fn.__closure__]
+            contents = [cell.cell_contents for cell in fn.__closure__ or ()]
             return ref(fn.__code__), *(ref(value) for value in contents if not hasattr(type(value), "dtype"))
         except (TypeError, ValueError):  # a number, a list, an empty cell: no weak references
             pass

@@ -133,7 +133,7 @@ def _has(container: Container, items: Any) -> bool:
     if type(items) is dict and type(container) is dict:  # the usual case
         if len(container) != len(items):
             return False
-        return not any(map(is_not, container.values(), items.values())) and not any(map(is_not, container, items))
+        return not any(map(is_not, container.values(), items.values())) and container.keys() == items.keys()
     if isinstance(items, _LongContents):
         return len(container) == items.size and _same_tail(_tail(container), items.tail)
     return _same(container, items)

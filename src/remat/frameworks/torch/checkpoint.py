@@ -59,7 +59,7 @@ StepError, and there is no gradient.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from time import perf_counter
@@ -314,7 +314,7 @@ class CheckpointFrame:
             recomputing(True),
             segment_pass(self.name, "recompute", self.depth),
             self._environment.restored(self.name, inputs.tensors) as storages,
-            restored_leaf_state(inputs.flags),
+            restored_leaf_state(inputs.flags) if inputs.flags else nullcontext(),
             nested(self.depth),
             _frame_opened(None),
             script_as_written(),

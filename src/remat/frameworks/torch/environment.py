@@ -17,6 +17,7 @@ For a loop or a measurement, `replayable_states(TorchReach)` has the same as rep
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -32,7 +33,8 @@ from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks
 from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
 from remat.frameworks.torch.tensor_reach import TorchReach, is_made
-from remat.frameworks.torch.tensor_state import COPIED, Storages, TensorStates, TensorValue, is_plain
+from remat.frameworks.torch.tensor_state import COPIED, Entered, Storages, TensorStates, TensorValue, is_plain
+from remat.segments import mutation_error
 
 __all__ = ["Environment", "reached", "replayable_states"]
 
@@ -93,21 +95,26 @@ class Environment:
     def restored(self, name: str, made: Sequence[Tensor]) -> Iterator[Storages]:
         """A block in which everything is as it was at the call; afterwards everything is as before it.
 
-        `name` is that of the function, for errors. Yields the memory that is written into.
+        Yields the memory that is written into. Raises a StepError for a function of this name that has written other
+        numbers than at first into a tensor whose numbers at the call were not copied.
         """
-        with (
-            self._replay.rewound() if self._replay.used else nullcontext(),
-            self._modes.active(grad=True),
-            self._python.restored(made),
-            self._tensors.restored(name),
-        ):
-            yield self._tensors.storages()
+        exchange, entered = self._python.exchange(made), list[Entered]()
+        with self._replay.rewound() if self._replay.used else nullcontext(), self._modes.active(grad=True):
+            try:
+                exchange.enter()
+                self._tensors.enter(entered)
+                yield self._tensors.storages()
+            finally:
+                repeats = self._tensors.leave(entered)
+                exchange.leave()
+        if not repeats:
+            raise mutation_error(name, "a parameter or a large tensor that it reaches", "by it, with other numbers")
 
     def rewind(self, made: Sequence[Tensor]) -> None:
         """Put everything back to what it was at the call, after a first run that has failed."""
         self._replay.rewind()
         self._python.rewind(made)
-        self._tensors.rewind()
+        self._tensors.enter([])
 
 
 class _PythonContents:
@@ -141,31 +148,17 @@ class _PythonContents:
         self._variables = [(place, with_placeholders(value, index_of)) for place, value in self._variables]
         return Contents([pair for pair in contents.pairs if id(pair[0]) not in keys], contents.empty)
 
-    @contextmanager
-    def restored(self, made: Sequence[Tensor]) -> Iterator[None]:
-        """A block in which contents and variables are as they were; only what differs is written into."""
+    def exchange(self, made: Sequence[Tensor]) -> "_Exchange":
+        """What to exchange so that contents and variables are as they were: only what differs."""
         at_call = self._at_call(made)
         differing = self._exchangeable(at_call.changed())
-        afterwards = _with_present(at_call, differing) if differing else at_call
-        rebound = self._rebound(made)
         hooks = [(tensor, backward_hooks(tensor)) for reference in self._made if (tensor := reference()) is not None]
-        try:
-            differing.restore()
-            for place, _, value in rebound:
-                place.put(value)
-            yield
-        finally:
-            for tensor, registered in hooks:
-                set_backward_hooks(tensor, registered)
-            for place, now, _ in rebound:
-                place.put(now)
-            self._exchangeable(afterwards.changed()).restore()
+        afterwards = _with_present(at_call, differing) if differing else at_call
+        return _Exchange(differing, afterwards, self._rebound(made), hooks, self._exchangeable)
 
     def rewind(self, made: Sequence[Tensor]) -> None:
         """Put contents and variables back to what they were."""
-        self._exchangeable(self._at_call(made).changed()).restore()
-        for place, _, value in self._rebound(made):
-            place.put(value)
+        self.exchange(made).enter()
 
     def _at_call(self, made: Sequence[Tensor]) -> Contents:
         """The contents with tensors in the places of placeholders: the original ones, where they still are."""
@@ -193,6 +186,31 @@ class _PythonContents:
         pairs = [(c, _plain_items(c, items) if id(c) in self._registries else items) for c, items in contents.pairs]
         filled = [(c, _plain_items(c, {})) for c in contents.empty if id(c) in self._registries]
         return Contents([*pairs, *filled], [c for c in contents.empty if id(c) not in self._registries])
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """What to put in, and what to put back: contents, variables, and hooks on tensors that have a graph."""
+
+    contents: Contents
+    contents_afterwards: Contents
+    variables: Sequence[tuple[Reference, Any, Any]]  # their places, present and former values
+    hooks: Sequence[tuple[Tensor, dict[int, Any]]]
+    exchangeable: Callable[[Contents], Contents]
+
+    def enter(self) -> None:
+        """Put in what was there at the call."""
+        self.contents.restore()
+        for place, _, value in self.variables:
+            place.put(value)
+
+    def leave(self) -> None:
+        """Put back what was there before."""
+        for tensor, registered in self.hooks:
+            set_backward_hooks(tensor, registered)
+        for place, now, _ in self.variables:
+            place.put(now)
+        self.exchangeable(self.contents_afterwards.changed()).restore()
 
 
 def _with_present(contents: Contents, differing: Contents) -> Contents:

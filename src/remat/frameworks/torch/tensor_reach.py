@@ -17,6 +17,7 @@ from remat.closures.references import is_library
 from remat.frameworks.torch.modules import (
     OWN,
     ModuleParts,
+    children_of,
     is_uninitialized,
     parts_of,
     registered_buffers,
@@ -102,8 +103,8 @@ class TorchReach(Reach):
         waiting, seen = [root], self._seen
         while waiting:
             module = waiting.pop()
-            for child in module.children():
-                if id(child) not in seen:
+            for child in children_of(module):
+                if child is not None and id(child) not in seen:
                     seen[id(child)] = child
                     waiting.append(child)
             if _is_self_managed(type(module)):
@@ -122,11 +123,11 @@ class TorchReach(Reach):
                     self.take(tensor, registry, name)
         if parts.buffers and module.training:
             self.statistics += [buffer for buffer in parts.buffers.values() if buffer is not None]
-        for hooks in parts.hooks:
-            for hook in hooks.values() if hooks else ():
+        if any(parts.hooks):
+            for hook in (hook for hooks in parts.hooks for hook in hooks.values()):
                 self.meet(hook)
         is_users = not is_library(type(module).__module__)
-        for name, value in parts.attributes.items():
+        for name, value in parts.attributes.items() if len(parts.attributes) > len(OWN) else ():
             if name not in OWN and (kind := _kind_of(type(value))) is not Kind.ATOMIC:
                 self.meet_attribute(name, value, parts.attributes, named=is_users and kind is not Kind.TAKEN)
         if is_users:

@@ -11,9 +11,8 @@ than the CPU, where comparing them would stop the pipeline, or of more than COPI
 The cost: 1 us for a parameter, 4 us for one that is copied.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,9 +20,8 @@ from torch import Tensor
 from remat.frameworks.torch.functorch import is_wrapped
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
 from remat.frameworks.torch.storage import storage_id
-from remat.segments import mutation_error
 
-__all__ = ["TensorStates", "TensorValue", "is_plain"]
+__all__ = ["Entered", "Storages", "TensorStates", "TensorValue", "is_plain"]
 
 HELD = 1 << 16  # bytes that are copied and held, without a comparison
 COPIED = 1 << 20  # bytes that are copied, and held if they were changed
@@ -156,6 +154,9 @@ class _Present(NamedTuple):
     required_grad: bool
 
 
+Entered: TypeAlias = tuple[_TensorState, _Present]
+
+
 class Storages(NamedTuple):
     """Identities of memory."""
 
@@ -191,29 +192,16 @@ class TensorStates:
             frozenset(storage_id(state.tensor) for state in restored if state.written),
         )
 
-    def rewind(self) -> None:
-        """Give the tensors what they had at the call."""
+    def enter(self, entered: list["Entered"]) -> None:
+        """Give the tensors what they had at the call; what each had before is added to `entered` one by one."""
         for state in self._states:
-            state.enter()
+            entered.append((state, state.enter()))
 
-    @contextmanager
-    def restored(self, name: str) -> Iterator[None]:
-        """A block in which the tensors are as they were at the call; afterwards they are as before it.
-
-        Raises a StepError for a segment of this name that has written other numbers than before into a tensor whose
-        numbers at the call were not copied.
-        """
-        entered: list[tuple[_TensorState, _Present]] = []
-        repeats = True
-        try:
-            for state in self._states:
-                entered.append((state, state.enter()))
-            yield
-        finally:
-            for state, present in entered:
-                repeats = state.leave(present) and repeats
-        if not repeats:
-            raise mutation_error(name, "a parameter or a large tensor that it reaches", "by it, with other numbers")
+    @staticmethod
+    def leave(entered: Sequence["Entered"]) -> bool:
+        """Give the tensors what they had before; whether a repetition has not changed what it must not."""
+        repeats = [state.leave(present) for state, present in entered]
+        return all(repeats)
 
 
 def _version_of(tensor: Tensor) -> int:
