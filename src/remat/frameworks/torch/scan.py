@@ -179,7 +179,11 @@ def _run(
         return _run_plainly(call, step, init, xs, first_step)
     call = replace(call, first_step=first_step)
     del first_step
-    tensors, used = call.sweep_and_learn([*init, *xs])
+    try:
+        tensors, used = call.sweep_and_learn([*init, *xs])
+    except InfeasibleError:  # the first step was run: the next try, with a larger budget, is to begin as this one
+        _rewind(call.replay)
+        raise
     assert call.results is not None
     if not any(call.results.active):
         return call.unflatten_results(tensors)
@@ -192,6 +196,12 @@ def _run(
     if call.stored is not None:
         call.stored.guard(used)
     return results
+
+
+def _rewind(replay: StateReplay | None) -> None:
+    """Put generators, statistics and contents back to what they were before the loop."""
+    if replay is not None and replay.snapshot() is not replay.initial:  # a snapshot notes what was used
+        replay.restore(replay.initial)
 
 
 def _probe(call: TorchLoopCall, leaves: list[Leaf], inputs: LoopInputs) -> FirstStep:
