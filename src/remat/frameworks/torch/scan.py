@@ -24,6 +24,7 @@ from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
+from remat.frameworks.torch.lazy_modules import initialize_lazy_modules
 from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
 from remat.frameworks.torch.left_behind import LeftBehind
 from remat.frameworks.torch.loop_contents import LoopContents
@@ -101,9 +102,13 @@ def _call(
     # torch.func runs the loop at another level, where every leaf that can carry a gradient counts as active.
     xs_active = [is_differentiable(x) if under_functorch else isinstance(x, Tensor) and x.requires_grad for x in xs]
     activity = Activity(tuple(map(is_differentiable, init)), tuple(xs_active))
+    reach = _reached(step, cond)
+    if reach.lazy and steps != 0:
+        first = trees[0].unflatten(init), trees[1].unflatten([x[0] for x in xs])
+        initialize_lazy_modules(reach, lambda: step(*first))
+        reach = _reached(step, cond)
     tensors = DifferentiableTensors(searching=_records())
     closure = ConvertedClosure(tensors, step, cond)
-    reach = reached(*(function for function in (step, cond) if function is not None and tensors))
     if any_fsdp_module(tensors.modules):  # it exchanges parameters by itself
         reach.registries.clear()
     contents = LoopContents([*reach.containers, *reach.registries])
@@ -131,6 +136,10 @@ def _call(
         activity=activity, on_cpu=on_cpu,
     )  # fmt: skip
     return call, _Candidates.of(closure.take_values(), reach)
+
+
+def _reached(*functions: Callable[..., Any] | None) -> TorchReach:
+    return reached(*(function for function in functions if function is not None and _records()))
 
 
 def _records() -> bool:
