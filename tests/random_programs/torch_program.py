@@ -48,6 +48,9 @@ BANNED = {
     "train": frozenset({"cached graph"}),
     "inference": frozenset({"cached graph", "inner"}),
 }
+# Kinds of statements whose steps have no second derivatives: random numbers and state.
+EFFECTS = {f"do={name}" for name, kind in torch_statements.KINDS.items() if kind.tags & {"random", "state", "stats"}}
+EFFECTS |= {"module hook", "arguments=cache"}
 
 
 def write_program(seed: int, without: frozenset[str] = frozenset()) -> Program:
@@ -96,8 +99,8 @@ def _deserves(features: dict[str, int]) -> Callable[[RematError], str]:
             return WRITES
         if REFUSED_IN_LOOPS in features and isinstance(error, StepError):
             return REFUSED_IN_LOOPS
-        if "second derivatives of a step that draws" in str(error):
-            return "second derivatives of random steps"
+        if "second derivatives of a step that draws" in str(error) and features.keys() & EFFECTS:
+            return "second derivatives of steps with effects"
         return ""
 
     return why

@@ -174,12 +174,14 @@ def run(program: Program, remat: Any) -> list[Seen]:
         results = functions["drive"](user)
         # A result is its numbers; whether it is a leaf is nothing that a program relies on.
         given = [seen for seen in observed("result", results) if not seen.path.endswith("grad")]
-        return [*given, *_seen(user), *global_state(torch)]
+        # Derivatives of derivatives run steps once more, with their hooks.
+        hidden = ("made", "inner") if "driver=second" in program.features else ("made",)
+        return [*given, *_seen(user, hidden), *global_state(torch)]
     finally:
         torch.set_default_dtype(default)
 
 
-def _seen(user: Any) -> list[Seen]:
+def _seen(user: Any, hidden: tuple[str, ...]) -> list[Seen]:
     """The user's objects. Of a dropped module, beside the module itself, the names in its state.
 
     What is computed anew in each call, inside of torch.func too, is not compared where it is kept.

@@ -101,17 +101,20 @@ def swapped_data(s: Scope, c: Choices) -> None:
     s(f"h = torch.tanh(h @ {weight})", f"{weight}.data = kept")
 
 
-@kind(1.2, "hook", "inner hook")
+@kind(1.2, "hook")
 def hook(s: Scope, c: Choices) -> None:
     """A hook on a value that changes its gradient, sees it, or counts."""
-    calls = s.create("calls", "Calls()")
     how = c.pick("hook", {"counts": 1, "scales": 1, "clamps": 1, "logs": 0.7})
-    if how == "logs":
-        name = s.create("bars", "[]")
-        action = f"lambda bar, to={name}: to.append(float(bar.sum()))"
+    if s.loops and c.chance("hook on what is given", 0.3):
+        # A carry that needs no gradient in the first steps may be given as one that does: then nothing is counted.
+        action = f"lambda bar: {'bar * 0.7' if how == 'scales' else 'bar.clamp(-0.05, 0.05)'}"
+    elif how == "logs":
+        action = f"lambda bar, to={s.create('inner', '[]')}: to.append(float(bar.sum()))"
     else:
         result = {"counts": "None", "scales": "bar * 0.7", "clamps": "bar.clamp(-0.05, 0.05)"}[how]
-        action = f"lambda bar, calls={calls}: (calls(bar), {result})[1]"
+        action = f"lambda bar, calls={s.create('inner', 'Calls()')}: (calls(bar), {result})[1]"
+    if "inner" in action:
+        s(f"h = h * {s.create('w', 'torch.randn(4).requires_grad_()')}")
     with s.out.block("if h.requires_grad:"):
         s(f"h.register_hook({action})")
     s("h = torch.sin(h) * 1.1")
