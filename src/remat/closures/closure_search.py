@@ -189,6 +189,8 @@ class ClosureSearch:
                 indices.append((leaf_index, self._index_of(leaf)))
             elif isinstance(leaf, list | dict | deque):
                 self._visit_items(leaf, name, keys)
+            elif isinstance(leaf, BuiltinFunctionType) and isinstance(leaf.__self__, list | dict | deque):
+                self._visit_items(leaf.__self__, name, keys)  # such as losses.append
             elif type(leaf) not in self._atomic_types:
                 self._enqueue(leaf, name + "".join(f"[{key!r}]" for key in keys))
         if indices:

@@ -64,6 +64,10 @@ class CapturedStep(ConvertedClosure):
         self._others = [*self.replayable_states, *_small(self.arrays)]
         self.replayable_states = [*self._others, *self._contents]
 
+    def contents(self) -> Contents:
+        """What the containers that it reaches have in them now."""
+        return Contents.of(self.containers)
+
     def environment(self) -> "Environment":
         """The environment in which a segment is called now."""
         return Environment(SegmentReplay(self._others), [(state, state.get()) for state in self._contents])

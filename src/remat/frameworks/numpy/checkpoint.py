@@ -14,8 +14,10 @@ from time import perf_counter
 from autograd.builtins import tuple as boxed_tuple
 from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
 
+from remat.execute.python_state import Contents
 from remat.execute.recomputation import is_recomputing, recomputing
 from remat.frameworks.numpy.captured_state import CapturedStep, Environment
+from remat.frameworks.numpy.escaped_values import has_new_arrays, mark_escaped
 from remat.frameworks.numpy.leaves import is_boxed
 from remat.frameworks.numpy.protection import NotAsAutograd, is_readonly_error, readonly_view
 from remat.frameworks.numpy.segment_outputs import SegmentOutputs, nbytes_of
@@ -43,7 +45,9 @@ def checkpoint(
         segment = CheckpointCall(fn, args, kwargs, options, call)
         boxes = segment.take_values()
         if boxes:
+            before = segment.contents()
             out = _segment(segment, *boxes)
+            mark_escaped(before, boxes)
             return segment.outputs.with_boxes(out)
     if call is not None:
         call.steps = 1
@@ -77,6 +81,10 @@ class CheckpointCall:
         """The boxes among arguments and in closures; they are not kept here."""
         return self._captured.take_values()
 
+    def contents(self) -> Contents:
+        """What the containers that the function reaches have in them now."""
+        return self._captured.contents()
+
     def forward(self, values: Sequence[Leaf]) -> tuple[Leaf, ...]:
         """Run the function for the first time; its differentiable outputs."""
         check, self._environment = self._check.wanted, self._captured.environment()
@@ -85,22 +93,27 @@ class CheckpointCall:
             if self.options.threshold is not None or tracking:
                 self._record_first(values, check, tracking)
             else:
+                before = self.contents()
                 try:
                     out = self._call_function([readonly_view(value) for value in values])
                     self.outputs = SegmentOutputs(out, self.name, check=check)
                 except NotAsAutograd as error:
                     self._run_as_autograd(values, check, error)
+                else:
+                    # Only boxes show whether numbers that it has stored depend on traced values.
+                    if has_new_arrays(before):
+                        self._run_as_autograd(values, check)
         self._environment.forget_unused()
         return self.outputs.differentiable_leaves()
 
-    def _run_as_autograd(self, values: Sequence[Leaf], check: bool, error: NotAsAutograd) -> None:
-        """Run the function on boxes, since it writes into arrays: autograd makes a new array of a traced one."""
+    def _run_as_autograd(self, values: Sequence[Leaf], check: bool, error: NotAsAutograd | None = None) -> None:
+        """Run the function on boxes, since it writes into arrays, of which autograd makes new ones, or stores them."""
         assert self._environment is not None
         self._environment.restore()
         try:
             self._record_first(values, check, tracking=False)
         except TypeError as also:  # it writes what autograd cannot record either
-            raise error from also
+            raise error or also from also
 
     def _record_first(self, values: Sequence[Leaf], check: bool, tracking: bool) -> None:
         """Record the first run, to count the bytes of its tape, or to keep it if its outputs are small."""

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from remat.closures.closure_search import CapturedReference
+from remat.execute.python_state import Contents
 from remat.execute.rng_state import ReplayableState
 from remat.pytree import Leaf, PyTree
 
@@ -27,6 +28,10 @@ class ConvertedStep(Protocol):
     @property
     def replayable_states(self) -> list[ReplayableState]:
         """Private random generators that it draws from."""
+        ...
+
+    def contents(self) -> Contents:
+        """What the containers that it reaches have in them now."""
         ...
 
     def rebind(self, values: list[Leaf]) -> AbstractContextManager[Callable[..., PyTree]]:

@@ -21,7 +21,8 @@ from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
-from remat.frameworks.numpy.leaves import ArraySpec, copy, spec_of
+from remat.frameworks.numpy.escaped_values import mark_escaped
+from remat.frameworks.numpy.leaves import ArraySpec, copy, is_boxed, spec_of
 from remat.frameworks.numpy.measure import measured
 from remat.frameworks.numpy.multiple_results import Results
 from remat.frameworks.numpy.protection import (
@@ -207,7 +208,9 @@ def loop_primitive(call: NumpyCall, *leaves: PyTree) -> Results:
 
 def run(call: NumpyCall, leaves: Sequence[Leaf]) -> tuple[PyTree, PyTree]:
     """The last carry and the outputs of a loop that has a box among its leaves."""
+    before = call.step.contents()
     boxes = loop_primitive(call, *leaves)
+    mark_escaped(before, [leaf for leaf in leaves if is_boxed(leaf)])
     results = call.results
     assert results is not None
     out = results.with_boxes(boxes)

@@ -17,6 +17,7 @@ from autograd.tracer import getval
 
 from remat.closures.closure_search import CapturedReference
 from remat.errors import StepError
+from remat.execute.python_state import Contents
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.leaves import ArraySpec, unpack
@@ -48,6 +49,9 @@ class _FlatStep:
     @property
     def replayable_states(self) -> list[ReplayableState]:
         return []
+
+    def contents(self) -> Contents:
+        return Contents([])
 
     @contextmanager
     def rebind(self, values: list[Leaf]) -> Iterator[Callable[..., PyTree]]:

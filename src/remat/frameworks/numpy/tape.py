@@ -29,11 +29,14 @@ from remat.pytree import Leaf, PyTree
 __all__ = [
     "ActiveTraces",
     "Node",
+    "NodeSums",
     "RecordedRange",
     "Tape",
     "box_leaves",
     "fresh_trace",
     "is_boxable",
+    "is_closed_box",
+    "plain_value",
     "pull_back",
     "tape_size",
     "unbox",
@@ -153,6 +156,18 @@ class ActiveTraces:
         while getattr(node, "parents", None):
             node = node.parents[0]
         return isinstance(node, JVPNode) or node is self._roots[number]
+
+
+def is_closed_box(value: object) -> bool:
+    """Whether a value is a box of one of our own traces that is closed: a user's container has kept it."""
+    return isbox(value) and value._trace % 1 != 0 and value._trace not in _open  # type: ignore[attr-defined]
+
+
+def plain_value(value: Leaf) -> Leaf:
+    """The value inside of boxes of closed traces."""
+    while is_closed_box(value):
+        value = value._value
+    return value
 
 
 def is_boxable(leaf: Leaf) -> bool:
