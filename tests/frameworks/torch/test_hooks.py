@@ -184,3 +184,26 @@ def test_what_a_hook_writes_stays_after_each_backward_and_not_after_measuring(ho
     found, expected = run(remat.scan, **how), run(plain_scan)
     assert found[:2] == expected[:2] == ([6], 12)
     assert found[2] == pytest.approx(expected[2], rel=1e-12)
+
+
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+def test_a_hook_on_what_depends_on_constants_alone_does_not_run(how):
+    """Step 0 is recorded with a carry that requires a gradient, also where that of the caller does not."""
+
+    def run(loop, **how):
+        w, start_at = start()
+        box = Box(0)
+
+        def step(h, x):
+            h = h + x
+            if h.requires_grad:
+                h.register_hook(lambda g: setattr(box, "value", box.value + 1))
+            return torch.tanh(h @ w), None
+
+        last, _ = loop(step, start_at.detach(), torch.ones(5, 3, dtype=DOUBLE), **how)
+        (slope,) = torch.autograd.grad(last.sum(), w)
+        return slope, box.value
+
+    (found, often), (expected, expected_often) = run(remat.scan, **how), run(plain_scan)
+    assert torch.equal(found, expected)
+    assert often == expected_often == 4

@@ -34,12 +34,15 @@ class Activity:
 
     `aliases[k] = j`: carry leaf k *is* output leaf j (the step returns one tensor as both), so that its cotangents must
     be added in the order in which plain autograd would, see `TorchBackend.pull_back`.
+    `first[k]`: leaf k of the first carry requires a gradient. That of the others is not asked for, so that hooks on
+    what depends on them alone do not run, as in the plain loop. Empty where that is not known.
     """
 
     carry: tuple[bool, ...]
     xs: tuple[bool, ...]
     ys: tuple[bool, ...] = ()
     aliases: Mapping[int, int] = field(default_factory=dict)
+    first: tuple[bool, ...] = ()
 
     def widened(self, carry: Sequence[Leaf], ys: Sequence[Leaf]) -> "Activity":
         """The same, with those leaves active too that require a gradient here; either may be empty."""

@@ -149,6 +149,8 @@ class TorchBackend(ComparedResults):
                 leaves = require_grad_roots(leaves, self.activity.carry)
                 tape, done = Tape(start, stop, next_sequence_nr(), requiring_grad(leaves), self.captured), start
                 carry = runner.tree.unflatten(leaves)
+                if start == 0 and self.activity.first:
+                    tape.deactivate(self.activity.first)
             del leaves, first_step
             for i in range(done, stop):
                 carry = self._record_step(step, carry, i, tape)

@@ -50,8 +50,9 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     at_first = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves[: len(roots)]]
     active, active_edges = _active_after_many(at_first, roots, rows | set(captured), dependencies)
     active_ys = [not active_edges.isdisjoint(edges) for edges in dependencies[len(carry_out) :]]
-    tape.deactivate(active)
-    activity = Activity(tuple(active), call.activity.xs, tuple(active_ys), _aliases(carry_out, ys))
+    tape.deactivate(at_first)
+    aliases = _aliases(carry_out, ys)
+    activity = Activity(tuple(active), call.activity.xs, tuple(active_ys), aliases, tuple(at_first))
     carry, y = _without_inactive(backend.runner, carry_out, ys, activity)
     return FirstStep(tape, carry, y, recorded.tape_bytes, recorded.allocated, activity, inputs, fsdp_modules)
 
