@@ -54,6 +54,8 @@ class CapturedReference:
 
     def with_values(self, values: Any) -> Any:
         """What to bind the reference to, with other captured values, by their indices."""
+        if self.tree is LEAF:  # most are, and a list of them may be long
+            return values[self.values[0][1]]
         leaves = list(self.leaves)
         for leaf_index, index in self.values:
             leaves[leaf_index] = values[index]

@@ -50,7 +50,7 @@ class AutogradBackend(NumpyBackend):
         states = [state]
         del state
         while start < stop:
-            probe = start
+            probe = start  # in other modes every step is recorded, as autograd runs it
             if self.mode is StepMode.PLAIN:
                 probe = _next_probe(start) if any(self.needs_grad.captured) or start == 0 else stop
             if probe > start:
@@ -68,6 +68,7 @@ class AutogradBackend(NumpyBackend):
         """
         first_sweep = start >= self.runner.outputs_written
         origin = None if first_sweep else self._origin(state, start, stop)
+        # In a list, from which it is popped into a call: then no frame here keeps a state alive that the step frees.
         states = [state]
         del state
         with recomputing(not first_sweep), fresh_trace() as trace:
@@ -89,7 +90,7 @@ class AutogradBackend(NumpyBackend):
         runner, needs_grad = self.runner, self.needs_grad
         leaves = self._given(runner.tree.flatten_like(state, "carry"))
         boxes, tape.carry_in[:] = box_leaves(leaves, self.activity.at(tape.start), trace)
-        del state, leaves
+        del state, leaves  # the boxes have them, as far as the graph needs them
         for i in range(tape.start, tape.stop):
             rows, roots = box_leaves(runner.begin(i), needs_grad.xs, trace)
             tape.xs.append(roots)
@@ -97,7 +98,7 @@ class AutogradBackend(NumpyBackend):
             # Counted by `failed_at`, if a later step raises.
             tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
             tape.ys.append(self._output(y, i, range_start, trace))
-            if i == 0:
+            if i == 0:  # measured or not, it must give the same
                 self.compare_first(_unboxed(boxes, runner.names, trace)[0])
         values, tape.carry_out[:] = _unboxed(boxes, runner.names, trace)
         return runner.tree.unflatten(values)
@@ -122,14 +123,14 @@ class AutogradBackend(NumpyBackend):
         except Exception as error:
             if is_readonly_error(error):
                 raise NotAsAutograd(mutation_message(error, i)) from error
-            if not isinstance(error, StepError):
+            if not isinstance(error, StepError):  # ours name the step already
                 self.runner.add_note(error, carry)
             raise
 
     def _output(self, y: PyTree, i: int, start: int, trace: float) -> list[Node | None]:
         """The nodes of the output of step i, by leaf; the first sweep also writes the output to its row."""
         runner, outputs = self.runner, self.runner.outputs
-        if outputs.row_of(i) is None:
+        if outputs.row_of(i) is None:  # nobody asked for it, so no cotangent will come
             return []
         if outputs.tree is None:
             outputs.allocate(y, i)
@@ -145,6 +146,7 @@ class AutogradBackend(NumpyBackend):
 
         It costs no memory: the tape of the range refers to that state anyway.
         """
+        # Over fewer steps rounding stays so small that a difference is a change.
         if self.output_check is None or stop - start < LONG:
             return None
         return state, [(each, each.get()) for each in (*global_rng_states(), *self.replayable_states)]

@@ -61,6 +61,7 @@ class NumpyBackend(ABC):
         first_step: FirstStep | None = None,
     ) -> None:
         self.step, self.runner, self.needs_grad, self.mode = step, runner, needs_grad, mode
+        # The caller's own arrays: `r = b; r -= x` must not write into them.
         self.captured = [readonly_view(value) for value in captured]
         self.first_step = first_step
         self.output_check: OutputCheck | None = None
@@ -84,6 +85,7 @@ class NumpyBackend(ABC):
             if is_readonly_error(error):
                 raise NotAsAutograd(mutation_message(error, self.runner.current_step)) from error
             raise
+        # The first sweep stops after step 0, where the first fingerprint is taken.
         if stop == 1:
             self.compare_first(self.runner.tree.flatten_like(after, "carry"))
         return after

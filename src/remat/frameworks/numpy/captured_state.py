@@ -34,7 +34,7 @@ class ArrayContents:
     """The numbers in an array as a replayable state (rng_state.py)."""
 
     def __init__(self, array: np.ndarray) -> None:
-        self.array = array
+        self.array = array  # the user's own, which is written into when it is put back
 
     def version(self) -> int:
         """A checksum: unequal ones mean that the numbers have changed."""
@@ -96,6 +96,7 @@ class Environment:
     @contextmanager
     def at_call(self) -> Iterator[None]:
         """A block that starts in this environment, and after which all is as it was before the block."""
+        # Contents first and last: what is rewound between them may be reached only through them.
         outside = [state.get() for state, _ in self._contents]
         try:
             for _, contents in self._contents:
@@ -114,6 +115,7 @@ def _small(arrays: Iterable[np.ndarray]) -> list[ArrayContents]:
         room -= array.nbytes
         if room < 0:
             break
+        # Bytes of objects are addresses, and a copy of them would not be one of the objects.
         if array.flags.writeable and not array.dtype.hasobject:
             found.append(ArrayContents(array))
     return found

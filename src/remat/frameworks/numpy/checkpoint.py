@@ -90,6 +90,7 @@ class CheckpointCall:
         check, self._environment = self._check.wanted, self._captured.environment()
         tracking = CheckpointProfiler.is_tracking() and not is_recomputing()
         with segment_pass(self.name, "forward", self.depth):
+            # The bytes of a tape are known only if there is one.
             if self.options.threshold is not None or tracking:
                 self._record_first(values, check, tracking)
             else:
@@ -131,6 +132,7 @@ class CheckpointCall:
     def reverse(self, values: Sequence[Leaf], cotangents: Sequence[Leaf], indices: Sequence[int]) -> list[Leaf]:
         """The gradients of the inputs with these indices."""
         first_order = not any(map(is_boxed, [*values, *cotangents]))
+        # A kept tape was recorded on plain arrays, so that it cannot be differentiated again.
         if self._tape is not None and first_order:
             roots, nodes = self._tape
         else:
@@ -150,6 +152,7 @@ class CheckpointCall:
         with self._recomputation(), fresh_trace() as trace:
             boxes, _ = box_leaves(values, [i in indices for i in range(len(values))], trace, tangents)
             nodes = self.outputs.compare(self._call_function(boxes), trace)
+        # A result that does not depend on these inputs has no node, and a tangent of zero.
         zeros = [vspace(leaf).zeros() for leaf in self.outputs.like]
         return boxed_tuple([zero if node is None else node.g for node, zero in zip(nodes, zeros, strict=True)])
 

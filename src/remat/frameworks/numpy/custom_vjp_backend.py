@@ -51,6 +51,7 @@ class CustomVjpBackend(NumpyBackend):
             # writes into in the next step.
             carries.append(self.copy(state))
             state = self.advance(carries[-1], i, i + 1)
+        # Not before: `failed_at` counts what is there if a step raises.
         tape, self.partial_tape = self.partial_tape, None
         return state, tape
 

@@ -64,6 +64,7 @@ def _new_arrays(before: Contents) -> Iterator[tuple[dict[object, Leaf] | list[Le
     for container, old in [*changed.pairs, *((container, []) for container in changed.empty)]:
         if isinstance(container, set):
             continue
+        # Of a long container only the end is known, so that all its items may be new.
         known = set(map(id, _items(old).values())) if isinstance(old, dict | list) else set()
         for key, item in _items(container).items():
             is_number = isinstance(item, np.ndarray | np.floating) and item.dtype.kind in "fc"

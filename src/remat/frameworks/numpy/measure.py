@@ -17,7 +17,7 @@ from remat.pytree import Leaf, PyTree
 
 __all__ = ["measured"]
 
-STEPS = 8  # of which a few are run
+STEPS = 8  # of which a few are run: the fourth, as a carry may be other before, and a short range from it on
 
 
 def measured(
@@ -31,6 +31,7 @@ def measured(
     with preserved_state(first.step.replayable_states):
         sizes = tuple((type(leaf), np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
         key = ("numpy", *first.step.cache_key, first.carry, first.xs, sizes, tuple(first.needs_grad), *key)
+        # Run in any case: the bytes of its tape tell whether an earlier measurement is one of the same step.
         backend, state = first.new_backend(leaves, 1)
         tape_bytes = backend.size(backend.record(state, 0, 1)[1])
         assert first.request.memory is not None
@@ -45,7 +46,7 @@ def _measure(call: LoopCall[NumpyBackend], leaves: Sequence[Leaf], capacity: int
     empty = backend.new_gradients([], (), [leaf[:steps] for leaf in call.split(leaves)[1]])
 
     def ones_like(state: PyTree, gradients: Gradients | None) -> Gradients:
-        gradients = gradients or empty
+        gradients = gradients or empty  # sums go on from pullback to pullback, as in a real reverse sweep
         runner, outputs = backend.runner, gradients.outputs
         if runner.outputs.leaves and not outputs:
             outputs = _ones(runner.outputs.leaves, runner.outputs.specs)

@@ -78,7 +78,7 @@ class NumpyCall(LoopCall[NumpyBackend]):
         """
         states = [*global_rng_states(), *self.step.replayable_states]
         before = [(state, state.get()) for state in states]
-        given = self.plan
+        given = self.plan  # one that was made in another mode is of no use: its steps cost something else
         for mode in StepMode:
             self.mode, self.plan = mode, given
             self.first_step = None if self.request.check == "never" else FirstStep()
@@ -100,6 +100,7 @@ class NumpyCall(LoopCall[NumpyBackend]):
     ) -> tuple[NumpyBackend, Interpreter[NumpyBackend]]:
         """Run the first sweep, up to the turn; outputs that are not on a held tape will be compared."""
         backend, interpreter = super().forward_sweep(leaves, determinism)
+        # Steps whose tapes are all held are not recomputed.
         held = sum(stop - start for start, stop in interpreter.tapes)
         if determinism is not None and held != self.steps:
             backend.remember_outputs()
@@ -189,6 +190,7 @@ class LoopResult:
         """Cotangents for all leaves, of the carry and of the outputs; None where there is none, or only zeros."""
         rest = iter(cotangents)
         expanded = [next(rest) if active else None for active in self.differentiable]
+        # Zeros, which autograd makes for results that nobody uses, need not be pulled back.
         expanded = [bar if bar is not None and np.any(bar) else None for bar in expanded]
         return expanded[: self.carry_size], expanded[self.carry_size :]
 
@@ -208,6 +210,7 @@ def loop_primitive(call: NumpyCall, *leaves: PyTree) -> Results:
 
 def run(call: NumpyCall, leaves: Sequence[Leaf]) -> tuple[PyTree, PyTree]:
     """The last carry and the outputs of a loop that has a box among its leaves."""
+    # Outside of the primitive, where the boxes of the caller's trace are.
     before = call.step.contents()
     boxes = loop_primitive(call, *leaves)
     mark_escaped(before, [leaf for leaf in leaves if is_boxed(leaf)])

@@ -72,6 +72,7 @@ def _scan(
         sizes, needs_grad = (len(init), len(xs), len(captured)), [is_boxed(leaf) for leaf in leaves]
         call = NumpyCall(step, carry, inputs, sizes, request, rows, steps, vjp=vjp, needs_grad=needs_grad)
         return run(call, leaves)
+    # No gradient is wanted: the loop runs plainly, but what would be an error with one is one here, too.
     request.validate(steps)
     request.record(steps)
     outputs = Outputs(leaf_ops, steps, rows, spare=request.spare_row)

@@ -79,7 +79,7 @@ def adjoint(call: NumpyCall, leaves: Sequence[Leaf], cotangents: Sequence[Leaf],
 
     def backward(captured: list[Leaf], sums: PyTree, inputs: PyTree) -> PyTree:
         (bars, totals), (carry, x, ybars) = sums, inputs
-        with fresh_trace() as trace:
+        with fresh_trace() as trace:  # inside of the caller's: what is pulled back here is itself recorded there
             carry_in, carry_roots = box_leaves(carry, active, trace)
             x_in, x_roots = box_leaves(x, active_xs, trace)
             captured_in, captured_roots = box_leaves(captured, active_captured, trace)
@@ -153,7 +153,7 @@ def tangent(call: NumpyCall, leaves: Sequence[Leaf], tangents: dict[int, Leaf]) 
                 if is_active
             ]
 
-        count = len(carry_out)
+        count = len(carry_out)  # outputs follow the carry among the primals
         return (list(primals[:count]), tangents_of(0, active)), tangents_of(count, active_outputs)
 
     values = [*captured, *_where(captured_dots, active_captured)]

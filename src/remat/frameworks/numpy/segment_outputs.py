@@ -26,6 +26,7 @@ class SegmentOutputs:
         pairs = [unbox(leaf, trace) for leaf in leaves]
         for (value, _), leaf_name in zip(pairs, self._names, strict=True):
             _check_output(value, leaf_name, name)
+        # Results are the caller's, who may write into them; a view of an input is read-only.
         self.leaves = [ensure_writable(value) for value, _ in pairs]
         self._differentiable = [is_boxable(leaf) for leaf in self.leaves]
         self.nodes = [node for (_, node), active in zip(pairs, self._differentiable, strict=True) if active]

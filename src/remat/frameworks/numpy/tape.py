@@ -218,11 +218,11 @@ def pull_back(groups: Sequence[NodeCotangents], sums: NodeSums) -> NodeSums:
     last = None
     for group in groups:
         last = _GroupNode(group if last is None else [(last, None), *group])  # `toposort` takes the last parent first
-    sums[last] = (None, False)
+    sums[last] = (None, False)  # its pullback has the cotangents already, and asks for none
     for node in toposort(last):
         if not node.parents:
             continue  # a root: its sum is a result
-        cotangent = sums.pop(node)[0]
+        cotangent = sums.pop(node)[0]  # freed as soon as the parents have theirs
         for parent, parent_bar in zip(node.parents, node.vjp(cotangent), strict=True):
             sums[parent] = add_outgrads(sums.get(parent), parent_bar)
     return sums
