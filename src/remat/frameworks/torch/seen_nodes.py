@@ -26,7 +26,14 @@ class SeenNodes:
 
     def __del__(self) -> None:
         # A node has a higher number than those that it depends on, which therefore are still held when it is freed.
-        nodes = sorted(self.nodes, key=sequence_nr)
+        nodes = sorted(self.nodes, key=_number)
         self.nodes.clear()
         while nodes:
             nodes.pop()
+
+
+def _number(node: Node) -> int:
+    try:
+        return sequence_nr(node)
+    except RuntimeError:  # PyTorch 2.11: the object of a user's Function outlives its node, which is freed already
+        return -1
