@@ -40,7 +40,7 @@ def with_placeholders(value: Any, index_of: Callable[[Any], int | None]) -> Any:
 def filled_in(value: Any, present: Any, saved: Sequence[Any]) -> Any:
     """The value without placeholders: `present`, what is there now, if that is the original, else saved values."""
     if isinstance(value, Placeholder):
-        return present if value.original() is present else saved[value.index]
+        return present if present is not None and value.original() is present else saved[value.index]
     if not isinstance(value, _Tuple):
         return value
     is_tuple = isinstance(present, value.cls) and len(present) == len(value.items)

@@ -1,0 +1,315 @@
+"""A recomputation leaves no trace: everything is as it was at the call for it, and as it is now afterwards."""
+
+import copy
+import functools
+from collections import deque
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from tests.frameworks.torch.checkpoint_programs import leaf, rand
+
+WAYS = {"checkpoint": remat.checkpoint, "drop": lambda module, *args: remat.drop(module)(*args)}
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 6).double()
+
+    def activation(self, x):
+        return torch.tanh(self.linear(x))
+
+
+class Counts(Base):
+    count = 0
+
+    def forward(self, x):
+        self.count += 1
+        return self.activation(x) * (1 + 0.1 * self.count)
+
+
+class Logs(Base):
+    def __init__(self):
+        super().__init__()
+        self.log, self.seen, self.recent = [], {"calls": 0}, deque(maxlen=2)
+
+    def forward(self, x):
+        self.log.append(1)
+        self.seen["calls"] += 1
+        self.recent.append(len(self.log))
+        return self.activation(x) * (1 + 0.1 * (len(self.log) + self.seen["calls"] + sum(self.recent)))
+
+
+class ResetsAtTheEnd(Base):
+    """A recomputation that stops early does not get to the reset."""
+
+    mask = None
+
+    def forward(self, x):
+        if self.mask is None:
+            self.mask = (torch.rand(6) > 0.3).double()
+        y = self.activation(x * self.mask)
+        self.mask = None
+        return y
+
+
+class SwapsData(Base):
+    def forward(self, x):
+        weight = self.linear.weight.data
+        self.linear.weight.data = (weight * 8).round() / 8
+        y = self.activation(x)
+        self.linear.weight.data = weight
+        return y
+
+
+class NormalizesData(Base):
+    def forward(self, x):
+        self.linear.weight.data = nn.functional.normalize(self.linear.weight.data) * 1.1
+        return self.activation(x)
+
+
+class WritesByData(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()).double())
+
+    def forward(self, x):
+        self.seen.data += 1
+        return self.activation(x).sin() * self.seen.clone()
+
+
+class FrozenAverage(Base):
+    def __init__(self):
+        super().__init__()
+        self.average = nn.Parameter(torch.zeros(6).double(), requires_grad=False)
+
+    def forward(self, x):
+        y = self.activation(x)
+        with torch.no_grad():
+            self.average.mul_(0.9).add_(y.mean(0), alpha=0.1)
+        return y * self.average.clone()
+
+
+class CountsInEval(WritesByData):
+    def __init__(self):
+        super().__init__()
+        self.eval()
+
+    def forward(self, x):
+        self.seen += 1
+        return self.activation(x).sin() * self.seen.clone()
+
+
+class InitializesFromData(Base):
+    def __init__(self):
+        super().__init__()
+        self.loc = nn.Parameter(torch.zeros(6).double())
+        self.register_buffer("initialized", torch.tensor(False))
+
+    def forward(self, x):
+        if not self.initialized:
+            with torch.no_grad():
+                self.loc.copy_(-x.mean(0))
+                self.initialized.fill_(True)
+        return self.activation(x + self.loc)
+
+
+class Resizes(Base):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.empty(0).double())
+
+    def forward(self, x):
+        y = self.activation(x)
+        if self.mean.numel() == 0:
+            self.mean.resize_(6).zero_()
+        self.mean.mul_(0.9).add_(y.detach().mean(0), alpha=0.1)
+        return y.sin()
+
+
+class AddsHook(Base):
+    def forward(self, x):
+        self.linear.register_forward_hook(lambda module, args, out: out * 1.5)
+        return self.activation(x)
+
+
+MODULES = [
+    Counts,
+    Logs,
+    ResetsAtTheEnd,
+    SwapsData,
+    NormalizesData,
+    WritesByData,
+    FrozenAverage,
+    CountsInEval,
+    InitializesFromData,
+    Resizes,
+    AddsHook,
+]
+
+
+def plain_contents(module):
+    return {key: copy.copy(value) for key, value in vars(module).items() if not key.startswith("_")}
+
+
+def train(module, run):
+    """Losses, gradients and state of a few steps."""
+    found = []
+    for turn in range(3):
+        module.zero_grad()
+        torch.manual_seed(turn)
+        loss = run(module, rand(4, 6, seed=turn)).square().sum()
+        loss.backward()
+        found += [loss.detach(), *(p.grad for p in module.parameters() if p.grad is not None)]
+        found += [value.clone() for value in module.state_dict().values()]
+    return found, plain_contents(module)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules_with_state_of_their_own_are_as_without_remat(kind, way):
+    expected, contents = train(kind(), lambda module, x: module(x))
+    found, ours = train(kind(), WAYS[way])
+    assert all(map(torch.equal, found, expected))
+    assert ours == contents
+
+
+class Cache:
+    keys = None
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_cache_that_is_an_argument_is_filled_once(trims):
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.query, self.key = nn.Linear(6, 6).double(), nn.Linear(6, 6).double()
+
+        def forward(self, x, cache):
+            keys = self.key(x)
+            cache.keys = keys if cache.keys is None else torch.cat([cache.keys, keys])
+            keys = cache.keys[: len(x)] if trims else cache.keys
+            return (self.query(x) @ keys.T).softmax(-1) @ keys
+
+    def work(run):
+        layer, cache = Attention(), Cache()
+        total = sum(run(layer, rand(5, 6, seed=i), cache).sum() for i in range(2))
+        total.backward()
+        return len(cache.keys), [p.grad for p in layer.parameters()]
+
+    length, expected = work(lambda layer, *args: layer(*args))
+    for run in WAYS.values():
+        ours, found = work(run)
+        assert ours == length == 10
+        assert all(map(torch.equal, found, expected))
+
+
+def test_what_a_function_closes_over_is_put_back_after_an_error_in_the_recomputation():
+    log, module = [], Base()
+
+    def fails_again(x):
+        log.append(len(log))
+        module.note = "inside"
+        y = module.activation(x).sin()
+        if remat.is_recomputing():
+            raise KeyboardInterrupt
+        del module.note
+        return y.exp()
+
+    y = remat.checkpoint(fails_again, rand(2, 6)).sum()
+    log.append("after")
+    with pytest.raises(KeyboardInterrupt):
+        y.backward()
+    assert log == [0, "after"]
+    assert not hasattr(module, "note")
+
+
+def test_a_large_buffer_beside_a_counter_is_not_held():
+    class Block(Base):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.zeros(1 << 19))  # 2 MiB
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x):
+            self.count += 1
+            return self.activation(x) + self.table[0]
+
+    block = Block()
+    copies = []
+    clone = torch.Tensor.clone
+
+    def noted(tensor, *args, **kwargs):
+        result = clone(tensor, *args, **kwargs)
+        if result.numel() == 1 << 19:
+            copies.append(torch.multiprocessing.reductions.StorageWeakRef(result.untyped_storage()))
+        return result
+
+    torch.Tensor.clone = noted
+    try:
+        y = remat.checkpoint(block, rand(2, 6)).sum()
+    finally:
+        torch.Tensor.clone = clone
+    assert all(each.expired() for each in copies)
+    y.backward()
+    assert block.count == 1
+
+
+def test_data_that_a_function_writes_into_is_given_to_its_recomputation_as_it_was():
+    def writes(x, data):
+        return x * data.add_(1)
+
+    x, data = leaf(3), rand(3)
+    expected = data + 1
+    for check in ("never", "always"):
+        mine = data.clone()
+        x.grad = None
+        remat.drop(writes, check=check)(x, mine).sum().backward()
+        assert torch.equal(mine, expected)
+        assert torch.equal(x.grad, expected)
+
+
+def test_one_tensor_that_is_given_twice_stays_one_object():
+    def fn(a, b, pair):
+        assert a is b is pair[0] is pair[1]
+        return (a @ w).tanh()
+
+    w = leaf(3, 3)
+    for wants in (False, True):
+        x = rand(3).requires_grad_(wants)
+        remat.checkpoint(fn, x, x, [x, x]).sum().backward()
+        made = x * 1
+        remat.checkpoint(fn, made, made, [made, made]).sum().backward()
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_attention_of_a_tensor_to_itself_takes_the_same_branch_again(batch_first):
+    torch.manual_seed(0)
+    module, x = nn.MultiheadAttention(8, 2, batch_first=batch_first).double(), rand(2, 3, 8)
+    gradients = []
+    for run in (lambda module, *args: module(*args), remat.checkpoint):
+        module.zero_grad()
+        run(module, x, x, x)[0].square().sum().backward()
+        gradients.append([p.grad.clone() for p in module.parameters()])
+    assert all(map(torch.equal, *gradients))
+
+
+def test_an_lstm_is_not_refused_for_its_reserve():
+    torch.manual_seed(0)
+    module, parts = nn.LSTM(16, 32), torch.randn(8, 4, 2, 16)
+    gradients = []
+    for run in (lambda module, *args: module(*args), functools.partial(remat.checkpoint)):
+        module.zero_grad()
+        state, outs = (torch.zeros(1, 2, 32), torch.zeros(1, 2, 32)), []
+        for part in parts:
+            out, state = run(module, part, state)
+            outs.append(out)
+        torch.cat(outs).square().mean().backward()
+        gradients.append([p.grad.clone() for p in module.parameters()])
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
