@@ -13,11 +13,11 @@ Rule 1. A saved tensor belongs to the innermost segment.
 
 Rule 2. The inputs of a segment are saved outside of its own holders, and inside those of a segment around it.
 
-`SaveInputs` is a node that saves the arguments and the tensors that are closed over before the hooks of the segment are
-on. Without a segment around it they are kept as by any node; with one they are holders of it, so that an inner segment
-keeps nothing alive after the forward of the outer one. To fill a holder of `inner` its inputs are loaded, which asks a
-holder of `outer`, which recomputes `outer` first. Parameters are not inputs: they are used as they are, with the flags
-and hooks that they had (environment.py).
+`SaveInputs` is a node that saves the arguments, and the tensors with a graph that are closed over, before the hooks of
+the segment are on; each once, so that `attention(x, x, x)` gets one object again. Without a segment around it they are
+kept as by any node; with one they are holders of it, so that an inner segment keeps nothing alive after the forward of
+the outer one. To fill a holder of `inner` its inputs are loaded, which asks a holder of `outer`, which recomputes
+`outer` first. Parameters are not inputs: they are used as they are, with the flags and hooks that they had.
 
 Rule 3. A recomputation starts as if no segment were active; segments inside it are segments again.
 
@@ -28,7 +28,7 @@ Rule 4. A recomputation stops at the last tensor that can still be asked for.
 
 In `x.exp().sum()` nothing is saved after exp, so sum is not run again. A holder whose node is freed is not waited for.
 `early_stop=False` runs everything, and so does a parameter that was written into since the first run: only a complete
-graph says whether the outputs depend on it, which is an error.
+graph says whether the outputs depend on it, which is an error. Where it stops makes no difference afterwards (rule 8).
 
 Rule 5. A recomputed tensor belongs to one backward, and is handed out once.
 
@@ -54,7 +54,19 @@ Rule 7. The tensors that a recomputation saves are compared with those of the fi
 The number of tensors, and shape, dtype and device of each, always; versions of parameters and inputs, always, so that
 writing into them between forward and backward is an error as in plain autograd; values by fingerprints, in the first
 recomputation of each function (`check="first"`), in every one or in none. A difference raises a DeterminismError or a
-StepError, and there is no gradient.
+StepError, and there is no gradient; integers that differ may be work space without a meaning, as an LSTM has, and are
+confirmed first (confirmation.py).
+
+Rule 8. A recomputation leaves no trace.
+
+    def fn(x):
+        self.calls += 1                 # 1 after the forward, and after the backward
+        cache.append(x.exp())           # one entry, that of the first run
+        return x * self.calls           # times 1 in the recomputation, too
+
+What the function reaches is for the recomputation as it was at the call, and afterwards as it was before, however it
+ends (environment.py). So changes between forward and backward do no harm either: `eval()`, frozen or replaced
+parameters, layers and hooks, another forward. In the ordinary case nothing has to be exchanged.
 """
 
 import threading
