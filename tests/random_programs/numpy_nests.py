@@ -131,7 +131,7 @@ def _budget(c: Choices, length: int) -> str:
     check = c.pick("check", {"first": 4, "always": 1, "never": 1})
     end = "" if check == "first" else f", check={check!r}"
     if how == "memory":
-        return f"memory={('4 MiB', '400 KB', '40 KB')[c.number('size', 0, 2)]!r}{end}"
+        return f"memory={('4 MiB', '400 KB', '100 KB')[c.number('size', 0, 2)]!r}{end}"
     slots = c.number("slots", 1, length)
     if how == "plan":
         planner = ("binomial", "chunks", "mixed")[c.number("planner", 0, 2)]

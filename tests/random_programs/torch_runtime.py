@@ -189,7 +189,5 @@ def _seen(user: Any, hidden: tuple[str, ...]) -> list[Seen]:
     dropped = {name: value for name, value in vars(user).items() if name.startswith("dropped")}
     names = {name: " ".join(getattr(value, "state_dict", dict)()) for name, value in dropped.items()}
     shown = observed("user", {name: value for name, value in vars(user).items() if name not in dropped})
-    return [
-        *(seen for seen in shown if ".made" not in seen.path and "['made" not in seen.path),
-        *observed("names", names),
-    ]
+    places = [before + name for name in hidden for before in (".", "['")]
+    return [*(seen for seen in shown if not any(place in seen.path for place in places)), *observed("names", names)]
