@@ -146,10 +146,10 @@ def _subclass(cls: type[nn.Module], options: CheckpointOptions, entry: str) -> t
 
 def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions) -> Callable[..., object]:
     """The method of a class as a segment; it is looked up at each call, as it may be replaced on the class."""
-    run = _run_segment
+    run, bind = _run_segment, _bound
 
     def method(self: nn.Module, *args: object, **kwargs: object) -> object:
-        return run(getattr(cls, name).__get__(self), args, kwargs, options)
+        return run(bind(getattr(cls, name), self), args, kwargs, options)
 
     plain = getattr(cls, name)
     if not isinstance(plain, FunctionType):
@@ -157,6 +157,12 @@ def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions)
     # TorchScript compiles the source of `plain`, which it finds by `__wrapped__`, with the globals of this function.
     twin = FunctionType(method.__code__, plain.__globals__, name, None, method.__closure__)
     return update_wrapper(twin, plain)
+
+
+def _bound(plain: Any, module: nn.Module) -> MethodType:
+    # PyTorch 2.11 does not compile `__get__` of a function.
+    bound: MethodType = MethodType(plain, module) if isinstance(plain, FunctionType) else plain.__get__(module)
+    return bound
 
 
 def _run_segment(

@@ -37,11 +37,20 @@ def saved_bytes(tape: Tape, persistent: Iterable[Tensor]) -> int:
 def _saved_tensors(node: Node) -> Iterator[Tensor]:
     for name in _names(type(node)):
         saved = getattr(node, name)
-        for one in saved if isinstance(saved, tuple | list) else (saved,):
+        for index, one in enumerate(saved if isinstance(saved, tuple | list) else (saved,)):
             # Of a tensor that a hook has packed this is what the hook returned; to unpack it might recompute a segment.
             tensor = getattr(one, "data", None)
+            if tensor is None:  # PyTorch 2.11, and no hook has packed it: to unpack it recomputes nothing
+                tensor = _unpacked(node, name, index)
             if isinstance(tensor, Tensor):
                 yield tensor
+
+
+def _unpacked(node: Node, name: str, index: int) -> object:
+    """A saved tensor, one of several if they are saved as a list; None if there is none."""
+    public = name.removeprefix("_raw")  # on nodes of user's Functions without the underscore
+    value = getattr(node, public, None) if hasattr(type(node), public) else getattr(node, public[1:], None)
+    return value[index] if isinstance(value, tuple | list) and index < len(value) else value
 
 
 @cache
