@@ -156,6 +156,7 @@ class Interpreter(Generic[B]):
         self._working = []  # the result belongs to the caller
         self._gradients = [gradients]
         del gradients
+        self.replay.note_later_changes()
         self._outside = self.replay.snapshot() if self.replay.used else None
         try:
             self.play(self._rest)

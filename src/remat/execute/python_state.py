@@ -85,6 +85,8 @@ class Contents:
 class PythonState:
     """The contents of containers as a replayable state (rng_state.py)."""
 
+    is_read = True  # also by a step that does not write
+
     def __init__(self, containers: Iterable[Container]) -> None:
         # Each once: containers are not hashable, and equal ones are not the same.
         self.containers = list({id(container): container for container in containers}.values())

@@ -35,6 +35,15 @@ class StateReplay:
         pairs = zip(self.replayable_states, self.used_flags, strict=True)
         return any(used and not isinstance(state, PythonState) for state, used in pairs)
 
+    def note_later_changes(self) -> None:
+        """Count what was written after the first sweep as used, if it `is_read`: the steps may have read it.
+
+        A generator that they did not draw from is none that they read.
+        """
+        for k, (state, version) in enumerate(zip(self.replayable_states, self._versions, strict=True)):
+            if getattr(state, "is_read", False) and state.version() != version:
+                self.used_flags[k] = True
+
     def snapshot(self) -> Any:
         """The states now; where nothing was used, the very list of initial states, which takes no memory."""
         if not self._update_used():

@@ -42,6 +42,8 @@ def is_plain(tensor: Tensor) -> bool:
 class TensorValue:
     """The numbers of a tensor and the memory that they are in, as a replayable state (rng_state.py)."""
 
+    is_read = True  # also by a step that does not write
+
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
