@@ -47,6 +47,14 @@ class CallRecord:
         self.seconds = 0.0  # of the call itself (measuring, planning, the first sweep), without reverse sweeps
         self.stopped = ""  # the class name of the error that ended the call
 
+    def begin_segment(self, framework: str) -> None:
+        """Note the framework of a segment, whose runs are counted from here on."""
+        self.framework, self.steps = framework, 0
+
+    def count_run(self) -> None:
+        """Count a run of a segment: its first one, or a recomputation."""
+        self.steps = (self.steps or 0) + 1
+
     def recorder(
         self, backend: ObservableBackend, state: Any, memory: Memory | None = None, *, restartable: bool = False
     ) -> TraceRecorder:

@@ -135,7 +135,7 @@ def checkpoint(
     which refuse saved-tensor hooks, and if lazy modules are initialized: with draws that would not be made again.
     """
     if call is not None:
-        call.framework, call.steps = "torch", 0
+        call.begin_segment("torch")
     is_tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     if torch.is_grad_enabled() and not in_transform() and not is_tracing and not uses_transforms(fn):
         frame = CheckpointFrame(fn, args, kwargs, options, call)
@@ -143,7 +143,7 @@ def checkpoint(
             with suppress(HooksRefused):  # everything is as before that run
                 return frame.forward(fn, args, kwargs)
     if call is not None:
-        call.steps = 1
+        call.count_run()
     name, depth = display_name(fn), nesting_depth()
     with segment_pass(name, "forward", depth), nested(depth):
         return fn(*args, **kwargs)
@@ -170,7 +170,9 @@ class CheckpointFrame:
         self.holders: list[ReferenceType[Holder]] = []
         self.first_holder: int | None = None  # the index of the holder that the backward asks last
         self.parent: CheckpointFrame | None = None  # the segment around this one, if it begins with it
-        self._note_parent(_current_frame.get())
+        around = _current_frame.get()
+        if around is not None and around._begins_with_segment():
+            self.parent = around
         self._given = self._inputs.save()  # until the first run has ended
         self.metas: list[SavedTensorMeta] = []
         self.check = CheckOnce(fn, options.check)
@@ -180,10 +182,12 @@ class CheckpointFrame:
         self._backward_tasks: dict[int, bool] = {}  # by backward: whether its values are kept until it ends (rule 5)
         self._pulled_back_in, self._recomputed_at = -1, 0.0
 
-    def _note_parent(self, around: "CheckpointFrame | None") -> None:
-        """Note that the segment around this one begins with it, if it does: then both are pulled back at once."""
-        if around is not None and around.first_holder is None and not around.holders:
-            around.first_holder, self.parent = -1, around
+    def _begins_with_segment(self) -> bool:
+        """Whether a segment inside, which begins now, is the first thing in this one: both are pulled back at once."""
+        is_first = self.first_holder is None and not self.holders
+        if is_first:
+            self.first_holder = -1
+        return is_first
 
     def forward(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function returns; its saved tensors are holders."""
@@ -234,7 +238,7 @@ class CheckpointFrame:
         assert self.options.threshold is not None
         if sum(map(nbytes, flatten(out)[0])) > self.options.threshold:
             for holder in self._live_holders():
-                holder.saved = None
+                holder.drop()
             self._report_saved_bytes(out)
             return
         for holder in self._live_holders():
@@ -243,15 +247,15 @@ class CheckpointFrame:
     @not_compiled
     def _pack(self, tensor: Tensor) -> Holder:
         """The holder of a tensor that is saved in the first run."""
-        holder = Holder(self, len(self.holders))
+        # A leaf is kept itself, as plain autograd keeps it: its backward sees a `.data` that was exchanged meanwhile.
+        kept = None if not self._undecided else tensor if tensor.is_leaf else tensor.detach()
+        holder = Holder(self, len(self.holders), kept)
         self.holders.append(ref(holder))
         self.metas.append(SavedTensorMeta(tensor, checked=self.check.wanted))
         if self.first_holder is None:
             self.first_holder = holder.index
         if self.saved_bytes is not None:
             self.saved_bytes.add(tensor)
-        if self._undecided:
-            holder.saved = tensor if tensor.is_leaf else tensor.detach()
         return holder
 
     def _live_holders(self) -> list[Holder]:
@@ -343,8 +347,8 @@ class CheckpointFrame:
                 return CompleteRun.of(lambda: inputs.fn(*inputs.args, **inputs.kwargs), roots, suspects)
 
     def _count(self) -> None:
-        if self.call is not None and self.call.steps is not None:
-            self.call.steps += 1
+        if self.call is not None:
+            self.call.count_run()
 
     def _note_pullback(self, task: int) -> None:
         """Report to the profile, once for each backward, that the first tensor was asked for: the pullback is over."""

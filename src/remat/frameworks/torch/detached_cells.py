@@ -55,7 +55,8 @@ class DetachedCells:
 
 def _with_cells(fn: FunctionType, cells: Sequence[CellType]) -> FunctionType:
     copy = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, tuple(cells))
-    copy.__kwdefaults__, copy.__qualname__ = fn.__kwdefaults__, fn.__qualname__
+    for name in ("__kwdefaults__", "__qualname__", "__module__"):  # which the constructor does not take
+        setattr(copy, name, getattr(fn, name))
     copy.__dict__.update(fn.__dict__)
     return copy
 

@@ -101,11 +101,15 @@ class Holder:
 
     __slots__ = ("__weakref__", "index", "owner", "saved", "values")
 
-    def __init__(self, owner: HolderOwner, index: int) -> None:
+    def __init__(self, owner: HolderOwner, index: int, saved: Tensor | None = None) -> None:
         self.owner, self.index = owner, index
         self.values: dict[int, Tensor] = {}
         # With a threshold: the tensor while its segment runs, then the tensor of `SaveInputs.save` if it is kept.
-        self.saved: Tensor | None = None
+        self.saved = saved
+
+    def drop(self) -> None:
+        """Let go of the tensor: it is recomputed."""
+        self.saved = None
 
     def save(self) -> None:
         """Save the tensor as plain autograd does."""
