@@ -18,7 +18,7 @@ Cost. A class for each class and options, an object for each drop, and a functio
 import copy
 import copyreg
 from collections.abc import Callable
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from inspect import getattr_static
 from types import FunctionType, MethodType
 from typing import Any, SupportsIndex, TypeVar, cast
@@ -146,10 +146,10 @@ def _subclass(cls: type[nn.Module], options: CheckpointOptions, entry: str) -> t
 
 def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions) -> Callable[..., object]:
     """The method of a class as a segment; it is looked up at each call, as it may be replaced on the class."""
-    run, bind = _run_segment, _bound
+    run = _run_segment
 
     def method(self: nn.Module, *args: object, **kwargs: object) -> object:
-        return run(bind(getattr(cls, name), self), args, kwargs, options)
+        return run(getattr(cls, name), self, args, kwargs, options)
 
     plain = getattr(cls, name)
     if not isinstance(plain, FunctionType):
@@ -159,18 +159,13 @@ def _segment_method(cls: type[nn.Module], name: str, options: CheckpointOptions)
     return update_wrapper(twin, plain)
 
 
-def _bound(plain: Any, module: nn.Module) -> MethodType:
-    # PyTorch 2.11 does not compile `__get__` of a function.
-    bound: MethodType = MethodType(plain, module) if isinstance(plain, FunctionType) else plain.__get__(module)
-    return bound
-
-
 def _run_segment(
-    method: MethodType, args: tuple[object, ...], kwargs: dict[str, object], options: CheckpointOptions
+    plain: Any, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], options: CheckpointOptions
 ) -> object:
     if torch.compiler.is_compiling():
-        if traces_segments():
-            return compiled_checkpoint(method, args, kwargs)
-        return run_uncompiled(_run_segment, method, args, kwargs, options)
+        if traces_segments():  # a partial, since PyTorch 2.11 does not compile `__get__` of a function
+            return compiled_checkpoint(partial(plain, module), args, kwargs)
+        return run_uncompiled(_run_segment, plain, module, args, kwargs, options)
+    method: MethodType = plain.__get__(module)
     with recorded_call("drop", method) as call:
         return checkpoint(method, args, kwargs, options, call)
