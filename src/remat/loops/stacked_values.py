@@ -6,7 +6,7 @@ from typing import Any
 from remat.errors import ProblemError, StepError
 from remat.loops.leaf_spec import LeafOps
 from remat.loops.structure_check import flatten_checked, never_matches, structure_check
-from remat.pytree import LEAF, TreeDef, flatten
+from remat.pytree import LEAF, Leaf, TreeDef, flatten
 from remat.units import to_count
 
 __all__ = ["Inputs", "Outputs", "SeparateRows", "infer_length"]
@@ -98,6 +98,11 @@ class Outputs:
         if specs != self.specs:
             self.leaves = [self.leaf_ops.astype(rows, spec) for rows, spec in zip(self.leaves, specs, strict=True)]
             self.specs, self._matches = specs, structure_check(self.leaf_ops, self.tree, specs)
+        return leaves
+
+    def take_leaves(self) -> list[Leaf]:
+        """The stacked leaves, to which no reference is left here."""
+        leaves, self.leaves = self.leaves, []
         return leaves
 
     def allocate(self, y: Any, i: int) -> None:

@@ -158,7 +158,7 @@ class TorchBackend(ComparedResults):
                     take_hooks(tape.carry_in)
         versions.check(start, stop)
         leaves = runner.check_carry(carry, stop - 1)
-        tape.carry_out = self._output_edges(leaves)
+        tape.end_with(self._output_edges(leaves))
         self.tracker.note(leaves, (), f"step {stop - 1}")
         if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self._fsdp_modules:
             self.inputs.admit(tape.used_inputs(self.inputs.made_edges), f"one of the steps {start} to {stop - 1}")
@@ -214,13 +214,11 @@ class TorchBackend(ComparedResults):
 
     def _call_step(self, step: Any, carry: Any, i: int, tape: Tape) -> tuple[Any, Any]:
         runner = self.runner
-        runner.current_step = i
+        leaves = runner.begin(i)
         if any(self.activity.xs):
-            leaves = require_grad_roots([leaf[i] for leaf in runner.inputs.leaves], self.activity.xs)
+            leaves = require_grad_roots(leaves, self.activity.xs)
             tape.xs.append(requiring_grad(leaves))
-            x = runner.inputs.tree.unflatten(leaves)
-        else:
-            x = runner.inputs.row(i)
+        x = runner.inputs.tree.unflatten(leaves)
         try:
             out = step(carry, x)
             return out if type(out) is tuple and len(out) == 2 else unpack_output(leaf_ops, out, i)
@@ -238,7 +236,7 @@ class TorchBackend(ComparedResults):
         outputs = self.runner.outputs
         if outputs.row_of(i) is None or outputs.is_empty(y):
             tape.ys.append([])
-            self.runner.outputs_written = max(self.runner.outputs_written, i + 1)
+            self._write_output(i, y)
             return
         if outputs.tree is None:
             outputs.allocate(y, i)
@@ -252,14 +250,12 @@ class TorchBackend(ComparedResults):
 
     def _write_output(self, i: int, y: Any) -> None:
         """Write the output of step i, in the first sweep only; it becomes the `last_output` that is compared."""
-        runner, outputs = self.runner, self.runner.outputs
-        if outputs.row_of(i) is not None and not outputs.is_empty(y):
-            if i >= runner.outputs_written:
-                with torch.no_grad():
-                    outputs.write(i, y)
-            assert outputs.tree is not None
-            runner.last_output = outputs.tree.map(detached, y)
-        runner.outputs_written = max(runner.outputs_written, i + 1)
+        outputs = self.runner.outputs
+        kept = outputs.row_of(i) is not None
+        if kept and outputs.tree is None:
+            outputs.allocate(y, i)
+        # Without its graph: one that is not kept is not compared either.
+        self.runner.write_output(i, outputs.tree.map(detached, y) if kept and outputs.tree is not None else None)
 
     def new_gradients(self, carry: list[Any], outputs: Sequence[Any], steps: int | None = None) -> Gradients:
         """The gradients at the turn, after so many steps, from cotangents of the last carry and of the outputs."""
@@ -321,8 +317,7 @@ class TorchBackend(ComparedResults):
 
     def release_outputs(self) -> None:
         """Drop the outputs: their graph refers to this backend, which would close a cycle."""
-        self.output_bytes = sum(map(nbytes, self.runner.outputs.leaves))
-        self.runner.outputs.leaves = []
+        self.output_bytes = sum(map(nbytes, self.runner.outputs.take_leaves()))
 
     def copy(self, state: Any) -> Any:
         """A private copy of a carry."""

@@ -20,6 +20,7 @@ which ends after MOST_NODES nodes, where the candidate is taken for one with oth
 import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -93,12 +94,15 @@ class LoopInputs:
 
     def copy(self) -> "LoopInputs":
         """The same inputs and candidates, with the same roots, which grow on their own: for steps that are measured."""
-        other = LoopInputs()
-        other.bindings, other._only_rebound = self.bindings, self._only_rebound
-        other._candidates, other._made = dict(self._candidates), dict(self._made)
-        for each in map(_Input, self.tensors, self.roots, self.capture_ids):
-            other._add(each)
+        other = copy(self)
+        other._own()
         return other
+
+    def _own(self) -> None:
+        """Share no list and no dict with another object any more; bindings never change."""
+        self.tensors, self.roots, self.capture_ids = [*self.tensors], [*self.roots], [*self.capture_ids]
+        self._indices, self._candidates, self._made = {**self._indices}, {**self._candidates}, {**self._made}
+        self.left_by_steps, self._watch = [*self.left_by_steps], None
 
     @property
     def rebound(self) -> list[bool]:

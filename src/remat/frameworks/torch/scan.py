@@ -119,15 +119,9 @@ def _call(
         *(state for state in reached_states(reach) if not isinstance(state, PythonState)),
         contents,
     ]
+    modes, left_behind = AutocastState(), LeftBehind(closure.containers)
     analyzed = AnalyzedStep(
-        closure,
-        AutocastState(),
-        replayable_states,
-        contents,
-        LeftBehind(closure.containers),
-        under_functorch,
-        tensors.modules,
-        tensors.compiled,
+        closure, modes, replayable_states, contents, left_behind, under_functorch, tensors.modules, tensors.compiled
     )
     on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
     # A while_loop's condition has been evaluated for the first carry before there is a call.

@@ -59,6 +59,10 @@ class Tape:
         """All leaves of the graph: carry, captured tensors, inputs of each step."""
         return [*self.carry_in, *self.captured, *(root for row in self.xs for root in row)]
 
+    def end_with(self, carry_out: list[GradientEdge | None]) -> None:
+        """Take these for the edges of the last carry."""
+        self.carry_out = carry_out
+
     def extend(self, stop: int) -> None:
         """Let the range go on to another step."""
         self.stop = stop
