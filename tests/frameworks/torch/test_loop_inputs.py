@@ -177,3 +177,27 @@ def test_a_carry_that_is_left_in_an_attribute_is_refused(how):
 
     with pytest.raises((remat.StepError, remat.DeterminismError)):
         remat.scan(Cell(), torch.zeros(3, dtype=DOUBLE), numbers(12, 3), **how)[0].sum().backward()
+
+
+def test_a_parameter_that_is_frozen_before_the_backward_gets_no_gradient():
+    w, v = numbers(3, 3).requires_grad_(), numbers(3, 3, seed=1).requires_grad_()
+    loss = weigh(
+        remat.scan(lambda h, x: (torch.tanh(h @ w @ v + x), None), torch.ones(3, dtype=DOUBLE), numbers(9, 3), slots=2)
+    )
+    w.requires_grad_(False)
+    loss.backward()
+    assert w.grad is None
+    assert v.grad is not None
+
+
+def test_second_derivatives_leave_no_trace_in_a_log():
+    w, log = numbers(3, 3).requires_grad_(), []
+
+    def step(h, x):
+        log.append(float(h.detach().sum()))
+        return torch.tanh(h @ w + x), None
+
+    h = remat.scan(step, torch.ones(3, dtype=DOUBLE), numbers(6, 3), slots=2)[0]
+    (slope,) = torch.autograd.grad(h.sum(), w, create_graph=True)
+    slope.pow(2).sum().backward()
+    assert len(log) == 6

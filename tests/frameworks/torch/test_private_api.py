@@ -52,6 +52,7 @@ IN_TORCH = [
 ON_OBJECTS = [
     (node, "_sequence_nr"),
     (leaf, "_backward_hooks"),
+    (leaf, "_post_accumulate_grad_hooks"),
     (leaf, "_version"),
     (leaf, "_base"),
     (Empty, "_parameters"),

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from remat.errors import StepError
 from remat.execute.determinism import DeterminismCheck
+from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.activity import Activity, ActivityTracker
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
 from remat.frameworks.torch.first_step import FirstStep
+from remat.frameworks.torch.graph import has_hooks
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
@@ -147,7 +149,15 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             carry, outputs = self.results.expand_cotangents(cotangents)
             with nullcontext() if self.stored is None else self.stored.pulling_back():
                 gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps))
-            return [*gradients.carry, *gradients.xs, *gradients.captured]
+            captured = map(_for_hooks, self.split(leaves)[2], gradients.captured)
+            return [*gradients.carry, *gradients.xs, *captured]
+
+
+def _for_hooks(tensor: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """The gradient of an input; zeros instead of none where hooks wait for it, which autograd would call with None."""
+    if gradient is None and isinstance(tensor, Tensor) and has_hooks(tensor):
+        return torch.zeros_like(tensor)
+    return gradient
 
 
 def as_truth_value(answer: Any) -> bool:
@@ -220,8 +230,9 @@ class LoopBackward(torch.autograd.Function):
         """Differentiate the gradient."""
         from remat.frameworks.torch.second_order import double_backward
 
-        args = _saved(ctx)
-        return None, None, *double_backward(ctx.call, args[: ctx.count], args[ctx.count :], cotangents)
+        args, states = _saved(ctx), ctx.call.step.replayable_states
+        with preserved_state(states):  # its loops run the steps again
+            return None, None, *double_backward(ctx.call, args[: ctx.count], args[ctx.count :], cotangents)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, count: int, *args: Any) -> Any:

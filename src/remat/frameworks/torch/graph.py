@@ -19,6 +19,7 @@ __all__ = [
     "external_edges",
     "gradient_edge",
     "gradients_blocked",
+    "has_hooks",
     "has_saved_tensor_hooks",
     "hooks_suspended",
     "is_leaf_node",
@@ -132,6 +133,12 @@ def leaf_itself(tensor: Tensor) -> Tensor:
 def backward_hooks(tensor: Tensor) -> dict[int, Any]:
     """The hooks that `register_hook` has put on a tensor, by their ids."""
     return dict(tensor._backward_hooks or ())  # hooks can be added and removed publicly, not listed
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether hooks wait for the gradient of a tensor, or for its accumulation."""
+    tensor = leaf_itself(tensor)
+    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)  # neither has a public name
 
 
 def set_backward_hooks(tensor: Tensor, hooks: Mapping[int, Any]) -> None:

@@ -196,7 +196,8 @@ class LoopInputs:
 
     def _add(self, new: _Input) -> None:
         self._behind = None
-        self._indices[_edge(new.root)] = len(self.roots)
+        if new.root.requires_grad:  # a parameter may have been frozen before the backward
+            self._indices[_edge(new.root)] = len(self.roots)
         self.tensors.append(new.tensor)
         self.roots.append(new.root)
         self.capture_ids.append(new.capture_id)

@@ -168,9 +168,9 @@ def _run(
     if not _records():
         return _run_plainly(call, step, init, xs, None)
     if call.step.under_functorch:  # captured tensors are rebound to the values of that level
-        captured = candidates.captured
-        call = replace(call, capture_ids=range(len(captured)), rebound=[True] * len(captured))
-        return run(call, [*init, *xs, *captured], None)
+        captured, leaves = candidates.captured, [tensor for tensor in candidates.others if tensor.is_leaf]
+        ids, rebound = [*range(len(captured)), *[-1] * len(leaves)], [True] * len(captured) + [False] * len(leaves)
+        return run(replace(call, capture_ids=ids, rebound=rebound), [*init, *xs, *captured, *leaves], None)
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(
         call, replay=StateReplay(call.step.replayable_states), stored=StoredGraphs(call.step.closure.containers)

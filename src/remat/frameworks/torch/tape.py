@@ -156,7 +156,8 @@ def seed_accumulators(
     edges: OutputEdges, captured: Sequence[Tensor], sums: list[Any], stops: Stops | None = None
 ) -> None:
     """Let the next backward add to the running sums of captured tensors, which are taken out of the list `sums`."""
-    used = [k for k in range(len(captured)) if stops is None or k in stops.used]
+    # A parameter may have been frozen since: as in plain autograd, it then gets no gradient.
+    used = [k for k, root in enumerate(captured) if root.requires_grad and (stops is None or k in stops.used)]
     seeds = [sums[k] for k in used]
     if all(total is None for total in seeds):
         return
@@ -173,7 +174,7 @@ def seed_accumulators(
 
 def tape_vjp(edges: OutputEdges, tape: Tape, stops: Stops | None = None) -> list[Any]:
     """The gradients of the roots by one call of the engine, None for those without; hooks of captured tensors wait."""
-    captured: list[Any] = list(tape.captured)
+    captured = requiring_grad(tape.captured)
     if stops is not None:
         captured = [root if k in stops.used else None for k, root in enumerate(captured)]
     roots = [*tape.carry_in, *captured, *(root for row in tape.xs for root in row)]

@@ -83,8 +83,7 @@ def _batched(call: TorchLoopCall, info: Any) -> TorchLoopCall:
         randomness=info.randomness,
         trees=(call.carry, call.xs),
     )
-    capture_ids = range(len(call.capture_ids))
-    return replace(call, step=step, capture_ids=capture_ids, pending=None, results=None, replay=None, batched=None)
+    return replace(call, step=step, pending=None, results=None, replay=None, batched=None)
 
 
 @dataclass(frozen=True)
