@@ -22,7 +22,6 @@ from remat.loops.step_runner import unpack_output
 
 __all__ = ["double_backward"]
 
-AtStep = Callable[[list[Tensor], Callable[[], list[Any]]], list[Any]]
 FlatStep = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 
 
@@ -154,60 +153,62 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
     assert call.results is not None
     assert call.steps is not None
     init, xs, captured = call.split(leaves)
-    activity, steps, flat = call.activity, call.steps, _flat_step(call)
+    activity, steps = call.activity, call.steps
+    flat, numbers = _with_contents(call, _flat_step(call), steps)
+    xs, active_xs = [*xs, *numbers], [*activity.xs, *[False] * len(numbers)]
     request = LoopRequest(plan=call.plan, check="never")
     carry_bars, y_bars = call.results.expand_cotangents(cotangents)
     init = [_as_in_the_last_carry(leaf, spec) for leaf, spec in zip(init, call.results.carry_specs, strict=True)]
     weak = [not isinstance(leaf, Tensor) for leaf in init]
     active = [is_active and not number for is_active, number in zip(activity.carry, weak, strict=True)]
-    at_step, numbers = _contents_of_steps(call, steps)
 
-    def forward(carry: list[Any], inputs: Any) -> tuple[list[Any], list[Any]]:
-        x, number = inputs
-        return at_step(number, lambda: flat(captured, carry, x))[: len(carry)], carry
+    def forward(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+        return flat(captured, carry, x)[: len(carry)], carry
 
     def backward(sums: Any, inputs: Any) -> Any:
-        (carry_bar, totals), (carry, x, y_bar, number) = sums, inputs
+        (carry_bar, totals), (carry, x, y_bar) = sums, inputs
         carry = [leaf.item() if number else leaf for leaf, number in zip(carry, weak, strict=True)]
-        roots, put = _roots(carry, active, x, activity.xs, captured)
+        roots, put = _roots(carry, active, x, active_xs, captured)
         rest = iter(carry_bar)
         bars = [next(rest) if is_active else None for is_active in active] + list(y_bar)
         closed_over = [False] * (len(roots) - len(captured)) + [not rebound for rebound in call.rebound]
-
-        def outputs(*values: Any) -> list[Any]:
-            return at_step(number, lambda: flat(*put(values)))
-
-        root_bars = _vjp_of(outputs, roots, bars, closed_over, under_functorch=call.step.under_functorch)
+        root_bars = _vjp_of(
+            lambda *values: flat(*put(values)), roots, bars, closed_over, under_functorch=call.step.under_functorch
+        )
         pairs = zip(roots, root_bars, strict=True)
         rest = iter([torch.zeros_like(root) if bar is None else bar for root, bar in pairs])
         before = [next(rest) for is_active in active if is_active]
-        x_bar = [next(rest) if is_active else None for is_active in activity.xs]
+        x_bar = [next(rest) if is_active else None for is_active in active_xs]
         return (before, [total + bar for total, bar in zip(totals, rest, strict=True)]), x_bar
 
-    _, states = scan(forward, init, (xs, numbers), steps, request)
+    _, states = scan(forward, init, xs, steps, request)
     last = zip(init, carry_bars, active, strict=True)
     last_bars = [torch.zeros_like(leaf) if bar is None else bar for leaf, bar, is_active in last if is_active]
     rows = [None if bar is None else _for_every_step(bar, steps, call.rows).flip(0) for bar in y_bars]
-    flipped = [state.flip(0) for state in states], [x.flip(0) for x in xs], rows, [n.flip(0) for n in numbers]
+    flipped = [state.flip(0) for state in states], [x.flip(0) for x in xs], rows
     (init_bars, totals), x_bars = scan(
         backward, (last_bars, [torch.zeros_like(leaf) for leaf in captured]), flipped, steps, request
     )
     rest = iter(init_bars)
     return [
         *(next(rest) if is_active else None for is_active in active),
-        *(None if bar is None else bar.flip(0) for bar in x_bars),
+        *(None if bar is None else bar.flip(0) for bar in x_bars[: len(activity.xs)]),
         *totals,
     ]
 
 
-def _contents_of_steps(call: TorchLoopCall, steps: int) -> tuple[AtStep, list[Tensor]]:
-    """What runs a step with the contents of its place in the loop, and the numbers of steps as an input, if it asks."""
+def _with_contents(call: TorchLoopCall, flat: FlatStep, steps: int) -> tuple[FlatStep, list[Tensor]]:
+    """The step with the contents of its place in the loop, and one more input, its number, if steps change them."""
     states = list(call.step.replayable_states)
     if call.initial_rng is None or call.step.under_functorch:
-        return lambda _, step: step(), []
+        return flat, []
     place = next(k for k, state in enumerate(states) if state is call.step.contents)
     contents = StepContents(call.step.contents, call.initial_rng[place - len(states)])
-    return lambda number, step: contents.run(int(number[0]), step), [torch.arange(steps)]
+
+    def placed(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
+        return contents.run(int(x[-1]), lambda: flat(captured, carry, x[:-1]))
+
+    return placed, [torch.arange(steps)]
 
 
 def _as_in_the_last_carry(leaf: Any, spec: TensorSpec) -> Any:
