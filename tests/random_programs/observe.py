@@ -61,9 +61,8 @@ def _tensor(name: str, tensor: Any) -> Iterator[Seen]:
     except RuntimeError:  # one that was stored inside of a transform of torch.func, which is over
         return
     yield Seen(f"{name}.dtype", f"{tensor.dtype} {tuple(tensor.shape)}")
-    if tensor.is_leaf:
-        if tensor.requires_grad:
-            yield Seen(f"{name}.requires_grad", "True")
+    if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None):
+        yield Seen(f"{name}.requires_grad", str(tensor.requires_grad))
         yield Seen(f"{name}.grad", "None" if tensor.grad is None else _array(tensor.grad))
 
 
