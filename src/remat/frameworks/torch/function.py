@@ -9,6 +9,7 @@ backward. That sweep is a Function too, so that transforms of torch.func apply t
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -149,8 +150,9 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             carry, outputs = self.results.expand_cotangents(cotangents)
             with nullcontext() if self.stored is None else self.stored.pulling_back():
                 gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps))
-            captured = map(_for_hooks, self.split(leaves)[2], gradients.captured)
-            return [*gradients.carry, *gradients.xs, *captured]
+            # The input that stands for sharded parameters was added after the first sweep, which does not know it.
+            captured = zip_longest(self.split(leaves)[2], gradients.captured)
+            return [*gradients.carry, *gradients.xs, *(_for_hooks(*pair) for pair in captured)]
 
 
 def _for_hooks(tensor: Tensor, gradient: Tensor | None) -> Tensor | None:
