@@ -13,17 +13,29 @@ COUNTS = {"torch": 240, "numpy": 120}
 SIZE = 20  # programs in a test
 ROOMS = {name: importlib.import_module(f"tests.random_programs.{name}_program") for name in COUNTS}
 PLAINS = {name: importlib.import_module(f"tests.random_programs.{name}_runtime").plain for name in COUNTS}
+# Programs that are not right yet, and why. A seed that is mended is taken off.
+KNOWN = {
+    ("torch", 45): "a hook inside of a step that clamps, in a second derivative",
+    ("torch", 159): "int() of an integer input under jacrev, which maps the recomputed step",
+    ("torch", 169): "jacrev maps the recomputed step",
+    ("torch", 181): "hooks inside of steps are called again in derivatives of derivatives",
+    ("torch", 202): "a new tensor that a step writes into, in a transform of torch.func",
+    ("numpy", 15): "a loop inside of a step writes into a captured value by an operator",
+    ("numpy", 17): "a nested segment writes by an operator into an array that the user's log holds",
+    ("numpy", 43): "a loop inside of a step writes into a captured value by an operator",
+    ("numpy", 62): "a loop inside of a step writes into a captured value by an operator",
+    ("numpy", 88): "a buffer in the carry that a step writes into, in a second derivative",
+}
 BLOCKS = [(name, first) for name, count in COUNTS.items() for first in range(0, count, SIZE)]
 
 
-@pytest.mark.xfail(reason="the rooms are being rebuilt")
 @pytest.mark.parametrize(("framework", "first"), BLOCKS)
 def test_programs_are_exact_and_leave_no_trace(framework, first):
     failed = []
     for seed in range(first, first + SIZE):
         program = ROOMS[framework].write_program(seed)
         verdict = judge(program, remat, PLAINS[framework])
-        if verdict.fails:
+        if verdict.fails and (framework, seed) not in KNOWN:
             failed.append(f"seed {seed}: {verdict.word}: {verdict.what}\n{program.text}")
     assert not failed, "\n\n".join(failed)
 
