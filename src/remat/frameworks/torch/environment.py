@@ -55,7 +55,7 @@ def replayable_states(reach: TorchReach) -> list[ReplayableState]:
     """
     statistics = {id(tensor) for tensor in reach.statistics}
     values = [
-        TensorValue(tensor)
+        TensorValue(tensor, is_statistic=id(tensor) in statistics)
         for tensor in reach.tensors
         if not tensor.requires_grad and is_plain(tensor) and (id(tensor) in statistics or tensor.nbytes <= COPIED)
     ]

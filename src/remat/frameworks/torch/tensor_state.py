@@ -6,7 +6,8 @@ changes them, and of all statistics (buffers of modules in training). Where a fi
 another tensor (a parameter that is initialised from the data), the repetition must leave it as it is, or is refused.
 
 What it can miss: numbers of more than HELD bytes that are written without a new version (`.data`) on another device
-than the CPU, where comparing them would stop the pipeline, or of more than COPIED bytes outside of statistics.
+than the CPU, where comparing them would stop the pipeline, or of more than COPIED bytes outside of statistics. In loops
+on such a device also numbers of any size that are no statistics.
 
 The cost: 1 us for a parameter, 4 us for one that is copied.
 """
@@ -44,13 +45,18 @@ class TensorValue:
 
     is_read = True  # also by a step that does not write
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def __init__(self, tensor: Tensor, *, is_statistic: bool) -> None:
+        self.tensor, self._is_statistic = tensor, is_statistic
 
     def version(self) -> Any:
-        """The numbers of a small tensor on the CPU, else the memory and how often it was written into."""
+        """The numbers, or for large tensors the memory and how often it was written into.
+
+        On other devices than the CPU a comparison of numbers waits for the device: it is made for statistics alone,
+        since kernels of batch norm write into these without a new version.
+        """
         tensor = self.tensor
-        numbers = tensor.detach().clone() if tensor.nbytes <= HELD and tensor.device.type == "cpu" else None
+        is_compared = tensor.nbytes <= HELD and (self._is_statistic or tensor.device.type == "cpu")
+        numbers = tensor.detach().clone() if is_compared else None
         return _Version(tensor.data_ptr(), tuple(tensor.shape), version(tensor), numbers)
 
     def get(self) -> tuple[Tensor, Tensor]:
