@@ -138,3 +138,29 @@ def test_what_cannot_be_done_is_an_error_that_says_what_to_do():
         first.sum().backward()
     with pytest.raises(remat.StepError, match="use scan"):
         vmap(lambda h: remat.while_loop(lambda h: True, lambda h: h * W.sum(), h, max_steps=3, slots=2))(batch())
+
+
+@pytest.mark.parametrize("place", ["variable", "dict", "frozenset"])
+def test_second_derivatives_where_one_captured_tensor_was_computed_from_another(place):
+    def derivatives(scan):
+        W, h, _ = values()
+        W.requires_grad_()
+        made = torch.tanh(h @ W)
+        by_name, hidden = {"made": made}, frozenset([made])
+
+        def step(h, _):
+            shift = {"variable": lambda: made, "dict": lambda: by_name["made"], "frozenset": lambda: list(hidden).pop()}
+            return torch.tanh(h @ W + shift[place]()), h.sum()
+
+        last = scan(step, h)
+        (first,) = torch.autograd.grad(last.square().sum(), W, create_graph=True)
+        return [first.detach(), *torch.autograd.grad(first.square().sum(), W)]
+
+    def ours():
+        return derivatives(lambda step, h: remat.scan(step, h, length=5, slots=2)[0])
+
+    if place == "frozenset":  # in which nothing can be rebound
+        with pytest.raises(remat.StepError, match=r"float64\[3, 4\].*computed from.*put it in"):
+            ours()
+    else:
+        assert_same(ours(), derivatives(lambda step, h: plain_scan(step, h, (), length=5)[0]), bitwise=False)

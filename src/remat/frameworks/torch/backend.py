@@ -25,6 +25,7 @@ from remat.frameworks.torch.first_step import FirstStep, RecordedStep
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
 from remat.frameworks.torch.inner_gradients import GradModeTrial
+from remat.frameworks.torch.input_memory import in_memory
 from remat.frameworks.torch.input_versions import InputVersions, step_mutation_error
 from remat.frameworks.torch.leaves import (
     copy_tensor,
@@ -198,6 +199,7 @@ class TorchBackend(ComparedResults):
         with ExitStack() as stack:
             stack.enter_context(self._segments_allowed())
             stack.enter_context(self.step.autocast.active(grad=grad))
+            stack.enter_context(in_memory(self.inputs.roots, self.inputs.memory))
             yield stack.enter_context(self.step.rebind(self.inputs.bindings))
 
     def _segments_allowed(self) -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
 from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.graph import has_hooks
+from remat.frameworks.torch.input_memory import Memory
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
@@ -48,6 +49,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     activity: Activity = NOTHING_ACTIVE
     capture_ids: Sequence[int] = ()  # by input of the loop's node: its index in the closure, -1 if it is not there
     rebound: Sequence[bool] = ()  # by input: whether steps use a detached root in its place
+    memory: Memory = ()  # by input: in which memory the first sweep has found it
     dependent_inputs: bool = False  # whether one of them may lie behind another one
     fsdp_modules: Sequence[Any] = ()  # FSDP modules that the step calls
     first_step: FirstStep | None = None  # until the first run takes it
@@ -74,7 +76,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         """A backend for that many steps, and the first carry, detached."""
         if self.inputs is not None:
             return self.backend_on(leaves, steps, self.inputs.copy())
-        inputs = LoopInputs(self.split(leaves)[2], self.capture_ids, self.rebound, closed=True)
+        inputs = LoopInputs(self.split(leaves)[2], self.capture_ids, self.rebound, self.memory, closed=True)
         return self.backend_on(leaves, steps, inputs)
 
     def start(self, leaves: Sequence[Leaf]) -> tuple[TorchBackend, PyTree]:
@@ -101,6 +103,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             tensors = self.sweep([*leaves, *inputs.tensors])
         assert self.pending is not None
         self.inputs, self.capture_ids, self.rebound = None, inputs.capture_ids, inputs.rebound
+        self.memory = inputs.memory
         self.step.contents.keep(inputs.left_by_steps)
         self.step.closure.restrict_to(set(inputs.capture_ids), inputs.bindings)
         self.activity, self.dependent_inputs = self.pending[0].activity, inputs.dependent

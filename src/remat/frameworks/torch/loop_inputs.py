@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from remat.frameworks.torch.graph import Edge, gradient_edge, is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
+from remat.frameworks.torch.input_memory import Memory, memory_of
 from remat.frameworks.torch.tape import Stops, Tape, unknown_input_error
 from remat.frameworks.torch.watch import Watch
 
@@ -56,6 +57,7 @@ class LoopInputs:
         tensors: Sequence[Tensor] = (),
         capture_ids: Sequence[int] = (),
         rebound: Sequence[bool] = (),
+        memory: Memory = (),
         *,
         closed: bool = False,
     ) -> None:
@@ -63,6 +65,7 @@ class LoopInputs:
         self.tensors: list[Tensor] = []
         self.roots: list[Tensor] = []  # every tape refers to this very list
         self.capture_ids: list[int] = []
+        self.memory = memory  # in which the first sweep has found them; none as long as it runs
         self._indices: dict[Edge, int] = {}  # by edge of the root
         self._candidates: dict[int, _Input] = {}  # by id of the root: those that were not used so far
         self._made: dict[Edge, Tensor] = {}  # candidates that are no leaves, whose nodes do not refer to them
@@ -172,6 +175,7 @@ class LoopInputs:
             if candidate is not None:
                 self._add(candidate)
         self._watch, self.closed = None, True
+        self.memory = memory_of(self.roots)
         self._candidates.clear()
         self._made.clear()
 
@@ -210,8 +214,8 @@ class LoopInputs:
         return self._behind
 
 
-def with_others_behind(tensors: Sequence[Tensor]) -> set[int]:
-    """The indices of those tensors which were computed from another one of them."""
+def with_others_behind(tensors: Sequence[Tensor], most_nodes: float = MOST_NODES) -> set[int]:
+    """The indices of those tensors which were computed from another one of them, or from so many nodes or more."""
     if all(tensor.is_leaf for tensor in tensors):
         return set()
     leaves = {id(tensor) for tensor in tensors if tensor.is_leaf}
@@ -222,7 +226,7 @@ def with_others_behind(tensors: Sequence[Tensor]) -> set[int]:
         if tensor.grad_fn is not None
         and any(
             edge is None or edge in made or (is_leaf_node(edge[0]) and id(leaf_of(edge[0])) in leaves)
-            for edge in _edges_behind(tensor.grad_fn)
+            for edge in _edges_behind(tensor.grad_fn, most_nodes)
         )
     }
 
@@ -237,7 +241,7 @@ def _behind(node: Node, indices: Mapping[Edge, int]) -> frozenset[int] | None:
     return frozenset(found)
 
 
-def _edges_behind(node: Node) -> Iterator[Edge | None]:
+def _edges_behind(node: Node, most_nodes: float = MOST_NODES) -> Iterator[Edge | None]:
     """The edges in the graph behind a node; a None at the end if there are too many."""
     stack, seen = [node], {node}
     while stack:
@@ -248,7 +252,7 @@ def _edges_behind(node: Node) -> Iterator[Edge | None]:
             if following not in seen:
                 seen.add(following)
                 stack.append(following)
-        if len(seen) > MOST_NODES:
+        if len(seen) > most_nodes:
             yield None
             return
 

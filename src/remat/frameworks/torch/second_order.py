@@ -4,6 +4,7 @@ The states come from one loop that has them all as outputs, and the gradient fro
 reverse order. Both are loops like the first. All states are in memory at once, but no tapes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import backward_hooks, hooks_suspended, leaf_itself
-from remat.frameworks.torch.leaves import TensorSpec
+from remat.frameworks.torch.leaves import TensorSpec, spec_of
+from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
 from remat.frameworks.torch.step_contents import StepContents
 from remat.loops.request import LoopRequest
@@ -29,6 +31,8 @@ def double_backward(
     call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any], gradient_cotangents: Sequence[Any]
 ) -> list[Any]:
     """The VJP of the reverse sweep: from cotangents of the gradients of leaves, those of leaves and cotangents."""
+    if call.dependent_inputs:
+        _check_independent(call, leaves)
     args = [*leaves, *cotangents]
     outputs = [k for k, cotangent in enumerate(gradient_cotangents) if cotangent is not None]
     active = [
@@ -224,6 +228,18 @@ def _check_not_random(call: TorchLoopCall) -> None:
         raise StepError(
             "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: "
             "draw before the loop and pass the numbers in xs"
+        )
+
+
+def _check_independent(call: TorchLoopCall, leaves: Sequence[Any]) -> None:
+    """Raise a StepError if an input that is used as it is was computed from another one, to which it would add."""
+    captured = [each for each, rebound in zip(call.split(leaves)[2], call.rebound, strict=True) if not rebound]
+    found = with_others_behind(captured, most_nodes=math.inf)
+    if found:
+        raise StepError(
+            f"a step uses a {spec_of(captured[min(found)], 'tensor')} and a tensor that this one was computed from, "
+            "which second derivatives cannot tell apart where the first one is not in a variable, a dict or a list: "
+            "put it in one, or pass it in the carry or in xs"
         )
 
 

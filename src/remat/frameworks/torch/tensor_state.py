@@ -22,7 +22,7 @@ from remat.frameworks.torch.functorch import is_wrapped
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
 from remat.frameworks.torch.storage import storage_id
 
-__all__ = ["Entered", "Storages", "TensorStates", "TensorValue", "is_plain"]
+__all__ = ["Entered", "Storages", "TensorStates", "TensorValue", "is_plain", "set_data"]
 
 HELD = 1 << 16  # bytes that are copied and held, without a comparison
 COPIED = 1 << 20  # bytes that are copied, and held if they were changed
@@ -65,7 +65,7 @@ class TensorValue:
 
     def set(self, snapshot: tuple[Tensor, Tensor]) -> None:
         """Put the memory and the numbers back."""
-        _set_data(self.tensor, *snapshot)
+        set_data(self.tensor, *snapshot)
 
 
 class _Version:
@@ -84,7 +84,7 @@ class _Version:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _set_data(tensor: Tensor, data: Tensor, numbers: Tensor | None) -> None:
+def set_data(tensor: Tensor, data: Tensor, numbers: Tensor | None) -> None:
     """Let a tensor be in this memory, with these numbers. By `.data`: graphs that have saved it see no new version."""
     if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
         tensor.data = data
@@ -134,7 +134,7 @@ class _TensorState:
         )
         self._set_flags(self.required_grad, self._hooks)
         if self._data is not None:
-            _set_data(tensor, self._data, self._numbers)
+            set_data(tensor, self._data, self._numbers)
         return present
 
     def leave(self, present: "_Present") -> bool:
@@ -142,7 +142,7 @@ class _TensorState:
         numbers = present.numbers if self._numbers is None else None
         repeats = numbers is None or torch.equal(numbers, self.tensor.detach())
         if present.data is not None:
-            _set_data(self.tensor, present.data, present.numbers)
+            set_data(self.tensor, present.data, present.numbers)
         self._set_flags(present.required_grad, present.hooks)
         return repeats
 
