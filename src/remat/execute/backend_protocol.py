@@ -66,3 +66,7 @@ class FingerprintedBackend(Backend, Protocol):
         led to the state.
         """
         ...
+
+    def recorded_at_first(self, start: int, stop: int) -> int:
+        """How many units of a range the first sweep may have rounded otherwise than `advance` does now."""
+        ...

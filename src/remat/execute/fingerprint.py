@@ -78,14 +78,18 @@ def _weighted_sum(flat: Any, factors: Any) -> float:
     return total + float(flat @ factors[: flat.size])
 
 
-def relative_difference(recomputed: float, recorded: float, absolute: float, tolerance: float) -> float:
+def relative_difference(
+    recomputed: float, recorded: float, absolute: float, tolerance: float, noise: float = 0.0
+) -> float:
     """How far two fingerprints are apart, relative to `absolute`, the fingerprint of the absolute values.
 
     0 if the difference is within the tolerance. The absolute values are the scale since the sum itself may cancel.
+    `noise` is an absolute difference that is explained by rounding in what the array was computed from.
     """
     if recomputed == recorded or recorded != recorded:  # nan: nothing was recorded for this state
         return 0.0
     if recomputed != recomputed:
         return float("inf")
-    difference = abs(recomputed - recorded) / max(absolute, abs(recorded), 1e-300)
-    return difference if difference > tolerance else 0.0
+    size = max(absolute, abs(recorded), 1e-300)
+    difference = abs(recomputed - recorded)
+    return difference / size if difference > tolerance * size + noise else 0.0

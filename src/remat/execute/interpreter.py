@@ -197,7 +197,7 @@ class Interpreter(Generic[B]):
         else:
             self._working.append(self.backend.advance(self._working.pop(), start, stop))
             if self.determinism is not None:
-                self.determinism.compare(stop, self._fingerprinted, self._working[0], recorded=0)
+                self._compare_advanced(self._working[0], start, stop)
         self.done += stop - start
 
     def _record(self, op: Record) -> None:
@@ -234,9 +234,15 @@ class Interpreter(Generic[B]):
         self.replay.restore(rng)
         try:
             state = self.backend.advance(self.backend.copy(state), start, stop)
-            self.determinism.compare(stop, self._fingerprinted, state, recorded=0)
+            self._compare_advanced(state, start, stop)
         finally:
             self.replay.restore(rng_now)
+
+    def _compare_advanced(self, state: Any, start: int, stop: int) -> None:
+        """Compare a state that was computed again without a tape."""
+        assert self.determinism is not None
+        recorded = self._fingerprinted.recorded_at_first(start, stop)
+        self.determinism.compare(stop, self._fingerprinted, state, recorded=recorded)
 
     def _pull_back(self, op: Pullback) -> None:
         if self.machine.working is not None and self.machine.working >= op.start:

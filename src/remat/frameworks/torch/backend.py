@@ -7,6 +7,7 @@ captured tensors are running sums, which every range adds to in the order in whi
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,7 +125,7 @@ class TorchBackend(ComparedResults):
                 step = self._grad_mode.wrap(step)
             if undecided or (first_time and self.activity.aliases):
                 step = self.tracker.observing(step, graph=undecided)
-            after = self.runner.run(self.confirming_outputs(step), states.pop(), start, stop)
+            after = self.runner.run(self.confirming_outputs(step, start), states.pop(), start, stop)
         if first_time and not undecided:
             self.tracker.note_promoted(specs)
         versions.check(start, stop)
@@ -164,7 +165,7 @@ class TorchBackend(ComparedResults):
         if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self._fsdp_modules:
             self.inputs.admit(tape.used_inputs(self.inputs.made_edges), f"one of the steps {start} to {stop - 1}")
         if self.output_check is not None:
-            self.output_check.compare(start)
+            self.output_check.compare(start, partial(self.largest_element, leaves))
         return runner.tree.unflatten([detached(leaf) for leaf in leaves]), tape
 
     def record_first_step(self, state: Any, *, measured: bool) -> RecordedStep:

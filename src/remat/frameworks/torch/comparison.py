@@ -4,6 +4,7 @@ In: carries, and the outputs of the last step, of one backend. Out: their finger
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from remat.execute.fingerprint import relative_difference
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.leaves import device_fingerprint, quick_fingerprint, with_finite_numbers
-from remat.frameworks.torch.output_check import LOOSE, OutputCheck, tolerance_of
+from remat.frameworks.torch.output_check import LOOSE, OutputCheck, largest_element, noise_of, tolerance_of
 from remat.loops.step_runner import StepRunner, unpack_output
 
 __all__ = ["ComparedResults", "checking"]
@@ -57,25 +58,36 @@ class ComparedResults:
         outputs = self.runner.outputs
         names = (self.runner.names + outputs.names)[: len(now)]
         specs = (self.runner.specs + outputs.specs)[: len(now)]
+        largest = largest_element(sizes, specs)
         for number, before, size, name, spec in zip(now, expected, sizes, names, specs, strict=True):
             tolerance = tolerance_of(spec.eps, recorded)
-            difference = relative_difference(number, before, size, tolerance)
+            noise = noise_of(spec, largest, recorded)
+            difference = relative_difference(number, before, size, tolerance, noise)
             if difference and tolerance < LOOSE:
                 return f"{name} was another one by {difference:.1g} of its size"
         return None
 
-    def confirming_outputs(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def recorded_at_first(self, start: int, stop: int) -> int:
+        """1 if a step of this range was recorded in the first sweep (`advance` has probes), and may have rounded so."""
+        following = 1 << (start - 1).bit_length() if start else 0
+        return int(following < stop)
+
+    def largest_element(self, carry: Sequence[Any]) -> float:
+        """The mean size of an element, in the leaf of a carry where it is largest."""
+        return largest_element([quick_fingerprint(leaf, of_sizes=True) for leaf in carry], self.runner.specs)
+
+    def confirming_outputs(self, step: Callable[[Any, Any], Any], start: int) -> Callable[[Any, Any], Any]:
         """The step as it runs without a tape; outputs that were suspicious when they were recorded are compared."""
         if self.output_check is None or not self.output_check.suspicious:
             return step
-        return checking(step, self.runner, self._confirm_output)
+        return checking(step, self.runner, partial(self._confirm_output, start))
 
-    def _confirm_output(self, carry: Any, y: Any) -> None:
+    def _confirm_output(self, start: int, carry: Any, y: Any) -> None:
         """Compare an output that was suspicious when it was recorded."""
         check, outputs, i = self.output_check, self.runner.outputs, self.runner.current_step
         if check is not None and outputs.tree is not None and i in check.suspicious:
             check.suspicious.remove(i)
-            check.confirm(i, outputs.tree.flatten_like(y, "y"))
+            check.confirm(i, outputs.tree.flatten_like(y, "y"), recorded=self.recorded_at_first(start, i + 1))
 
 
 def checking(
