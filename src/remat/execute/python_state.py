@@ -19,6 +19,8 @@ from itertools import islice
 from operator import is_not
 from typing import Any, TypeAlias
 
+from remat.pytree import flatten
+
 __all__ = ["Container", "Contents", "PythonState"]
 
 Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
@@ -53,10 +55,10 @@ class Contents:
         return [*(container for container, _ in self.pairs), *self.empty]
 
     def added(self) -> list[Any]:
-        """The items, or values of dicts, that containers have now and did not have then."""
+        """The leaves of items, or of values of dicts, that containers have now and did not have then."""
         changed = self.changed()
         pairs = [*changed.pairs, *((container, ()) for container in changed.empty)]
-        return [item for pair in pairs for item in _added(*pair)]
+        return [leaf for pair in pairs for item in _added(*pair) for leaf in flatten(item)[0]]
 
     def restore(self) -> None:
         """Put the contents back; containers that still have them are not written into."""

@@ -67,14 +67,8 @@ class _NumpyGenerator:
         self.generator.bit_generator.state = snapshot
 
 
-class _NumpyRandomState:
+class _NumpyRandomState(_NumpyGenerator):
     """An `np.random.RandomState` of the user's."""
-
-    def __init__(self, generator: Any) -> None:
-        self.generator = generator
-
-    def version(self) -> Any:
-        return repr(self.get())
 
     def get(self) -> Any:
         return self.generator.get_state(legacy=False)

@@ -92,6 +92,7 @@ class JaxBackend:
 
     def new_gradients(self, carry_bar: PyTree, y_bars: list[Leaf], nonzero: Flags) -> Gradients:
         """The gradients at the turn, with cotangents of the outputs that are `nonzero`; drops the outputs."""
+        # Results are the caller's from here on; a reference would keep them alive during the reverse sweep.
         self.ys = []
         _, sums, rows = ChunkedSteps(self.step_vjp, self.consts, self.xs).zero_grads([])
         return Gradients(carry_bar, (y_bars, nonzero), rows, sums)
@@ -131,6 +132,7 @@ class JaxBackend:
             carry, sums, rows = _jit_vjp(
                 compiled, nonzero, self.consts, self.xs, residuals, y_bars, list(carry), sums, rows, at
             )
+            # Before the next part is pulled back: the residuals of two parts at a time are not in the plan.
             del residuals
         return replace(gradients, carry=self._wait(carry), captured=sums, xs=rows)
 

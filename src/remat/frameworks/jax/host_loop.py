@@ -108,6 +108,7 @@ class HostLoopCall(LoopCall[JaxBackend]):
         """What a step costs: bytes from the avals, times from that of one forward step, with the usual ratios."""
         sizes = step_sizes(self.step_vjp)
         backend, state = self.new_backend(leaves, 1)
+        # Once before the clock starts: the first call compiles.
         jax.block_until_ready(backend.advance(state, 0, 1).leaves)
         began = perf_counter()
         jax.block_until_ready(backend.advance(state, 0, 1).leaves)
@@ -116,6 +117,7 @@ class HostLoopCall(LoopCall[JaxBackend]):
     def forward_sweep(self, leaves: Arrays, determinism: Any) -> tuple[JaxBackend, Interpreter[JaxBackend]]:
         """Run the first sweep, up to the turn; outputs are not written after it."""
         backend, interpreter = super().forward_sweep(leaves, determinism)
+        # Recomputed steps would write the same outputs again, into buffers that are the caller's by then.
         backend.in_first_sweep = False
         return backend, interpreter
 

@@ -101,6 +101,7 @@ def while_loop(
     def step(carry: PyTree, x: None) -> tuple[PyTree, None]:
         return body(carry), None
 
+    # The condition is searched too: it may draw from a generator, which is replayed with those of the body.
     captured = CapturedStep(step, cond, leaves=leaves)
     boxes = captured.take_values()
     nothing = TreeDef(type(None))

@@ -64,6 +64,7 @@ def adjoint(call: NumpyCall, leaves: Sequence[Leaf], cotangents: Sequence[Leaf],
     init, xs, captured = call.split(leaves)
     assert call.results is not None
     assert n is not None
+    # A carry of this loop must have one dtype throughout, which a Python number only gets in the first step.
     init = [_promoted(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
     differentiable = call.results.differentiable
     active, active_outputs = differentiable[: len(init)], differentiable[len(init) :]
@@ -98,6 +99,7 @@ def adjoint(call: NumpyCall, leaves: Sequence[Leaf], cotangents: Sequence[Leaf],
         added = [a + b for a, b in zip(totals, gradients(captured_roots, captured, active_captured), strict=True)]
         return (gradients(carry_roots, carry, active), added), gradients(x_roots, x, active_xs)
 
+    # All states are outputs of this loop and inputs of the reverse one: so autograd sees how they depend on init.
     _, trajectory = scan_flat(_FlatStep(states), init, xs, captured, n, request)
     totals = [vspace(leaf).zeros() for leaf in _where(captured, active_captured)]
     backwards = [[leaf[::-1] for leaf in leaves] for leaves in (trajectory, xs, ybars)]

@@ -29,6 +29,7 @@ class SegmentOutputs:
         # Results are the caller's, who may write into them; a view of an input is read-only.
         self.leaves = [ensure_writable(value) for value, _ in pairs]
         self._differentiable = [is_boxable(leaf) for leaf in self.leaves]
+        # Integers have no node that a gradient could flow to, even where they were computed from boxes.
         self.nodes = [node for (_, node), active in zip(pairs, self._differentiable, strict=True) if active]
         self._specs = [_spec(leaf) for leaf in self.leaves]
         self._fingerprints = [
@@ -71,6 +72,7 @@ class SegmentOutputs:
                 nodes.append(node)
             plain = _plain(value)
             now = _spec(plain)
+            # Before the fingerprints: those of arrays of other shapes or dtypes cannot be compared.
             if now != spec:
                 raise_nondeterministic(self.name, f"{name} was {spec or 'no array'} and became {now or 'no array'}")
             difference = 0.0 if recorded is None or spec is None else mismatch(plain, recorded, spec.eps**0.75)

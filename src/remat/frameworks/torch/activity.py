@@ -129,6 +129,7 @@ class ActivityTracker:
         if self.closed or not self.activity.aliases or outputs is None:
             return
         leaves, ys = tree.flatten_like(carry, "carry"), outputs.flatten_like(y, "y")
+        # One exception is enough: the order of addition is that of all steps, or of none.
         if any(ys[j] is not leaves[k] for k, j in self.activity.aliases.items()):
             self.activity = replace(self.activity, aliases={})
 
@@ -137,6 +138,7 @@ class ActivityTracker:
 
         def observed(carry: PyTree, x: PyTree) -> PyTree:
             runner = self._runner
+            # New roots for every step: the graph of one step is freed with it, and is never joined to the next one.
             if graph:
                 carry = _with_roots(runner.tree, carry, self.activity.carry)
                 x = _with_roots(runner.inputs.tree, x, self.activity.xs)

@@ -55,9 +55,11 @@ def move_hooks(tape: Tape, later: CarryHooks) -> dict[int, CarryHooks]:
         edge = tape.carry_out[k]
         if edge is None:
             continue
+        # A prehook runs once all gradients of the node are added up, as a hook on the tensor does in a plain loop.
         if not is_leaf_node(edge.node):
             edge.node.register_prehook(partial(_run, hooks, edge.output_nr))
             continue
+        # The range has handed the tensor on as it came in: its hook belongs to whoever made it, one range earlier.
         origin = [i for i, root in enumerate(tape.carry_in) if root is not None and gradient_edge(root) == edge]
         if not origin:
             raise StepError(

@@ -57,10 +57,12 @@ class CompleteRun:
             count += 1
             return tensor
 
+        # Nodes of this run are told from older ones by their numbers, which only grow.
         start = next_sequence_nr()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = [leaf for leaf in flatten(run())[0] if is_differentiable(leaf)]
         ends = [output for output in outputs if output.requires_grad]
+        # By address, since what `pack` was given is another object for the same memory.
         drawn = {noise.data_ptr() for noise in _noise_in(ends, start)}
         noise = {index for index, address in addresses.items() if address in drawn}
         gradients = torch.autograd.grad(ends, roots, [torch.ones_like(end) for end in ends], allow_unused=True)
@@ -90,6 +92,7 @@ def confirm_work_space(
 
     `outputs` are the fingerprints of the first run's outputs.
     """
+    # Two more runs, since tensors of the first one are gone, and only its fingerprints are left to compare with.
     first, second = run(), run()
     repeats = len(first.outputs) == len(outputs) and not any(
         tolerated_difference(tensor, device_fingerprint(tensor), before)

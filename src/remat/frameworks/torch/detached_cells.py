@@ -28,6 +28,7 @@ class DetachedCells:
         cells, assigned = list(fn.__closure__), _assigned(fn)
         for index, cell in enumerate(fn.__closure__):
             content = CellRef(cell).get()
+            # A variable that is assigned to is shared with the program: a copy of its cell would lose what is written.
             if content is UNSET or id(cell) in assigned:
                 continue
             is_input = isinstance(content, Tensor) and not _is_parameter(content)

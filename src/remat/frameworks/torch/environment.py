@@ -98,6 +98,7 @@ class Environment:
         Yields the memory that is written into. Raises a StepError for a function of this name that has written other
         numbers than at first into a tensor whose numbers at the call were not copied.
         """
+        # Found before anything is entered, so that what goes back is what the program has now.
         exchange, entered = self._python.exchange(made), list[Entered]()
         with self._replay.rewound() if self._replay.used else nullcontext(), self._modes.active(grad=True):
             try:
@@ -105,6 +106,7 @@ class Environment:
                 self._tensors.enter(entered)
                 yield self._tensors.storages()
             finally:
+                # In the opposite order: tensors were entered in the contents of the call.
                 repeats = self._tensors.leave(entered)
                 exchange.leave()
         if not repeats:
@@ -124,6 +126,7 @@ class _PythonContents:
         self._registries = {id(registry) for registry in reach.registries}
         contents = Contents.of([*reach.containers, *reach.registries])
         self._variables = reach.variables
+        # Weakly: a segment must not keep alive what an outer segment drops.
         self._made = [ref(tensor) for tensor, _ in reach.made]
         self._open: list[tuple[Any, Any, list[Any]]] = []  # containers with placeholders: their items, and the keys
         if reach.made:

@@ -50,8 +50,10 @@ class GradModeTrial:
             out = step(carry, x)
             self._needs_grad = False
         except RuntimeError as error:
+            # PyTorch has no exception of its own for a missing graph, only texts, all of which have this word in them.
             if "grad" not in str(error):
                 raise
+            # The failed attempt may have drawn random numbers or counted: the second one must not see that.
             for state, snapshot in zip(self._states, before, strict=True):
                 state.set(snapshot)
             out = self._with_grad(step)(carry, x)

@@ -19,7 +19,6 @@ from remat.errors import StepError
 from remat.execute.python_state import Container, Contents
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.watch import Watch
-from remat.pytree import flatten
 
 __all__ = ["LeftBehind"]
 
@@ -31,8 +30,7 @@ class LeftBehind:
         self._before = Contents.of(containers)
 
     def _without_graph(self) -> list[Tensor]:
-        leaves = [leaf for item in self._before.added() for leaf in flatten(item)[0]]
-        return [leaf for leaf in leaves if is_differentiable(leaf) and not leaf.requires_grad]
+        return [leaf for leaf in self._before.added() if is_differentiable(leaf) and not leaf.requires_grad]
 
     @contextmanager
     def refused(self, start: int) -> Iterator[None]:

@@ -60,6 +60,7 @@ def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
     active = (*call.activity.carry, *call.activity.xs, *call.activity.ys)
     settings = (torch.get_num_threads(), repr(step.autocast), step.under_functorch, has_saved_tensor_hooks())
     key = ("torch", *step.closure.cache_key, call.carry, call.xs, specs, active, *settings)
+    # Equal code and shapes may still save more (a flag, a branch): the bytes of the first step tell that apart.
     size = (0, 0) if first is None else (first.tape_bytes, first.allocated)
     return cached_cost(key, size, capacity, lambda: _measure(call, leaves, capacity, size[0]))
 
@@ -75,6 +76,7 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
         if device is not None:
             torch.cuda.synchronize(device)
 
+    # Steps that are measured are no part of the program: whatever they change or register is taken back.
     with ExitStack() as stack:
         stack.enter_context(preserved_state(call.step.replayable_states))
         stack.enter_context(without_saved_tensor_hooks())
@@ -155,6 +157,7 @@ def _is_single_process() -> bool:
 
 def _agree_across_processes(cost: StepCost, devices: Sequence[torch.device]) -> StepCost:
     """The largest sizes of all processes: collectives wait for each other, so that all must run the same schedule."""
+    # Collectives in steps wait for all processes, so one that plans another schedule would hang the others.
     if _is_single_process():
         return cost
     sizes = [cost.workspace, cost.bytes_per_range, cost.pullback_workspace, cost.loop.state, cost.loop.tape]

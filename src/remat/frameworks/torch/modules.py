@@ -87,6 +87,7 @@ def is_compiled(value: Any) -> bool:
     There is no public query. Compiled functions name the original in `_torchdynamo_orig_callable`, compiled modules
     have it as the child `_orig_mod`.
     """
+    # By the registry, not by `hasattr`, which would run a `__getattr__` of the user's.
     if isinstance(value, nn.Module):
         return "_orig_mod" in value._modules
     return "_torchdynamo_orig_callable" in (attributes_of(value) or ())

@@ -28,6 +28,7 @@ __all__ = ["probe_first_step"]
 
 def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopInputs) -> FirstStep:
     """Record the first step, on the leaves of the first carry and of `xs`; `inputs` has the candidates."""
+    # A compiled graph does not show the edges of single tensors, so all that the step reaches must count as used.
     if call.step.compiled:
         inputs.admit_candidates()
     backend, state = call.backend_on(leaves, 1, inputs)
@@ -35,7 +36,9 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
         memory = call.request.memory
         recorded = backend.record_first_step(state, measured=memory is not None and memory.device.capacity is not None)
     tape = recorded.tape
+    # The tape has the carry that it needs; another reference would keep the rest alive while the step is measured.
     del state
+    # FSDP exchanges its parameters by itself, and adds to their `.grad`: they are no inputs of the loop's node.
     if fsdp_modules:
         call.step.closure.restrict_to(inputs.keep_rebound(), inputs.bindings)
     carry_out, ys = _result_leaves(backend.runner, recorded)
@@ -46,10 +49,12 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     roots, rows = list(map(_edge, tape.carry_in)), set(map(_edge, (root for row in tape.xs for root in row)))
     external = {edge: is_leaf for edges in dependencies for edge, is_leaf in edges.items()}
     captured = {edge: is_leaf for edge, is_leaf in external.items() if edge not in roots and edge not in rows}
+    # What is neither carry nor x was there before the loop: a captured tensor, found by the search or not.
     inputs.admit(captured, "the first step")
     at_first = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves[: len(roots)]]
     active, active_edges = _active_after_many(at_first, roots, rows | set(captured), dependencies)
     active_ys = [not active_edges.isdisjoint(edges) for edges in dependencies[len(carry_out) :]]
+    # All roots required a gradient, to show dependencies. A gradient that init does not want is not asked for.
     tape.deactivate(at_first)
     aliases = _aliases(carry_out, ys)
     activity = Activity(tuple(active), call.activity.xs, tuple(active_ys), aliases, tuple(at_first))

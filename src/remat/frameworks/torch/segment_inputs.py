@@ -58,6 +58,7 @@ class SegmentInputs:
 
     def add(self, tensor: Tensor) -> int:
         """The index of a tensor among the inputs; it becomes one if it was none."""
+        # By identity: a tensor that is passed twice, or also closed over, is one input of the recomputation, too.
         index = self._indices.setdefault(id(tensor), len(self.tensors))
         if index == len(self.tensors):
             self.tensors.append(tensor)

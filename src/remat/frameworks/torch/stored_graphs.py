@@ -19,7 +19,6 @@ from torch.nn import Parameter
 from remat.errors import StepError
 from remat.execute.python_state import Container, Contents
 from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
-from remat.pytree import flatten
 
 __all__ = ["StoredGraphs"]
 
@@ -36,9 +35,11 @@ class StoredGraphs:
 
     def guard(self, captured: Iterable[Tensor]) -> None:
         """Let every stored tensor raise that depends on more than parameters and `captured` tensors, if it is used."""
+        # The copy refers to the user's values, which must not live as long as the graph.
         before, self._before = self._before, Contents(())
-        leaves = [leaf for item in before.added() for leaf in flatten(item)[0]]
-        nodes = [(leaf, leaf.grad_fn) for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        nodes = [
+            (leaf, leaf.grad_fn) for leaf in before.added() if isinstance(leaf, Tensor) and leaf.grad_fn is not None
+        ]
         made = [(leaf, node) for leaf, node in nodes if self._is_inside(node)]
         partial = self._ending_in_tapes([node for _, node in made], {id(tensor) for tensor in captured})
         for leaf, node in made:

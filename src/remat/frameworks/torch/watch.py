@@ -35,6 +35,7 @@ class Watch:
         self.used: list[Tensor] = []
         self._thread = get_ident()
         self._waiting = {id(tensor): tensor for tensor in tensors if type(tensor) in _WATCHED or _is_watched(tensor)}
+        # Two threads may watch the same parameter: its class goes back only when the last of them has let go.
         with _lock:
             for tensor in self._waiting.values():
                 _watches.setdefault(id(tensor), []).append(self)
@@ -62,7 +63,7 @@ class Watch:
 
 
 def _is_watched(value: object) -> bool:
-    return type(value) is _WatchedTensor or type(value) is _WatchedParameter
+    return isinstance(value, _Watched)
 
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -72,8 +73,10 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         _note_all(args, kwargs)
         if not any(map(_is_watched, flatten((args, kwargs))[0])):
             return function(*args, **kwargs)
+    # Without this the call would come back to `__torch_function__`: its arguments are still watched.
     with torch_function_disabled():
         result = function(*args, **kwargs)
+    # A function that returns no tensor is a getter, by which no gradient can flow.
     results = result if isinstance(result, tuple | list) else (result,)
     if any(isinstance(item, Tensor) for item in results):
         _note_all(args, kwargs)
@@ -86,7 +89,9 @@ def _note_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             watch.note(tensor)
 
 
-class _WatchedTensor(Tensor):
+class _Watched:
+    __slots__ = ()  # with the layout of the class that it is mixed into, so that `__class__` can be exchanged
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
@@ -94,12 +99,10 @@ class _WatchedTensor(Tensor):
         return _call(func, args, kwargs or {})
 
 
-class _WatchedParameter(Parameter):
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return _call(func, args, kwargs or {})
+class _WatchedTensor(_Watched, Tensor): ...
+
+
+class _WatchedParameter(_Watched, Parameter): ...
 
 
 _WATCHED: dict[type, type] = {Tensor: _WatchedTensor, Parameter: _WatchedParameter}
