@@ -201,3 +201,22 @@ def test_noise_that_an_operator_fills_after_saving_it_is_drawn_before_the_recomp
             torch.manual_seed(0)
             (found,) = torch.autograd.grad(remat.drop(layer, check=check)(x).sum(), x)
             assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_noise_that_is_saved_before_it_is_drawn_or_never_drawn_is_work_space_in_a_loop_too(training):
+    layer = torch.nn.RReLU().train(training)
+
+    def run(x):
+        return remat.scan(lambda h, _: (layer(h) * 1.1, None), x, length=4, slots=2)[0]
+
+    def gradient(call):
+        torch.manual_seed(0)
+        x = torch.randn(64, 9, requires_grad=True)
+        first = call(x)
+        garbage = [torch.full((64, 9), float(k)) for k in range(1, 40)]  # the memory that noise is left in
+        del garbage
+        return torch.autograd.grad(first.sin().sum(), x)[0]
+
+    for _ in range(5):
+        assert torch.equal(gradient(lambda x: remat.checkpoint(run, x)), gradient(run))

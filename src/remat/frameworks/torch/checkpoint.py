@@ -339,12 +339,14 @@ class CheckpointFrame:
         if any(version(tensor) != before for tensor, before in versions):
             raise mutation_error(self.name, "one of its inputs", "by it")
 
-    def _complete_run(self, suspects: list[int]) -> CompleteRun:
-        """Run the function to its end, and its backward."""
+    def _complete_run(self, suspects: list[int], replaced: bool) -> CompleteRun:
+        """Run the function to its end, and its backward; `replaced`: with other numbers in suspects of floats."""
         with self._again() as (inputs, _):
             roots = [tensor for tensor in (*inputs.tensors, *self._environment.parameters()) if tensor.requires_grad]
             with hooks_suspended(roots):
-                return CompleteRun.of(lambda: inputs.fn(*inputs.args, **inputs.kwargs), roots, suspects)
+                return CompleteRun.of(
+                    lambda: inputs.fn(*inputs.args, **inputs.kwargs), roots, suspects, replaced=replaced
+                )
 
     def _count(self) -> None:
         if self.call is not None:

@@ -3,13 +3,14 @@
 The rule: what counts is whether results, and the float values that the backward uses, repeat. A saved tensor of floats
 whose fingerprint differs is an error at once. One of integers may be a buffer in which nothing but a part has a meaning
 (oneDNN's reserve of an LSTM, cuDNN's seeds without dropout), and one of new floats may be the noise of nn.RReLU, which
-is saved before it is drawn. So the segment is run twice more, to its end: the outputs must be those of the first run,
-and both runs must have the same gradients. A mask or a table of indices, which is the same in these two runs and was
-another one in the first, is an error, too.
+is saved before it is drawn, and in eval never is. So the segment is run twice more, to its end: the outputs must be
+those of the first run, and both runs must have the same gradients. A mask or a table of indices, or floats, which are
+the same in these two runs and were others in the first, are an error, too; but not floats that are filled after they
+were saved, or that no gradient depends on: a third run saves other numbers in their place.
 
 What it can miss: bytes, or one or two integers, that were others in the first run alone and that gradients depend on,
 though no output does. The cost: nothing without a suspicion, but for fingerprints of the outputs of functions that save
-such tensors; two runs and two backwards with one.
+such tensors; two runs and two backwards with one, or three.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.frameworks.torch.graph import external_edges, next_sequence_nr
 from remat.frameworks.torch.leaves import device_fingerprint, is_differentiable
 from remat.frameworks.torch.saved_tensors import SavedTensorMeta, describe, tolerated_difference
-from remat.frameworks.torch.seen_nodes import SeenNodes
 from remat.pytree import flatten
 from remat.segments import raise_nondeterministic
 
@@ -35,7 +34,7 @@ _SEEDS = 2  # integers: a seed and an offset
 class CompleteRun:
     """One run of a segment to its end: its outputs, its gradients, and the saved tensors that are under suspicion.
 
-    `noise` are the indices of those that an operator fills after saving them.
+    `noise` are the indices of those that an operator fills after saving them, without a new version.
     """
 
     outputs: Sequence[Tensor]
@@ -44,36 +43,35 @@ class CompleteRun:
     noise: set[int]
 
     @classmethod
-    def of(cls, run: Callable[[], Any], roots: Sequence[Tensor], suspects: Sequence[int]) -> "CompleteRun":
-        """Run a function, and its backward by `roots`."""
+    def of(
+        cls, run: Callable[[], Any], roots: Sequence[Tensor], suspects: Sequence[int], replaced: bool
+    ) -> "CompleteRun":
+        """Run a function, and its backward by `roots`; `replaced`: with other numbers in suspects of floats."""
         saved: dict[int, Tensor] = {}
-        addresses: dict[int, int] = {}
+        originals: dict[int, Tensor] = {}
         count = 0
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal count
-            if count in suspects:
-                saved[count], addresses[count] = tensor.detach().clone(), tensor.data_ptr()
+            index = count
             count += 1
+            if index in suspects:
+                saved[index], originals[index] = tensor.detach().clone(), tensor.detach()
+                if replaced and tensor.is_floating_point():
+                    return torch.full_like(tensor, 0.75).detach()
             return tensor
 
-        # Nodes of this run are told from older ones by their numbers, which only grow.
-        start = next_sequence_nr()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             outputs = [leaf for leaf in flatten(run())[0] if is_differentiable(leaf)]
         ends = [output for output in outputs if output.requires_grad]
-        # By address, since what `pack` was given is another object for the same memory.
-        drawn = {noise.data_ptr() for noise in _noise_in(ends, start)}
-        noise = {index for index, address in addresses.items() if address in drawn}
+        # By their bytes, since these operators count no version.
+        noise = {index for index, tensor in originals.items() if not _identical(tensor, saved[index])}
         gradients = torch.autograd.grad(ends, roots, [torch.ones_like(end) for end in ends], allow_unused=True)
         return cls(outputs, gradients, saved, noise)
 
 
-def _noise_in(ends: Sequence[Tensor], start: int) -> list[Tensor]:
-    """The noise that nodes of this graph have saved, of all nodes with a number of `start` or more."""
-    seen = SeenNodes()
-    external_edges([(end.grad_fn, 0) for end in ends if end.grad_fn is not None], start, seen.nodes)
-    return [node._saved_noise for node in seen.nodes if hasattr(node, "_saved_noise")]
+def _identical(tensor: Tensor, other: Tensor) -> bool:
+    return torch.equal(tensor.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))  # nan is nan
 
 
 def output_fingerprints(out: Any) -> list[Tensor]:
@@ -86,14 +84,15 @@ def confirm_work_space(
     metas: Sequence[SavedTensorMeta],
     suspects: Sequence[tuple[int, float]],
     outputs: Sequence[Tensor],
-    run: Callable[[], CompleteRun],
+    run: Callable[[bool], CompleteRun],
 ) -> None:
     """Raise a DeterminismError for the first suspect (its index and difference) that is no work space.
 
-    `outputs` are the fingerprints of the first run's outputs.
+    `outputs` are the fingerprints of the first run's outputs; `run` runs the segment again, with the argument True
+    so that suspects of floats are replaced by others.
     """
     # Two more runs, since tensors of the first one are gone, and only its fingerprints are left to compare with.
-    first, second = run(), run()
+    first, second = run(False), run(False)
     repeats = len(first.outputs) == len(outputs) and not any(
         tolerated_difference(tensor, device_fingerprint(tensor), before)
         for tensor, before in zip(first.outputs, outputs, strict=True)
@@ -102,7 +101,10 @@ def confirm_work_space(
     for index, difference in suspects:
         tensor = first.saved[index]
         is_value = tensor.dtype is not torch.uint8 and tensor.numel() > _SEEDS and index not in first.noise
-        if not repeats or (is_value and torch.equal(tensor, second.saved[index])):
+        is_value = is_value and torch.equal(tensor, second.saved[index])
+        if is_value and repeats and tensor.is_floating_point():
+            is_value = not all(map(_same, first.gradients, run(True).gradients))
+        if not repeats or is_value:
             raise_nondeterministic(
                 name,
                 f"tensor {index} of the {len(metas)} that it saves for its backward, {describe(tensor)}, "
