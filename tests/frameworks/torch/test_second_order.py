@@ -58,6 +58,24 @@ def test_gradients_of_gradients_of_modules_and_of_what_was_made_before():
     assert_same(derivatives(remat.scan, slots=2), derivatives(plain_scan), bitwise=False, tolerance=1e-11)
 
 
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("steps", [2, 7])
+def test_gradients_of_gradients_of_what_a_loop_in_a_checkpoint_closes_over(steps, made):
+    def derivatives(loop, checkpoint, **how):
+        W, h, xs = (v.clone().requires_grad_() for v in values())
+        weight = W.sin() if made else W  # a checkpoint saves it, and gives another tensor for it
+
+        def segment(h, xs):
+            return loop(lambda h, x: (torch.tanh(h @ weight + x), None), h, xs[:steps], **how)[0]
+
+        total = checkpoint(segment, h.tanh(), xs).pow(2).sum()
+        first = torch.autograd.grad(total, (W, h, xs), create_graph=True)
+        return torch.autograd.grad(sum((part**2).sum() for part in first), (W, h, xs))
+
+    expected = derivatives(plain_scan, lambda function, *args: function(*args))
+    assert_same(derivatives(remat.scan, remat.checkpoint, slots=1), expected, bitwise=False, tolerance=1e-11)
+
+
 def test_a_gradient_penalty_by_backward():
     def gradient(of):
         W, h, xs = (v.clone().requires_grad_() for v in values())

@@ -146,7 +146,7 @@ class LoopInputs:
     def admit_candidates(self) -> None:
         """Take all candidates for inputs: where a step is compiled, nothing shows which of them it uses."""
         while self._candidates:
-            self._add(self._candidates.pop(next(iter(self._candidates))))
+            self._add_new(self._candidates.pop(next(iter(self._candidates))))
 
     def keep_rebound(self) -> set[int]:
         """Let only rebound tensors be inputs from now on, whose capture ids are returned.
@@ -173,7 +173,7 @@ class LoopInputs:
         for root in () if self._watch is None else self._watch.used:
             candidate = self._candidates.pop(id(root), None)
             if candidate is not None:
-                self._add(candidate)
+                self._add_new(candidate)
         self._watch, self.closed = None, True
         self.memory = memory_of(self.roots)
         self._candidates.clear()
@@ -197,6 +197,15 @@ class LoopInputs:
         made = {edge: behind[edge] for edge in used if edge in behind}
         blocked = [edge for edge, inputs in made.items() if inputs is None or inputs & indices]
         return Stops(frozenset(indices), tuple(blocked))
+
+    def _add_new(self, candidate: _Input) -> None:
+        """Add a candidate, unless it is an input by another object.
+
+        What is saved in a checkpoint comes back as a new tensor with the old edge, which a step of an adjoint loop uses
+        beside the old one. As two inputs, both would get the gradient of both.
+        """
+        if not candidate.root.requires_grad or _edge(candidate.root) not in self._indices:
+            self._add(candidate)
 
     def _add(self, new: _Input) -> None:
         self._behind = None
