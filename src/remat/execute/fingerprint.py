@@ -7,18 +7,24 @@ elements are summed in rows of 4096, and the row sums are summed in the same way
 What it can miss: changes that cancel in the weighted sum, which is improbable, as programs do not know the weights; and
 changes smaller than the tolerance times the sum of all absolute values, such as one small element of a large array.
 
-The tolerance is the caller's: eps^(3/4) of the dtype for a state that was recomputed exactly as it was first computed,
-since threads and devices may sum in another order. After k steps that ran with a tape it is eps^(1/(2k)): another
+`tolerance_of` is eps^(3/4) of the dtype for a state that was recomputed exactly as it was first computed, since threads
+and devices may sum in another order. After k steps that ran with a tape it is eps^(1/(2k)): another
 program may run then (a fused kernel, a traced step), and its rounding errors may grow from step to step.
 """
 
 from typing import Any
 
-__all__ = ["fingerprint", "relative_difference", "row_fingerprints"]
+__all__ = ["LOOSE", "fingerprint", "relative_difference", "row_fingerprints", "tolerance_of"]
 
 _WIDTH = 4096  # weights per dtype; longer arrays are summed in rows of this many elements
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly and never repeat
 _weights: dict[Any, Any] = {}  # by dtype
+LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
+
+
+def tolerance_of(eps: float, recorded: int = 0) -> float:
+    """The relative difference that rounding explains after so many recorded steps."""
+    return float(eps ** (0.5 / recorded if recorded else 0.75))
 
 
 def weights(dtype: Any) -> Any:

@@ -12,6 +12,7 @@ from itertools import chain
 import numpy as np
 from autograd.extend import vspace
 
+from remat.execute.fingerprint import LOOSE, tolerance_of
 from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy.activity import CarryActivity
@@ -26,7 +27,7 @@ from remat.frameworks.numpy.protection import (
     mutation_message,
     readonly_view,
 )
-from remat.frameworks.numpy.result_check import LOOSE, FirstStep, OutputCheck, tolerance_of
+from remat.frameworks.numpy.result_check import FirstStep, OutputCheck
 from remat.frameworks.numpy.tape import RecordedRange, Sum, tape_size
 from remat.loops.stacked_values import SeparateRows
 from remat.loops.step_runner import StepRunner
@@ -190,7 +191,7 @@ class NumpyBackend(ABC):
         specs = (self.runner.specs + outputs.specs)[: len(leaves)]
         with np.errstate(all="ignore"):
             for leaf, name, spec, number in zip(leaves, names, specs, expected, strict=True):
-                tolerance = tolerance_of(spec, recorded)
+                tolerance = tolerance_of(spec.eps, recorded)
                 difference = mismatch(leaf, number, tolerance)
                 if difference and tolerance < LOOSE:
                     return f"{name} was another one by {difference:.1g} of its size"

@@ -17,19 +17,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from remat.execute.determinism import DeterminismCheck
-from remat.execute.fingerprint import row_fingerprints
+from remat.execute.fingerprint import LOOSE, row_fingerprints, tolerance_of
 from remat.frameworks.numpy.leaves import ArraySpec, fingerprint, mismatch
 from remat.loops.stacked_values import Outputs
 from remat.pytree import Leaf
 
-__all__ = ["LOOSE", "FirstStep", "OutputCheck", "tolerance_of"]
-
-LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
-
-
-def tolerance_of(spec: ArraySpec, recorded: int) -> float:
-    """The relative difference that rounding explains after so many recorded steps."""
-    return float(spec.eps ** (0.5 / recorded if recorded else 0.75))
+__all__ = ["FirstStep", "OutputCheck"]
 
 
 class FirstStep:
@@ -46,7 +39,7 @@ class FirstStep:
                 return
             # Not strict: names and specs go on with outputs that are not kept.
             for leaf, name, spec, expected in zip(leaves, names, specs, self._expected, strict=False):
-                _raise_if(mismatch(leaf, expected, tolerance_of(spec, 0)), name, 0)
+                _raise_if(mismatch(leaf, expected, tolerance_of(spec.eps)), name, 0)
 
 
 class OutputCheck:
@@ -67,7 +60,7 @@ class OutputCheck:
             ):
                 if fingerprint(value) == rows[row]:  # nearly always: the same functions of NumPy have run
                     continue
-                difference, loose = mismatch(value, rows[row], tolerance_of(spec, 0)), tolerance_of(spec, recorded)
+                difference, loose = mismatch(value, rows[row], tolerance_of(spec.eps)), tolerance_of(spec.eps, recorded)
                 if difference > loose and loose < LOOSE:
                     _raise_if(difference, name, i)
                 elif difference and i not in self._suspicious:

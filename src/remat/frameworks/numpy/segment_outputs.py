@@ -8,6 +8,7 @@ import numpy as np
 from autograd.tracer import getval
 
 from remat.errors import StepError
+from remat.execute.fingerprint import tolerance_of
 from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, mismatch, unpack
 from remat.frameworks.numpy.tape import is_boxable, unbox
 from remat.pytree import Leaf, PyTree, StructureMismatch, flatten
@@ -75,7 +76,7 @@ class SegmentOutputs:
             # Before the fingerprints: those of arrays of other shapes or dtypes cannot be compared.
             if now != spec:
                 raise_nondeterministic(self.name, f"{name} was {spec or 'no array'} and became {now or 'no array'}")
-            difference = 0.0 if recorded is None or spec is None else mismatch(plain, recorded, spec.eps**0.75)
+            difference = 0.0 if recorded is None or spec is None else mismatch(plain, recorded, tolerance_of(spec.eps))
             if difference:
                 raise_nondeterministic(self.name, f"{name}, {spec}, was another one by {difference:.1g} of its size")
         return nodes

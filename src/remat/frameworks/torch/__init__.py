@@ -4,25 +4,34 @@
 |---|---|
 | `scan.py` | the entry points `scan` and `while_loop`: users' values to flat leaves and back |
 | `output_rows.py` | outputs with the initial value before them, or row by row, without a copy |
-| `probe.py` | the first step, recorded: captured tensors, and which leaves are active |
-| `analyzed_step.py` | a step after closure conversion, with what the probe has found out |
+| `probe.py`, `first_step.py` | the first step, recorded, and what it shows: captured tensors, active leaves |
+| `activity.py` | which leaves depend on something that requires a gradient, found out step by step |
+| `analyzed_step.py` | a step after closure conversion, with the state that it may change |
+| `loop_inputs.py`, `watch.py` | the tensors outside of a loop that its steps use, with a graph and without one |
+| `input_memory.py`, `input_versions.py` | their memory in the first sweep; whether steps write into what they get |
+| `loop_contents.py`, `step_contents.py` | Python contents that steps change, in order and in any order |
+| `stored_graphs.py`, `left_behind.py` | tensors that steps store beside their results |
+| `inner_gradients.py`, `carry_hooks.py` | steps that differentiate themselves, or put hooks on their carry |
+| `lazy_modules.py` | modules that make their parameters when they are first called |
 | `function.py` | a loop as one autograd Function from leaves to tensors; its reverse sweep as another |
 | `loop_outputs.py` | the results of a loop: tensors, and Python numbers, which the Function does not see |
 | `backend.py` | what the interpreter calls: steps advanced, recorded, pulled back |
-| `tape.py` | the graph of a recorded range, its pullback by the engine, its bytes |
+| `tape.py`, `saved_bytes.py`, `seen_nodes.py` | the graph of a recorded range, its pullback, its bytes, its end |
+| `comparison.py`, `output_check.py` | states and outputs of steps that run again, compared with the first ones |
 | `second_order.py` | the VJP of a loop as two loops, which can be differentiated again |
 | `vmap.py` | loops under `torch.func.vmap` |
 | `measure.py`, `meter.py` | what a step costs; allocated bytes on CUDA and on the CPU |
 | `device_determinism.py` | the determinism check on a device, without synchronization |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
+| `confirmation.py` | whether a saved tensor that did not repeat is only work space |
 | `segment_inputs.py`, `detached_cells.py` | the inputs of a segment: arguments, and what its function closes over |
 | `environment.py` | everything that a function reaches, as it was at the call, for a run that leaves no trace |
 | `tensor_reach.py`, `tensor_state.py` | the modules and tensors that it reaches; what is inside of tensors |
 | `leaf_state.py` | flags and hooks of inputs that are leaves, restored for a recomputation |
 | `checkpointed_module.py` | a module, each call of which is a segment |
 | `capture_filter.py` | what closure conversion accepts in a step |
-| `replayable_state.py`, `autocast.py` | random generators, buffers and autocast, restored for steps that run later |
+| `replayable_state.py`, `autocast.py` | random generators and autocast, restored for steps that run later |
 | `leaves.py`, `storage.py` | operations on leaves; which tensors share memory |
 | `detection.py` | which values are PyTorch's |
 | `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, used here and in `meter.py` only |

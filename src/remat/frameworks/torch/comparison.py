@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from remat.execute.fingerprint import relative_difference
+from remat.execute.fingerprint import LOOSE, relative_difference, tolerance_of
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.leaves import device_fingerprint, quick_fingerprint, with_finite_numbers
-from remat.frameworks.torch.output_check import LOOSE, OutputCheck, largest_element, noise_of, tolerance_of
+from remat.frameworks.torch.output_check import OutputCheck, largest_element, noise_of
 from remat.loops.step_runner import StepRunner, unpack_output
 
 __all__ = ["ComparedResults", "checking"]

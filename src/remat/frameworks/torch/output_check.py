@@ -17,20 +17,14 @@ import torch
 from torch import Tensor
 
 from remat.execute.determinism import DeterminismCheck
-from remat.execute.fingerprint import relative_difference
+from remat.execute.fingerprint import LOOSE, relative_difference, tolerance_of
 from remat.frameworks.torch.leaves import TensorSpec, device_fingerprint, row_fingerprints
 from remat.loops.stacked_values import Outputs
 from remat.pytree import Leaf
 
-__all__ = ["LOOSE", "OutputCheck", "largest_element", "noise_of", "tolerance_of"]
+__all__ = ["OutputCheck", "largest_element", "noise_of"]
 
 NOISE = 64.0  # rounding errors, in units of eps, that an element of a step's results may have
-LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
-
-
-def tolerance_of(eps: float, recorded: int) -> float:
-    """The relative difference that rounding explains after so many recorded steps."""
-    return float(eps ** (0.5 / recorded if recorded else 0.75))
 
 
 def largest_element(sizes: Sequence[float], specs: Sequence[TensorSpec]) -> float:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from remat.execute.fingerprint import relative_difference
+from remat.execute.fingerprint import relative_difference, tolerance_of
 from remat.frameworks.torch.graph import version, view_base
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import StorageBytes, is_dense, storage_id
@@ -199,7 +199,7 @@ def _difference(tensor: Tensor, now: float, then: float) -> float:
     if now == then:
         return 0.0
     eps = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 2.0**-52
-    return relative_difference(now, then, float(device_fingerprint(tensor, of_sizes=True)), eps**0.75)
+    return relative_difference(now, then, float(device_fingerprint(tensor, of_sizes=True)), tolerance_of(eps))
 
 
 def _version(tensor: Tensor) -> int | None:
