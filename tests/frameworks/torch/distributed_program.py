@@ -12,10 +12,11 @@ import traceback
 import warnings
 from datetime import timedelta
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
@@ -89,6 +90,21 @@ def check(kind, budget):
     assert run.calls[0].trace.forward_steps == run.calls[0].plan.forward_steps
 
 
+def check_fsdp1():
+    """Around the head, which steps reach and do not call, FSDP1 does no harm; around the cell it is refused."""
+    how = {"device_id": torch.device("cpu"), "use_orig_params": True}
+    xs, alone = torch.ones(6, 2, 5), Model(5, None)
+    alone(xs).backward()
+    model = Model(5, BUDGETS["slots"])
+    model.head = FullyShardedDataParallel(model.head, **how)
+    model(xs).backward()
+    for found, expected in zip(model.cell.parameters(), alone.cell.parameters(), strict=True):
+        assert (found.grad - expected.grad).abs().max() < 1e-15
+    model.cell = FullyShardedDataParallel(model.cell, **how)
+    with pytest.raises(remat.StepError, match=r"Cell .*FSDP1 .*fully_shard"):
+        model(xs)
+
+
 def main(rank, store, limit):
     faulthandler.dump_traceback_later(float(limit), exit=True)
     warnings.simplefilter("ignore")
@@ -106,6 +122,9 @@ def main(rank, store, limit):
             check(kind, budget)
             sys.stdout.write(f"{kind} in {budget}: all is equal\n")
             sys.stdout.flush()
+    check_fsdp1()
+    sys.stdout.write("fsdp1: refused\n")
+    sys.stdout.flush()
     dist.barrier()
     time.sleep(1.0)  # the other process may still talk to this one
 

@@ -42,5 +42,9 @@ def test_gradients_are_those_of_one_process_and_all_run_the_same_plan(kind, budg
     assert [f"{kind} in {budget}: all is equal" in out for out, _, _ in said] == [True, True], errors
 
 
+def test_a_step_that_calls_a_module_of_fsdp1_is_refused_by_name(said):
+    assert ["fsdp1: refused" in out for out, _, _ in said] == [True, True], "\n".join(err[-2000:] for _, err, _ in said)
+
+
 def test_all_processes_end_well(said):
     assert [code for _, _, code in said] == [0, 0], "\n".join(err[-2000:] for _, err, _ in said)

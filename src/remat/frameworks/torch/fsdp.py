@@ -1,5 +1,8 @@
 """FSDP2 (`torch.distributed.fsdp.fully_shard`): which sharded modules a step calls, and the end of a range for them.
 
+FSDP1 (`FullyShardedDataParallel`) gathers and frees parameters once for a forward and a backward of the whole model,
+which the ranges of a loop are not: a step that calls such a module is refused.
+
 The only file that touches FSDP's private state. It is checked with 2.11 and 2.13.
 """
 
@@ -10,13 +13,19 @@ from typing import Any
 
 from torch import nn
 
+from remat.errors import StepError
+
 __all__ = ["any_fsdp_module", "end_backward", "fsdp_modules_called", "share_fsdp_state"]
 
 
 def any_fsdp_module(modules: Sequence[nn.Module]) -> bool:
     """Whether a module is sharded. A program that uses FSDP has imported it, so it is not imported here."""
+    return _any_of("FSDPModule", modules)
+
+
+def _any_of(name: str, modules: Sequence[nn.Module]) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(module, fsdp.FSDPModule) for module in modules)
+    return fsdp is not None and any(isinstance(module, getattr(fsdp, name)) for module in modules)
 
 
 @contextmanager
@@ -24,14 +33,20 @@ def fsdp_modules_called(modules: Sequence[nn.Module]) -> Iterator[list[Any]]:
     """Yields the list of those FSDP modules among `modules` that are called in the block.
 
     FSDP reduces gradients in hooks of its own and adds them to `.grad`, so these are differentiated by `backward`
-    and not by `grad`.
+    and not by `grad`. Raises a StepError if a module of FSDP1 is called.
     """
     called: list[Any] = []
-    if not any_fsdp_module(modules):
+    if not any_fsdp_module(modules) and not _any_of("FullyShardedDataParallel", modules):
         yield called
         return
 
     def note(module: nn.Module, _: Any) -> None:
+        if _any_of("FullyShardedDataParallel", [module]):
+            raise StepError(
+                f"a step calls a {type(module.module).__name__} that is wrapped by FSDP1 (FullyShardedDataParallel), "
+                "which frees its parameters before the loop runs the step again: shard it by FSDP2 "
+                "(torch.distributed.fsdp.fully_shard), or wrap what contains the loop, and nothing that steps call"
+            )
         if any_fsdp_module([module]):
             called.append(module)
 
