@@ -220,3 +220,43 @@ def test_noise_that_is_saved_before_it_is_drawn_or_never_drawn_is_work_space_in_
 
     for _ in range(5):
         assert torch.equal(gradient(lambda x: remat.checkpoint(run, x)), gradient(run))
+
+
+@pytest.mark.parametrize("rows", [10, 40_000], ids=["copied", "checksum"])
+@pytest.mark.parametrize("how", ["checkpoint", "drop"])
+def test_a_parameter_into_which_the_segment_writes_its_own_numbers_has_not_changed(rows, how):
+    """nn.Embedding(max_norm) scales rows of its weight down in each forward."""
+
+    def gradient(wrapped):
+        torch.manual_seed(0)
+        layer, index = nn.Embedding(rows, 8, max_norm=1.0), torch.randint(0, rows, (3, 5))
+        run = (
+            layer if not wrapped else remat.drop(layer) if how == "drop" else functools.partial(remat.checkpoint, layer)
+        )
+        layer(index)
+        (run(index).sin().sum() + run(index).cos().sum()).backward()
+        return layer.weight.grad, layer.weight.detach()
+
+    for found, wanted in zip(gradient(True), gradient(False), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_other_rows_that_are_scaled_down_by_a_later_call_do_no_harm():
+    def gradient(call):
+        torch.manual_seed(0)
+        layer = nn.Embedding(10, 4, max_norm=1.0)
+        (call(layer, torch.arange(5)).sin().sum() + call(layer, torch.arange(3, 9)).cos().sum()).backward()
+        return layer.weight.grad, layer.weight.detach()
+
+    wanted = gradient(lambda layer, index: layer(index))
+    for one, other in zip(gradient(remat.checkpoint), wanted, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_large_parameter_that_the_segment_and_others_write_into_is_an_error():
+    layer, index = nn.Embedding(40_000, 8, max_norm=1.0), torch.arange(5)
+    out = remat.checkpoint(lambda index: layer(index).sin(), index).sum()
+    with torch.no_grad():
+        layer.weight[39_999, 7] += 1e-6
+    with pytest.raises(remat.errors.StepError, match="a parameter that it uses"):
+        out.backward()

@@ -81,15 +81,7 @@ def loop_mistakes(case, form, hows, ways):
                 yield way, options, wrong
 
 
-# What fails at present, and why.
-PENDING = {"Embedding, with a largest norm": "each call writes its weight's own values again"}
-
-
-def pending(case):
-    return pytest.mark.xfail(reason=PENDING[case.name], strict=True) if case.name in PENDING else ()
-
-
-each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=pending(case)) for case in CASES])
+each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 each_loop = pytest.mark.parametrize(
     ("case", "form"),
     [pytest.param(case, form, id=case.name) for case, form in LOOPS],

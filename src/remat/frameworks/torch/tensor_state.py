@@ -3,7 +3,9 @@
 Before a run is repeated, each tensor gets what it had at the call, and afterwards what it had before the repetition.
 Numbers are copied of tensors that require no gradient: of HELD bytes or less, of COPIED or less if the first run
 changes them, and of all statistics (buffers of modules in training). Where a first run is seen to have written into
-another tensor (a parameter that is initialised from the data), the repetition must leave it as it is, or is refused.
+another tensor (a parameter that is initialised from the data, or rows that nn.Embedding scales down), the repetition
+must leave it as it was after the first run, or is refused; its numbers then are copied, or of a large one, which must
+not have changed since, a checksum.
 
 What it can miss: numbers of more than HELD bytes that are written without a new version (`.data`) on another device
 than the CPU, where comparing them would stop the pipeline, or of more than COPIED bytes outside of statistics. In loops
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from remat.frameworks.torch.functorch import is_wrapped
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
+from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import storage_id
 
 __all__ = ["Entered", "Storages", "TensorStates", "TensorValue", "is_plain", "set_data"]
@@ -86,16 +89,28 @@ class _Version:
 
 def set_data(tensor: Tensor, data: Tensor, numbers: Tensor | None) -> None:
     """Let a tensor be in this memory, with these numbers. By `.data`: graphs that have saved it see no new version."""
-    if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
+    if not _same_memory(tensor, data):
         tensor.data = data
     if numbers is not None:
         data.copy_(numbers)
 
 
+def _same_memory(tensor: Tensor, data: Tensor) -> bool:
+    return tensor.data_ptr() == data.data_ptr() and tensor.shape == data.shape
+
+
+def _checksum(data: Tensor) -> Tensor:
+    """Two numbers that change with any element, but for improbable coincidences: sums of bits and of values."""
+    flat = data.reshape(-1).view(torch.uint8)
+    words = flat.numel() // 8 * 8
+    bits = flat[:words].view(torch.int64).sum() + flat[words:].sum()
+    return torch.stack([bits, device_fingerprint(data).view(torch.int64)])
+
+
 class _TensorState:
     """One tensor: what it had at the call, and which of that a repetition has to care for."""
 
-    __slots__ = ("_data", "_hooks", "_numbers", "_version", "required_grad", "tensor", "written")
+    __slots__ = ("_checksum", "_data", "_hooks", "_numbers", "_version", "required_grad", "tensor", "written")
 
     def __init__(self, tensor: Tensor, copied: int) -> None:
         self.tensor = tensor
@@ -105,6 +120,7 @@ class _TensorState:
         self._data = tensor.data if is_plain(tensor) else None
         is_copied = self._data is not None and not self.required_grad and self._data.nbytes <= copied
         self._numbers = self._data.clone() if self._data is not None and is_copied else None
+        self._checksum: Tensor | None = None
 
     def finish_forward(self) -> None:
         """Note whether the first run has written into the tensor; drop the copy if it has not, and is large."""
@@ -113,6 +129,12 @@ class _TensorState:
         is_large = copy is not None and copy.nbytes > HELD and not self.written
         if copy is not None and is_large and (not copy.is_cpu or torch.equal(copy, self.tensor.detach())):
             self._numbers = None
+        if self.written and self.required_grad and self._data is not None and _same_memory(self.tensor, self._data):
+            # Its version says nothing from now on: each call of the function moves it.
+            if self._data.nbytes <= COPIED:
+                self._numbers = self._data.clone()
+            else:
+                self._checksum = _checksum(self._data)
 
     @property
     def is_restored(self) -> bool:
@@ -120,8 +142,11 @@ class _TensorState:
         return self._numbers is not None or (self.written and self._data is not None)
 
     def written_since(self) -> int | None:
-        """The version that a parameter had after the first run, if it was written into since; else None."""
-        return self._version if self.required_grad and _version_of(self.tensor) != self._version else None
+        """The version that a parameter had after the first run, if it has other numbers since; else None."""
+        if not self.required_grad or _version_of(self.tensor) == self._version or self._numbers is not None:
+            return None
+        is_same = self._checksum is not None and torch.equal(self._checksum, _checksum(self.tensor.detach()))
+        return None if is_same else self._version
 
     def enter(self) -> "_Present":
         """Give the tensor what it had at the call; returns what it had before."""
@@ -139,7 +164,7 @@ class _TensorState:
 
     def leave(self, present: "_Present") -> bool:
         """Give the tensor what it had before; False if a repetition has changed what it must not."""
-        numbers = present.numbers if self._numbers is None else None
+        numbers = present.numbers if self._numbers is None else self._numbers if self.required_grad else None
         repeats = numbers is None or torch.equal(numbers, self.tensor.detach())
         if present.data is not None:
             set_data(self.tensor, present.data, present.numbers)
