@@ -25,6 +25,7 @@ from remat.closures.references import (
     attributes_of,
     function_of,
     is_library,
+    slots_of,
 )
 from remat.execute.python_state import Container
 from remat.execute.rng_state import ReplayableState, private_rng_state
@@ -151,14 +152,9 @@ class ClosureSearch:
             self.containers.append(attributes)
             self._visit_namespace(attributes, f"{name}.")
         self._visit_class(type(value), name)
-        for cls in type(value).__mro__:
-            slots = cls.__dict__.get("__slots__", ())
-            for slot in (slots,) if isinstance(slots, str) else slots:
-                # Private names are mangled in attributes, but not in __slots__.
-                mangled = f"_{cls.__name__.lstrip('_')}{slot}" if slot[:2] == "__" != slot[-2:] else slot
-                reference = AttributeRef(value, mangled)
-                if mangled not in ("__dict__", "__weakref__") and reference.get() is not UNSET:
-                    self._visit_value(reference.get(), f"{name}.{slot}", reference)
+        for slot, _ in slots_of(value):
+            reference = AttributeRef(value, slot)
+            self._visit_value(reference.get(), f"{name}.{slot}", reference)
 
     def _visit_class(self, value: type, name: str) -> None:
         """Search the attributes of a class and its bases, and its methods, which may have closures of their own."""

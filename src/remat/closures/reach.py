@@ -31,6 +31,7 @@ from remat.closures.references import (
     function_of,
     is_foundation,
     is_library,
+    slots_of,
 )
 from remat.execute.python_state import LONG, Container
 from remat.execute.rng_state import ReplayableState, private_rng_state
@@ -211,7 +212,7 @@ class Reach:
             self.containers.append(attributes)
             for name, content in list(attributes.items()):
                 self.meet_attribute(name, content, attributes, named=named)
-        for name, content in _slots_of(value):
+        for name, content in slots_of(value):
             self.meet_attribute(name, content, None, named=named)
 
     def _visit_function(self, function: FunctionType) -> None:
@@ -265,17 +266,6 @@ class Reach:
         self.containers.append(attributes)
         for name in names:
             self.meet(attributes[name], attributes, name)
-
-
-def _slots_of(value: Any) -> Iterable[tuple[str, Any]]:
-    """The names and values of an object's slots."""
-    for cls in type(value).__mro__:
-        for name, member in vars(cls).items() if "__slots__" in vars(cls) else ():
-            if type(member).__name__ == "member_descriptor":
-                try:
-                    yield name, member.__get__(value)
-                except AttributeError:  # a slot without a value
-                    continue
 
 
 def _methods(cls: type) -> Iterable[FunctionType]:

@@ -3,6 +3,7 @@
 import sys
 import sysconfig
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import CellType, FunctionType
@@ -19,6 +20,7 @@ __all__ = [
     "function_of",
     "is_foundation",
     "is_library",
+    "slots_of",
 ]
 
 UNSET = object()  # `get` of a variable without a value; `put` of it deletes the variable
@@ -142,6 +144,17 @@ def function_of(member: Any) -> FunctionType | None:
     elif isinstance(member, cached_property):
         member = member.func
     return member if isinstance(member, FunctionType) else None
+
+
+def slots_of(value: Any) -> Iterable[tuple[str, Any]]:
+    """The names, mangled if they are private, and values of an object's slots; those without a value are left out."""
+    for cls in type(value).__mro__:
+        for name, member in vars(cls).items() if "__slots__" in vars(cls) else ():
+            if type(member).__name__ == "member_descriptor":
+                try:
+                    yield name, member.__get__(value)
+                except AttributeError:
+                    continue
 
 
 @lru_cache(maxsize=4096)
