@@ -239,6 +239,7 @@ def is_observation(leaf: Leaf) -> bool:
 
 def matches_spec(leaf: Leaf, spec: ArraySpec) -> bool:
     """Whether a leaf, boxed or not, is an array of exactly this spec."""
+    # By identity: another generator with an equal state would not be the one that is replayed.
     if isinstance(spec, GeneratorSpec):
         return leaf is spec.generator
     plain = getval(leaf)

@@ -35,6 +35,7 @@ class DifferentiableTensors(BaseCaptureFilter):
         """Whether a leaf is a tensor that requires a gradient, or that torch.func differentiates or maps."""
         if not isinstance(leaf, Tensor):
             return False
+        # A wrapped tensor requires a gradient at the level of its transform, which `requires_grad` does not show here.
         return wrapped_by_active_transform(leaf) if is_wrapped(leaf) else leaf.requires_grad
 
     def visit(self, value: Any, name: str) -> None:

@@ -22,6 +22,7 @@ class InputVersions:
     """The versions of some leaves, none of which is kept alive."""
 
     def __init__(self, leaves: Iterable[Any]) -> None:
+        # Weakly: a check must not keep a carry alive that the plan has dropped.
         self._versions = [(ref(leaf), version(leaf)) for leaf in leaves if isinstance(leaf, Tensor)]
 
     def check(self, start: int, stop: int) -> None:

@@ -231,6 +231,7 @@ def quick_fingerprint(leaf: Any, *, of_sizes: bool = False) -> float:
     """The fingerprint of a leaf: a weighted sum of its numbers, which another value is most unlikely to have."""
     if not isinstance(leaf, Tensor):
         return fingerprint(abs(leaf) if of_sizes else leaf) if type(leaf) in _NUMBERS else 0.0
+    # By the code that all arrays on the host share; NumPy has no bfloat16.
     if leaf.device.type == "cpu" and leaf.dtype is not torch.bfloat16:
         plain = leaf.detach().resolve_conj().resolve_neg()
         return fingerprint((plain.abs() if of_sizes and leaf.dtype is not torch.bool else plain).numpy())
@@ -250,6 +251,7 @@ def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf if type(leaf) in _NUMBERS else 0.0, dtype=torch.complex128)
     flat = leaf.detach().reshape(-1)
+    # Real and imaginary parts as two numbers: the fingerprint is one real number, and must depend on both.
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     if flat.dtype not in (torch.float32, torch.float64):
@@ -278,6 +280,7 @@ def _weighted(flat: Tensor) -> Tensor:
     if not rows:
         return torch.dot(flat, factors[: flat.numel()])
     whole, rest = flat[: rows * factors.numel()], flat[rows * factors.numel() :]
+    # The factor tells whole rows from the rest; sums of rows are added in doubles, so that rounding does not grow.
     total = 0.7 / SCALE * _weighted((whole.reshape(rows, -1) @ factors).to(torch.float64))
     return total + torch.dot(rest, factors[: rest.numel()]) if rest.numel() else total
 

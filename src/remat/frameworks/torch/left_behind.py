@@ -35,6 +35,7 @@ class LeftBehind:
     @contextmanager
     def refused(self, start: int) -> Iterator[None]:
         """A block that records steps from `start` on; raises if they use a tensor that was left without a graph."""
+        # Watched, since a tensor without a graph leaves no edge that would show its use.
         watch = Watch(self._without_graph())
         try:
             yield

@@ -26,6 +26,7 @@ class LoopContents(PythonState):
         """Let these tensors stay where they are now, whatever contents are put back."""
         wanted = {id(tensor) for tensor in tensors}
         for container in self.containers if wanted else ():
+            # Sets and deques have no keys under which a tensor could be put back.
             if isinstance(container, dict | list):
                 pairs = dict.items(container) if isinstance(container, dict) else enumerate(container)
                 self._cached += [(container, key, item) for key, item in pairs if id(item) in wanted]
