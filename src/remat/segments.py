@@ -136,9 +136,10 @@ def raise_nondeterministic(name: str, difference: str) -> NoReturn:
     """Raise a DeterminismError for the segment `name`; `difference` says which value changed, and how."""
     raise DeterminismError(
         f"the segment {name} gave something else when it was recomputed: {difference}, so the gradient would be wrong. "
-        "It may count calls, write into what it captured, draw from a random generator that remat could not find, or "
-        "read attributes or globals that were changed since. Draw random numbers before the segment and pass them in, "
-        "or draw from global generators or from one that is passed in or closed over, which are replayed. "
+        "It may count calls, write into what it captured, draw from a random generator that remat could not find, as "
+        "dropout inside of an RNN of cuDNN does, or read attributes or globals that were changed since. Draw random "
+        "numbers before the segment and pass them in, or draw from global generators or from one that is passed in or "
+        "closed over, which are replayed. "
         'remat.drop(fn, check="never") turns the comparison of values off'
     )
 

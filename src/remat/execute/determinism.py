@@ -113,7 +113,8 @@ class DeterminismCheck:
         raise DeterminismError(
             f"the step is not deterministic: {mismatch} after step {position - 1} when it was computed again, so the "
             "gradient would be wrong. It may count calls, write into what it captured, draw from a random generator "
-            "that remat could not find, or read attributes or globals that were changed after the loop was called. "
+            "that remat could not find, as dropout inside of an RNN of cuDNN does, or read attributes or globals that "
+            "were changed after the loop was called. "
             "Draw random numbers before the loop and pass them in xs, or draw from global generators or from one that "
             'the step closes over, which are replayed; check="never" turns this comparison off.'
         )

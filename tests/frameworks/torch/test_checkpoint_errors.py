@@ -260,3 +260,14 @@ def test_a_large_parameter_that_the_segment_and_others_write_into_is_an_error():
         layer.weight[39_999, 7] += 1e-6
     with pytest.raises(remat.errors.StepError, match="a parameter that it uses"):
         out.backward()
+
+
+def test_the_advice_names_dropout_inside_of_cudnn_which_nobody_can_set_back():
+    state = Box(0)
+
+    def counts(x):
+        state.value += 1
+        return (x * state.value).sin()
+
+    with pytest.raises(remat.errors.DeterminismError, match="dropout inside of an RNN of cuDNN"):
+        remat.checkpoint(counts, leaf(3)).sum().backward()
