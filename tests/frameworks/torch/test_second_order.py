@@ -182,3 +182,28 @@ def test_second_derivatives_where_one_captured_tensor_was_computed_from_another(
             ours()
     else:
         assert_same(ours(), derivatives(lambda step, h: plain_scan(step, h, (), length=5)[0]), bitwise=False)
+
+
+def test_a_hook_inside_a_step_may_look_at_second_derivatives_and_not_change_them():
+    def derivatives(scan, hook):
+        W, h, _ = values()
+        W.requires_grad_()
+
+        def step(h, _):
+            inner = h @ W
+            inner.register_hook(hook)
+            return torch.tanh(inner), h.sum()
+
+        last = scan(step, h)
+        (first,) = torch.autograd.grad(last.square().sum(), W, create_graph=True)
+        return [first.detach(), *torch.autograd.grad(first.square().sum() + last.sum(), W)]
+
+    def ours(step, h):
+        return remat.scan(step, h, length=5, slots=2)[0]
+
+    def plain(step, h):
+        return plain_scan(step, h, (), length=5)[0]
+
+    assert_same(derivatives(ours, lambda bar: None), derivatives(plain, lambda bar: None), bitwise=False)
+    with pytest.raises(remat.StepError, match=r"a hook that a step puts on a tensor changes its gradient"):
+        derivatives(ours, lambda bar: bar.clamp(-0.05, 0.05))

@@ -11,7 +11,8 @@
 | `input_memory.py`, `input_versions.py` | their memory in the first sweep; whether steps write into what they get |
 | `loop_contents.py`, `step_contents.py` | Python contents that steps change, in order and in any order |
 | `stored_graphs.py`, `left_behind.py` | tensors that steps store beside their results |
-| `inner_gradients.py`, `carry_hooks.py` | steps that differentiate themselves, or put hooks on their carry |
+| `inner_gradients.py` | steps that differentiate themselves |
+| `carry_hooks.py`, `hooks_in_steps.py` | steps that put hooks on their carry, or on tensors inside (second order) |
 | `lazy_modules.py` | modules that make their parameters when they are first called |
 | `function.py` | a loop as one autograd Function from leaves to tensors; its reverse sweep as another |
 | `loop_outputs.py` | the results of a loop: tensors, and Python numbers, which the Function does not see |

@@ -15,6 +15,7 @@ from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import backward_hooks, hooks_suspended, leaf_itself
+from remat.frameworks.torch.hooks_in_steps import ChangingHooksRefused
 from remat.frameworks.torch.leaves import TensorSpec, spec_of
 from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
@@ -248,7 +249,7 @@ def _flat_step(call: TorchLoopCall) -> FlatStep:
 
     def flat(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
         assert call.results is not None
-        with call.rebind(captured) as step:
+        with call.rebind(captured) as step, ChangingHooksRefused():
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
         outputs = call.results.outputs
         ys = [] if outputs is None or call.rows == {} else outputs.flatten_like(y, "y")
