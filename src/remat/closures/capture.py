@@ -25,6 +25,7 @@ from remat.closures.capture_filter import CaptureFilter
 from remat.closures.closure_search import ClosureSearch
 from remat.closures.references import CellRef, Reference
 from remat.errors import StepError
+from remat.pytree import LEAF
 
 __all__ = ["ConvertedClosure"]
 
@@ -62,7 +63,7 @@ class ConvertedClosure:
         self.replayable_states = search.replayable_states
         self.containers = search.containers
         self._values = search.values
-        self._cells = search.constant_cells
+        self._cells = [(CellRef(cell), content) for cell, content in search.constant_cells]
         self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` took out again
 
     def mentions(self, name: str) -> bool:
@@ -84,16 +85,15 @@ class ConvertedClosure:
         """A block in which the references are bound to `values`, by index; it yields the step."""
         if self._uncaptured:
             values = {**self._uncaptured, **values}
-        return self._rebind(values) if self.references or self._cells else nullcontext(self.step)
+        return self._rebind(values) if self._changes_anything(values) else nullcontext(self.step)
 
     @contextmanager
     def _rebind(self, values: Any) -> Iterator[Callable[..., Any]]:
-        with _exclusive() if self._changes_anything(values) else nullcontext():
+        with _exclusive():
             previous: list[tuple[Reference, Any]] = []
             rebound: list[tuple[Reference, Any]] = []
             try:
-                for cell, content in self._cells:
-                    cell_reference = CellRef(cell)
+                for cell_reference, content in self._cells:
                     current = cell_reference.get()
                     if current is not content:
                         previous.append((cell_reference, current))
@@ -117,9 +117,15 @@ class ConvertedClosure:
 
     def _changes_anything(self, values: Any) -> bool:
         """Whether any variable must be rebound; if all have their values already, threads need not wait."""
-        return any(CellRef(cell).get() is not content for cell, content in self._cells) or any(
-            captured.with_values(values) is not captured.reference.get() for captured in self.references
-        )
+        # Plain loops: this runs in every op of a loop, where generators would take as long as the rest.
+        for cell_reference, content in self._cells:
+            if cell_reference.get() is not content:
+                return True
+        for captured in self.references:
+            # A tuple with captured values is made anew each time, so it is another one in any case.
+            if captured.tree is not LEAF or captured.with_values(values) is not captured.reference.get():
+                return True
+        return False
 
     def restrict_to(self, indices: set[int], values: Mapping[int, Any]) -> None:
         """Capture only the values with these indices from now on; `values` are all values that were captured.
