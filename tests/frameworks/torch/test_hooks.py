@@ -207,3 +207,26 @@ def test_a_hook_on_what_depends_on_constants_alone_does_not_run(how):
     (found, often), (expected, expected_often) = run(remat.scan, **how), run(plain_scan)
     assert torch.equal(found, expected)
     assert often == expected_often == 4
+
+
+def test_a_hook_on_a_parameter_behind_the_carry_is_never_called_with_none():
+    """Whether a gradient gets through the loop is not known before its reverse sweep."""
+
+    def run(loop, **how):
+        w, start_at = start()
+        weight = torch.full((3, 3), 0.2, dtype=DOUBLE, requires_grad=True)
+        weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+        count = [0]
+
+        def step(h, _):
+            count[0] += 1
+            return torch.tanh((h.detach() if count[0] == 3 else h) @ w), None
+
+        h = loop(lambda h, _: (torch.sin(h), None), torch.sin(start_at @ weight), None, length=2, **how)[0]
+        loop(step, torch.tanh(h), None, length=4, **how)[0].sum().backward()
+        return w.grad, weight.grad
+
+    (found, behind), (expected, nothing) = run(remat.scan, slots=2), run(plain_scan)
+    assert torch.equal(found, expected)
+    assert nothing is None
+    assert not behind.count_nonzero()

@@ -27,7 +27,7 @@ from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.graph import has_hooks
 from remat.frameworks.torch.input_memory import Memory
 from remat.frameworks.torch.leaves import spec_of
-from remat.frameworks.torch.loop_inputs import LoopInputs
+from remat.frameworks.torch.loop_inputs import LoopInputs, leads_to_hooks
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
 from remat.frameworks.torch.stored_graphs import StoredGraphs
 from remat.loops.loop_call import LoopCall
@@ -154,15 +154,20 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             with nullcontext() if self.stored is None else self.stored.pulling_back():
                 gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps))
             # The input that stands for sharded parameters was added after the first sweep, which does not know it.
-            captured = zip_longest(self.split(leaves)[2], gradients.captured)
-            return [*gradients.carry, *gradients.xs, *(_for_hooks(*pair) for pair in captured)]
+            pairs = zip_longest(leaves, [*gradients.carry, *gradients.xs, *gradients.captured])
+            return [_for_hooks(*pair) for pair in pairs]
 
 
-def _for_hooks(tensor: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """The gradient of an input; zeros instead of none where hooks wait for it, which autograd would call with None."""
-    if gradient is None and isinstance(tensor, Tensor) and has_hooks(tensor):
-        return torch.zeros_like(tensor)
-    return gradient
+def _for_hooks(leaf: Leaf, gradient: Tensor | None) -> Tensor | None:
+    """The gradient of an input; zeros instead of none where hooks wait for it, which autograd would call with None.
+
+    None is handed on through the graph behind the input, too, to the hooks of parameters that it was computed from.
+    """
+    if gradient is not None or not isinstance(leaf, Tensor):
+        return gradient
+    if has_hooks(leaf) or (leaf.grad_fn is not None and leads_to_hooks(leaf.grad_fn)):
+        return torch.zeros_like(leaf)
+    return None
 
 
 def as_truth_value(answer: Any) -> bool:

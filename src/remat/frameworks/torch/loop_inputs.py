@@ -26,12 +26,20 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from remat.frameworks.torch.graph import Edge, gradient_edge, is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
+from remat.frameworks.torch.graph import (
+    Edge,
+    gradient_edge,
+    has_hooks,
+    is_leaf_node,
+    leaf_of,
+    next_sequence_nr,
+    sequence_nr,
+)
 from remat.frameworks.torch.input_memory import Memory, memory_of
 from remat.frameworks.torch.tape import Stops, Tape, unknown_input_error
 from remat.frameworks.torch.watch import Watch
 
-__all__ = ["LoopInputs", "with_others_behind"]
+__all__ = ["LoopInputs", "leads_to_hooks", "with_others_behind"]
 
 MOST_NODES = 1_000  # that are visited in search of inputs behind a made tensor
 
@@ -264,6 +272,13 @@ def _edges_behind(node: Node, most_nodes: float = MOST_NODES) -> Iterator[Edge |
         if len(seen) > most_nodes:
             yield None
             return
+
+
+def leads_to_hooks(node: Node) -> bool:
+    """Whether a leaf with hooks is among the first nodes behind this one; hooks of made tensors cannot be seen."""
+    return any(
+        edge is not None and is_leaf_node(edge[0]) and has_hooks(leaf_of(edge[0])) for edge in _edges_behind(node)
+    )
 
 
 def _edge(tensor: Tensor) -> Edge:
