@@ -15,7 +15,6 @@ ROOMS = {name: importlib.import_module(f"tests.random_programs.{name}_program") 
 PLAINS = {name: importlib.import_module(f"tests.random_programs.{name}_runtime").plain for name in COUNTS}
 # Programs that are not right yet, and why. A seed that is mended is taken off.
 KNOWN = {
-    ("torch", 45): "a hook inside of a step that clamps, in a second derivative",
     ("torch", 159): "int() of an integer input under jacrev, which maps the recomputed step",
     ("torch", 169): "jacrev maps the recomputed step",
     ("torch", 181): "hooks inside of steps are called again in derivatives of derivatives",
