@@ -44,7 +44,6 @@ IN_TORCH = [
     "_C._autograd._saved_tensors_hooks_get_disabled_error_message",
     "_C._autograd._saved_tensors_hooks_enable",
     "_C._autograd._saved_tensors_hooks_disable",
-    "autograd._unsafe_preserve_version_counter",
     "autograd.forward_ad._current_level",
     "autograd.Variable._execution_engine.queue_callback",
     "utils._python_dispatch.TorchDispatchMode",

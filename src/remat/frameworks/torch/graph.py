@@ -32,7 +32,6 @@ __all__ = [
     "set_backward_hooks",
     "torch_function_disabled",
     "version",
-    "version_preserved",
     "view_base",
     "without_saved_tensor_hooks",
 ]
@@ -226,13 +225,6 @@ def gradients_blocked(edges: Iterable[Edge]) -> Iterator[None]:
 def version(tensor: Tensor) -> int:
     """How often a tensor, or another one in the same memory, was written into in place."""
     return tensor._version  # no public name, though error messages of autograd speak of it
-
-
-def version_preserved(tensor: Tensor) -> AbstractContextManager[None]:
-    """A block in which an operation in place that leaves the numbers as they are makes no new version."""
-    autograd: Any = torch.autograd
-    preserved: AbstractContextManager[None] = autograd._unsafe_preserve_version_counter(tensor)
-    return preserved
 
 
 def view_base(tensor: Tensor) -> Tensor:

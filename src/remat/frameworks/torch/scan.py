@@ -197,7 +197,7 @@ def _run(
     del tensors
     results = run(call, [*init, *xs, *used], swept)
     if call.stored is not None:
-        call.stored.guard([*init, *xs], used)
+        call.stored.guard(used)
     return results
 
 

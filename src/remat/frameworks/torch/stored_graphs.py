@@ -4,36 +4,21 @@ The rule: a loss that a step appends to a list of the caller's is no output. Ste
 without a graph, and the graph of a recorded step ends where its range begins, so that its gradient would be a part of
 the true one. To store such a tensor, for a log, is no error; to differentiate through it raises a StepError.
 
-Hooks run only where the engine passes, and `torch.autograd.grad` passes only where it gets to the tensors that it is
-asked for, which a graph that ends in a tape may not do. So a stored tensor gets a node on top that leads to the inputs
-of the loop, too (`_Refusal`).
-
 What it can miss: tensors in containers that the step does not reach when the loop is called (`nonlocal` variables,
-objects with `__slots__`), tensors that only steps without a tape have stored, which require no gradient, and views that
-`torch.autograd.grad` does not pass. The cost is a copy of the contents of the containers, and their comparison after
-the first sweep.
+objects with `__slots__`), and tensors that only steps without a tape have stored, which require no gradient. The cost
+is a copy of the contents of the containers, and their comparison after the first sweep.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
 from remat.errors import StepError
 from remat.execute.python_state import Container, Contents
-from remat.frameworks.torch.graph import (
-    is_leaf_node,
-    leaf_of,
-    next_sequence_nr,
-    sequence_nr,
-    version_preserved,
-    view_base,
-)
-from remat.pytree import Leaf
+from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 
 __all__ = ["StoredGraphs"]
 
@@ -48,27 +33,18 @@ class StoredGraphs:
         self._number = next_sequence_nr()
         self._pulling_back = False
 
-    def guard(self, leaves_in: Iterable[Leaf], captured: Sequence[Tensor]) -> None:
-        """Let every stored tensor raise that depends on more than parameters and `captured` tensors, if it is used.
-
-        `leaves_in` are the other inputs of the loop, those of init and xs.
-        """
+    def guard(self, captured: Iterable[Tensor]) -> None:
+        """Let every stored tensor raise that depends on more than parameters and `captured` tensors, if it is used."""
         # The copy refers to the user's values, which must not live as long as the graph.
         before, self._before = self._before, Contents(())
         nodes = [
             (leaf, leaf.grad_fn) for leaf in before.added() if isinstance(leaf, Tensor) and leaf.grad_fn is not None
         ]
         made = [(leaf, node) for leaf, node in nodes if self._is_inside(node)]
-        known = {id(tensor) for tensor in captured}
-        partial = self._ending_in_tapes([node for _, node in made], known)
-        inputs = [each for each in (*leaves_in, *captured) if isinstance(each, Tensor) and each.requires_grad]
+        partial = self._ending_in_tapes([node for _, node in made], {id(tensor) for tensor in captured})
         for leaf, node in made:
             if node in partial:
                 leaf.register_hook(self._refuse)  # type: ignore[no-untyped-call]
-                # An input keeps its edge, by which the loop knows it; a view cannot get another node by itself.
-                if type(leaf) is Tensor and id(leaf) not in known and view_base(leaf) is leaf:
-                    with version_preserved(leaf):  # its numbers stay as they are
-                        _Refusal.apply(self._refuse, leaf, *inputs)  # type: ignore[no-untyped-call]
 
     def _is_inside(self, node: Node) -> bool:
         """Whether a node was made by a step of this loop."""
@@ -107,21 +83,6 @@ class StoredGraphs:
                 "only what steps return has the gradient of the loop. Return it from the step as y: scan gives the "
                 "y of all steps, stacked, to be summed up"
             )
-
-
-class _Refusal(torch.autograd.Function):
-    """The identity, in place, as a node that leads to the inputs of a loop and gives them no gradient: it raises."""
-
-    @staticmethod
-    def forward(ctx: Any, refuse: Callable[[Tensor], None], stored: Tensor, *inputs: Tensor) -> Tensor:
-        ctx.refuse, ctx.count = refuse, len(inputs)
-        ctx.mark_dirty(stored)
-        return stored
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        ctx.refuse(gradients[0])
-        return None, gradients[0], *[None] * ctx.count
 
 
 def _is_known(leaf: Tensor, known: set[int]) -> bool:
