@@ -4,8 +4,8 @@ from remat.errors import InfeasibleError, RematError
 from tests.random_programs.choices import Choices
 from tests.random_programs.jax_runtime import run
 from tests.random_programs.jax_statements import KINDS, write_body
-from tests.random_programs.numpy_scope import Parts, Scope
-from tests.random_programs.source import Source
+from tests.random_programs.numpy_scope import Scope
+from tests.random_programs.source import Parts, Source
 from tests.random_programs.verdict import Program
 
 HEAD = '''"""Random program {seed} on JAX."""

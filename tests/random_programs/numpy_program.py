@@ -6,9 +6,9 @@ from remat.errors import InfeasibleError, RematError
 from tests.random_programs.choices import Choices
 from tests.random_programs.numpy_nests import write_body
 from tests.random_programs.numpy_runtime import run
-from tests.random_programs.numpy_scope import Parts, Scope
+from tests.random_programs.numpy_scope import Scope
 from tests.random_programs.numpy_statements import KINDS
-from tests.random_programs.source import Source
+from tests.random_programs.source import Parts, Source
 from tests.random_programs.verdict import Program
 
 HEAD = '''"""Random program {seed} on NumPy."""

@@ -1,8 +1,6 @@
 """What random programs on NumPy import: objects of the user's, and the way they are run."""
 
 import random
-from collections import namedtuple
-from dataclasses import dataclass
 from typing import Any
 
 import autograd.numpy as np
@@ -13,38 +11,10 @@ from autograd.tracer import getval, isbox
 from tests.random_programs.observe import Seen, global_state, observed
 from tests.random_programs.plain import Plain
 from tests.random_programs.tree import children, rebuilt
+from tests.random_programs.user_objects import D1, D2, D3, D4, P1, P2, P3, P4, Box
 from tests.random_programs.verdict import Program
 
 __all__ = ["D1", "D2", "D3", "D4", "P1", "P2", "P3", "P4", "Box", "constant", "cubed", "the_plan"]
-
-P1, P2, P3, P4 = (namedtuple(f"P{n}", list("abcd"[:n])) for n in (1, 2, 3, 4))
-
-
-@dataclass
-class D1:
-    a: Any
-
-
-@dataclass
-class D2(D1):
-    b: Any
-
-
-@dataclass
-class D3(D2):
-    c: Any
-
-
-@dataclass
-class D4(D3):
-    d: Any
-
-
-class Box:
-    """An object of the user's with attributes."""
-
-    def __init__(self, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
 
 
 @primitive

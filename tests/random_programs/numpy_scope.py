@@ -4,23 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.random_programs.choices import Choices
-from tests.random_programs.source import Source
+from tests.random_programs.source import Parts, Source
 
 REACHED = {"parameters": 4, "local": 2, "list": 1, "dict": 1, "object": 1, "default": 1, "partial": 1, "tuple": 0.7}
 CALLABLES = {"function": 4, "method": 1.5}
-
-
-@dataclass
-class Parts:
-    """The parts of a program's text that grow while it is written."""
-
-    classes: Source = field(default_factory=Source)
-    make: Source = field(default_factory=Source)
-    names: dict[str, int] = field(default_factory=dict)
-
-    def fresh(self, stem: str) -> str:
-        self.names[stem] = self.names.get(stem, 0) + 1
-        return f"{stem}{self.names[stem]}"
 
 
 @dataclass

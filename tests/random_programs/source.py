@@ -1,7 +1,8 @@
-"""Source that is written line by line, with blocks."""
+"""Source that is written line by line, with blocks, and the parts that a program's text has."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 
 class Source:
@@ -26,3 +27,16 @@ class Source:
 
     def text(self) -> str:
         return "\n".join(self.lines)
+
+
+@dataclass
+class Parts:
+    """The parts of a program's text that grow while it is written."""
+
+    classes: Source = field(default_factory=Source)
+    make: Source = field(default_factory=Source)
+    names: dict[str, int] = field(default_factory=dict)
+
+    def fresh(self, stem: str) -> str:
+        self.names[stem] = self.names.get(stem, 0) + 1
+        return f"{stem}{self.names[stem]}"

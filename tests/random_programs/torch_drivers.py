@@ -2,7 +2,7 @@
 
 from tests.random_programs.choices import Choices
 from tests.random_programs.source import Source
-from tests.random_programs.torch_scope import Parts
+from tests.random_programs.torch_scope import TorchParts
 
 CHANGES = {
     "nothing": 6, "eval": 1, "freeze": 1, "forward again": 1, "attributes": 1, "random numbers": 1, "hook added": 1,
@@ -10,7 +10,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-def write_driver(text: Source, c: Choices, driver: str, parts: Parts, autocast: bool) -> None:
+def write_driver(text: Source, c: Choices, driver: str, parts: TorchParts, autocast: bool) -> None:
     call = "loss, out = forward(u)"
     if autocast:
         text("autocast = torch.autocast('cpu', torch.bfloat16)")
@@ -24,7 +24,7 @@ def write_driver(text: Source, c: Choices, driver: str, parts: Parts, autocast: 
     WRITERS[driver](text, c)
 
 
-def _change(text: Source, c: Choices, parts: Parts) -> None:
+def _change(text: Source, c: Choices, parts: TorchParts) -> None:
     """What the user does between the call and its backward."""
     change = c.pick("change", CHANGES)
     if change == "eval":

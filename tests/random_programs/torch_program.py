@@ -8,7 +8,7 @@ from tests.random_programs.choices import Choices
 from tests.random_programs.source import Source
 from tests.random_programs.torch_drivers import write_driver
 from tests.random_programs.torch_runtime import run
-from tests.random_programs.torch_scope import Parts, Scope
+from tests.random_programs.torch_scope import Scope, TorchParts
 from tests.random_programs.torch_state_statements import REFUSED_IN_LOOPS, WRITES
 from tests.random_programs.verdict import Program
 
@@ -58,7 +58,7 @@ def write_program(seed: int, without: frozenset[str] = frozenset()) -> Program:
     c = Choices(seed, without)
     driver = c.pick("driver", DRIVERS)
     autocast = driver not in ("func", "vmap") and c.chance("autocast", 0.06)
-    parts, body = Parts(), Source()
+    parts, body = TorchParts(), Source()
     banned = BANNED.get(driver, frozenset()) | {"autocast" if autocast else "float64"}
     if driver not in ("backward", "grad"):
         banned |= {"losses"}

@@ -1,8 +1,6 @@
 """What random programs on PyTorch import: classes of the user's, and the way they are run."""
 
 import random
-from collections import namedtuple
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +9,7 @@ import torch
 
 from tests.random_programs.observe import Seen, global_state, observed
 from tests.random_programs.plain import Plain
+from tests.random_programs.user_objects import D1, D2, D3, D4, P1, P2, P3, P4, Box
 from tests.random_programs.verdict import Program
 
 __all__ = [
@@ -31,36 +30,6 @@ __all__ = [
     "losses_of",
     "the_plan",
 ]
-
-
-P1, P2, P3, P4 = (namedtuple(f"P{n}", list("abcd"[:n])) for n in (1, 2, 3, 4))
-
-
-@dataclass
-class D1:
-    a: Any
-
-
-@dataclass
-class D2(D1):
-    b: Any
-
-
-@dataclass
-class D3(D2):
-    c: Any
-
-
-@dataclass
-class D4(D3):
-    d: Any
-
-
-class Box:
-    """An object of the user's with attributes."""
-
-    def __init__(self, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
 
 
 class Calls:

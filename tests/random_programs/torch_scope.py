@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tests.random_programs.choices import Choices
-from tests.random_programs.source import Source
+from tests.random_programs.source import Parts, Source
 
 REACHED = {"attribute": 5, "local": 2, "list": 1, "dict": 1, "global": 0.7, "frozenset": 0.5}
 CAPTURED = {"local": 4, "list": 1, "dict": 1, "attribute": 1.5, "frozenset": 1, "default": 1, "partial": 1, "object": 1}
@@ -12,25 +12,18 @@ CALLABLES = {"function": 5, "module": 4, "method": 1.5}
 
 
 @dataclass
-class Parts:
-    """The parts of a program's text that grow while it is written."""
+class TorchParts(Parts):
+    """The parts of a program's text, and what of the user's was made so far."""
 
-    classes: Source = field(default_factory=Source)
-    make: Source = field(default_factory=Source)
-    names: dict[str, int] = field(default_factory=dict)
     blocks: list[str] = field(default_factory=list)  # the user's modules
     tied: dict[str, list[str]] = field(default_factory=dict)  # leaves of the user's namespace, by shape
-
-    def fresh(self, stem: str) -> str:
-        self.names[stem] = self.names.get(stem, 0) + 1
-        return f"{stem}{self.names[stem]}"
 
 
 @dataclass
 class Scope:
     """A function that is being written: its lines, and those before it in the function around it."""
 
-    parts: Parts
+    parts: TorchParts
     out: Source
     init: Source  # where its objects are made
     owner: str = "u"  # what holds its objects: the namespace of the user, or self
