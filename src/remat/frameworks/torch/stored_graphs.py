@@ -5,8 +5,9 @@ without a graph, and the graph of a recorded step ends where its range begins, s
 the true one. To store such a tensor, for a log, is no error; to differentiate through it raises a StepError.
 
 What it can miss: tensors in containers that the step does not reach when the loop is called (`nonlocal` variables,
-objects with `__slots__`), and tensors that only steps without a tape have stored, which require no gradient. The cost
-is a copy of the contents of the containers, and their comparison after the first sweep.
+objects with `__slots__`), tensors that only steps without a tape have stored, which require no gradient, and tensors
+that `torch.autograd.grad` does not pass, since it runs hooks only on the way to what it is asked for. The cost is a
+copy of the contents of the containers, and their comparison after the first sweep.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
