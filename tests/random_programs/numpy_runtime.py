@@ -49,6 +49,8 @@ def run(program: Program, remat: Any) -> list[Seen]:
     random.seed(program.seed), numpy.random.seed(program.seed)
     functions = program.loaded(remat)
     user, parameters = functions["make"]()
+    if noise := getattr(remat, "noise", 0.0):
+        parameters = {name: value * (1 + noise) for name, value in parameters.items()}
     results = functions["drive"](user, parameters)
     seen = {name: _untraced(value) for name, value in vars(user).items()}
     return [*observed("result", results), *observed("user", seen), *observed("given", parameters), *global_state()]

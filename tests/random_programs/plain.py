@@ -13,6 +13,7 @@ class Plain:
     """What programs call `remat` when they are run plainly. `stack` puts the rows of one output leaf together."""
 
     stack: Callable[[Sequence[Any]], Any]
+    noise: float = 0.0  # the relative change of all parameters, to find out what a program makes of rounding
 
     def scan(self, step: Any, init: Any, xs: Any = None, *, length: int | None = None, **_: Any) -> Any:
         steps = length if length is not None else len(leaves(xs)[0])

@@ -19,11 +19,7 @@ KNOWN = {
     ("torch", 169): "jacrev maps the recomputed step",
     ("torch", 181): "hooks inside of steps are called again in derivatives of derivatives",
     ("torch", 202): "a new tensor that a step writes into, in a transform of torch.func",
-    ("numpy", 15): "a loop inside of a step writes into a captured value by an operator",
     ("numpy", 17): "a nested segment writes by an operator into an array that the user's log holds",
-    ("numpy", 43): "a loop inside of a step writes into a captured value by an operator",
-    ("numpy", 62): "a loop inside of a step writes into a captured value by an operator",
-    ("numpy", 88): "a buffer in the carry that a step writes into, in a second derivative",
 }
 BLOCKS = [(name, first) for name, count in COUNTS.items() for first in range(0, count, SIZE)]
 

@@ -4,7 +4,7 @@ import linecache
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -37,7 +37,10 @@ class Program:
 
 @dataclass(frozen=True)
 class Verdict:
-    """right, refused (as deserved), REFUSED (wrongly), WRONG, CRASH; or invalid: the program fails without remat."""
+    """right, refused (as deserved), REFUSED (wrongly), WRONG, CRASH; or no program to judge by.
+
+    It is invalid if it fails without remat, and chaotic if rounding alone makes of it what differs.
+    """
 
     word: str
     what: str = ""
@@ -63,8 +66,19 @@ def judge(program: Program, remat: Any, plain: Any) -> Verdict:
             return Verdict("refused" if why else "REFUSED", why or _said(error))
         except Exception as error:
             return Verdict("CRASH", _said(error))
-    difference = compare(want, got, program.tolerance)
+        difference = compare(want, got, program.tolerance)
+        if difference.what and (chaos := _chaos(program, plain, want)):
+            rest = [[seen for seen in run if seen.path not in chaos] for run in (want, got)]
+            if not compare(*rest, program.tolerance).what:
+                return Verdict("chaotic", difference.what)
     return Verdict("WRONG" if difference.what else "right", difference.what, difference)
+
+
+def _chaos(program: Program, plain: Any, want: Sequence[Seen]) -> set[str]:
+    """The values that the plain program does not repeat either when its parameters are changed in their last bit."""
+    shaken = {seen.path: seen for seen in program.run(program, replace(plain, noise=2.0**-52))}
+    pairs = [(seen, shaken.get(seen.path)) for seen in want]
+    return {seen.path for seen, other in pairs if other is None or compare([seen], [other], program.tolerance).what}
 
 
 def _said(error: Exception) -> str:

@@ -183,3 +183,66 @@ def test_a_scratch_array_of_a_step_with_a_vjp_of_its_own():
     found = grad(loss)(h, lambda h: remat.scan(step, h, length=12, plan=plan, vjp=vjp)[0])
     expected = grad(loss)(h, lambda h: plain(lambda h, x: (np.sin(h), None), h, range(12))[0])
     numpy.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+def test_a_loop_inside_of_a_step_or_segment_writes_into_a_captured_parameter():
+    def loss(b, loop, segment=lambda fn, h: fn(h)):
+        def inner(h, x):
+            r = b
+            r -= 0.5 * h
+            return np.tanh(h + r), None
+
+        def outer(h, x):
+            return segment(lambda h: loop(inner, h, numpy.arange(2))[0], h), None
+
+        return np.sum(loop(outer, b * 1.0, numpy.arange(5))[0] ** 2)
+
+    def with_segments(b, loop):
+        return loss(b, loop) if loop is plain else loss(b, loop, remat.checkpoint)
+
+    b = numpy.array([1.0, 2.0])
+    assert_as_plain(loss, b, slots=2)
+    assert_as_plain(with_segments, b, slots=2)
+    assert b.tolist() == [1.0, 2.0]
+
+
+def test_a_buffer_that_no_gradient_flows_to_goes_from_loop_to_loop():
+    def loss(a, loop):
+        def inner(s, i):
+            h, visits = s
+            visits[i % 4] += 1
+            return (h * a + 0.01 * visits[0], visits), None
+
+        def outer(s, i):
+            (h, visits), _ = loop(inner, s, numpy.arange(3))
+            visits[3] += 1
+            return (h, visits), None
+
+        return np.sum(loop(outer, (np.ones(3), numpy.zeros(4)), numpy.arange(6))[0][0] ** 2)
+
+    assert_as_plain(loss, 0.9, slots=2)
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_second_derivatives_of_a_step_that_writes_into_a_buffer(kind):
+    def gradient(a, loop):
+        def step(s, i):
+            h, visits = s
+            visits[i % 4] += 1
+            h += 0.01 * visits[0]
+            return (np.sin(h * a), visits), None
+
+        return grad(lambda a: np.sum(loop(step, (a * np.ones(3), numpy.zeros(4, kind)), numpy.arange(9))[0][0]))(a)
+
+    assert_as_plain(gradient, 0.9, slots=2)
+
+
+def test_zero_times_infinity_is_nan_as_in_the_plain_program():
+    def loss(a, loop):
+        last, _ = loop(lambda h, x: (np.exp(h * a), None), 710.0 * a, numpy.arange(2))
+        return np.tanh(last)
+
+    with numpy.errstate(all="ignore"):
+        assert numpy.isnan(grad(loss)(1.0, plain))
+        assert numpy.isnan(grad(loss)(1.0, lambda *args: remat.scan(*args, slots=1)))
+        assert numpy.isnan(grad(lambda a: remat.checkpoint(lambda a: np.tanh(np.exp(710.0 * a) ** 2), a))(1.0))

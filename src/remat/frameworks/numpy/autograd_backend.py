@@ -10,6 +10,7 @@ from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
+from remat.frameworks.numpy.activity import CarryActivity
 from remat.frameworks.numpy.backend import NumpyBackend
 from remat.frameworks.numpy.leaves import is_boxed
 from remat.frameworks.numpy.protection import (
@@ -35,6 +36,14 @@ LONG = 4  # recorded steps from which on rounding may have grown so much that a 
 
 class AutogradBackend(NumpyBackend):
     """Advances on plain arrays, records by autograd, pulls back through the recorded graph."""
+
+    def __init__(self, *args: PyTree, **options: PyTree) -> None:
+        super().__init__(*args, **options)
+        self.activity = CarryActivity(self.needs_grad.carry, exact=self.mode is StepMode.AUTOGRAD)
+
+    def active(self) -> list[bool]:
+        """Which leaves of the last carry may depend on something that is differentiated."""
+        return self.activity.at(self.runner.outputs_written)
 
     def advance(self, state: PyTree, start: int, stop: int) -> PyTree:
         """The carry after steps start..stop-1.

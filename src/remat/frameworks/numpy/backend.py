@@ -15,7 +15,6 @@ from autograd.extend import vspace
 from remat.execute.fingerprint import LOOSE, tolerance_of
 from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState
-from remat.frameworks.numpy.activity import CarryActivity
 from remat.frameworks.numpy.converted_step import ConvertedStep
 from remat.frameworks.numpy.leaves import fingerprint, mismatch, nbytes
 from remat.frameworks.numpy.meter import NumpyMeter
@@ -66,7 +65,6 @@ class NumpyBackend(ABC):
         self.captured = [readonly_view(value) for value in captured]
         self.first_step = first_step
         self.output_check: OutputCheck | None = None
-        self.activity = CarryActivity(needs_grad.carry, exact=mode is StepMode.AUTOGRAD)
         self.partial_tape: PyTree = None  # the tape of a range whose recording has not ended, for `failed_at`
         self.shared_outputs: set[int] = set()  # leaves of the outputs whose rows are kept states
 
@@ -74,6 +72,10 @@ class NumpyBackend(ABC):
     def replayable_states(self) -> Sequence[ReplayableState]:
         """What the step changes besides its carry: private random generators, Python contents, small arrays."""
         return self.step.replayable_states
+
+    def active(self) -> list[bool]:
+        """Which leaves of the last carry may depend on something that is differentiated."""
+        return [True] * len(self.runner.specs)
 
     def advance(self, state: PyTree, start: int, stop: int) -> PyTree:
         """The carry after steps start..stop-1."""

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 
-from autograd.builtins import tuple as boxed_tuple
 from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
 
 from remat.execute.python_state import Contents
@@ -19,6 +18,7 @@ from remat.execute.recomputation import is_recomputing, recomputing
 from remat.frameworks.numpy.captured_state import CapturedStep, Environment
 from remat.frameworks.numpy.escaped_values import has_new_arrays, mark_escaped
 from remat.frameworks.numpy.leaves import is_boxed
+from remat.frameworks.numpy.multiple_results import Results, make_results, sparse_entries
 from remat.frameworks.numpy.protection import NotAsAutograd, is_readonly_error, readonly_view
 from remat.frameworks.numpy.segment_outputs import SegmentOutputs, nbytes_of
 from remat.frameworks.numpy.tape import ActiveTraces, Node, box_leaves, fresh_trace, pull_back, tape_size
@@ -85,7 +85,7 @@ class CheckpointCall:
         """What the containers that the function reaches have in them now."""
         return self._captured.contents()
 
-    def forward(self, values: Sequence[Leaf]) -> tuple[Leaf, ...]:
+    def forward(self, values: Sequence[Leaf]) -> Results:
         """Run the function for the first time; its differentiable outputs."""
         check, self._environment = self._check.wanted, self._captured.environment()
         tracking = CheckpointProfiler.is_tracking() and not is_recomputing()
@@ -141,7 +141,7 @@ class CheckpointCall:
                 nodes = self.outputs.compare(self._call_function(boxes), trace)
             self._check.mark_passed()
         began = perf_counter()
-        pairs = [(node, bar) for node, bar in zip(nodes, cotangents, strict=True) if node is not None]
+        pairs = [(node, bar) for node, bar in zip(nodes, cotangents, strict=True) if not (node is None or bar is None)]
         sums = pull_back([pairs], {})
         with segment_pass(self.name, "pullback", self.depth, since=began):  # after inner segments have reported theirs
             pass
@@ -154,7 +154,7 @@ class CheckpointCall:
             nodes = self.outputs.compare(self._call_function(boxes), trace)
         # A result that does not depend on these inputs has no node, and a tangent of zero.
         zeros = [vspace(leaf).zeros() for leaf in self.outputs.like]
-        return boxed_tuple([zero if node is None else node.g for node, zero in zip(nodes, zeros, strict=True)])
+        return make_results(*(zero if node is None else node.g for node, zero in zip(nodes, zeros, strict=True)))
 
     @contextmanager
     def _recomputation(self) -> Iterator[None]:
@@ -178,7 +178,7 @@ class CheckpointCall:
 
 
 @primitive  # type: ignore[untyped-decorator]
-def _segment(segment: CheckpointCall, *values: PyTree) -> tuple[Leaf, ...]:
+def _segment(segment: CheckpointCall, *values: PyTree) -> Results:
     return segment.forward(values)
 
 
@@ -186,7 +186,7 @@ def _vjp(argnums: Sequence[int], ans: Leaf, args: Sequence[Leaf], kwargs: object
     segment, values, indices = args[0], args[1:], [argnum - 1 for argnum in argnums]
 
     def vjp(cotangents: PyTree) -> Sequence[Leaf]:
-        gradients: list[Leaf] = segment.reverse(values, [cotangents[i] for i in range(len(cotangents))], indices)
+        gradients: list[Leaf] = segment.reverse(values, sparse_entries(cotangents), indices)
         return gradients
 
     return vjp

@@ -39,6 +39,7 @@ __all__ = [
     "matches_spec",
     "mismatch",
     "nbytes",
+    "numbers",
     "own",
     "prepend",
     "reject_tracer",
@@ -119,6 +120,13 @@ defjvp(
 def is_boxed(leaf: Leaf) -> bool:
     """Whether autograd is tracing this leaf."""
     return bool(isbox(leaf))
+
+
+def numbers(value: Leaf) -> Leaf:
+    """The value inside of a box, or of a box in boxes; a value that is not boxed itself."""
+    while (inside := getval(value)) is not value:
+        value = inside
+    return value
 
 
 @dataclass(frozen=True)

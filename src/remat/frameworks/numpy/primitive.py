@@ -156,6 +156,7 @@ class LoopResult:
 
     leaves: list[Leaf]
     specs: list[ArraySpec]
+    differentiable: list[bool]
     carry_size: int
     outputs: TreeDef
     shapes: list[tuple[int, ...]]  # by leaf
@@ -170,12 +171,10 @@ class LoopResult:
         tree = runner.outputs.tree if runner.outputs.tree is not None else TreeDef(type(None))
         outputs = [readonly_view(leaf) if j in shared else leaf for j, leaf in enumerate(runner.outputs.leaves)]
         all_leaves = [*leaves, *outputs]
-        return cls(all_leaves, specs, len(leaves), tree, [np.shape(leaf) for leaf in all_leaves])
-
-    @property
-    def differentiable(self) -> list[bool]:
-        """Whether each leaf is differentiable."""
-        return [spec.differentiable for spec in self.specs]
+        # Leaves that no gradient flows to are plain arrays for the caller, too, as in the plain program.
+        active = [*backend.active(), *(True for _ in outputs)]
+        differentiable = [spec.differentiable and is_active for spec, is_active in zip(specs, active, strict=True)]
+        return cls(all_leaves, specs, differentiable, len(leaves), tree, [np.shape(leaf) for leaf in all_leaves])
 
     def differentiable_leaves(self) -> Results:
         """The differentiable leaves: what the primitive returns."""
@@ -187,11 +186,9 @@ class LoopResult:
         return [next(rest) if active else leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True)]
 
     def expand_cotangents(self, cotangents: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
-        """Cotangents for all leaves, of the carry and of the outputs; None where there is none, or only zeros."""
+        """Cotangents for all leaves, of the carry and of the outputs; None where there is none."""
         rest = iter(cotangents)
         expanded = [next(rest) if active else None for active in self.differentiable]
-        # Zeros, which autograd makes for results that nobody uses, need not be pulled back.
-        expanded = [bar if bar is not None and np.any(bar) else None for bar in expanded]
         return expanded[: self.carry_size], expanded[self.carry_size :]
 
     def dense_cotangents(self, cotangents: Sequence[Leaf]) -> list[Leaf]:

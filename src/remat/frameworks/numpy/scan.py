@@ -4,13 +4,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from remat.errors import StepError
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.captured_state import CapturedStep
 from remat.frameworks.numpy.converted_step import ConvertedStep
 from remat.frameworks.numpy.leaves import copy, ensure_writable, is_boxed, is_observation, spec_of, unpack
 from remat.frameworks.numpy.primitive import NumpyCall, as_truth_value, run
-from remat.frameworks.numpy.protection import is_readonly_error, mutation_message, readonly_view
+from remat.frameworks.numpy.protection import NotAsAutograd, is_readonly_error, mutation_message, readonly_view
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs, infer_length
 from remat.loops.step_runner import StepRunner
@@ -82,7 +81,8 @@ def _scan(
             after = runner.run(plain, carry.unflatten([copy(leaf) for leaf in init]), 0, steps)
         except ValueError as error:
             if is_readonly_error(error):
-                raise StepError(mutation_message(error, runner.current_step)) from error
+                # Inside of a step or segment, whose loop may then be run in another mode.
+                raise NotAsAutograd(mutation_message(error, runner.current_step)) from error
             raise
     return carry.map(ensure_writable, after), None if outputs.tree is None else outputs.tree.unflatten(outputs.leaves)
 

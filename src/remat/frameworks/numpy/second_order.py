@@ -20,9 +20,10 @@ from remat.errors import StepError
 from remat.execute.python_state import Contents
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy import leaves as leaf_ops
-from remat.frameworks.numpy.leaves import ArraySpec, unpack
+from remat.frameworks.numpy.leaves import ArraySpec, numbers, unpack
 from remat.frameworks.numpy.multiple_results import make_results
 from remat.frameworks.numpy.primitive import NumpyCall
+from remat.frameworks.numpy.protection import StepMode, copier
 from remat.frameworks.numpy.scan import scan_flat
 from remat.frameworks.numpy.tape import box_leaves, fresh_trace, pull_back, unbox
 from remat.loops.request import LoopRequest
@@ -182,6 +183,9 @@ def _forward(call: NumpyCall) -> Callable[[list[Leaf], list[Leaf], list[Leaf]], 
     assert results is not None
 
     def forward(captured: list[Leaf], carry: list[Leaf], x: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
+        if call.mode is not StepMode.PLAIN:  # its steps write into what no gradient flows to
+            private, active = copier(), results.differentiable
+            carry = [leaf if keep else private(numbers(leaf)) for leaf, keep in zip(carry, active, strict=False)]
         with call.step.rebind(captured) as step:
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
         outputs = flatten(y, unpack)[0] if len(results.differentiable) > results.carry_size else []

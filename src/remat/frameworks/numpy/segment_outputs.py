@@ -5,11 +5,11 @@ from enum import Enum
 from numbers import Number
 
 import numpy as np
-from autograd.tracer import getval
 
 from remat.errors import StepError
 from remat.execute.fingerprint import tolerance_of
-from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, mismatch, unpack
+from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, mismatch, numbers, unpack
+from remat.frameworks.numpy.multiple_results import Results
 from remat.frameworks.numpy.tape import is_boxable, unbox
 from remat.pytree import Leaf, PyTree, StructureMismatch, flatten
 from remat.segments import raise_nondeterministic
@@ -38,9 +38,9 @@ class SegmentOutputs:
             for leaf, spec in zip(self.leaves, self._specs, strict=True)
         ]
 
-    def differentiable_leaves(self) -> tuple[Leaf, ...]:
+    def differentiable_leaves(self) -> Results:
         """The differentiable leaves: what the primitive returns."""
-        return tuple(leaf for leaf, active in zip(self.leaves, self._differentiable, strict=True) if active)
+        return Results([leaf for leaf, active in zip(self.leaves, self._differentiable, strict=True) if active])
 
     def with_boxes(self, boxes: PyTree) -> PyTree:
         """The outputs, with what the primitive has returned in the places of the differentiable leaves.
@@ -71,7 +71,7 @@ class SegmentOutputs:
             value, node = unbox(leaf, trace)
             if active:
                 nodes.append(node)
-            plain = _plain(value)
+            plain = numbers(value)
             now = _spec(plain)
             # Before the fingerprints: those of arrays of other shapes or dtypes cannot be compared.
             if now != spec:
@@ -106,13 +106,6 @@ def _check_output(leaf: Leaf, where: str, name: str) -> None:
 def nbytes_of(leaves: Sequence[Leaf]) -> int:
     """Bytes of the data of arrays and scalars."""
     return sum(np.asarray(leaf).nbytes for leaf in leaves if _spec(leaf) is not None)
-
-
-def _plain(value: Leaf) -> PyTree:
-    """The value inside of a box, or of a box in boxes; a value that is not boxed itself."""
-    while (inside := getval(value)) is not value:
-        value = inside
-    return value
 
 
 def _spec(leaf: Leaf) -> ArraySpec | None:
