@@ -54,11 +54,15 @@ class Contents:
         """The containers."""
         return [*(container for container, _ in self.pairs), *self.empty]
 
-    def added(self) -> list[Any]:
-        """The leaves of items, or of values of dicts, that containers have now and did not have then."""
+    def added(self) -> list[tuple[Container, list[Any]]]:
+        """The items, or the values of dicts, that containers have now and did not have then."""
         changed = self.changed()
         pairs = [*changed.pairs, *((container, ()) for container in changed.empty)]
-        return [leaf for pair in pairs for item in _added(*pair) for leaf in flatten(item)[0]]
+        return [(pair[0], _added(*pair)) for pair in pairs]
+
+    def added_leaves(self) -> list[Any]:
+        """The leaves of these items."""
+        return [leaf for _, items in self.added() for item in items for leaf in flatten(item)[0]]
 
     def restore(self) -> None:
         """Put the contents back; containers that still have them are not written into."""

@@ -84,3 +84,54 @@ def test_what_a_step_stores_for_a_loop_inside_of_it(budget):
         return torch.autograd.grad(h.sum(), w)[0]
 
     torch.testing.assert_close(gradient(remat.scan, **budget), gradient(plain_scan), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("budget", [{"slots": 1}, {"slots": 12}, {"memory": "1 MiB"}], ids=str)
+def test_a_gradient_that_does_not_pass_the_graph_of_a_stored_tensor(budget):
+    start, w = (
+        torch.ones(3, dtype=DOUBLE, requires_grad=True),
+        torch.full((3, 3), 0.3, dtype=DOUBLE, requires_grad=True),
+    )
+    losses, entries = [], {}
+
+    def step(h, x):
+        losses.append(h.pow(2).sum())  # depends on the carry alone, whose graph is cut off where a range begins
+        entries.setdefault("all", []).append(({"loss": losses[-1]},))
+        return torch.tanh(h @ w + x), None
+
+    remat.scan(step, start, XS, **budget)
+    for tensor in (start, w):
+        for stored in (sum(losses), entries["all"][5][0]["loss"]):
+            with pytest.raises(remat.StepError, match="stored in a list"):
+                torch.autograd.grad(stored, tensor, allow_unused=True)
+    assert losses[-1].requires_grad
+    assert losses[0].item() == 3.0
+
+
+@pytest.mark.parametrize("budget", [{"slots": 1}, {"slots": 3}, {"memory": "1 MiB"}], ids=str)
+def test_losses_of_steps_whose_carry_does_not_depend_on_parameters(budget):
+    w, losses = torch.ones(3, dtype=DOUBLE, requires_grad=True), []
+
+    def step(h, x):
+        losses.append((h * w - x).pow(2).sum())
+        return h + 1, None
+
+    remat.scan(step, START, XS, **budget)
+    with pytest.raises(remat.StepError, match="stored in a list"):
+        sum(losses).backward()
+
+
+@pytest.mark.parametrize("budget", [{"slots": 1}, {"slots": 3}], ids=str)
+def test_what_the_first_step_computes_from_its_carry_for_all_others(budget):
+    class Cell(torch.nn.Module):
+        cached = None
+
+        def forward(self, h, x):
+            if self.cached is None:
+                self.cached = torch.sigmoid(h)
+            return torch.tanh(h * self.cached + x), None
+
+    start = torch.ones(3, dtype=DOUBLE, requires_grad=True)
+    last, _ = remat.scan(Cell(), start, XS, **budget)
+    with pytest.raises(remat.StepError, match="Pass it through the carry"):
+        torch.autograd.grad(last.sum(), start)

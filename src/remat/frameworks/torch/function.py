@@ -7,7 +7,7 @@ backward. That sweep is a Function too, so that transforms of torch.func apply t
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -29,7 +29,6 @@ from remat.frameworks.torch.input_memory import Memory
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_inputs import LoopInputs, leads_to_hooks
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
-from remat.frameworks.torch.stored_graphs import StoredGraphs
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
@@ -49,13 +48,13 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     activity: Activity = NOTHING_ACTIVE
     capture_ids: Sequence[int] = ()  # by input of the loop's node: its index in the closure, -1 if it is not there
     rebound: Sequence[bool] = ()  # by input: whether steps use a detached root in its place
+    cut_off: frozenset[int] = frozenset()  # the inputs whose gradient would be lost: a step has computed them
     memory: Memory = ()  # by input: in which memory the first sweep has found it
     dependent_inputs: bool = False  # whether one of them may lie behind another one
     fsdp_modules: Sequence[Any] = ()  # FSDP modules that the step calls
     first_step: FirstStep | None = None  # until the first run takes it
     inputs: LoopInputs | None = None  # while the first sweep finds them
     results: LoopOutputs | None = None  # of the first sweep
-    stored: StoredGraphs | None = None  # what steps have stored in the user's containers
     on_cpu: bool = True  # whether all of the carry is on the CPU
     batched: "TorchLoopCall | None" = None  # this call under torch.func.vmap
 
@@ -94,7 +93,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.results, tensors = LoopOutputs.of(backend, interpreter.take(), leaves)
         return tensors
 
-    def sweep_and_learn(self, leaves: Sequence[Leaf]) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+    def sweep_and_learn(self, leaves: Sequence[Leaf]) -> tuple[tuple[Tensor, ...], LoopInputs]:
         """Run the first sweep after the first step; the tensors of the results, and all inputs that steps have used."""
         assert self.first_step is not None
         inputs, self.fsdp_modules = self.first_step.inputs, self.first_step.fsdp_modules
@@ -107,7 +106,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.step.contents.keep(inputs.left_by_steps)
         self.step.closure.restrict_to(set(inputs.capture_ids), inputs.bindings)
         self.activity, self.dependent_inputs = self.pending[0].activity, inputs.dependent
-        return tensors, inputs.tensors
+        return tensors, inputs
 
     def adopt(self, batched: "TorchLoopCall") -> LoopOutputs:
         """Take over what the loop for a whole batch has found out; its results."""
@@ -151,9 +150,13 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         with self.at_turn(leaves) as (backend, interpreter):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
-            with nullcontext() if self.stored is None else self.stored.pulling_back():
-                gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps))
+            gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps))
             # The input that stands for sharded parameters was added after the first sweep, which does not know it.
+            if any(gradients.captured[k] is not None for k in self.cut_off):
+                raise StepError(
+                    "a step computes a tensor from its carry or its x and keeps it in an attribute, a container or a "
+                    "variable, where later steps use it: its gradient would be lost there. Pass it through the carry"
+                )
             pairs = zip_longest(leaves, [*gradients.carry, *gradients.xs, *gradients.captured])
             return [_for_hooks(*pair) for pair in pairs]
 

@@ -30,7 +30,7 @@ class LeftBehind:
         self._before = Contents.of(containers)
 
     def _without_graph(self) -> list[Tensor]:
-        return [leaf for leaf in self._before.added() if is_differentiable(leaf) and not leaf.requires_grad]
+        return [leaf for leaf in self._before.added_leaves() if is_differentiable(leaf) and not leaf.requires_grad]
 
     @contextmanager
     def refused(self, start: int) -> Iterator[None]:

@@ -147,7 +147,8 @@ class LoopInputs:
             root = _find_tensor(edge) if root is None else root
             if self.closed or root is None:
                 raise unknown_input_error(edge[0], is_leaf, steps)
-            if not is_leaf and sequence_nr(edge[0]) > self._first:
+            # One that was there before the loop may have a higher number, from another thread.
+            if not is_leaf and edge not in self._made and sequence_nr(edge[0]) > self._first:
                 self.left_by_steps.append(root)
             self._add(self._candidates.pop(id(root), _Input(root, root)))
 

@@ -172,9 +172,8 @@ def _run(
         ids, rebound = [*range(len(captured)), *[-1] * len(leaves)], [True] * len(captured) + [False] * len(leaves)
         return run(replace(call, capture_ids=ids, rebound=rebound), [*init, *xs, *captured, *leaves], None)
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
-    call = replace(
-        call, replay=StateReplay(call.step.replayable_states), stored=StoredGraphs(call.step.closure.containers)
-    )
+    call = replace(call, replay=StateReplay(call.step.replayable_states))
+    stored = StoredGraphs(call.step.closure.containers)
     first_step = _probe(call, [*init, *xs], inputs)
     hand_to_caller(first_step.tape.carry_in, init)
     del candidates, inputs
@@ -183,10 +182,14 @@ def _run(
     call = replace(call, first_step=first_step)
     del first_step
     try:
-        tensors, used = call.sweep_and_learn([*init, *xs])
+        tensors, found = call.sweep_and_learn([*init, *xs])
     except InfeasibleError:  # the first step was run: the next try, with a larger budget, is to begin as this one
         _rewind(call.replay)
         raise
+    used = found.tensors
+    stored.guard([*init, *xs], used)
+    if found.left_by_steps:
+        call = replace(call, cut_off=stored.cut_off(found))
     assert call.results is not None
     if not any(call.results.active):
         return call.unflatten_results(tensors)
@@ -195,10 +198,7 @@ def _run(
         call = replace(call, capture_ids=[*call.capture_ids, -1], rebound=[*call.rebound, False])
     swept = list(tensors)
     del tensors
-    results = run(call, [*init, *xs, *used], swept)
-    if call.stored is not None:
-        call.stored.guard(used)
-    return results
+    return run(call, [*init, *xs, *used], swept)
 
 
 def _rewind(replay: StateReplay | None) -> None:
