@@ -162,6 +162,7 @@ class Interpreter(Generic[B]):
             self.play(self._rest)
         finally:
             self.replay.restore(self._outside)
+            self.replay.settle()
         if self.determinism is not None:
             self.determinism.finish(self._fingerprinted)
         unfinished_fact = unfinished(self.machine)

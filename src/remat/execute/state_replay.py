@@ -44,6 +44,17 @@ class StateReplay:
             if getattr(state, "is_read", False) and state.version() != version:
                 self.used_flags[k] = True
 
+    def settle(self) -> None:
+        """Put back what was not seen to change, and has changed since: it had returned to its initial state.
+
+        A flag that two steps flip, or an average that comes out the same, is another one between them. Called after a
+        reverse sweep that began with `note_later_changes`.
+        """
+        rows = zip(self.replayable_states, self.used_flags, self._versions, self.initial, strict=True)
+        for state, used, version, initial in rows:
+            if not used and getattr(state, "is_read", False) and state.version() != version:
+                state.set(initial)
+
     def snapshot(self) -> Any:
         """The states now; where nothing was used, the very list of initial states, which takes no memory."""
         if not self._update_used():

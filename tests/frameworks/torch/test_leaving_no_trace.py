@@ -313,3 +313,45 @@ def test_an_lstm_is_not_refused_for_its_reserve():
         gradients.append([p.grad.clone() for p in module.parameters()])
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "scan"])
+def test_a_buffer_that_was_exchanged_in_inference_mode(way):
+    average, w = torch.zeros(4), leaf(4)
+
+    def step(h, x=None):
+        average.data = 0.9 * average.data + 0.1 * h.detach()
+        return torch.tanh(h * w), None
+
+    def run(h):
+        return remat.checkpoint(step, h)[0] if way == "checkpoint" else remat.scan(step, h, length=3, slots=1)[0]
+
+    with torch.inference_mode():
+        run(w.detach() + 1)
+    assert average.is_inference()
+    last = run(w.detach() + 1)
+    before = average.clone()
+    last.sum().backward()
+    assert torch.equal(average, before)
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_a_state_that_is_at_the_end_of_a_loop_as_at_its_beginning(slots):
+    class Flips(nn.Module):
+        flag = False
+
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4, momentum=None)  # the average of all batches, of which two are as good as four
+
+        def forward(self, h, x):
+            self.flag = not self.flag
+            return torch.sin(self.norm(h) * x) + self.flag, None
+
+    cell, start, xs = Flips(), rand(3, 4).float(), torch.tensor([1.0, 2.0])
+    for _ in range(3):
+        last, _ = remat.scan(cell, start, xs, slots=slots)
+        before = {name: value.clone() for name, value in cell.norm.state_dict().items()}
+        last.sum().backward()
+        assert not cell.flag
+        assert all(torch.equal(value, before[name]) for name, value in cell.norm.state_dict().items())

@@ -15,6 +15,7 @@ The cost: 1 us for a parameter, 4 us for one that is copied.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -33,14 +34,8 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of its own: no subclass, no sparse, meta or inference tensor, none of torch.func."""
-    return (
-        type(tensor) in _PLAIN
-        and tensor.layout is torch.strided
-        and not tensor.is_meta
-        and not tensor.is_inference()
-        and not is_wrapped(tensor)
-    )
+    """Whether a tensor has memory of its own: no subclass, no sparse or meta tensor, none of torch.func."""
+    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta and not is_wrapped(tensor)
 
 
 class TensorValue:
@@ -60,7 +55,7 @@ class TensorValue:
         tensor = self.tensor
         is_compared = tensor.nbytes <= HELD and (self._is_statistic or tensor.device.type == "cpu")
         numbers = tensor.detach().clone() if is_compared else None
-        return _Version(tensor.data_ptr(), tuple(tensor.shape), version(tensor), numbers)
+        return _Version(tensor.data_ptr(), tuple(tensor.shape), _version_of(tensor), numbers)
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The tensor's memory, and a copy of its numbers."""
@@ -92,7 +87,9 @@ def set_data(tensor: Tensor, data: Tensor, numbers: Tensor | None) -> None:
     if not _same_memory(tensor, data):
         tensor.data = data
     if numbers is not None:
-        data.copy_(numbers)
+        # A buffer whose `.data` was set in inference mode is an inference tensor since.
+        with torch.inference_mode() if data.is_inference() else nullcontext():
+            data.copy_(numbers)
 
 
 def _same_memory(tensor: Tensor, data: Tensor) -> bool:
