@@ -94,7 +94,7 @@ class Outputs:
         Where earlier outputs were Python numbers and this one is an array, the stacked leaves get its dtype.
         """
         assert self.tree is not None
-        leaves, specs = flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, y, f"y after step {i}")
+        leaves, specs = flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, y, "y", i)
         if specs != self.specs:
             self.leaves = [self.leaf_ops.astype(rows, spec) for rows, spec in zip(self.leaves, specs, strict=True)]
             self.specs, self._matches = specs, structure_check(self.leaf_ops, self.tree, specs)

@@ -89,9 +89,7 @@ class StepRunner:
 
     def check_carry(self, carry: Any, i: int) -> list[Any]:
         """The leaves of the carry that step i returned, or a StepError if its structure or specs differ."""
-        leaves, specs = flatten_checked(
-            self.leaf_ops, self.tree, self.specs, self.names, carry, f"carry after step {i}"
-        )
+        leaves, specs = flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, carry, "carry", i)
         if specs is not self.specs or self.matches is never_matches:
             self.specs, self.matches = specs, structure_check(self.leaf_ops, self.tree, specs)
         return leaves

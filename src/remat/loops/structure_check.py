@@ -16,29 +16,30 @@ __all__ = ["flatten_checked", "flatten_leaves", "never_matches", "structure_chec
 
 
 def flatten_checked(
-    leaf_ops: LeafOps, tree: TreeDef, specs: list[Any], names: list[str], value: Any, where: str
+    leaf_ops: LeafOps, tree: TreeDef, specs: list[Any], names: list[str], value: Any, root: str, i: int
 ) -> tuple[list[Any], list[Any]]:
     """The leaves of a value with the structure `tree` and leaves of `specs`, or a StepError that names the leaf.
 
-    The specs are returned too: a new list if a Python number has become an array, else the same one. `where` is such as
-    "carry after step 3".
+    The specs are returned too: a new list if a Python number has become an array, else the same one. For messages, the
+    value is the `root` ("carry", "y") after step i.
     """
-    root, _, when = where.partition(" ")
     try:
         leaves = tree.flatten_like(value, root, leaf_ops.unpack)
     except StructureMismatch as mismatch:
         raise StepError(
-            f"{mismatch} {when}: a step must return its {root} with the structure that "
+            f"{mismatch} after step {i}: a step must return its {root} with the structure that "
             f"{'it gets' if root == 'carry' else 'it had at first'}"
         ) from None
     # A Python number may become an array once; a spec that is not weak never changes, so shapes and dtypes are stable.
     for k, (leaf, spec, name) in enumerate(zip(leaves, specs, names, strict=True)):
         if leaf_ops.matches_spec(leaf, spec):
             continue
-        actual = leaf_ops.spec_of(leaf, f"{name} {when}")
+        actual = leaf_ops.spec_of(leaf, f"{name} after step {i}")
         if not (spec.promotes_to(actual) or (actual.weak and actual.promotes_to(spec))):
             advice = spec.advice(actual, name)
-            raise StepError(f"{name} was {spec} and became {actual} {when}: shapes and dtypes stay the same{advice}")
+            raise StepError(
+                f"{name} was {spec} and became {actual} after step {i}: shapes and dtypes stay the same{advice}"
+            )
         if spec.weak and actual != spec:
             specs = [*specs[:k], spec.promoted(actual), *specs[k + 1 :]]
     return leaves, specs

@@ -100,10 +100,14 @@ class AutogradBackend(NumpyBackend):
         leaves = self._given(runner.tree.flatten_like(state, "carry"))
         boxes, tape.carry_in[:] = box_leaves(leaves, self.activity.at(tape.start), trace)
         del state, leaves  # the boxes have them, as far as the graph needs them
+        x = None if runner.inputs.leaves else runner.inputs.row(tape.start)  # without inputs it is the same one always
         for i in range(tape.start, tape.stop):
-            rows, roots = box_leaves(runner.begin(i), needs_grad.xs, trace)
-            tape.xs.append(roots)
-            carry, y = self._call_step(step, runner.tree.unflatten(boxes), runner.inputs.tree.unflatten(rows))
+            leaves = runner.begin(i)
+            if leaves:
+                rows, roots = box_leaves(leaves, needs_grad.xs, trace)
+                tape.xs.append(roots)
+                x = runner.inputs.tree.unflatten(rows)
+            carry, y = self._call_step(step, runner.tree.unflatten(boxes), x)
             # Counted by `failed_at`, if a later step raises.
             tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
             tape.ys.append(self._output(y, i, range_start, trace))
@@ -120,7 +124,8 @@ class AutogradBackend(NumpyBackend):
     def _call_step(self, step: Callable[[PyTree, PyTree], PyTree], carry: PyTree, x: PyTree) -> tuple[PyTree, PyTree]:
         i = self.runner.current_step
         try:
-            return unpack_output(leaf_ops, step(carry, x), i)
+            out = step(carry, x)
+            return out if type(out) is tuple and len(out) == 2 else unpack_output(leaf_ops, out, i)
         except TypeError as error:
             if not re.search(r"\b(Array|Sequence|Dict)Box\b", str(error)):
                 self.runner.add_note(error, carry)
@@ -192,7 +197,8 @@ class AutogradBackend(NumpyBackend):
         """
         outputs = gradients.outputs
         groups = [
-            _with_cotangents(nodes, self._output_cotangents(outputs, i)) for i, nodes in enumerate(tape.ys, tape.start)
+            _with_cotangents(nodes, self._output_cotangents(outputs, i))
+            for i, nodes in enumerate(tape.ys if outputs else (), tape.start)
         ]
         groups = [group for group in groups if group] + [_with_cotangents(tape.carry_out, carry)]
         pull_back(groups, sums)
