@@ -30,6 +30,13 @@ def with_noise(w, q):
     return force_at_the_carry(w, q + 0.1 * torch.randn(3, dtype=DOUBLE))
 
 
+def force_at_a_leaf_of_its_own(w, q):
+    """The result depends on the leaf by the graph of its gradient, and nobody asks for the leaf's own gradient."""
+    at = torch.nn.Parameter(q.detach().clone())
+    (slope,) = torch.autograd.grad(energy(w, at), at, create_graph=True)
+    return q - 0.1 * slope
+
+
 def by_torch_func(w, q):
     return q - 0.1 * grad(lambda q: energy(w, q))(q)
 
@@ -53,7 +60,16 @@ def run(loop, inner, **how):
 
 
 @pytest.mark.parametrize("how", BUDGETS, ids=str)
-@pytest.mark.parametrize("inner", [force_at_the_carry, force_at_a_function_of_the_carry, with_noise, by_torch_func])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        force_at_the_carry,
+        force_at_a_function_of_the_carry,
+        force_at_a_leaf_of_its_own,
+        with_noise,
+        by_torch_func,
+    ],
+)
 def test_a_step_may_differentiate(inner, how):
     for one, other in zip(run(remat.scan, inner, **how), run(plain_scan, inner), strict=True):
         assert torch.equal(one, other)

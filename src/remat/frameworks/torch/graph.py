@@ -3,8 +3,10 @@
 The only file that uses private names of autograd. Each helper says why; all were checked with PyTorch 2.11 and 2.13.
 """
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -22,6 +24,7 @@ __all__ = [
     "has_hooks",
     "has_saved_tensor_hooks",
     "hooks_suspended",
+    "is_forgotten_leaf",
     "is_leaf_node",
     "leaf_itself",
     "leaf_of",
@@ -80,6 +83,26 @@ def leaf_of(node: Any) -> Tensor:
     """The leaf tensor whose gradient a node accumulates."""
     tensor: Tensor = node.variable  # no public way from a node to its leaf
     return tensor
+
+
+def is_forgotten_leaf(node: Any) -> bool:
+    """Whether only graphs refer to the leaf of a node, so that nobody can ask for its gradient.
+
+    Numbers of nodes do not tell whether a leaf is older than a step, since all accumulators have the same one.
+    """
+    return _references(node) <= _references_of_forgotten() and not has_hooks(leaf_of(node))
+
+
+def _references(node: Any) -> int:
+    return sys.getrefcount(leaf_of(node))
+
+
+@cache
+def _references_of_forgotten() -> int:
+    """What is counted for a leaf to which only its graph refers: versions of PyTorch and Python count otherwise."""
+    with torch.enable_grad():
+        graph: Any = torch.zeros((), requires_grad=True).view(()).grad_fn
+    return _references(graph.next_functions[0][0])
 
 
 def external_edges(

@@ -30,6 +30,7 @@ from remat.frameworks.torch.graph import (
     Edge,
     gradient_edge,
     has_hooks,
+    is_forgotten_leaf,
     is_leaf_node,
     leaf_of,
     next_sequence_nr,
@@ -139,7 +140,8 @@ class LoopInputs:
         After the first sweep one that is not known raises a StepError: the loop's node cannot get another input.
         """
         for edge, is_leaf in edges.items():
-            if edge in self._indices:
+            # A leaf that a step has made for itself, to differentiate by it, is nobody's parameter.
+            if edge in self._indices or (is_leaf and is_forgotten_leaf(edge[0])):
                 continue
             root = leaf_of(edge[0]) if is_leaf else self._made.get(edge)
             if self._only_rebound and id(root) not in self._candidates:
