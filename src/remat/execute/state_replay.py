@@ -55,6 +55,11 @@ class StateReplay:
             if not used and getattr(state, "is_read", False) and state.version() != version:
                 state.set(initial)
 
+    def initial_of_read(self) -> list[Any]:
+        """The initial states of what the steps have changed or may have read, to repeat them later; None for others."""
+        triples = zip(self.replayable_states, self.used_flags, self.initial, strict=True)
+        return [initial if used or getattr(state, "is_read", False) else None for state, used, initial in triples]
+
     def snapshot(self) -> Any:
         """The states now; where nothing was used, the very list of initial states, which takes no memory."""
         if not self._update_used():
@@ -124,12 +129,16 @@ class SegmentReplay:
 
 @contextmanager
 def preserved_state(replayable_states: Sequence[ReplayableState], to: Any = None) -> Iterator[None]:
-    """A block after which the states are as before it; with `to`, a snapshot, they start from that in the block."""
+    """A block after which the states are as before it; with `to`, a snapshot, they start from that in the block.
+
+    A state whose snapshot is None starts as it is.
+    """
     every = [*global_rng_states(), *replayable_states]
     outside = [replayable.get() for replayable in every]
     try:
         for replayable, snapshot in zip(every, to or (), strict=bool(to)):
-            replayable.set(snapshot)
+            if snapshot is not None:
+                replayable.set(snapshot)
         yield
     finally:
         for replayable, snapshot in zip(every, outside, strict=True):

@@ -59,6 +59,7 @@ class LoopCall(ABC, Generic[V]):
     replay: StateReplay | None = None  # for the first run, if a probe of the step has created it before
     draws: bool = False  # whether steps use random generators, or write into buffers
     initial_rng: Any = None  # the state of the random generators before the first step, if steps use them
+    initial_states: Sequence[Any] = ()  # before the first step, of all that steps change or may read
 
     @abstractmethod
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[V, Any]:
@@ -86,7 +87,7 @@ class LoopCall(ABC, Generic[V]):
         determinism = None if self.request.check == "never" else self.new_determinism_check()
         backend, run = self.pending = self.forward_sweep(leaves, determinism)
         self.initial_rng = run.replay.initial if run.replay.used else None
-        self.draws = run.replay.used_beside_contents
+        self.draws, self.initial_states = run.replay.used_beside_contents, run.replay.initial_of_read()
         return backend, run
 
     @contextmanager
@@ -98,12 +99,9 @@ class LoopCall(ABC, Generic[V]):
             yield pending
             return
         determinism = self.new_determinism_check() if self.request.check == "always" else None
-        if self.initial_rng is None:
-            yield self.forward_sweep(leaves, determinism)
-            return
-        # The steps used random generators: draw the same numbers as the first time, and leave no trace of that. The
-        # reverse sweep looks after itself, as what its pullbacks run of the user's is to leave a trace.
-        with preserved_state(self.new_backend(leaves, 0)[0].replayable_states, self.initial_rng):
+        # Draw the same numbers as the first time, read what was read then, and leave no trace of that. The reverse
+        # sweep looks after itself, as what its pullbacks run of the user's is to leave a trace.
+        with preserved_state(self.new_backend(leaves, 0)[0].replayable_states, self.initial_states):
             run = self.forward_sweep(leaves, determinism)
         yield run
 

@@ -174,3 +174,38 @@ def test_each_of_two_backwards_of_a_loop_reads_the_memory_of_its_forward():
     plain = gradients(lambda step, h, length: plain_scan(lambda h, x: (step(h, x)[0], h.sum()), h, (), length=length))
     ours = gradients(lambda step, h, length: remat.scan(step, h, length=length, slots=2))
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
+
+
+class Settings:
+    """What steps read, and do not write."""
+
+    def __init__(self):
+        self.factor, self.table = 1.0, {"shift": 0.5}
+
+
+def derivatives_with_changes(loop, **how):
+    """Two first derivatives, a second and a third one; what steps read is changed before each of them."""
+    torch.manual_seed(0)
+    settings, w = Settings(), torch.randn(3, 3, dtype=DOUBLE, requires_grad=True)
+
+    def step(h, x):
+        return torch.tanh(h @ w * settings.factor + x + settings.table["shift"]), None
+
+    def after_a_change(value, **options):
+        settings.factor += 1.0
+        settings.table["shift"] -= 1.0
+        return torch.autograd.grad(value, w, **options)[0]
+
+    h = loop(step, torch.ones(2, 3, dtype=DOUBLE), torch.ones(5, 3, dtype=DOUBLE) / 9, **how)[0].pow(2).sum()
+    once, twice = after_a_change(h, retain_graph=True), after_a_change(h, retain_graph=True)
+    first = after_a_change(h, create_graph=True)
+    second = after_a_change(first.pow(2).sum(), create_graph=True)
+    return once, twice, first, second, after_a_change(second.sum()), settings.factor, settings.table
+
+
+@pytest.mark.parametrize("how", [{"slots": 1}, {"slots": 3}, {"memory": "1 MiB"}], ids=str)
+def test_every_derivative_of_a_loop_reads_what_its_forward_has_read(how):
+    *ours, factor, table = derivatives_with_changes(remat.scan, **how)
+    *plain, plain_factor, plain_table = derivatives_with_changes(plain_scan)
+    assert all(torch.allclose(one, other, rtol=1e-9) for one, other in zip(ours, plain, strict=True))
+    assert (factor, table) == (plain_factor, plain_table)

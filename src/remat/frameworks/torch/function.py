@@ -113,7 +113,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         assert batched.results is not None
         self.batched, self.results = batched, batched.results
         self.plan, self.steps, self.initial_rng = batched.plan, batched.steps, batched.initial_rng
-        self.draws = batched.draws
+        self.draws, self.initial_states = batched.draws, batched.initial_states
         return batched.results
 
     def unflatten_results(self, tensors: Sequence[Tensor]) -> tuple[PyTree, PyTree]:
@@ -244,7 +244,7 @@ class LoopBackward(torch.autograd.Function):
         from remat.frameworks.torch.second_order import double_backward
 
         args, states = _saved(ctx), ctx.call.step.replayable_states
-        with preserved_state(states):  # its loops run the steps again
+        with preserved_state(states, ctx.call.initial_states):  # its loops run the steps again
             return None, None, *double_backward(ctx.call, args[: ctx.count], args[ctx.count :], cotangents)
 
     @staticmethod

@@ -203,12 +203,13 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
 
 
 def _with_contents(call: TorchLoopCall, flat: FlatStep, steps: int) -> tuple[FlatStep, list[Tensor]]:
-    """The step with the contents of its place in the loop, and one more input, its number, if steps change them."""
+    """The step with the contents of its place in the loop, and one more input, its number; as it is if it has none."""
     states = list(call.step.replayable_states)
-    if call.initial_rng is None or call.step.under_functorch:
+    if not call.step.contents.containers or call.step.under_functorch:
         return flat, []
+    # Also if steps only read them: a third derivative may be asked for after they have changed.
     place = next(k for k, state in enumerate(states) if state is call.step.contents)
-    contents = StepContents(call.step.contents, call.initial_rng[place - len(states)])
+    contents = StepContents(call.step.contents, call.initial_states[place - len(states)])
 
     def placed(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
         return contents.run(int(x[-1]), lambda: flat(captured, carry, x[:-1]))
