@@ -33,6 +33,7 @@ IN_TORCH = [
     "_C._functorch.maybe_current_level",
     "_C._functorch.maybe_get_level",
     "_C._functorch.is_functorch_wrapped_tensor",
+    "_functorch.pyfunctorch.temporarily_clear_interpreter_stack",
     "_C._functions.AccumulateGrad",
     "_C.DisableTorchFunctionSubclass",
     "_C._current_graph_task_id",

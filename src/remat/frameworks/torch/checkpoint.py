@@ -89,11 +89,18 @@ from remat.frameworks.torch.environment import Environment
 from remat.frameworks.torch.functorch import (
     HooksRefused,
     in_transform,
+    outside_transforms,
     refuses_hooks,
     remember_transforms,
     uses_transforms,
 )
-from remat.frameworks.torch.graph import call_after_backward, current_backward, hooks_suspended, version
+from remat.frameworks.torch.graph import (
+    call_after_backward,
+    current_backward,
+    hooks_suspended,
+    saved_tensor_hooks_allowed,
+    version,
+)
 from remat.frameworks.torch.leaf_state import raise_if_used, restored_leaf_state
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.modules import script_as_written
@@ -270,7 +277,9 @@ class CheckpointFrame:
         if holder.saved is None:
             with _RECOMPUTE_LOCK:
                 if task not in holder.values:
-                    self._recompute(task, holder)
+                    # The first run was below all transforms; the backward may be mapped, as that of jacrev is.
+                    with outside_transforms(), saved_tensor_hooks_allowed():
+                        self._recompute(task, holder)
                 value = holder.values[task]
                 if not self._backward_tasks.get(task, False):
                     del holder.values[task]

@@ -4,12 +4,13 @@ The only file that asks functorch's interpreter stack. PyTorch has no public que
 checked with 2.11 and 2.13.
 """
 
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 __all__ = [
     "HooksRefused",
@@ -17,6 +18,7 @@ __all__ = [
     "in_forward_mode",
     "in_transform",
     "is_wrapped",
+    "outside_transforms",
     "refuses_hooks",
     "remember_transforms",
     "uses_transforms",
@@ -31,6 +33,14 @@ _DEAD = -2  # the level of a wrapper whose transform has ended
 def in_transform() -> bool:
     """Whether a transform of torch.func (grad, vjp, jvp, vmap, functionalize) is running."""
     return _functorch.maybe_current_level() is not None
+
+
+def outside_transforms() -> AbstractContextManager[object]:
+    """A block in which no transform runs, for work on tensors that none of them has wrapped.
+
+    Transforms record and map every operation, also on such tensors, and forbid to write into them.
+    """
+    return temporarily_clear_interpreter_stack() if in_transform() else nullcontext()
 
 
 def in_forward_mode() -> bool:

@@ -216,7 +216,7 @@ def has_saved_tensor_hooks() -> bool:
 def saved_tensor_hooks_allowed() -> Iterator[None]:
     """A block in which hooks may be entered, though a transform of torch.func around it has forbidden that.
 
-    Inside of an autograd Function plain autograd records again, where such hooks do no harm.
+    Below all transforms plain autograd records again, where such hooks do no harm.
     """
     message = _autograd._saved_tensors_hooks_get_disabled_error_message()
     _autograd._saved_tensors_hooks_enable()

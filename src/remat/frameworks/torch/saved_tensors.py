@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from remat.execute.fingerprint import relative_difference, tolerance_of
+from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.graph import version, view_base
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import StorageBytes, is_dense, storage_id
@@ -26,7 +27,7 @@ __all__ = [
     "tolerated_difference",
 ]
 
-with torch.inference_mode(False):
+with torch.inference_mode(False), outside_transforms():  # in which this module may be imported
     # An input that requires a gradient: without one, `SaveInputs` would have no node.
     _ROOT = torch.empty(0, requires_grad=True, device="cpu")
 
@@ -241,7 +242,7 @@ def _counter(tensor: Tensor) -> Tensor | None:
 
 @lru_cache(maxsize=256)
 def _empty(dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
+    with torch.inference_mode(False), outside_transforms():
         return torch.empty(0, dtype=dtype, device=device)
 
 

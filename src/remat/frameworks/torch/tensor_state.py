@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from remat.frameworks.torch.functorch import is_wrapped
+from remat.frameworks.torch.functorch import is_wrapped, outside_transforms
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import storage_id
@@ -54,16 +54,19 @@ class TensorValue:
         """
         tensor = self.tensor
         is_compared = tensor.nbytes <= HELD and (self._is_statistic or tensor.device.type == "cpu")
-        numbers = tensor.detach().clone() if is_compared else None
+        with outside_transforms():
+            numbers = tensor.detach().clone() if is_compared else None
         return _Version(tensor.data_ptr(), tuple(tensor.shape), _version_of(tensor), numbers)
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The tensor's memory, and a copy of its numbers."""
-        return self.tensor.data, self.tensor.detach().clone()
+        with outside_transforms():
+            return self.tensor.data, self.tensor.detach().clone()
 
     def set(self, snapshot: tuple[Tensor, Tensor]) -> None:
         """Put the memory and the numbers back."""
-        set_data(self.tensor, *snapshot)
+        with outside_transforms():
+            set_data(self.tensor, *snapshot)
 
 
 class _Version:
