@@ -15,7 +15,7 @@ The cost: 0.2 us to copy a container and 0.4 us to compare it, for the ten items
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import is_not
 from typing import Any, TypeAlias
 
@@ -31,24 +31,36 @@ TAIL = 8  # items at the end of a long container that are compared
 class Contents:
     """What some containers had in them at one time; equal if every one has the same items, by identity."""
 
-    __slots__ = ("empty", "pairs")
+    __slots__ = ("_dicts", "_others", "empty")
 
-    def __init__(self, pairs: Sequence[tuple[Container, Any]], empty: Sequence[Container] = ()) -> None:
-        self.pairs = pairs
+    def __init__(
+        self, pairs: Sequence[tuple[Container, Any]], empty: Sequence[Container] = (), dicts: "_Dicts | None" = None
+    ) -> None:
+        self._others, self._dicts = pairs, dicts
         self.empty = empty  # containers without items: most of a module's are, and stay so
 
     @classmethod
     def of(cls, containers: Iterable[Container]) -> "Contents":
         """The present contents of these containers."""
         every = list(containers)
-        filled = [(container, _copied(container)) for container in every if container]
-        return cls(filled, [container for container in every if not container])
+        filled = [container for container in every if container]
+        dicts = [container for container in filled if type(container) is dict and len(container) <= LONG]
+        others = [c for c in filled if type(c) is not dict or len(c) > LONG] if len(dicts) < len(filled) else []
+        pairs = [(container, _copied(container)) for container in others]
+        return cls(pairs, [container for container in every if not container], _Dicts(dicts) if dicts else None)
+
+    @property
+    def pairs(self) -> list[tuple[Container, Any]]:
+        """The containers that had items, and copies of these."""
+        return [*self._others] if self._dicts is None else [*self._dicts.pairs(), *self._others]
 
     def changed(self) -> "Contents":
         """These contents without those of containers that still have them."""
-        return Contents(
-            [pair for pair in self.pairs if not _has(*pair)], [container for container in self.empty if container]
-        )
+        dicts = None if self._dicts is None or self._dicts.are_there() else self._dicts
+        if dicts is None and not self._others and not any(self.empty):
+            return _NOTHING  # the usual case
+        pairs = self._others if dicts is None else [*dicts.pairs(), *self._others]
+        return Contents([pair for pair in pairs if not _has(*pair)], [c for c in self.empty if c])
 
     def containers(self) -> list[Container]:
         """The containers."""
@@ -73,19 +85,51 @@ class Contents:
             _fill(container, ())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Contents) or len(self.pairs) != len(other.pairs):
+        if not isinstance(other, Contents) or len(self._others) != len(other._others) or self._dicts != other._dicts:
             return False
         if len(self.empty) != len(other.empty) or any(map(is_not, self.empty, other.empty)):
             return False
         return all(
             mine is theirs and _same(items, other_items)
-            for (mine, items), (theirs, other_items) in zip(self.pairs, other.pairs, strict=True)
+            for (mine, items), (theirs, other_items) in zip(self._others, other._others, strict=True)
         )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
-        return bool(self.pairs or self.empty)
+        return bool(self._others or self.empty or self._dicts)
+
+
+class _Dicts:
+    """The items of dicts, one after the other: compared all at once, which takes a third of the time."""
+
+    __slots__ = ("_dicts", "_keys", "_sizes", "_values")
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._dicts, self._sizes = dicts, [*map(len, dicts)]
+        self._keys, self._values = [*chain.from_iterable(dicts)], [*chain.from_iterable(map(dict.values, dicts))]
+
+    def pairs(self) -> list[tuple[Container, Any]]:
+        """The dicts, and copies with the items that they had."""
+        items = zip(self._keys, self._values, strict=True)
+        return [(each, dict(islice(items, size))) for each, size in zip(self._dicts, self._sizes, strict=True)]
+
+    def are_there(self) -> bool:
+        """Whether the dicts still have these items, in this order."""
+        if [*map(len, self._dicts)] != self._sizes or [*chain.from_iterable(self._dicts)] != self._keys:
+            return False
+        return not any(map(is_not, chain.from_iterable(map(dict.values, self._dicts)), self._values))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Dicts) or self._sizes != other._sizes:
+            return False
+        mine, others = (self._dicts, self._keys, self._values), (other._dicts, other._keys, other._values)
+        return not any(any(map(is_not, a, b)) for a, b in zip(mine, others, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_NOTHING = Contents(())
 
 
 class PythonState:
@@ -97,9 +141,9 @@ class PythonState:
         # Each once: containers are not hashable, and equal ones are not the same.
         self.containers = list({id(container): container for container in containers}.values())
 
-    def version(self) -> Contents:
+    def version(self, snapshot: Contents | None = None) -> Contents:
         """The contents: equal versions have the same items."""
-        return self.get()
+        return self.get() if snapshot is None else snapshot
 
     def get(self) -> Contents:
         """The present contents."""
@@ -138,10 +182,6 @@ def _copied(container: Container) -> Any:
 
 def _has(container: Container, items: Any) -> bool:
     """Whether a container still has these items."""
-    if type(items) is dict and type(container) is dict:  # the usual case
-        if len(container) != len(items):
-            return False
-        return not any(map(is_not, container.values(), items.values())) and container.keys() == items.keys()
     if isinstance(items, _LongContents):
         return len(container) == items.size and _same_tail(_tail(container), items.tail)
     return _same(container, items)

@@ -10,7 +10,7 @@ import random
 import sys
 from abc import ABC, abstractmethod
 from array import array
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 __all__ = ["ReplayableState", "global_rng_states", "private_rng_state"]
 
@@ -20,8 +20,11 @@ _MT19937_BYTES = 2500  # 624 words of 4 bytes and the position among them
 class ReplayableState(Protocol):
     """A state that a step may change besides its carry: a random generator, the running statistics of a module."""
 
-    def version(self) -> Any:
-        """A cheap version stamp: unequal stamps mean that the state has changed."""
+    def version(self, snapshot: Any = None) -> Any:
+        """A cheap version stamp: unequal stamps mean that the state has changed.
+
+        A snapshot that was just taken may be given, which saves some states from being read twice.
+        """
         ...
 
     def get(self) -> Any:
@@ -39,7 +42,7 @@ class _PythonRng:
     def __init__(self, generator: random.Random) -> None:
         self.generator = generator
 
-    def version(self) -> Any:
+    def version(self, snapshot: Any = None) -> Any:
         return hash(self.generator.getstate())
 
     def get(self) -> Any:
@@ -57,8 +60,8 @@ class _NumpyGenerator:
     def __init__(self, generator: Any) -> None:
         self.generator = generator
 
-    def version(self) -> Any:
-        return repr(self.get())
+    def version(self, snapshot: Any = None) -> Any:
+        return repr(self.get() if snapshot is None else snapshot)
 
     def get(self) -> Any:
         return self.generator.bit_generator.state
@@ -93,7 +96,7 @@ class _CachedGlobalRng(ABC):
     def __init__(self) -> None:
         self._compare_full = False  # whether the words do not show the full state, see above
 
-    def version(self) -> Any:
+    def version(self, snapshot: Any = None) -> Any:
         raw_words = None if self._compare_full else self.raw_words()
         return repr(self.full_state()) if raw_words is None else raw_words
 
@@ -131,7 +134,7 @@ class _PythonGlobal(_CachedGlobalRng):
     """The generator behind the functions of `random`."""
 
     def raw_words(self) -> Any:
-        return _python_raw_words() if _LAYOUT_IS_KNOWN else None
+        return _python_words.raw if _LAYOUT_IS_KNOWN else None
 
     def full_state(self) -> Any:
         version, words, gauss = random.getstate()
@@ -148,13 +151,18 @@ class _PythonGlobal(_CachedGlobalRng):
 class _NumpyGlobal(_CachedGlobalRng):
     """The generator behind the functions of `np.random`."""
 
+    found: ClassVar[tuple[Any, Any]] = (None, None)  # the generator, and its words in memory
+
     def raw_words(self) -> Any:
         numpy = sys.modules["numpy"]  # loaded, else there is no _NumpyGlobal; `import remat` does not load it
         generator = numpy.random.get_bit_generator()
-        # `np.random.set_bit_generator` may have put another one in its place, whose layout is not known.
-        if not isinstance(generator, numpy.random.MT19937):
-            return None
-        return ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
+        found = self.found
+        if generator is not found[0]:
+            # `np.random.set_bit_generator` may have put another one in its place, whose layout is not known.
+            is_known = isinstance(generator, numpy.random.MT19937)
+            words = _Words.from_address(generator.ctypes.state_address) if is_known else None
+            found = type(self).found = (generator, words)
+        return None if found[1] is None else found[1].raw
 
     def full_state(self) -> Any:
         return sys.modules["numpy"].random.get_state(legacy=False)
@@ -167,11 +175,9 @@ class _NumpyGlobal(_CachedGlobalRng):
 
 
 _PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the functions of `random`
-
-
-def _python_raw_words() -> bytes:
-    """The position and the words of Python's generator, which follow the header of its object."""
-    return ctypes.string_at(id(_PYTHON) + object.__basicsize__, _MT19937_BYTES)
+_Words = ctypes.c_char * _MT19937_BYTES
+# The position and the words of Python's generator, which follow the header of its object.
+_python_words = _Words.from_address(id(_PYTHON) + object.__basicsize__)
 
 
 def _layout_is_known() -> bool:
@@ -182,7 +188,7 @@ def _layout_is_known() -> bool:
     if sys.implementation.name != "cpython" or type(_PYTHON).__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
         return False
     *words, position = random.getstate()[1]
-    return _python_raw_words() == array("i", [position]).tobytes() + array("I", words).tobytes()
+    return bool(_python_words.raw == array("i", [position]).tobytes() + array("I", words).tobytes())
 
 
 _LAYOUT_IS_KNOWN = _layout_is_known()

@@ -22,7 +22,10 @@ class StateReplay:
         self.replayable_states = [*global_rng_states(), *replayable_states]
         self.initial = [replayable.get() for replayable in self.replayable_states]
         self.used_flags = [False] * len(self.replayable_states)  # which of them have changed since
-        self._versions = [replayable.version() for replayable in self.replayable_states]
+        self._versions = [
+            replayable.version(snapshot)
+            for replayable, snapshot in zip(self.replayable_states, self.initial, strict=True)
+        ]
 
     @property
     def used(self) -> bool:
@@ -95,7 +98,7 @@ class SegmentReplay:
     def __init__(self, replayable_states: Sequence[ReplayableState]) -> None:
         every = [*global_rng_states(), *replayable_states]
         self._snapshots: list[tuple[ReplayableState, Any]] = [(replayable, replayable.get()) for replayable in every]
-        self._versions: list[Any] = [replayable.version() for replayable in every]
+        self._versions = [replayable.version(snapshot) for replayable, snapshot in self._snapshots]
 
     def forget_unused(self) -> None:
         """Drop the snapshots of states that the segment did not change."""

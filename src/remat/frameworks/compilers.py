@@ -64,10 +64,13 @@ for _constant in (traces_segments, _differentiates_graph):
 
 def not_compiled(function: Callable[P, T]) -> Callable[P, T]:
     """The function, which runs as it is where a compiler comes upon it."""
+    torch = sys.modules.get("torch")
+    # Asked for each saved tensor, so that it is looked up once, where torch is there.
+    asked = is_compiling if torch is None else torch.compiler.is_compiling
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        if is_compiling():
+        if asked():
             return run_uncompiled(function, *args, **kwargs)
         return function(*args, **kwargs)
 

@@ -15,10 +15,9 @@ For a loop or a measurement, `replayable_states(TorchReach)` has the same as rep
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -191,14 +190,13 @@ class _PythonContents:
         return Contents([*pairs, *filled], [c for c in contents.empty if id(c) not in self._registries])
 
 
-@dataclass(frozen=True, slots=True)
-class _Exchange:
+class _Exchange(NamedTuple):
     """What to put in, and what to put back: contents, variables, and hooks on tensors that have a graph."""
 
     contents: Contents
     contents_afterwards: Contents
     variables: Sequence[tuple[Reference, Any, Any]]  # their places, present and former values
-    hooks: Sequence[tuple[Tensor, dict[int, Any]]]
+    hooks: Sequence[tuple[Tensor, Mapping[int, Any]]]
     exchangeable: Callable[[Contents], Contents]
 
     def enter(self) -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -43,6 +44,7 @@ __all__ = [
 # attribute, `variable` too, so the type is compared.
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
+_NO_HOOKS: Mapping[int, Any] = MappingProxyType({})
 _autograd: Any = torch._C._autograd  # the stack of hooks on saved tensors has no public names
 
 
@@ -153,9 +155,10 @@ def leaf_itself(tensor: Tensor) -> Tensor:
     return leaf_of(gradient_edge(tensor).node) if tensor.requires_grad and tensor.is_leaf else tensor
 
 
-def backward_hooks(tensor: Tensor) -> dict[int, Any]:
+def backward_hooks(tensor: Tensor) -> Mapping[int, Any]:
     """The hooks that `register_hook` has put on a tensor, by their ids."""
-    return dict(tensor._backward_hooks or ())  # hooks can be added and removed publicly, not listed
+    hooks = tensor._backward_hooks  # hooks can be added and removed publicly, not listed
+    return dict(hooks) if hooks else _NO_HOOKS
 
 
 def has_hooks(tensor: Tensor) -> bool:
@@ -190,7 +193,7 @@ def hooks_suspended(tensors: Sequence[Tensor]) -> Iterator[None]:
         for tensor, gradient in retained:
             tensor.grad = gradient
         for tensor, hooks in suspended:
-            set_backward_hooks(tensor, backward_hooks(tensor) | hooks)
+            set_backward_hooks(tensor, {**backward_hooks(tensor), **hooks})
 
 
 @contextmanager

@@ -4,7 +4,7 @@ A recomputed segment uses these leaves as they are, not copies. So their flags a
 for that time, and a leaf that was written into since the first run is an error.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ __all__ = ["raise_if_used", "restored_leaf_state"]
 
 
 @contextmanager
-def restored_leaf_state(before: Sequence[tuple[Tensor, bool, dict[int, Any]]]) -> Iterator[None]:
+def restored_leaf_state(before: Sequence[tuple[Tensor, bool, Mapping[int, Any]]]) -> Iterator[None]:
     """A block in which tensors have these flags, if they are leaves, and these hooks."""
     toggled = [tensor for tensor, required, _ in before if tensor.requires_grad != required and tensor.is_leaf]
     hooked = [(tensor, hooks) for tensor, required, hooks in before if required]

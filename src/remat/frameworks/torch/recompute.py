@@ -74,8 +74,11 @@ class Recomputation:
             local = local_part(value)
             self._fingerprints.append((index, local, device_fingerprint(local)))
         # An operator that fills what it has saved has not run yet: then the tensor of the next one is waited for.
-        waits = any(meta.may_be_filled for meta in self.metas[max(index - 1, 0) : index + 1])
-        if index >= self.last and self.stops and not waits:
+        if (
+            index >= self.last
+            and self.stops
+            and not any(meta.may_be_filled for meta in self.metas[max(index - 1, 0) : index + 1])
+        ):
             self.stopped = True
             raise StopRecomputation(self)
         return value

@@ -12,56 +12,30 @@ __all__ = ["GeneratorState", "global_generators"]
 
 
 class GeneratorState:
-    """A `torch.Generator` that the program made, on any device."""
+    """A `torch.Generator`, on any device."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
 
-    def version(self) -> Any:
+    def version(self, snapshot: Tensor | None = None) -> Any:
         """All of its state, as bytes."""
-        return self.generator.get_state().numpy().tobytes()
+        return (self.get() if snapshot is None else snapshot).numpy().tobytes()
 
-    def get(self) -> Any:
+    def get(self) -> Tensor:
         """Its state."""
         return self.generator.get_state()
 
-    def set(self, snapshot: Any) -> None:
+    def set(self, snapshot: Tensor) -> None:
         """Put a state back."""
         self.generator.set_state(snapshot)
 
 
-class _CpuGenerator:
-    """The global generator of the CPU."""
-
-    def version(self) -> Any:
-        return self.get().numpy().tobytes()
-
-    def get(self) -> Tensor:
-        return torch.get_rng_state()
-
-    def set(self, snapshot: Tensor) -> None:
-        torch.set_rng_state(snapshot)
-
-
-class _CudaGenerator:
-    """The global generator of one CUDA device."""
-
-    def __init__(self, device: int) -> None:
-        self.device = device
-
-    def version(self) -> Any:
-        return self.get().numpy().tobytes()
-
-    def get(self) -> Tensor:
-        return torch.cuda.get_rng_state(self.device)
-
-    def set(self, snapshot: Tensor) -> None:
-        torch.cuda.set_rng_state(snapshot, self.device)
+_CPU = GeneratorState(torch.default_generator)
 
 
 def global_generators(devices: Iterable[int] | None = None) -> list[ReplayableState]:
     """The global generators of the CPU and, once CUDA is in use, of these CUDA devices; of all if None are named."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return [_CpuGenerator()]
+        return [_CPU]
     indices = range(torch.cuda.device_count()) if devices is None else devices
-    return [_CpuGenerator(), *map(_CudaGenerator, indices)]
+    return [_CPU, *(GeneratorState(torch.cuda.default_generators[index]) for index in indices)]

@@ -232,9 +232,12 @@ def comparable_storage(tensor: Tensor) -> int:
 
 
 def _counter(tensor: Tensor) -> Tensor | None:
-    """A tensor that shares the version counter of another one, and none of its memory."""
+    """A tensor that shares the version counter of another one, and none of its memory that would be freed."""
     if not _is_plain(tensor) or tensor.is_inference():
         return None
+    origin = view_base(tensor)
+    if origin.is_leaf and origin.requires_grad:  # a parameter, which is there anyway
+        return origin
     counter = tensor.detach()  # shares the counter, and keeps it when its data is replaced
     counter.data = _empty(tensor.dtype, tensor.device)
     return counter

@@ -7,10 +7,9 @@ A tensor without a gradient may be written into by the segment itself, as a cach
 which a copy was made if they have COPIED bytes or less, are given to the recomputation in a tensor of their own.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 from torch import Tensor
@@ -25,15 +24,14 @@ from remat.segments import mutation_error
 __all__ = ["LoadedInputs", "SegmentInputs"]
 
 
-@dataclass(frozen=True)
-class LoadedInputs:
+class LoadedInputs(NamedTuple):
     """A function and its arguments, to be run again."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]
     kwargs: dict[str, Any]
     tensors: Sequence[Tensor]
-    flags: Sequence[tuple[Tensor, bool, dict[int, Any]]]  # of the leaves: requires_grad and hooks at the call
+    flags: Sequence[tuple[Tensor, bool, Mapping[int, Any]]]  # of the leaves: requires_grad and hooks at the call
     data: Sequence[Tensor]  # those without a gradient
     shared: Sequence[Tensor]  # of these, the ones in the caller's memory
 

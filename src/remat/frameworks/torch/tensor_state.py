@@ -46,7 +46,7 @@ class TensorValue:
     def __init__(self, tensor: Tensor, *, is_statistic: bool) -> None:
         self.tensor, self._is_statistic = tensor, is_statistic
 
-    def version(self) -> Any:
+    def version(self, snapshot: tuple[Tensor, Tensor] | None = None) -> Any:
         """The numbers, or for large tensors the memory and how often it was written into.
 
         On other devices than the CPU a comparison of numbers waits for the device: it is made for statistics alone,
@@ -55,7 +55,7 @@ class TensorValue:
         tensor = self.tensor
         is_compared = tensor.nbytes <= HELD and (self._is_statistic or tensor.device.type == "cpu")
         with outside_transforms():
-            numbers = tensor.detach().clone() if is_compared else None
+            numbers = None if not is_compared else tensor.detach().clone() if snapshot is None else snapshot[1]
         return _Version(tensor.data_ptr(), tuple(tensor.shape), _version_of(tensor), numbers)
 
     def get(self) -> tuple[Tensor, Tensor]:
@@ -148,8 +148,19 @@ class _TensorState:
         is_same = self._checksum is not None and torch.equal(self._checksum, _checksum(self.tensor.detach()))
         return None if is_same else self._version
 
-    def enter(self) -> "_Present":
-        """Give the tensor what it had at the call; returns what it had before."""
+    def _is_as_at_call(self) -> bool:
+        """Whether there is nothing to put in, and nothing but flags, hooks and memory to put back: the usual case."""
+        tensor, data = self.tensor, self._data
+        if self.is_restored or tensor.requires_grad != self.required_grad:
+            return False
+        if self.required_grad and (self._hooks or backward_hooks(tensor)):
+            return False
+        return data is None or _same_memory(tensor, data)
+
+    def enter(self) -> "_Present | None":
+        """Give the tensor what it had at the call; returns what it had before, None if that is the same."""
+        if self._is_as_at_call():
+            return None
         tensor = self.tensor
         present = _Present(
             None if self._data is None else tensor.data,
@@ -162,8 +173,12 @@ class _TensorState:
             set_data(tensor, self._data, self._numbers)
         return present
 
-    def leave(self, present: "_Present") -> bool:
+    def leave(self, present: "_Present | None") -> bool:
         """Give the tensor what it had before; False if a repetition has changed what it must not."""
+        if present is None:
+            if self._is_as_at_call():
+                return True
+            present = _Present(self._data, None, self._hooks, self.required_grad)
         numbers = present.numbers if self._numbers is None else self._numbers if self.required_grad else None
         repeats = numbers is None or torch.equal(numbers, self.tensor.detach())
         if present.data is not None:
@@ -187,7 +202,7 @@ class _Present(NamedTuple):
     required_grad: bool
 
 
-Entered: TypeAlias = tuple[_TensorState, _Present]
+Entered: TypeAlias = tuple[_TensorState, _Present | None]
 
 
 class Storages(NamedTuple):
