@@ -209,24 +209,95 @@ def test_a_hook_on_what_depends_on_constants_alone_does_not_run(how):
     assert often == expected_often == 4
 
 
-def test_a_hook_on_a_parameter_behind_the_carry_is_never_called_with_none():
-    """Whether a gradient gets through the loop is not known before its reverse sweep."""
+def behind_the_carry(loop, cut_at, **how):
+    """A loop, one step of which detaches its carry: how often hooks behind the carry are called with a gradient."""
+    w, start_at = start()
+    weight = torch.full((3, 3), 0.2, dtype=DOUBLE, requires_grad=True)
+    count, calls = [0], Box(0)
+    weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    weight.register_post_accumulate_grad_hook(lambda _: setattr(calls, "value", calls.value + 1))
 
+    def step(h, _):
+        count[0] += 1
+        return torch.tanh((h.detach() if count[0] == cut_at else h) @ w), None
+
+    h = torch.sin(start_at @ weight)
+    h.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    h = loop(lambda h, _: (torch.sin(h), None), h, None, length=2, **how)[0]
+    last = loop(step, torch.tanh(h), None, length=8, **how)[0]
+    last.sum().backward()
+    return w.grad, weight.grad, calls.value
+
+
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 8])
+def test_nothing_runs_behind_a_carry_that_a_step_detaches(cut_at, how):
+    found, expected = behind_the_carry(remat.scan, cut_at, **how), behind_the_carry(plain_scan, cut_at)
+    assert torch.equal(found[0], expected[0])
+    assert found[1:] == expected[1:] == (None, 0)
+
+
+def test_a_hook_on_a_parameter_behind_the_carry_is_never_called_with_none():
+    """Whether a gradient gets through a step that ran without a graph is not known before the reverse sweep."""
+    found, expected = behind_the_carry(remat.scan, 4, slots=2), behind_the_carry(plain_scan, 4)
+    assert torch.equal(found[0], expected[0])
+    assert found[1] is None or not found[1].count_nonzero()
+
+
+def test_the_last_carry_has_no_graph_where_the_last_step_detaches_it():
+    count = [0]
+
+    def step(h, _):
+        count[0] += 1
+        return (torch.sin(h).detach() if count[0] == 4 else torch.sin(h)), None
+
+    last, _ = remat.scan(step, start()[1], None, length=4, slots=2)
+    assert not last.requires_grad
+
+
+def test_inputs_that_no_step_uses_are_not_connected():
+    _, start_at = start()
+    calls = []
+    unused = start_at * 2
+    unused.register_hook(calls.append)
+    (last, _), _ = remat.scan(lambda c, x: ((c[0] * x[0], c[1].detach()), None), (start_at, unused),
+                              (torch.ones(3, 3, dtype=DOUBLE), unused * 1.0), slots=3)  # fmt: skip
+    last.sum().backward()
+    assert calls == []
+
+
+@pytest.mark.parametrize("how", [{"slots": 2}, {"memory": "1 MiB"}], ids=str)
+@pytest.mark.parametrize("inner", [{"slots": 1}, {"memory": "1 MiB"}], ids=str)
+def test_hooks_in_a_loop_inside_of_a_step_are_not_called_by_measuring(how, inner):
+    def run(loop, how, inner):
+        w, start_at = start()
+        calls = Box(0)
+
+        def small_step(h, _):
+            h = torch.tanh(h @ w)
+            if h.requires_grad:
+                h.register_hook(lambda g: setattr(calls, "value", calls.value + 1))
+            return h, None
+
+        last, _ = loop(lambda h, _: loop(small_step, h, None, length=3, **inner), start_at, None, length=4, **how)
+        last.sum().backward()
+        return calls.value
+
+    assert run(remat.scan, how, inner) == run(plain_scan, {}, {}) == 12
+
+
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+def test_the_hook_of_a_parameter_that_is_frozen_before_the_backward_sees_its_gradient(how):
     def run(loop, **how):
         w, start_at = start()
-        weight = torch.full((3, 3), 0.2, dtype=DOUBLE, requires_grad=True)
-        weight.register_hook(lambda g: g.clamp(-0.1, 0.1))
-        count = [0]
+        calls = []
+        w.register_hook(calls.append)
+        last, _ = loop(lambda h, _: (torch.tanh(h @ w), None), start_at, None, length=6, **how)
+        w.requires_grad_(False)
+        last.sum().backward()
+        assert w.grad is None
+        assert not w.requires_grad
+        return [*calls, start_at.grad]
 
-        def step(h, _):
-            count[0] += 1
-            return torch.tanh((h.detach() if count[0] == 3 else h) @ w), None
-
-        h = loop(lambda h, _: (torch.sin(h), None), torch.sin(start_at @ weight), None, length=2, **how)[0]
-        loop(step, torch.tanh(h), None, length=4, **how)[0].sum().backward()
-        return w.grad, weight.grad
-
-    (found, behind), (expected, nothing) = run(remat.scan, slots=2), run(plain_scan)
-    assert torch.equal(found, expected)
-    assert nothing is None
-    assert not behind.count_nonzero()
+    for one, other in zip(run(remat.scan, **how), run(plain_scan), strict=True):
+        assert torch.equal(one, other)

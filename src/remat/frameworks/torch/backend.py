@@ -24,6 +24,7 @@ from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hook
 from remat.frameworks.torch.comparison import ComparedResults
 from remat.frameworks.torch.first_step import FirstStep, RecordedStep
 from remat.frameworks.torch.functorch import in_transform
+from remat.frameworks.torch.gradient_flow import GradientFlow
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
 from remat.frameworks.torch.inner_gradients import GradModeTrial
 from remat.frameworks.torch.input_memory import in_memory
@@ -75,6 +76,7 @@ class TorchBackend(ComparedResults):
         self._steps: int | None = None  # the length of the loop; known at the turn
         self._nodes_per_step = 0  # in the graph of the last recorded range
         self._grad_mode = GradModeTrial(step, tracker)
+        self.flow = GradientFlow()
         self._carry_hooks: dict[int, CarryHooks] = {}  # by its first step: of the range that was pulled back last
 
     @property
@@ -93,6 +95,7 @@ class TorchBackend(ComparedResults):
             first_step, self._first_step, start = self._first_step, None, 1
             state = self.runner.tree.map(detached, first_step.carry)
             self._write_output(0, first_step.y)
+            self.flow.note(range(1), *first_step.reached)
             del first_step
         states = [state]
         del state
@@ -163,7 +166,10 @@ class TorchBackend(ComparedResults):
         tape.end_with(self._output_edges(leaves))
         self.tracker.note(leaves, (), f"step {stop - 1}")
         if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self._fsdp_modules:
-            self.inputs.admit(tape.used_inputs(self.inputs.made_edges), f"one of the steps {start} to {stop - 1}")
+            used, *reached = tape.take_reached(tape.look_at_graph(stops=self.inputs.made_edges))
+            self.flow.note(range(start, stop), *reached)
+            self.inputs.admit(used, f"one of the steps {start} to {stop - 1}")
+        self.flow.note_results(stop, [edge is not None for edge in tape.carry_out])
         if self.output_check is not None:
             self.output_check.compare(start, partial(self.largest_element, leaves))
         return runner.tree.unflatten([detached(leaf) for leaf in leaves]), tape

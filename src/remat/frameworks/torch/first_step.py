@@ -29,4 +29,5 @@ class FirstStep(RecordedStep):
 
     activity: Activity
     inputs: LoopInputs
+    reached: tuple[list[bool], list[bool]]  # by leaf of the carry, and of `xs`: whether a result depends on it
     fsdp_modules: Sequence[Any]  # FSDP modules that the step calls

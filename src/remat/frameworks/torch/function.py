@@ -7,7 +7,7 @@ backward. That sweep is a Function too, so that transforms of torch.func apply t
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -24,8 +24,10 @@ from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
 from remat.frameworks.torch.first_step import FirstStep
-from remat.frameworks.torch.graph import has_hooks
+from remat.frameworks.torch.gradient_flow import check_unconnected
+from remat.frameworks.torch.graph import backward_hooks, has_hooks
 from remat.frameworks.torch.input_memory import Memory
+from remat.frameworks.torch.leaf_state import restored_leaf_state
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_inputs import LoopInputs, leads_to_hooks
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
@@ -50,6 +52,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     rebound: Sequence[bool] = ()  # by input: whether steps use a detached root in its place
     cut_off: frozenset[int] = frozenset()  # the inputs whose gradient would be lost: a step has computed them
     memory: Memory = ()  # by input: in which memory the first sweep has found it
+    unconnected: Sequence[bool] = ()  # by leaf of init and xs: whether no result of the first sweep depends on it
     dependent_inputs: bool = False  # whether one of them may lie behind another one
     fsdp_modules: Sequence[Any] = ()  # FSDP modules that the step calls
     first_step: FirstStep | None = None  # until the first run takes it
@@ -93,8 +96,11 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.results, tensors = LoopOutputs.of(backend, interpreter.take(), leaves)
         return tensors
 
-    def sweep_and_learn(self, leaves: Sequence[Leaf]) -> tuple[tuple[Tensor, ...], LoopInputs]:
-        """Run the first sweep after the first step; the tensors of the results, and all inputs that steps have used."""
+    def sweep_and_learn(self, leaves: Sequence[Leaf]) -> tuple[tuple[Tensor, ...], list[Leaf], LoopInputs]:
+        """Run the first sweep after the first step; the tensors of the results, and what these depend on.
+
+        That are the leaves, detached if no result depends on them, and all inputs that steps have used.
+        """
         assert self.first_step is not None
         inputs, self.fsdp_modules = self.first_step.inputs, self.first_step.fsdp_modules
         self.activity, self.inputs = self.first_step.activity, inputs
@@ -105,8 +111,12 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.memory = inputs.memory
         self.step.contents.keep(inputs.left_by_steps)
         self.step.closure.restrict_to(set(inputs.capture_ids), inputs.bindings)
-        self.activity, self.dependent_inputs = self.pending[0].activity, inputs.dependent
-        return tensors, inputs
+        backend = self.pending[0]
+        self.activity, self.dependent_inputs = backend.activity, inputs.dependent
+        if not self.fsdp_modules:
+            self.unconnected = backend.flow.unconnected(self.steps or 0, outputs=any(self.activity.ys))
+        pairs = zip_longest(leaves, self.unconnected)
+        return tensors, [leaf_ops.detached(leaf) if out else leaf for leaf, out in pairs], inputs
 
     def adopt(self, batched: "TorchLoopCall") -> LoopOutputs:
         """Take over what the loop for a whole batch has found out; its results."""
@@ -145,20 +155,31 @@ class TorchLoopCall(LoopCall[TorchBackend]):
 
         return measured(self, leaves)
 
+    def as_not_frozen(self, leaves: Sequence[Leaf]) -> AbstractContextManager[None]:
+        """A block in which inputs that were frozen since the first sweep require a gradient, as they did in it.
+
+        In a plain loop the graph has been built by then: hooks of such a parameter are called, and only its `.grad`
+        stays as it is.
+        """
+        captured = () if self.step.under_functorch else self.split(leaves)[2]
+        frozen = [leaf for leaf in captured if not leaf.requires_grad]
+        return restored_leaf_state([(leaf, True, backward_hooks(leaf)) for leaf in frozen]) if frozen else nullcontext()
+
     def reverse(self, leaves: Sequence[Leaf], cotangents: Sequence[Leaf]) -> list[Leaf]:
         """The gradients of all leaves, None where there is none. A second reverse sweep runs forward again first."""
-        with self.at_turn(leaves) as (backend, interpreter):
+        with self.as_not_frozen(leaves), self.at_turn(leaves) as (backend, interpreter):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
             gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps))
-            # The input that stands for sharded parameters was added after the first sweep, which does not know it.
             if any(gradients.captured[k] is not None for k in self.cut_off):
                 raise StepError(
                     "a step computes a tensor from its carry or its x and keeps it in an attribute, a container or a "
                     "variable, where later steps use it: its gradient would be lost there. Pass it through the carry"
                 )
-            pairs = zip_longest(leaves, [*gradients.carry, *gradients.xs, *gradients.captured])
-            return [_for_hooks(*pair) for pair in pairs]
+            by_leaf = [*gradients.carry, *gradients.xs, *gradients.captured]
+            check_unconnected(leaves, by_leaf, self.unconnected)
+            # The input that stands for sharded parameters was added after the first sweep, which does not know it.
+            return [_for_hooks(*pair) for pair in zip_longest(leaves, by_leaf)]
 
 
 def _for_hooks(leaf: Leaf, gradient: Tensor | None) -> Tensor | None:
@@ -244,7 +265,8 @@ class LoopBackward(torch.autograd.Function):
         from remat.frameworks.torch.second_order import double_backward
 
         args, states = _saved(ctx), ctx.call.step.replayable_states
-        with preserved_state(states, ctx.call.initial_states):  # its loops run the steps again
+        unfrozen = ctx.call.as_not_frozen(args[: ctx.count])
+        with preserved_state(states, ctx.call.initial_states), unfrozen:  # its loops run the steps again
             return None, None, *double_backward(ctx.call, args[: ctx.count], args[ctx.count :], cotangents)
 
     @staticmethod

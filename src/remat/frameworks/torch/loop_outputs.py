@@ -42,8 +42,9 @@ class LoopOutputs:
                 leaf = leaf.detach()  # it may be a constant of the user's, which must not become part of a graph
             leaves.append(leaf)
             occupied.add(memory)
+        at_end = backend.flow.active_at_end(runner.outputs_written, activity.carry)
         carry_active = [
-            active and leaf_ops.is_differentiable(leaf) for active, leaf in zip(activity.carry, leaves, strict=True)
+            active and leaf_ops.is_differentiable(leaf) for active, leaf in zip(at_end, leaves, strict=True)
         ]
         all_leaves = [*leaves, *runner.outputs.leaves]
         numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in all_leaves]

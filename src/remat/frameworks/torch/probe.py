@@ -49,6 +49,7 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     roots, rows = list(map(_edge, tape.carry_in)), set(map(_edge, (root for row in tape.xs for root in row)))
     external = {edge: is_leaf for edges in dependencies for edge, is_leaf in edges.items()}
     captured = {edge: is_leaf for edge, is_leaf in external.items() if edge not in roots and edge not in rows}
+    reached = tape.take_reached(dict(external))[1:]
     # What is neither carry nor x was there before the loop: a captured tensor, found by the search or not.
     inputs.admit(captured, "the first step")
     at_first = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves[: len(roots)]]
@@ -59,7 +60,7 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     aliases = _aliases(carry_out, ys)
     activity = Activity(tuple(active), call.activity.xs, tuple(active_ys), aliases, tuple(at_first))
     carry, y = _without_inactive(backend.runner, carry_out, ys, activity)
-    return FirstStep(tape, carry, y, recorded.tape_bytes, recorded.allocated, activity, inputs, fsdp_modules)
+    return FirstStep(tape, carry, y, recorded.tape_bytes, recorded.allocated, activity, inputs, reached, fsdp_modules)
 
 
 def _without_inactive(

@@ -182,7 +182,7 @@ def _run(
     call = replace(call, first_step=first_step)
     del first_step
     try:
-        tensors, found = call.sweep_and_learn([*init, *xs])
+        tensors, leaves, found = call.sweep_and_learn([*init, *xs])
     except InfeasibleError:  # the first step was run: the next try, with a larger budget, is to begin as this one
         _rewind(call.replay)
         raise
@@ -198,7 +198,7 @@ def _run(
         call = replace(call, capture_ids=[*call.capture_ids, -1], rebound=[*call.rebound, False])
     swept = list(tensors)
     del tensors
-    return run(call, [*init, *xs, *used], swept)
+    return run(call, [*leaves, *used], swept)
 
 
 def _rewind(replay: StateReplay | None) -> None:

@@ -88,12 +88,22 @@ class Tape:
 
     def used_inputs(self, stops: Collection[Edge] = ()) -> dict[Edge, bool]:
         """The edges by which its graph reaches what is neither its carry nor its inputs."""
-        outside = self.look_at_graph(stops=stops)
-        for root in (*self.carry_in, *self.inactive, *(root for row in self.xs for root in row)):
-            if root is not None:
-                edge = gradient_edge(root)
-                outside.pop((edge.node, edge.output_nr), None)
-        return outside
+        return self.take_reached(self.look_at_graph(stops=stops))[0]
+
+    def take_reached(self, outside: dict[Edge, bool]) -> tuple[dict[Edge, bool], list[bool], list[bool]]:
+        """These edges without those of its carry and inputs; and which leaves of carry and inputs are among them."""
+
+        def take(root: Tensor | None) -> bool:
+            if root is None:
+                return False
+            edge = gradient_edge(root)
+            return outside.pop((edge.node, edge.output_nr), None) is not None
+
+        carry = [take(root) for root in self.carry_in]
+        rows = [[take(root) for root in row] for row in self.xs]
+        for root in self.inactive:
+            take(root)
+        return outside, carry, [any(column) for column in zip(*rows, strict=True)]
 
 
 def requiring_grad(roots: Sequence[Leaf]) -> list[Tensor | None]:
@@ -184,8 +194,10 @@ def tape_vjp(edges: OutputEdges, tape: Tape, stops: Stops | None = None) -> list
     blocked = () if stops is None else stops.blocked
     # A blocked node is visited, and would be freed; the caller's backward has yet to go through it.
     keep = bool(blocked) or None
+    # Edges instead of tensors: with these, torch.autograd.grad would leave a TorchFunctionMode that is active here.
+    ends = [gradient_edge(leaf) for leaf in leaves]
     with hooks_suspended(tape.captured), gradients_blocked(blocked):
-        gradients = iter(torch.autograd.grad(edges.edges, leaves, edges.cotangents, keep, allow_unused=True))
+        gradients = iter(torch.autograd.grad(edges.edges, ends, edges.cotangents, keep, allow_unused=True))
     edges.clear()  # the tape is the last to refer to its graph
     return [None if root is None else next(gradients) for root in roots]
 
