@@ -162,7 +162,7 @@ class Interpreter(Generic[B]):
             self.play(self._rest)
         finally:
             self.replay.restore(self._outside)
-            self.replay.settle()
+            self.replay.settle(contents=False)
         if self.determinism is not None:
             self.determinism.finish(self._fingerprinted)
         unfinished_fact = unfinished(self.machine)
@@ -251,11 +251,13 @@ class Interpreter(Generic[B]):
         self._tape_ends.pop(op.stop, None)
         # What a pullback runs of the user's (hooks, rules of derivatives) is no recomputation: it draws numbers and
         # writes logs where the program goes on from.
+        self.replay.settle(contents=True)
         inside = None if self._outside is None else self.replay.exchange(self._outside)
         try:
             self._gradients.append(self.backend.pull_back(self.tapes.pop((op.start, op.stop)), self._gradients.pop()))
         finally:
             self._outside = None if inside is None else self.replay.exchange(inside)
+            self._outside = self.replay.take_contents(self._outside)
         self.done += op.stop - op.start
 
     def _keep(self, op: Keep) -> None:

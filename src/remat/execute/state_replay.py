@@ -47,16 +47,37 @@ class StateReplay:
             if getattr(state, "is_read", False) and state.version() != version:
                 self.used_flags[k] = True
 
-    def settle(self) -> None:
+    def settle(self, *, contents: bool) -> None:
         """Put back what was not seen to change, and has changed since: it had returned to its initial state.
 
-        A flag that two steps flip, or an average that comes out the same, is another one between them. Called after a
-        reverse sweep that began with `note_later_changes`.
+        A flag that two steps flip, or an average that comes out the same, is another one between them. With `contents`
+        those of containers, which hooks write into, too: before each pullback. Without, all others: after the last one.
         """
-        rows = zip(self.replayable_states, self.used_flags, self._versions, self.initial, strict=True)
-        for state, used, version, initial in rows:
-            if not used and getattr(state, "is_read", False) and state.version() != version:
-                state.set(initial)
+        for k in self._read_unseen(contents):
+            self.replayable_states[k].set(self.initial[k])
+
+    def take_contents(self, outside: Any) -> Any:
+        """Count contents as used that a pullback has changed, and put them back; `outside`, a snapshot, has them then.
+
+        Such are the logs of hooks, which are to stay when the reverse sweep is over.
+        """
+        for k in self._read_unseen(contents=True):
+            outside = outside or [None] * len(self.initial)
+            outside[k], self.used_flags[k] = self.replayable_states[k].get(), True
+            self.replayable_states[k].set(self.initial[k])
+        return outside
+
+    def _read_unseen(self, contents: bool) -> list[int]:
+        """The indices of states that steps may read, that were not seen to change and are other than at first."""
+        rows = enumerate(zip(self.replayable_states, self.used_flags, self._versions, strict=True))
+        return [
+            k
+            for k, (state, used, version) in rows
+            if not used
+            and isinstance(state, PythonState) == contents
+            and getattr(state, "is_read", False)
+            and state.version() != version
+        ]
 
     def initial_of_read(self) -> list[Any]:
         """The initial states of what the steps have changed or may have read, to repeat them later; None for others."""
