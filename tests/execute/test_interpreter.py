@@ -58,6 +58,9 @@ class Numbers:
     def copy(self, state):
         return Number(state.value)
 
+    def seal(self, state):
+        return None
+
     def size(self, value):
         return 8 * len(value) if isinstance(value, list) else 8
 

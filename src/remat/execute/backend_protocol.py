@@ -31,6 +31,10 @@ class Backend(Protocol):
         """A private copy of a state, which no step can write into."""
         ...
 
+    def seal(self, state: Any) -> Any:
+        """What tells whether a kept state was written into: a value that is another one then."""
+        ...
+
 
 class ObservableBackend(Backend, Protocol):
     """A backend whose memory use can be measured, for profiles and for measuring the cost of a step."""

@@ -95,6 +95,7 @@ class Interpreter(Generic[B]):
         self.done = 0  # units that were run or pulled back, for progress
         self._tape_ends: dict[int, tuple[Any, Any]] = {}  # by number: a state that a tape keeps, and its rng state
         self._rng: dict[tuple[int, str], Any] = {}  # by number and level: the rng state at a kept state
+        self._seals: dict[tuple[int, str], Any] = {}  # by number and level: of kept states that others may write into
         self._fetched: tuple[int, Any] = (-1, None)  # the number of the last fetched state, and its rng state
         self._rest: Iterator[Op] = iter(())  # the ops after the turn
         self._outside: Any = None  # the states that the program goes on from after the reverse sweep, if any is used
@@ -270,18 +271,29 @@ class Interpreter(Generic[B]):
         may_be_used = op.state > 0 and (first_sweep or self.replay.used)
         self.stores[op.level].put(op.state, self._working[0])
         self._rng[op.state, op.level] = self.replay.snapshot() if may_be_used else self.replay.initial
+        self._seals[op.state, op.level] = self.backend.seal(self._working[0])
 
     def _fetch(self, op: Fetch) -> None:
         if op.level == TAPE:
             state, rng = self._tape_ends[op.state]
         else:
-            state, rng = self.stores[op.level].get(op.state), self._rng[op.state, op.level]
+            state, rng = self._kept(op.state, op.level), self._rng[op.state, op.level]
         self.replay.restore(rng)
         self._working, self._fetched = [state], (op.state, rng)
 
+    def _kept(self, number: int, level: str) -> Any:
+        """A kept state; one that is an output, and was written into, is computed again from the one before it."""
+        state = self.stores[level].get(number)
+        if self.backend.seal(state) == self._seals[number, level]:
+            return state
+        before = max(key for key in self._rng if key[0] < number)  # state 0 is an input, and never an output
+        state = self.backend.copy(self._kept(*before))
+        self.replay.restore(self._rng[before])
+        return self.backend.advance(state, before[0], number)
+
     def _drop(self, op: Drop) -> None:
         self.stores[op.level].drop(op.state)
-        del self._rng[op.state, op.level]
+        del self._rng[op.state, op.level], self._seals[op.state, op.level]
 
     def _turn(self, op: Turn) -> None:
         self.replay.snapshot()  # for its side effect: `replay.used` now says whether the first sweep used a generator

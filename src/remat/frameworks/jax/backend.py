@@ -140,6 +140,9 @@ class JaxBackend:
         """The state, which is not donated from now on."""
         return State(state.leaves, kept=True)
 
+    def seal(self, state: State) -> None:
+        """Nothing: nobody writes into kept states, as arrays of JAX are immutable."""
+
     def size(self, value: PyTree) -> int:
         """Bytes of a state, a tape or a cotangent."""
         return sum(nbytes(leaf) for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype"))

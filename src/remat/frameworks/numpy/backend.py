@@ -130,6 +130,10 @@ class NumpyBackend(ABC):
         leaves, frozen_copy = runner.tree.flatten_like(state, "carry"), copier(writable=False)
         return runner.tree.unflatten([rows[id(leaf)] if id(leaf) in rows else frozen_copy(leaf) for leaf in leaves])
 
+    def seal(self, state: PyTree) -> tuple[()]:
+        """Nothing: nobody writes into kept states, since boxed outputs cannot be written into."""
+        return ()
+
     def _rows_of_last_output(self) -> dict[int, Leaf]:
         """By the id of an array that the last step returned as output: the row that holds it."""
         runner, outputs = self.runner, self.runner.outputs

@@ -3,6 +3,7 @@
 | file | contents |
 |---|---|
 | `scan.py` | the entry points `scan` and `while_loop`: users' values to flat leaves and back |
+| `kept_rows.py` | kept states in the memory of outputs |
 | `output_rows.py` | outputs with the initial value before them, or row by row, without a copy |
 | `probe.py`, `first_step.py` | the first step, recorded, and what it shows: captured tensors, active leaves |
 | `activity.py` | which leaves depend on something that requires a gradient, found out step by step |

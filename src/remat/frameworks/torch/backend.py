@@ -29,12 +29,8 @@ from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_
 from remat.frameworks.torch.inner_gradients import GradModeTrial
 from remat.frameworks.torch.input_memory import in_memory
 from remat.frameworks.torch.input_versions import InputVersions, step_mutation_error
-from remat.frameworks.torch.leaves import (
-    copy_tensor,
-    detached,
-    nbytes,
-    require_grad_roots,
-)
+from remat.frameworks.torch.kept_rows import KeptRows
+from remat.frameworks.torch.leaves import detached, nbytes, require_grad_roots
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.meter import allocations, meter_for
 from remat.frameworks.torch.saved_bytes import saved_bytes
@@ -70,6 +66,7 @@ class TorchBackend(ComparedResults):
     ) -> None:
         super().__init__(runner)
         self.step, self.inputs, self.tracker = step, inputs, tracker
+        self._kept_rows = KeptRows(runner, enabled=not step.under_functorch)
         self.replayable_states: Sequence[ReplayableState] = step.replayable_states
         self.output_bytes = 0  # bytes of the outputs, once they are released
         self._first_step, self._fsdp_modules = first_step, fsdp_modules
@@ -329,8 +326,12 @@ class TorchBackend(ComparedResults):
         self.output_bytes = sum(map(nbytes, self.runner.outputs.take_leaves()))
 
     def copy(self, state: Any) -> Any:
-        """A private copy of a carry."""
-        return self.runner.tree.map(copy_tensor, state)
+        """A private copy of a carry; of one that is an output, its row."""
+        return self._kept_rows.copy(state)
+
+    def seal(self, state: Any) -> Sequence[object]:
+        """A value that is another one when somebody has written into a kept state; empty if nobody else has it."""
+        return self._kept_rows.seal(state)
 
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""

@@ -30,9 +30,12 @@ class LoopOutputs:
 
     @classmethod
     def of(cls, backend: TorchBackend, carry: Any, inputs: Sequence[Any]) -> "tuple[LoopOutputs, tuple[Tensor, ...]]":
-        """The results of a loop that has run, and their tensors; a carry leaf in the memory of an input is cloned."""
+        """The results of a loop that has run, and their tensors.
+
+        A carry leaf in the memory of an input is cloned, and one in that of an output, which is a kept state.
+        """
         runner, activity = backend.runner, backend.close()
-        occupied = {_memory(leaf) for leaf in inputs}
+        occupied = {_memory(leaf) for leaf in (*inputs, *runner.outputs.leaves)}
         leaves = []
         for leaf in runner.tree.flatten_like(carry, "carry"):
             memory = _memory(leaf)

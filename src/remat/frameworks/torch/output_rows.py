@@ -18,7 +18,7 @@ from torch import Tensor
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
 from remat.pytree import Leaf
 
-__all__ = ["prepend", "separate"]
+__all__ = ["on_storage_of", "prepend", "separate"]
 
 
 def prepend(first: Leaf, rows: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ def _is_plain(rows: Tensor) -> bool:
     return type(rows) is Tensor and rows.is_contiguous() and not in_transform() and not in_forward_mode()
 
 
-def _on_storage_of(rows: Tensor, offset: int, shape: tuple[int, ...]) -> Tensor:
+def on_storage_of(rows: Tensor, offset: int, shape: tuple[int, ...]) -> Tensor:
     """A tensor on the same storage. It is no view for autograd: its version counter is its own."""
     tensor: Tensor = torch.empty(0, dtype=rows.dtype, device=rows.device)
     tensor.set_(rows.untyped_storage(), offset, shape)  # type: ignore[call-overload]
@@ -63,7 +63,7 @@ class _PutFirst(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, first: Tensor, rows: Tensor) -> Tensor:
         """The tensor of all rows. It is no view of `rows`, which nobody else has."""
-        whole = _on_storage_of(rows, 0, (len(rows) + 1, *rows.shape[1:]))
+        whole = on_storage_of(rows, 0, (len(rows) + 1, *rows.shape[1:]))
         whole[0] = first  # in the version counter of `whole` alone: to autograd `rows` has not changed
         return whole
 
@@ -83,7 +83,7 @@ class _Separate(torch.autograd.Function):
         ctx.like = rows.shape, rows.dtype, rows.device
         size = rows.numel() // max(1, len(rows))
         return tuple(
-            _on_storage_of(rows, int(rows.storage_offset()) + i * size, rows.shape[1:]) for i in range(len(rows))
+            on_storage_of(rows, int(rows.storage_offset()) + i * size, rows.shape[1:]) for i in range(len(rows))
         )
 
     @staticmethod

@@ -1,0 +1,94 @@
+"""Kept states in the memory of the outputs: a carry that its step also returns as output is not held twice.
+
+The rule: the copy of such a leaf is its row among the stacked outputs, as a tensor with a version counter of its own.
+The outputs are the caller's, who may write into them before the backward. So each such state has a seal, the checksum
+of its bits, and one whose seal is broken is computed again from the state that is kept before it (`Interpreter`).
+
+What it can miss: nothing that one number of a row shows; other changes with a probability of 2**-64. Not used for
+devices other than the CPU, subclasses of Tensor and torch.func, where leaves are copied.
+
+Cost: 1 ns a number when a state is kept and when it is fetched, instead of its memory.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remat.frameworks.torch.leaves import copy_tensor
+from remat.frameworks.torch.output_rows import on_storage_of
+from remat.loops.step_runner import StepRunner
+from remat.pytree import Leaf, PyTree
+
+__all__ = ["KeptRows"]
+
+WIDTH = 4096  # numbers that have different weights
+
+
+class KeptRows:
+    """The copies of carries of one runner, in rows of its outputs where they are these and it is `enabled`."""
+
+    def __init__(self, runner: StepRunner, *, enabled: bool) -> None:
+        self._runner, self._enabled = runner, enabled
+        # Addresses of outputs that kept states are rows of; a freed one may be used again by states that are kept later.
+        self._outputs: set[int] = set()
+
+    def copy(self, state: PyTree) -> PyTree:
+        """A copy of the carry after the last step, which no step can write into."""
+        runner, rows = self._runner, self._rows_of_last_output() if self._enabled else {}
+        leaves = []
+        for leaf in runner.tree.flatten_like(state, "carry"):
+            row = rows.get(_place(leaf)) if rows and type(leaf) is Tensor else None
+            if row is not None:
+                self._outputs.add(_address(row))
+            leaves.append(copy_tensor(leaf) if row is None else row)
+        return runner.tree.unflatten(leaves)
+
+    def _rows_of_last_output(self) -> dict[tuple[object, ...], Tensor]:
+        """By the place of a tensor that the last step returned as output: the row that holds it."""
+        runner, outputs = self._runner, self._runner.outputs
+        i = runner.current_step
+        row = outputs.row_of(i)
+        # A step that runs again writes no row, and after the first sweep the outputs belong to the caller.
+        if row is None or outputs.tree is None or not outputs.leaves or i != runner.outputs_written - 1:
+            return {}
+        rows = {}
+        for leaf, stacked in zip(outputs.tree.flatten_like(runner.last_output, "y"), outputs.leaves, strict=True):
+            if type(leaf) is type(stacked) is Tensor and leaf.device.type == "cpu" and leaf.dtype is stacked.dtype:
+                offset = int(stacked.storage_offset()) + row * leaf.numel()
+                rows[_place(leaf)] = on_storage_of(stacked, offset, leaf.shape)
+        return rows
+
+    def seal(self, state: PyTree) -> Sequence[object]:
+        """A value that is another one when somebody has written into a kept state; empty if nobody else has it."""
+        if not self._outputs:
+            return ()
+        leaves = self._runner.tree.flatten_like(state, "carry")
+        shared = (leaf for leaf in leaves if isinstance(leaf, Tensor) and _address(leaf) in self._outputs)
+        return tuple(map(_checksum, shared))
+
+
+def _address(leaf: Tensor) -> int:
+    return leaf.untyped_storage().data_ptr()
+
+
+def _place(leaf: Leaf) -> tuple[object, ...]:
+    """Where a tensor is in memory, and how it is read."""
+    return leaf.data_ptr(), tuple(leaf.shape), leaf.stride(), leaf.dtype
+
+
+def _checksum(row: Tensor) -> tuple[object, ...]:
+    """Sums of the bits of a row: a matrix-vector product and the rest, with odd weights, so that any change counts."""
+    bits = row.detach().reshape(-1).view(torch.uint8).numpy()
+    whole = len(bits) // 8 * 8
+    numbers = bits[:whole].view(np.int64)
+    count = len(numbers) // WIDTH * WIDTH
+    sums = numbers[:count].reshape(-1, WIDTH) @ _weights()
+    return sums.tobytes(), int(numbers[count:] @ _weights()[: len(numbers) - count]), bits[whole:].tobytes()
+
+
+@cache
+def _weights() -> np.ndarray:
+    return np.random.default_rng(0).integers(-(2**62), 2**62, WIDTH) | 1

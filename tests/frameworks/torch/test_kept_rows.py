@@ -1,0 +1,91 @@
+"""Kept states that are rows of the outputs: not held twice, and computed again if the caller writes into these."""
+
+import pytest
+import torch
+
+import remat
+from remat.frameworks.torch.meter import StorageMeter
+
+STEPS, DOUBLE = 40, torch.float64
+
+
+@pytest.fixture
+def values():
+    torch.manual_seed(0)
+    return [torch.randn(*shape, dtype=DOUBLE).div(3).requires_grad_() for shape in ((8, 8), (3, 8))]
+
+
+def noisy(h, w):
+    return torch.tanh(h @ w + 0.1) + 0.1 * torch.rand(3, 8, dtype=DOUBLE)
+
+
+def plain(w, h):
+    torch.manual_seed(5)
+    for _ in range(STEPS):
+        h = noisy(h, w)
+    return h
+
+
+def write_without_grad(states):
+    with torch.no_grad():
+        for state in states[1:4]:
+            state.zero_()
+
+
+def write_with_grad(states):
+    for state in states:
+        state.add_(1.0)
+
+
+def write_unseen_by_autograd(states):
+    for state in states:
+        state.data[0, 0] += 1e-14
+
+
+@pytest.mark.parametrize("count", [None, 5])
+@pytest.mark.parametrize("write", [write_without_grad, write_with_grad, write_unseen_by_autograd])
+def test_returned_states_may_be_written_into_before_the_backward(values, write, count):
+    w, h = values
+    expected = torch.autograd.grad(plain(w, h).sum(), (w, h))
+    torch.manual_seed(5)
+    final, states = remat.checkpointed_loop(lambda h: noisy(h, w), h, STEPS, count)
+    write([states[position] for position in sorted(states)])
+    assert all(map(torch.equal, torch.autograd.grad(final.sum(), (w, h)), expected))
+
+
+def test_so_may_the_outputs_of_a_scan(values):
+    w, h = values
+    expected = torch.autograd.grad(plain(w, h).sum(), (w, h))
+    torch.manual_seed(5)
+    final, states = remat.scan(lambda h, _: (noisy(h, w),) * 2, h, None, length=STEPS, slots=5)
+    with torch.no_grad():
+        states[3:30] *= 2
+    assert all(map(torch.equal, torch.autograd.grad(final.sum(), (w, h)), expected))
+
+
+def test_a_carry_that_is_handed_on_shares_no_memory_with_the_outputs(values):
+    w, h = values
+
+    def step(carry, _):
+        return (noisy(carry[0], w), carry[1]), carry[1]
+
+    (_, last), outputs = remat.scan(step, (h, h * 2.0), None, length=STEPS, slots=5)
+    assert last.untyped_storage().data_ptr() != outputs.untyped_storage().data_ptr()
+
+
+def test_kept_states_take_no_memory_beside_the_outputs(values):
+    w, h = values
+
+    def peak(returned):
+        def step(h, _):
+            h = torch.tanh(h @ w)
+            return h, h if returned else h * 1.0
+
+        meter = StorageMeter()
+        with meter:
+            final, states = remat.scan(step, h, None, length=STEPS, slots=STEPS // 2)
+            torch.autograd.grad(final.sum(), (w, h))
+        del states
+        return meter.peak()
+
+    assert peak(returned=True) < peak(returned=False) - (STEPS // 2 - 4) * h.nbytes
