@@ -68,7 +68,7 @@ def test_the_program_and_its_memory_do_not_know_the_number_of_steps():
 
     def big(most):
         def run(h):
-            return jnp.sum(remat.while_loop(lambda h: h[0, 0] < 1e3, lambda h: h * 1.1, h, slots=8, max_steps=most))
+            return jnp.sum(remat.while_loop(lambda h: h[0, 0] < 1e3, lambda h: h + h**2, h, slots=8, max_steps=most))
 
         h = jax.ShapeDtypeStruct((128, 64), float)
         return jax.jit(jax.grad(run)).lower(h).compile().memory_analysis().temp_size_in_bytes

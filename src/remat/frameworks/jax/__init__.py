@@ -16,6 +16,8 @@
 | `linearizations.py` | forward-with-residuals and VJP as differentiable functions, plain and batched |
 | `primitives.py` | the two primitives of JAX behind them |
 | `avals.py` | avals, flags, and all that JAX does not document |
+| `propagation.py` | what reaches the results of a program: a batch, tangents, arguments |
+| `identities.py` | identities that note what a transformation does, or refuse reverse mode |
 | `cache_key.py` | when two programs are the same one |
 | `measure.py` | bytes of a step, from its avals |
 | `planning.py` | plans for loops inside jit |

@@ -7,7 +7,7 @@
 | flags | `select`, `merge`: one bool for each array of a list says which ones are meant |
 | batches | `BatchAxis`: the axis that vmap adds |
 
-This file and `primitives.py` are the only ones that use undocumented parts of JAX, so that a new release is one diff;
+This file, `identities.py` and `primitives.py` are the only ones that use undocumented parts of JAX;
 `tests/frameworks/jax/test_private_api.py` names each of them, and says so if one is gone.
 """
 
@@ -23,11 +23,20 @@ from jax import lax
 # checked with JAX 0.10.2 and in the sources of 0.11.1, where ClosedJaxpr is another name of Jaxpr.
 # AbstractValue and Tracer are the types of avals and of traced arrays. The names of jax.extend.core make programs data
 # and avals with one axis more or less (mapped_aval since 0.9, the others since 0.4.28); dce_jaxpr, since 0.4.27, gives
-# a step without its residuals.
+# a step without its residuals. JaxprTracer is the type of tangents while a function is linearized.
 from jax.core import AbstractValue, Tracer
+from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, mapped_aval, unmapped_aval
-from jax.extend.core.primitives import custom_jvp_call_p, custom_lin_p, custom_vjp_call_p
-from jax.interpreters.partial_eval import dce_jaxpr
+from jax.extend.core.primitives import (
+    closed_call_p,
+    custom_jvp_call_p,
+    custom_lin_p,
+    custom_vjp_call_p,
+    jit_p,
+    remat_p,
+    rng_uniform_p,
+)
+from jax.interpreters.partial_eval import JaxprTracer, dce_jaxpr
 from jax.sharding import reshard
 
 from remat.pytree import PyTree
@@ -43,24 +52,42 @@ __all__ = [
     "Tracer",
     "aval_of",
     "behind_barrier",
+    "called_program",
     "differentiable",
-    "first_outputs",
     "have_distinct_buffers",
     "in_axes_of",
     "innermost_trace",
+    "inputs_needed",
     "is_custom_rule",
+    "is_linearized",
+    "is_ref",
+    "is_symbolic",
     "is_tracing",
+    "jax_checkpoint",
     "jaxpr_as_fun",
+    "lax_fori_loop",
+    "lax_scan",
+    "lax_while_loop",
     "merge",
     "nbytes",
     "primitive_and_context",
+    "register_checks",
     "row_aval",
     "select",
     "stacked_aval",
     "trace_of",
+    "unrepeatable",
     "vary_like",
+    "without_unused",
     "zeros_like_aval",
 ]
+
+# JAX's own loops, as they are: a program may exchange those of jax.lax for ours, which must not call themselves then.
+_loops = sys.modules.get("jax._src.lax.control_flow.loops")
+lax_scan: Callable[..., Any] = getattr(_loops, "scan", lax.scan)
+lax_fori_loop: Callable[..., Any] = getattr(_loops, "fori_loop", lax.fori_loop)
+lax_while_loop: Callable[..., Any] = getattr(_loops, "while_loop", lax.while_loop)
+jax_checkpoint: Callable[..., Any] = getattr(sys.modules.get("jax._src.ad_checkpoint"), "checkpoint", jax.checkpoint)
 
 Array = jax.Array  # concrete or traced
 Aval = Any  # AbstractValue declares neither shape nor dtype
@@ -69,6 +96,8 @@ T = TypeVar("T")
 
 # Calls of functions with derivatives of the user's own. `custom_lin` is what jax.jvp makes of a custom_vjp function.
 _CUSTOM_RULES = frozenset({custom_jvp_call_p, custom_vjp_call_p, custom_lin_p})
+# Calls that compute what the called program says, and whose derivatives are those of the program.
+_PLAIN_CALLS = frozenset({jit_p, remat_p, closed_call_p})
 
 
 def is_tracing() -> bool:
@@ -97,17 +126,77 @@ def is_custom_rule(eqn: Any) -> bool:
     return eqn.primitive in _CUSTOM_RULES
 
 
+def called_program(eqn: Any) -> Any | None:
+    """The jaxpr that an equation calls as it is, such as that of jit or checkpoint; None for other equations."""
+    if eqn.primitive not in _PLAIN_CALLS:
+        return None
+    inner = eqn.params["jaxpr"] if "jaxpr" in eqn.params else eqn.params["call_jaxpr"]
+    inner = getattr(inner, "jaxpr", inner)
+    return None if inner.constvars or len(inner.invars) != len(eqn.invars) else inner
+
+
+def is_ref(value: PyTree) -> bool:
+    """Whether a value, or a variable of a jaxpr, is a mutable array (jax.new_ref)."""
+    # AbstractRef is private, and the only aval with an `inner_aval` that is a value of its own.
+    aval = getattr(value, "aval", None)
+    if aval is None:
+        aval = value if isinstance(value, AbstractValue) else None
+    return type(aval).__name__ == "AbstractRef"
+
+
+def is_linearized(tangent: PyTree) -> bool:
+    """Whether a tangent is an unknown one: the function is linearized, for reverse mode or by jax.linearize."""
+    return isinstance(tangent, JaxprTracer)
+
+
+def unrepeatable(program: ClosedJaxpr) -> str | None:
+    """What a program does that another run of it would not repeat, in words; None if nothing."""
+    # What jax.checkpoint allows is private, and so are the names of effects. Debug prints and checks may be repeated.
+    allowed = getattr(sys.modules.get("jax._src.effects"), "remat_allowed_effects", None)
+    for effect in program.effects:
+        name = type(effect).__name__
+        if name in ("ReadEffect", "WriteEffect", "AccumEffect"):
+            return "it reads or writes a mutable array (jax.new_ref) that it closes over"
+        if allowed is not None and not allowed.contains(effect):
+            what = "a callback" if "IO" in name or "Callback" in name else "an operation"
+            return f"it has a side effect, that of {what} ({name})"
+    return "it draws from lax.rng_uniform, which has a state of its own" if _draws(program) else None
+
+
+def _draws(value: PyTree) -> bool:
+    """Whether a program, or a parameter of an operation, calls a generator with a state that nobody can set back."""
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        return any(eqn.primitive is rng_uniform_p or any(map(_draws, eqn.params.values())) for eqn in value.eqns)
+    return isinstance(value, tuple | list) and any(map(_draws, value))
+
+
+def without_unused(program: ClosedJaxpr, used: Sequence[bool], inputs: Sequence[bool] | bool = True) -> ClosedJaxpr:
+    """The program with the used results alone; inputs with a flag stay, the others only if they are needed."""
+    jaxpr, _ = dce_jaxpr(program.jaxpr, list(used), instantiate=inputs)
+    return ClosedJaxpr(jaxpr, program.consts)
+
+
+def inputs_needed(program: ClosedJaxpr, used: Sequence[bool]) -> Flags:
+    """Which inputs the used results are computed from."""
+    return tuple(dce_jaxpr(program.jaxpr, list(used))[1])
+
+
+def register_checks(primitive: Any, program_of: Callable[..., ClosedJaxpr]) -> None:
+    """Let jax.experimental.checkify check what the program of a primitive computes: `program_of(args, **params)`."""
+    # Without a rule checkify takes an operation as it is, and finds nothing in it. Its table of rules is private, and
+    # it is a module that users import or not: the rule is there once they do.
+    from jax._src import checkify
+
+    def check(error: Any, enabled_errors: Any, *args: Array, **params: Any) -> Any:
+        return checkify.checkify_jaxpr(program_of(args, **params), enabled_errors, error, *args)
+
+    checkify.error_checks[primitive] = check
+
+
 def primitive_and_context(eqn: Any) -> tuple[Any, Any]:
     """What an equation of a jaxpr applies, and under which settings: two equations that differ in these differ."""
     # `ctx` (JaxprEqnContext) is undocumented: compute type, mesh and the random number generator that were set.
     return eqn.primitive, eqn.ctx
-
-
-def first_outputs(program: ClosedJaxpr, count: int) -> ClosedJaxpr:
-    """The program with its first `count` outputs alone, without what is only needed for the others."""
-    used = [True] * count + [False] * (len(program.out_avals) - count)
-    jaxpr, _ = dce_jaxpr(program.jaxpr, used, instantiate=True)  # instantiate: unused inputs stay inputs
-    return ClosedJaxpr(jaxpr, program.consts)
 
 
 def have_distinct_buffers(arrays: Sequence[Array]) -> bool:
@@ -138,6 +227,11 @@ def stacked_aval(value: PyTree, size: int, mesh_axis: Any = None) -> Aval:
 def behind_barrier(values: Iterable[Array]) -> list[Array]:
     """The values behind lax.optimization_barrier, so that XLA does not copy constants wherever an inner loop begins."""
     return [lax.optimization_barrier(value) for value in values]
+
+
+def is_symbolic(size: object) -> bool:
+    """Whether a size is a symbolic dimension, as jax.export has them."""
+    return is_symbolic_dim(size)
 
 
 def differentiable(aval: Aval) -> bool:

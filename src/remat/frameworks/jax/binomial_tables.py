@@ -79,7 +79,8 @@ def binomial_table(chunks: int | None, slots: int) -> Ints:
     if chunks is None:
         width = 64 if slots >= 8 else 512 if slots >= 4 else 2048
     else:
-        most = repetition(chunks, slots) if slots and chunks > 1 else 1
+        # With one slot nothing is split, so no row is read: a wide one would only make the program longer.
+        most = repetition(chunks, slots) if slots > 1 and chunks > 1 else 1
         # Few widths, since each is a program of its own.
         width = next(width for width in (8, 64, 512, 4096, 1 << most.bit_length()) if width > most)
     return _binomial_table(slots, width)

@@ -13,7 +13,16 @@ from typing import Any
 import jax
 
 from remat.errors import ProblemError
-from remat.frameworks.jax.avals import Array, ClosedJaxpr, Literal, differentiable, is_tracing, jaxpr_as_fun, nbytes
+from remat.frameworks.jax.avals import (
+    Array,
+    ClosedJaxpr,
+    Literal,
+    differentiable,
+    is_tracing,
+    jax_checkpoint,
+    jaxpr_as_fun,
+    nbytes,
+)
 from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
@@ -46,7 +55,7 @@ def checkpoint(
             return fn(*args, **kwargs)
         flat = _FlatFunction(fn, name, args, kwargs)
         if options.threshold is None and not CheckpointProfiler.is_tracking():
-            return flat.build(jax.checkpoint(flat, policy=policy)(*flat.arrays))
+            return flat.build(jax_checkpoint(flat, policy=policy)(*flat.arrays))
         program = jax.make_jaxpr(flat)(*flat.arrays)  # the sizes of its outputs are needed before they are computed
         return flat.build(_checkpoint_above(options.threshold, program, flat.arrays, policy))
 
@@ -88,7 +97,7 @@ def _checkpoint_above(threshold: int | None, program: ClosedJaxpr, args: list[Ar
         return run(consts, *args)
     if CheckpointProfiler.is_tracking() and any(map(differentiable, [*map(jax.typeof, consts), *program.in_avals])):
         CheckpointProfiler.note(_residual_bytes(run, consts, args, len(program.out_avals)))
-    return jax.checkpoint(run, policy=policy)(consts, *args)  # type: ignore[no-any-return]
+    return jax_checkpoint(run, policy=policy)(consts, *args)  # type: ignore[no-any-return]
 
 
 def _residual_bytes(run: Callable[..., Any], consts: list[Array], args: list[Array], n_outputs: int) -> int:

@@ -13,9 +13,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Array, Flags, select, zeros_like_aval
+from remat.frameworks.jax.avals import (
+    Array,
+    Flags,
+    lax_fori_loop,
+    lax_scan,
+    select,
+    zeros_like_aval,
+)
 from remat.frameworks.jax.differentiable import Arrays
-from remat.frameworks.jax.residuals import Residuals, StepVJP
+from remat.frameworks.jax.residuals import RecomputedStep, Residuals, StepVJP
 from remat.pytree import PyTree
 
 __all__ = ["ChunkedSteps", "Grads", "unroll_factor"]
@@ -41,7 +48,9 @@ class Grads(NamedTuple):
 class ChunkedSteps:
     """The steps of a loop in chunks of `chunk` steps; the first one has `first_chunk` steps, unless that is 0."""
 
-    def __init__(self, step_vjp: StepVJP, consts: Arrays, xs: Arrays, chunk: int = 1, first_chunk: int = 0) -> None:
+    def __init__(
+        self, step_vjp: StepVJP | RecomputedStep, consts: Arrays, xs: Arrays, chunk: int = 1, first_chunk: int = 0
+    ) -> None:
         self.step_vjp, self.step, self.consts, self.xs = step_vjp, step_vjp.forward, list(consts), list(xs)
         self.chunk, self.first_chunk = chunk, first_chunk
 
@@ -72,9 +81,9 @@ class ChunkedSteps:
         results = list(carry), list(ys or ())
         if self.first_chunk:  # another length is another program: a loop of no or one iteration chooses
             times = ((start == 0) & (stop > 0)).astype(jnp.int32)
-            results = lax.fori_loop(0, times, over(lambda _: 0, self.first_chunk), results)
+            results = lax_fori_loop(0, times, over(lambda _: 0, self.first_chunk), results)
             start = jnp.maximum(start, 1)
-        after: tuple[list[Array], list[Array]] = lax.fori_loop(start, stop, over(self.first_step, self.chunk), results)
+        after: tuple[list[Array], list[Array]] = lax_fori_loop(start, stop, over(self.first_step, self.chunk), results)
         return after
 
     def advance_one(self, carry: Arrays, i: Array) -> list[Array]:
@@ -106,7 +115,7 @@ class ChunkedSteps:
 
         `nonzero` says which active outputs have cotangents in `y_bars`, with a row for each step of the loop.
         """
-        avals = select(self.step_vjp.activity.ys, self.step.y_avals)
+        avals = select(self.step_vjp.activity.ys, self.step_vjp.y_avals)
 
         def step_back(grads: Grads, row: PyTree) -> PyTree:
             i, per_step = row
@@ -138,7 +147,7 @@ def _loop(step: Any, carry: PyTree, rows: PyTree, start: ArrayLike, length: int,
         return step(carry, start if rows is None else (start, rows))
     numbers = start + jnp.arange(length, dtype=jnp.int32)
     xs = numbers if rows is None else (numbers, rows)
-    return lax.scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll_factor(length))
+    return lax_scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll_factor(length))
 
 
 def _rows(arrays: Arrays, i: ArrayLike) -> list[Array]:

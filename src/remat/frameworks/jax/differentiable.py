@@ -29,6 +29,7 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
+from remat.errors import StepError
 from remat.frameworks.jax.avals import Array, BatchAxis, ClosedJaxpr, Flags, aval_of
 
 __all__ = ["Arrays", "CacheKeyed", "DifferentiableFunction", "Linearization"]
@@ -95,6 +96,7 @@ class Linearization(CacheKeyed, ABC):
     extra_inputs: int = 0  # how many arrays `linearize` returns with it
     active_inputs: Flags  # the arguments that have tangents
     active_outputs: Flags  # the results that have tangents
+    error: StepError | None = None  # why it cannot be transposed, if it cannot
     algorithm: Any = None  # cache key of the choices that `differentiable_vjp` makes and `vjp` does not
     eager = False
 

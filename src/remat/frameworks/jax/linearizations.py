@@ -7,10 +7,12 @@ arguments and cotangents. So a derivative of order k needs nothing but the five 
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Array, BatchAxis, Flags, in_axes_of, merge, row_aval, select
+from remat.frameworks.jax.avals import Array, Aval, BatchAxis, Flags, aval_of, in_axes_of, merge, row_aval, select
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
+from remat.frameworks.jax.propagation import batched_results
 
 __all__ = ["VJP", "Batched", "BatchedLinearization", "ForwardWithResiduals"]
 
@@ -156,7 +158,10 @@ class _VJPLinearization(Linearization):
 
 
 class Batched(DifferentiableFunction):
-    """A function for a batch: the first axis of the flagged arguments, and of all results."""
+    """A function for a batch: the first axis of the flagged arguments, and of the results that vmap says are batched.
+
+    A result that all members share is not broadcast: random keys with a batch axis, for one, may draw other numbers.
+    """
 
     def __init__(self, function: DifferentiableFunction, axis: BatchAxis, flags: Flags) -> None:
         self.function, self.axis, self.flags = function, axis, flags
@@ -164,26 +169,57 @@ class Batched(DifferentiableFunction):
 
     def run(self, *args: Array) -> Arrays:
         """The results of all members."""
-        run = self.axis.vmap(lambda *args: list(self.function.run(*args)), tuple(in_axes_of(self.flags)))
-        return list(run(*args))
+        flags = self.batched_results(args)
+        return list(self.axis.vmap(self._member, tuple(in_axes_of(self.flags)), in_axes_of(flags))(*args))
+
+    def _member(self, *args: Array) -> list[Array]:
+        return list(self.function.run(*args))
+
+    def member_avals(self, args: Arrays) -> list[Aval]:
+        """The avals of the arguments of one member."""
+        return [row_aval(arg) if flag else aval_of(arg) for arg, flag in zip(args, self.flags, strict=True)]
+
+    def batched_results(self, args: Arrays) -> Flags:
+        """Which results are batched."""
+        return batched_results(self._member, self.axis, self.member_avals(args), self.flags)
 
     def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
         """The linearization of one member, for a batch."""
         # Planning needs the sizes of one member; its extra arrays are the same for all.
-        member = [row_aval(arg) if flag else arg for arg, flag in zip(args, self.flags, strict=True)]
-        linearization, extra = self.function.linearize(active_inputs, member)
-        return BatchedLinearization(self, linearization, self.axis, self.flags), extra
+        member = [
+            aval if flag else arg for arg, aval, flag in zip(args, self.member_avals(args), self.flags, strict=True)
+        ]
+        linearization, extra = self.function.linearize(active_inputs, member)  # type: ignore[arg-type]
+
+        def forward(*args: Array) -> list[Array]:
+            outputs, residuals = linearization.forward(args, [*map(jnp.asarray, extra)])
+            return [*outputs, *residuals]
+
+        flags = batched_results(forward, self.axis, self.member_avals(args), self.flags)
+        outputs, residuals = flags[: linearization.n_outputs], flags[linearization.n_outputs :]
+        tangents = tuple(select(active_inputs, self.flags))
+        return BatchedLinearization(self, linearization, outputs, residuals, tangents), extra
 
 
 class BatchedLinearization(Linearization):
-    """The linearization of a function for a batch; residuals, tangents and cotangents have the batch as first axis."""
+    """The linearization of a function for a batch, which is the first axis of what is batched.
 
-    def __init__(self, function: DifferentiableFunction, member: Linearization, axis: BatchAxis, flags: Flags) -> None:
-        self.function, self.member, self.axis, self.flags = function, member, axis, flags
+    `outputs` are flags of its results, `residuals` of its residuals, extra arrays excepted, and `tangents` of the
+    tangents: these may be batched where arguments are not, as in jax.jacfwd.
+    """
+
+    function: Batched
+
+    def __init__(
+        self, function: Batched, member: Linearization, outputs: Flags, residuals: Flags, tangents: Flags
+    ) -> None:
+        self.function, self.member, self.outputs, self.residuals = function, member, outputs, residuals
+        self.tangents = tangents
+        self.axis, self.flags = function.axis, function.flags
         self.n_outputs, self.extra_inputs = member.n_outputs, member.extra_inputs
         self.active_inputs, self.active_outputs = member.active_inputs, member.active_outputs
         self.algorithm = member.algorithm
-        self.key = member, axis, flags
+        self.key = function, member, outputs, residuals, tangents
 
     @property
     def forward_function(self) -> DifferentiableFunction:
@@ -193,12 +229,13 @@ class BatchedLinearization(Linearization):
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The results and residuals of all members."""
 
-        def one(*args: Array) -> tuple[list[Array], list[Array]]:
+        def one(*args: Array) -> list[Array]:
             outputs, residuals = self.member.forward(args, extra)
-            return list(outputs), list(residuals)
+            return [*outputs, *residuals]
 
-        results: tuple[Arrays, Arrays] = self.axis.vmap(one, tuple(in_axes_of(self.flags)))(*args)
-        return results
+        flags = (*self.outputs, *self.residuals)
+        results = self.axis.vmap(one, tuple(in_axes_of(self.flags)), in_axes_of(flags))(*args)
+        return results[: self.n_outputs], results[self.n_outputs :]
 
     def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
         """The tangents of all members."""
@@ -209,10 +246,9 @@ class BatchedLinearization(Linearization):
         return self._push(self.member.differentiable_jvp, args, tangents)
 
     def _push(self, jvp: Callable[..., Arrays], args: Arrays, tangents: Arrays) -> Arrays:
-        in_axes = in_axes_of(self.flags)
-        all_members = self.axis.vmap(
-            lambda args, tangents: list(jvp(args, tangents)), (in_axes, select(self.active_inputs, in_axes))
-        )
+        in_axes = in_axes_of(self.flags), in_axes_of(self.tangents)
+        out_axes = in_axes_of(select(self.active_outputs, self.outputs))
+        all_members = self.axis.vmap(lambda args, tangents: list(jvp(args, tangents)), in_axes, out_axes)
         return all_members(list(args), list(tangents))  # type: ignore[no-any-return]
 
     def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
@@ -222,8 +258,8 @@ class BatchedLinearization(Linearization):
         def one(args: Arrays, residuals: Arrays, cotangents: Arrays) -> list[Array]:
             return list(self.member.vjp(nonzero, args, [*extra, *residuals], cotangents))
 
-        all_members = self.axis.vmap(one, (in_axes_of(self.flags), 0, 0))
-        return self._sum_shared(all_members(list(args), member_residuals, list(cotangents)))
+        all_members = self.axis.vmap(one, (in_axes_of(self.flags), in_axes_of(self.residuals), 0))
+        return self._sum_shared(all_members(list(args), member_residuals, self._for_members(nonzero, cotangents)))
 
     def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
         """The cotangents of all members, summed for arguments that they share."""
@@ -231,12 +267,20 @@ class BatchedLinearization(Linearization):
             lambda args, cotangents: list(self.member.differentiable_vjp(nonzero, args, cotangents)),
             (in_axes_of(self.flags), 0),
         )
-        return self._sum_shared(all_members(list(args), list(cotangents)))
+        return self._sum_shared(all_members(list(args), self._for_members(nonzero, cotangents)))
+
+    def _for_members(self, nonzero: Flags, cotangents: Arrays) -> list[Array]:
+        """The cotangents with a batch axis: that of a result which all members share goes to the first one alone."""
+        flags = select(nonzero, select(self.active_outputs, self.outputs))
+        return [
+            bar if flag else jnp.zeros((self.axis.size, *bar.shape), bar.dtype).at[:1].set(bar)
+            for bar, flag in zip(cotangents, flags, strict=True)
+        ]
 
     def _sum_shared(self, cotangents: Arrays) -> Arrays:
-        """An argument without the batch axis is broadcast to all members; the transpose of that is a sum."""
-        flags = select(self.active_inputs, self.flags)
-        return [cotangent if flag else cotangent.sum(0) for cotangent, flag in zip(cotangents, flags, strict=True)]
+        """A tangent without the batch axis is broadcast to all members; the transpose of that is a sum."""
+        pairs = zip(cotangents, self.tangents, strict=True)
+        return [cotangent if flag else cotangent.sum(0) for cotangent, flag in pairs]
 
 
 def _tangents(function: Callable[..., Arrays], args: Arrays, tangents: Arrays) -> Arrays:

@@ -41,8 +41,11 @@ class StepSizes(NamedTuple):
 def step_sizes(step_vjp: StepVJP) -> StepSizes:
     """The sizes of a step, from its avals."""
     step, avals = step_vjp.step, step_vjp.step.avals
-    state = sum(map(nbytes, avals[step.n_consts : step.n_consts + step.n_carry]))
+    carry = avals[step.n_consts : step.n_consts + step.n_carry]
+    state = sum(map(nbytes, select(step_vjp.needed, carry)))
+    rest = sum(map(nbytes, carry)) - state  # what no residual is computed from, such as buffers
     gradient = sum(map(nbytes, select(step_vjp.activity.consts, avals[: step.n_consts])))
     # There is one state more than the slots, for those that are not kept; the carry and the cotangent are copied where
     # loops begin; and while a step is pulled back, about as many bytes as its residuals are in use on top of these.
-    return StepSizes(state, step_vjp.nbytes, 4 * state + step_vjp.nbytes + step_vjp.shared_nbytes, gradient)
+    workspace = 4 * state + 3 * rest + step_vjp.nbytes + step_vjp.shared_nbytes
+    return StepSizes(state, step_vjp.nbytes, workspace, gradient)

@@ -4,7 +4,7 @@
 |---|---|---|
 | is | a `DifferentiableFunction` that runs | a `Linearization` applied to tangents |
 | differentiated | `remat_call` of `ForwardWithResiduals`, and `remat_jvp` | its `differentiable_jvp` |
-| transposed | never: it is not linear | `remat_call` of a `VJP` |
+| transposed | the plain function, where it is linear | `remat_call` of a `VJP` |
 | batched | `remat_call` of the function for a batch | `remat_jvp` of a `BatchedLinearization` |
 
 `differentiable.py` has the diagram. The rules below are JAX's extension API for primitives (jax.interpreters), without
@@ -22,7 +22,18 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Array, BatchAxis, Flags, aval_of, jaxpr_as_fun, merge, select
+from remat.frameworks.jax.avals import (
+    Array,
+    BatchAxis,
+    Flags,
+    aval_of,
+    in_axes_of,
+    is_linearized,
+    jaxpr_as_fun,
+    merge,
+    register_checks,
+    select,
+)
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.linearizations import VJP, Batched, BatchedLinearization, ForwardWithResiduals
 
@@ -59,6 +70,8 @@ def _call_jvp(primals: Arrays, tangents: Arrays, *, function: DifferentiableFunc
     # A tangent that is known to be zero is an instance of ad.Zero, and its argument is not active.
     active_inputs = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
     linearization, extra = function.linearize(active_inputs, primals)
+    if linearization.error is not None and any(map(is_linearized, tangents)):
+        raise linearization.error  # now, and not when it is transposed: nothing has run yet
     results = call(ForwardWithResiduals(linearization), [*primals, *extra])
     outputs, residuals = results[: linearization.n_outputs], [*extra, *results[linearization.n_outputs :]]
     output_tangents = iter(
@@ -88,10 +101,24 @@ def _call_batch(
     args = _batch_first(axis, args, dims, flags)
     batched = function.batched(axis, flags, args)
     if batched is None:
-        results = call(Batched(function, axis, flags), args)
-        return results, [0] * len(results)
-    batched_function, batched_args, out_axes = batched
-    return call(batched_function, batched_args), out_axes
+        batched_function = Batched(function, axis, flags)
+        return call(batched_function, args), in_axes_of(batched_function.batched_results(args))
+    loop, loop_args, out_axes = batched
+    return call(loop, loop_args), out_axes
+
+
+def _call_transpose(cotangents: Arrays, *args: Array, function: DifferentiableFunction) -> Sequence[Any]:
+    """The transpose of a function that is linear in some arguments, such as the product with a matrix, row by row."""
+    linear = tuple(map(ad.is_undefined_primal, args))
+    avals = [arg.aval if flag else aval_of(arg) for arg, flag in zip(args, linear, strict=True)]
+    program = function.jaxpr(avals)
+
+    def of_linear(*inputs: Array) -> Arrays:
+        return list(jaxpr_as_fun(program)(*merge(linear, inputs, args)))
+
+    bars = [ad.instantiate_zeros(bar) for bar in cotangents]
+    transposed = iter(jax.linear_transpose(of_linear, *select(linear, avals))(bars))
+    return [next(transposed) if flag else None for flag in linear]
 
 
 def _batch_first(axis: BatchAxis, args: Arrays, dims: Sequence[Any], flags: Flags) -> list[Array]:
@@ -101,6 +128,7 @@ def _batch_first(axis: BatchAxis, args: Arrays, dims: Sequence[Any], flags: Flag
 
 
 ad.primitive_jvps[_call_p] = _call_jvp
+ad.primitive_transposes[_call_p] = _call_transpose
 # "Fancy" batching rules (since 0.4.36) are the ones that see the axis, and not only its size.
 batching.fancy_primitive_batchers[_call_p] = _call_batch
 mlir.register_lowering(_call_p, mlir.lower_fun(_run, multiple_results=True))
@@ -166,25 +194,22 @@ def _jvp_batch(
     axis_data: Any, args: Arrays, dims: Sequence[Any], *, linearization: Linearization, n_residuals: int
 ) -> tuple[Arrays, Sequence[Any]]:
     axis = BatchAxis.of(axis_data)
-    flags = _batched_inputs(linearization, dims, n_residuals)
-    # Extra arrays are tables that all members share; residuals and tangents are those of each member.
-    extra = linearization.extra_inputs
-    residual_flags = (False,) * extra + (True,) * (n_residuals - extra)
-    all_flags = (*flags, *residual_flags, *select(linearization.active_inputs, flags))
-    batched = BatchedLinearization(Batched(linearization.function, axis, flags), linearization, axis, flags)
-    results = _jvp_p.bind(*_batch_first(axis, args, dims, all_flags), linearization=batched, n_residuals=n_residuals)
+    count, flags = len(linearization.active_inputs), tuple(dim is not None for dim in dims)
+    extra = count + linearization.extra_inputs  # tables that all members share
+    function = Batched(linearization.function, axis, flags[:count])
+    residuals, tangents = flags[extra : count + n_residuals], flags[count + n_residuals :]
+    # A tangent may be batched though the result is not, so all of them are.
+    outputs = (True,) * linearization.n_outputs
+    batched = BatchedLinearization(function, linearization, outputs, residuals, tangents)
+    results = _jvp_p.bind(*_batch_first(axis, args, dims, flags), linearization=batched, n_residuals=n_residuals)
     return results, [0] * len(results)
-
-
-def _batched_inputs(linearization: Linearization, dims: Sequence[Any], n_residuals: int) -> Flags:
-    """Which arguments of the function are batched, or have tangents that are."""
-    count = len(linearization.active_inputs)
-    tangent_dims = merge(linearization.active_inputs, dims[count + n_residuals :], [None] * count)
-    pairs = zip(dims[:count], tangent_dims, strict=True)
-    return tuple(dim is not None or tangent_dim is not None for dim, tangent_dim in pairs)
 
 
 ad.primitive_jvps[_jvp_p] = _jvp_jvp
 ad.primitive_transposes[_jvp_p] = _jvp_transpose
 batching.fancy_primitive_batchers[_jvp_p] = _jvp_batch
 mlir.register_lowering(_jvp_p, mlir.lower_fun(_run_jvp, multiple_results=True))
+
+# jax.experimental.checkify sees what the programs of both compute.
+register_checks(_call_p, lambda args, function: function.jaxpr(args))
+register_checks(_jvp_p, lambda args, **params: jax.make_jaxpr(partial(_run_jvp, **params))(*map(aval_of, args)))

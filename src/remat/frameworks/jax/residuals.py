@@ -9,17 +9,30 @@ from these. Three kinds of residuals are told apart, because a loop stores them 
 """
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import Array, ClosedJaxpr, Flags, first_outputs, jaxpr_as_fun, merge, nbytes, select
+from remat.frameworks.jax.avals import (
+    Array,
+    Aval,
+    ClosedJaxpr,
+    Flags,
+    inputs_needed,
+    jaxpr_as_fun,
+    merge,
+    nbytes,
+    select,
+    without_unused,
+)
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
-from remat.frameworks.jax.step_jaxpr import StepJaxpr, depends_on
+from remat.frameworks.jax.propagation import depends_on, grow
+from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.pytree import PyTree
 
-__all__ = ["Activity", "Residuals", "StepVJP"]
+__all__ = ["Activity", "RecomputedStep", "Residuals", "StepVJP"]
 
 
 class Activity(NamedTuple):
@@ -73,20 +86,45 @@ class StepVJP(CacheKeyed):
     def __init__(self, step: StepJaxpr, activity: Activity) -> None:
         self.step, self.activity = step, activity
         self.key = None if step.key is None else (step, activity)
-        self._program, self._vjp_tree = _trace_vjp(step, activity)
+        self.program, self._vjp_tree = _trace_vjp(step, activity)
         n_outputs = len(step.out_avals)
-        self._input_of = _residuals_that_are_inputs(self._program, step)
+        self._input_of = _residuals_that_are_inputs(self.program, step)
         stored = [k is None for k in self._input_of]
         # Loop-invariant residuals: what depends on constants alone.
-        varies = depends_on(self._program, [False] * step.n_consts + [True] * (len(step.avals) - step.n_consts))
+        varies = depends_on(self.program, [False] * step.n_consts + [True] * (len(step.avals) - step.n_consts))
         pairs = list(zip(stored, varies[n_outputs:], strict=True))
         self._per_step = tuple(keep and changes for keep, changes in pairs)
         self._shared = tuple(keep and not changes for keep, changes in pairs)
         # The primal part of the recorded program, and not `step` itself, so that advancing and recording agree.
-        self.forward = StepJaxpr(first_outputs(self._program, n_outputs), step.n_consts, step.n_carry)
-        residual_avals = self._program.out_avals[n_outputs:]
+        residual_avals = self.program.out_avals[n_outputs:]
+        outputs_alone = [True] * n_outputs + [False] * len(residual_avals)
+        self.forward = StepJaxpr(without_unused(self.program, outputs_alone), step.n_consts, step.n_carry)
         self.per_step_avals = select(self._per_step, residual_avals)
         self.shared_avals = select(self._shared, residual_avals)
+
+    @property
+    def y_avals(self) -> list[Aval]:
+        """The avals of the step's output."""
+        return self.step.y_avals
+
+    @cached_property
+    def needed(self) -> Flags:
+        """Which leaves of the carry the residuals of this step and of later ones are computed from.
+
+        The others, such as sums and buffers that are only written to, need not be kept: they are the results of the
+        first sweep, and the reverse sweep has cotangents of them alone.
+        """
+        n, m, residuals = self.step.n_consts, self.step.n_carry, [k is None for k in self._input_of]
+
+        def results(carry: Flags) -> Flags:
+            used = [*carry, *([False] * (len(self.step.out_avals) - m)), *residuals]
+            return inputs_needed(self.program, used)[n : n + m]
+
+        return grow(results, (False,) * m)[0]
+
+    def recomputed(self, kept: Flags) -> "RecomputedStep":
+        """The step as the reverse sweep runs it again, from these leaves of a carry."""
+        return RecomputedStep(self, kept)
 
     @property
     def nbytes(self) -> int:
@@ -100,11 +138,13 @@ class StepVJP(CacheKeyed):
 
     def record(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array], Residuals]:
         """The carry after a step, its output and its residuals."""
-        results = jaxpr_as_fun(self._program)(*consts, *carry, *x)
+        results = jaxpr_as_fun(self.program)(*consts, *carry, *x)
         n_carry, n_outputs = self.step.n_carry, len(self.step.out_avals)
-        leaves = results[n_outputs:]
-        residuals = Residuals(select(self._per_step, leaves), select(self._shared, leaves))
-        return results[:n_carry], results[n_carry:n_outputs], residuals
+        return results[:n_carry], results[n_carry:n_outputs], self.residuals_of(results[n_outputs:])
+
+    def residuals_of(self, leaves: Arrays) -> Residuals:
+        """The leaves of a VJP that are stored, by kind."""
+        return Residuals(select(self._per_step, leaves), select(self._shared, leaves))
 
     def vjp(self, residuals: Residuals, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> PyTree:
         """The cotangents of the active constants, carry leaves and inputs."""
@@ -118,6 +158,28 @@ class StepVJP(CacheKeyed):
             return jax.tree.unflatten(self._vjp_tree, leaves)((list(carry_bar), list(y_bar)))
         except (ValueError, NotImplementedError) as error:  # JAX finds out in the transpose, such as for while_loop
             raise _no_derivative_error(error) from error
+
+
+class RecomputedStep(CacheKeyed):
+    """A step as the reverse sweep runs it: without outputs, and with those leaves of its carry that are kept."""
+
+    def __init__(self, step_vjp: StepVJP, kept: Flags) -> None:
+        self.full, self.activity, self.kept = step_vjp, step_vjp.activity, kept
+        self.key = step_vjp, kept
+        step, program = step_vjp.step, step_vjp.program
+        n_residuals = len(program.out_avals) - len(step.out_avals)
+        used = [*kept, *([False] * (len(step.out_avals) - step.n_carry)), *([True] * n_residuals)]
+        inputs = [*([True] * step.n_consts), *kept, *([True] * (len(step.avals) - step.n_consts - step.n_carry))]
+        self._program = without_unused(program, used, inputs)
+        carry_alone = [True] * sum(kept) + [False] * n_residuals
+        self.forward = StepJaxpr(without_unused(self._program, carry_alone), step.n_consts, sum(kept))
+        self.shared_avals, self.y_avals = step_vjp.shared_avals, step_vjp.y_avals
+        self.vjp = step_vjp.vjp  # the residuals are those of the whole step
+
+    def record(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array], Residuals]:
+        """The kept leaves of the carry after a step, no output, and its residuals."""
+        results = jaxpr_as_fun(self._program)(*consts, *carry, *x)
+        return results[: sum(self.kept)], [], self.full.residuals_of(results[sum(self.kept) :])
 
 
 def _trace_vjp(step: StepJaxpr, activity: Activity) -> tuple[ClosedJaxpr, Any]:

@@ -23,7 +23,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Array
+from remat.frameworks.jax.avals import (
+    Array,
+    lax_fori_loop,
+    lax_while_loop,
+)
 from remat.frameworks.jax.chunked_steps import ChunkedSteps
 from remat.frameworks.jax.differentiable import Arrays
 from remat.pytree import PyTree
@@ -106,7 +110,7 @@ def reverse_sweep(
     def segment(loop_carry: PyTree) -> PyTree:
         return _reverse_segment(sweep, *loop_carry)
 
-    stack, _, grads = lax.while_loop(lambda loop_carry: loop_carry[1] > first, segment, (stack, end, grads))
+    stack, _, grads = lax_while_loop(lambda loop_carry: loop_carry[1] > first, segment, (stack, end, grads))
     return grads, stack
 
 
@@ -135,7 +139,7 @@ def _reverse_segment(
     def is_hard(loop_carry: PyTree) -> PyTree:
         return ~(_remaining(sweep, *loop_carry).fits | _remaining(sweep, *loop_carry).one_slot)
 
-    stack, _ = lax.while_loop(
+    stack, _ = lax_while_loop(
         is_hard, lambda loop_carry: (_split_and_keep(sweep, *loop_carry), loop_carry[1]), (stack, end)
     )
     remaining, top = _remaining(sweep, stack, end), stack.depth - 1
@@ -156,6 +160,6 @@ def _reverse_segment(
         j = length - 1 - q
         return sweep.pull_one(stack.fetch(level(j)), start + j, grads)
 
-    _, stack = lax.fori_loop(0, length - 1, advance_one, (stack.fetch(top), stack))
-    grads = lax.fori_loop(0, count, pull_one, grads)
+    _, stack = lax_fori_loop(0, length - 1, advance_one, (stack.fetch(top), stack))
+    grads = lax_fori_loop(0, count, pull_one, grads)
     return CheckpointStack(stack.at, jnp.where(fits, top, stack.depth), stack.states), end - count, grads

@@ -14,13 +14,14 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat.errors import ProblemError, StepError
-from remat.frameworks.jax.avals import row_aval
+from remat.frameworks.jax.avals import ClosedJaxpr, is_symbolic, lax_scan, merge, row_aval, select, unrepeatable
 from remat.frameworks.jax.host_loop import HostLoop
+from remat.frameworks.jax.identities import forward_only
 from remat.frameworks.jax.planning import online_slots, plan_for_jit
 from remat.frameworks.jax.primitives import call
 from remat.frameworks.jax.scan_function import ScanFunction
 from remat.frameworks.jax.sections import run_sections
-from remat.frameworks.jax.step_jaxpr import names_of, trace_condition, trace_step
+from remat.frameworks.jax.step_jaxpr import hoist_invariants, names_of, trace_condition, trace_step, with_hoisted
 from remat.frameworks.jax.while_function import WhileFunction
 from remat.loops.request import LoopRequest
 from remat.pytree import Leaf, PyTree
@@ -57,6 +58,8 @@ def scan(
     vjp: Callable[..., Any] | None = None,
     rows: dict[int, int] | None = None,
     driven: bool = False,
+    reverse: bool = False,
+    unroll: int | bool = 1,
 ) -> tuple[PyTree, PyTree]:
     """The last carry and the outputs of all steps, or of the steps in `rows`, which maps each to its row."""
     if vjp is not None:
@@ -66,29 +69,52 @@ def scan(
     steps = _count_steps(inputs, names_of(xs, "xs"), length)
     if not driven:
         _refuse_progress(request, "give driven=True, which runs the loop op by op")
-    request.validate(steps)
-    if steps == 0:  # nothing to plan; lax.scan makes outputs of the right shapes, without rows
-        return jax.lax.scan(step, init, xs, length=0)
-    request.record(steps)
+    if reverse:  # a loop that runs back is one over flipped rows
+        inputs = [jnp.flip(leaf, 0) for leaf in inputs]
     x = tree_unflatten(x_tree, [row_aval(leaf) for leaf in inputs])  # the step is traced with one row of each input
-    traced = trace_step(step, init, x)
+    if isinstance(steps, int):
+        request.validate(steps)
+        if steps == 0:  # nothing to plan; lax.scan makes outputs of the right shapes, without rows
+            return lax_scan(step, init, xs, length=0)  # type: ignore[no-any-return]
+        request.record(steps)
+    whole = trace_step(step, init, x)
     if rows is not None and request.plan is not None:  # the older `checkpointed_loop`, which puts out its carry
         request.record(steps, request.plan)
         ends = sorted(rows)
-        carry, states = run_sections(traced, [b - a for a, b in pairwise([-1, *ends, steps - 1])])
-        return tree_unflatten(traced.carry_tree, carry), tree_unflatten(traced.y_tree, states)
+        carry, states = run_sections(whole, [b - a for a, b in pairwise([-1, *ends, steps - 1])])
+        return tree_unflatten(whole.carry_tree, carry), tree_unflatten(whole.y_tree, states)
+    traced, invariant = hoist_invariants(whole)
     n_rows = steps if inputs or traced.step.y_avals else None
-    loop = (
-        HostLoop(traced.step, n_rows, steps, request)
-        if driven
-        else ScanFunction(traced.step, n_rows, steps, plan_for_jit(request))
-    )
-    results = call(loop, [np.int32(steps), *traced.consts, *traced.carry, *inputs])
+    plain = ScanFunction(traced.step, n_rows, steps, plan_for_jit(request), unroll)
+    loop = HostLoop(traced.step, n_rows, steps, request) if driven else plain
+    args = [*traced.consts, *traced.carry, *inputs]
+    reason = _no_gradient(traced.step.program, steps)
+    if reason is None:
+        results = call(loop, [np.int32(steps), *args])
+    else:
+        plain = ScanFunction(traced.step, steps, steps, plain.planner, unroll)
+        results = list(plain.run(steps, *forward_only(args, reason)))  # type: ignore[arg-type]
     carry, ys = results[: len(traced.carry)], results[len(traced.carry) :]
+    ys = [jnp.flip(y, 0) for y in ys] if reverse else ys
     if rows is not None:
         selected = np.array(sorted(rows, key=rows.__getitem__), dtype=np.int32)
         ys = [y[selected] for y in ys]
-    return tree_unflatten(traced.carry_tree, carry), tree_unflatten(traced.y_tree, ys)
+    carry = merge([not flag for flag in invariant], carry, whole.carry)
+    return tree_unflatten(whole.carry_tree, carry), tree_unflatten(whole.y_tree, ys)
+
+
+def _no_gradient(program: ClosedJaxpr, steps: object) -> str | None:
+    """Why a loop of this step has no gradient, in words with advice; None if it has one."""
+    if not isinstance(steps, int):
+        return (
+            f"the number of steps is the symbolic dimension {steps}, and a gradient in a budget needs a plan, which "
+            "needs the number: export the gradient for a length that is known, or export the value alone"
+        )
+    what = unrepeatable(program)
+    return what and (
+        f"the step cannot be run again as it ran before, and a gradient in a budget runs steps again: {what}. Pass "
+        "such values as inputs (xs), draw random numbers by jax.random from a key, or use jax.lax.scan"
+    )
 
 
 def _refuse_progress(request: LoopRequest, advice: str) -> None:
@@ -97,8 +123,10 @@ def _refuse_progress(request: LoopRequest, advice: str) -> None:
 
 
 def _count_steps(leaves: list[Leaf], names: list[str], length: int | None) -> int:
-    """The number of steps that all inputs and `length` agree on."""
-    counts = {} if length is None else {"length": to_count(length, "length")}
+    """The number of steps that all inputs and `length` agree on; in jax.export it may be a symbolic dimension."""
+    counts = {}
+    if length is not None:
+        counts["length"] = length if is_symbolic(length) else to_count(length, "length")
     for leaf, name in zip(leaves, names, strict=True):
         if not leaf.shape:
             raise StepError(f"{name} is a single number: the leaves of xs have one row for each step")
@@ -109,7 +137,7 @@ def _count_steps(leaves: list[Leaf], names: list[str], length: int | None) -> in
         claims = ", ".join(f"{name} says {count}" for name, count in list(counts.items())[:6])
         raise ProblemError(f"the number of steps is not clear: {claims}; every leaf of xs has one row for each step")
     steps = next(iter(counts.values()))
-    if steps >= MOST:
+    if isinstance(steps, int) and steps >= MOST:
         raise ProblemError(f"{steps} steps are more than can be counted on a device: {MOST - 1} are the most")
     return steps
 
@@ -124,10 +152,18 @@ def while_loop(
     """The first carry for which `cond` does not hold, or the one after `max_steps`."""
     _refuse_progress(request, "call jax.debug.callback in the body")
     most = min(MOST, MOST if max_steps is None else to_count(max_steps, "max_steps"))
-    traced = trace_step(lambda carry, _: (body(carry), None), init, None)
-    condition, consts = trace_condition(cond, traced)
+    whole = trace_step(lambda carry, _: (body(carry), None), init, None)
+    condition, cond_consts = trace_condition(cond, whole)
+    traced, invariant = hoist_invariants(whole)
+    condition = with_hoisted(condition, invariant)
+    cond_consts = [*cond_consts, *select(invariant, whole.carry)]
     if request.memory is not None and request.memory.device.capacity is None:
         request.validate(None)  # a budget in slots may be refused now; one in bytes needs the sizes of a step
     loop = WhileFunction(condition, traced.step, online_slots(request))
-    results = call(loop, [np.int32(most), *consts, *traced.consts, *traced.carry])
-    return tree_unflatten(traced.carry_tree, results)
+    args = [*cond_consts, *traced.consts, *traced.carry]
+    reason = _no_gradient(traced.step.program, 0) or _no_gradient(condition.program, 0)
+    if reason is None:
+        results = call(loop, [np.int32(most), *args])
+    else:
+        results = list(loop.run(jnp.int32(most), *forward_only(args, reason)))
+    return tree_unflatten(whole.carry_tree, merge([not flag for flag in invariant], results, whole.carry))

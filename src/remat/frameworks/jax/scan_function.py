@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.typing import ArrayLike
 
+from remat.errors import StepError
 from remat.frameworks.jax.avals import (
     Array,
     BatchAxis,
     Flags,
     behind_barrier,
     in_axes_of,
+    lax_fori_loop,
+    lax_scan,
     merge,
     select,
     zeros_like_aval,
@@ -74,10 +76,14 @@ class StaticLayout:
 class ScanFunction(DifferentiableFunction):
     """A step, run `steps` times; `rows` is that number if inputs or outputs have a row for each step, else None."""
 
-    def __init__(self, step: StepJaxpr, rows: int | None, steps: int, planner: Planner) -> None:
-        self.step, self.rows, self.steps, self.planner = step, rows, steps, planner
+    def __init__(self, step: StepJaxpr, rows: int | None, steps: int, planner: Planner, unroll: int | bool = 1) -> None:
+        self.step, self.rows, self.steps, self.planner, self.unroll = step, rows, steps, planner, unroll
         # Without rows the number of steps is an input alone, and one program serves all lengths.
-        self.key = None if step.key is None else (step, rows)
+        self.key = None if step.key is None else (step, rows, unroll)
+
+    def with_step(self, step: StepJaxpr) -> "ScanFunction":
+        """The same loop of another step."""
+        return ScanFunction(step, self.rows, self.steps, self.planner, self.unroll)
 
     def split_args(self, args: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T], Sequence[T]]:
         """The number of steps, the constants, the carry and the inputs."""
@@ -88,8 +94,11 @@ class ScanFunction(DifferentiableFunction):
         """The plain loop."""
         steps, consts, carry, xs = self.split_args(args)
         if self.rows is None:
-            return list(lax.fori_loop(0, steps, lambda _, carry: self.step(consts, carry, ())[0], list(carry)))
-        carry, ys = lax.scan(lambda carry, x: self.step(consts, carry, x), list(carry), list(xs), length=self.rows)
+            return list(lax_fori_loop(0, steps, lambda _, carry: self.step(consts, carry, ())[0], list(carry)))
+        length = None if xs else self.rows  # of rows, which may have a symbolic number in jax.export, it is known
+        carry, ys = lax_scan(
+            lambda carry, x: self.step(consts, carry, x), list(carry), list(xs), length=length, unroll=self.unroll
+        )
         return [*carry, *ys]
 
     def activity(self, active_inputs: Flags) -> Activity:
@@ -100,7 +109,11 @@ class ScanFunction(DifferentiableFunction):
 
     def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
         """The linearization, and the tables of the plan that is made for it."""
-        step_vjp = StepVJP(self.step, self.activity(active_inputs))
+        activity = self.activity(active_inputs)
+        try:
+            step_vjp = StepVJP(self.step, activity)
+        except StepError as error:
+            return _ForwardModeScan(self, activity, active_inputs, error), ()
         layout = self.planner(step_vjp, self.steps)
         # One more than the slots, for states that are not kept. Rounded up, a program serves several numbers of slots;
         # with long chunks a state is not worth less than a program.
@@ -125,7 +138,7 @@ class ScanFunction(DifferentiableFunction):
         init = broadcast_batch(init, init_flags, carry_flags, axis.size)
         # The first axis of inputs and outputs is time, so the batch is the second.
         xs = [jnp.moveaxis(x, 0, 1) if flag else x for x, flag in zip(xs, x_flags, strict=True)]
-        loop = ScanFunction(step, self.rows, self.steps, self.planner)
+        loop = self.with_step(step)
         out_axes = [*in_axes_of(carry_flags), *(1 if flag else None for flag in y_flags)]
         return loop, [steps, *consts, *init, *xs], out_axes
 
@@ -139,18 +152,18 @@ class ScanLinearization(Linearization):
         self.function = self.loop = loop
         self.step_vjp, self.activity = step_vjp, step_vjp.activity
         self.active_inputs, self.static = active_inputs, static
-        self.n_outputs = len(loop.step.out_avals)
-        self.active_outputs = (*self.activity.carry, *self.activity.ys)
+        self._set_outputs()
         self.key = None if loop.key is None else (loop, active_inputs, static)
         self.algorithm = loop.steps, loop.planner  # `differentiable_vjp` has a row for each step, and plans its loops
+
+    def _set_outputs(self) -> None:
+        self.n_outputs = len(self.loop.step.out_avals)
+        self.active_outputs = (*self.activity.carry, *self.activity.ys)
 
     @property
     def forward_function(self) -> DifferentiableFunction:
         """The loop of steps as they run where they are differentiated."""
-        return self._with_step(self.step_vjp.forward) if self.loop.step.has_custom_rules else self.loop
-
-    def _with_step(self, step: StepJaxpr) -> ScanFunction:
-        return ScanFunction(step, self.loop.rows, self.loop.steps, self.loop.planner)
+        return self.loop.with_step(self.step_vjp.forward) if self.loop.step.has_custom_rules else self.loop
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The results; and as residuals the states kept in the forward sweep, and the residuals of the last chunk."""
@@ -160,34 +173,36 @@ class ScanLinearization(Linearization):
         consts, xs = map(behind_barrier, (consts, xs))
         chunks = ChunkedSteps(self.step_vjp, consts, xs, chunk, self.static.first_chunk)
         ys = [zeros_like_aval(aval, self.loop.rows or 0) for aval in self.loop.step.y_avals]
+        kept = self.step_vjp.needed
 
         def advance_and_keep(level: Any, loop_carry: PyTree) -> PyTree:
             carry, ys, stack = loop_carry
             carry, ys = chunks.advance(carry, at[level - 1], at[level], ys)
-            return carry, ys, stack.put(level, carry)
+            return carry, ys, stack.put(level, select(kept, carry))
 
         # The position after the last kept one is the last chunk: what is put there lies above the stack.
-        loop_carry = list(carry), ys, CheckpointStack.of(at, depth, carry, self.static.size)
-        carry, ys, stack = lax.fori_loop(1, depth + 1, advance_and_keep, loop_carry)
+        loop_carry = list(carry), ys, CheckpointStack.of(at, depth, select(kept, carry), self.static.size)
+        carry, ys, stack = lax_fori_loop(1, depth + 1, advance_and_keep, loop_carry)
         # The last chunk is pulled back first, so it is recorded here, and not run twice.
         carry, ys, residuals = chunks.record(carry, chunks.first_step(n_chunks - 1), chunk, ys)
         return [*carry, *ys], [*stack.states, *residuals.per_step, *residuals.shared]
 
     def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
         """The cotangents of the active inputs, by the reverse sweep."""
-        _, consts, carry, xs = self.loop.split_args(args)
+        _, consts, _, xs = self.loop.split_args(args)
         (counts, at, table), saved = residuals[:3], residuals[3:]
         n_chunks, slots, depth = counts[0], counts[1], counts[2]
         chunk, first_chunk = self.static.chunk, self.static.first_chunk
         consts, xs = map(behind_barrier, (consts, xs))
         carry_bar, y_bars, nonzero_ys = self.split_cotangents(nonzero, cotangents)
         last = ChunkedSteps(self.step_vjp, consts, xs, chunk, first_chunk)
-        states, leaves = saved[: len(carry)], saved[len(carry) :]
+        kept = self.step_vjp.needed
+        states, leaves = saved[: sum(kept)], saved[sum(kept) :]
         n_per_step = len(self.step_vjp.per_step_avals)
         start, last_residuals = last.first_step(n_chunks - 1), Residuals([*leaves[:n_per_step]], [*leaves[n_per_step:]])
         grads = last.vjp(last.zero_grads(carry_bar), last_residuals, y_bars, nonzero_ys, start, chunk)
         # The last chunk was recorded before it was known which outputs have cotangents; the others need not be.
-        chunks = ChunkedSteps(self.step_vjp_for(nonzero_ys), consts, xs, chunk, first_chunk)
+        chunks = ChunkedSteps(self.step_vjp_for(nonzero_ys).recomputed(kept), consts, xs, chunk, first_chunk)
         every_y = (True,) * len(y_bars)
 
         def pull_one(carry: Arrays, i: Array, grads: Grads) -> Grads:
@@ -238,7 +253,7 @@ class ScanLinearization(Linearization):
         steps, consts, carry, xs = self.loop.split_args(args)
         active_init = tuple(self.loop.split_args(self.active_inputs)[2])
         step, consts, carry, xs = jvp_step(self.loop.step, self.activity, active_init, consts, carry, xs, tangents)
-        return self._with_step(step), [steps, *consts, *carry, *xs]
+        return self.loop.with_step(step), [steps, *consts, *carry, *xs]
 
     def _tangents_of(self, results: Arrays) -> Arrays:
         """Of the results of the loop with tangents, the tangents: (carry, its tangents, outputs, their tangents)."""
@@ -253,7 +268,37 @@ class ScanLinearization(Linearization):
             loop = ScanFunction(step, self.loop.steps, self.loop.steps, self.loop.planner)
             return call(loop, [steps, *consts, *carry, *xs])
 
-        states = states_loop(scan, self.step_vjp, consts, carry, xs)
+        kept = self.step_vjp.needed
+        states = states_loop(scan, self.step_vjp, kept, consts, carry, xs)
         carry_bar, y_bars, nonzero_ys = self.split_cotangents(nonzero, cotangents)
-        step_vjp = self.step_vjp_for(nonzero_ys)
+        step_vjp = self.step_vjp_for(nonzero_ys).recomputed(kept)
         return self.input_cotangents(adjoint_loop(scan, step_vjp, consts, states, xs, carry_bar, y_bars))
+
+
+class _ForwardModeScan(ScanLinearization):
+    """The linearization of a loop whose step has tangents, but no VJP: in reverse mode it is refused."""
+
+    extra_inputs = 0
+
+    def __init__(self, loop: ScanFunction, activity: Activity, active_inputs: Flags, error: StepError) -> None:
+        self.function = self.loop = loop
+        self.activity, self.active_inputs, self.error = activity, active_inputs, error
+        self._set_outputs()
+        self.key = None if loop.key is None else (loop, active_inputs)
+
+    @property
+    def forward_function(self) -> DifferentiableFunction:
+        """The loop."""
+        return self.loop
+
+    def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
+        """The results; there are no residuals."""
+        return self.loop.run(*args), ()
+
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """Raise the StepError that says why there is no VJP."""
+        raise self.error
+
+    def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
+        """Raise the StepError that says why there is no VJP."""
+        raise self.error

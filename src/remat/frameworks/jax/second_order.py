@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from remat.frameworks.jax.avals import Array, aval_of, row_aval, select, zeros_like_aval
+from remat.frameworks.jax.avals import Array, Flags, aval_of, row_aval, select, zeros_like_aval
 from remat.frameworks.jax.chunked_steps import Grads
 from remat.frameworks.jax.differentiable import Arrays
-from remat.frameworks.jax.residuals import StepVJP
+from remat.frameworks.jax.residuals import RecomputedStep, StepVJP
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.pytree import PyTree
 
@@ -26,20 +26,20 @@ __all__ = ["Scan", "adjoint_loop", "states_loop"]
 Scan = Callable[[StepJaxpr, Arrays, Arrays, Arrays], list[Array]]
 
 
-def states_loop(scan: Scan, step_vjp: StepVJP, consts: Arrays, carry: Arrays, xs: Arrays) -> list[Array]:
-    """The carry before each step, as rows."""
+def states_loop(scan: Scan, step_vjp: StepVJP, kept: Flags, consts: Arrays, carry: Arrays, xs: Arrays) -> list[Array]:
+    """The kept leaves of the carry before each step, as rows."""
     step = step_vjp.step
 
     def put_out_carry(consts: Arrays, carry: Arrays, x: Arrays) -> PyTree:
         after, _ = step_vjp.forward(consts, carry, x)
-        return after, list(carry)
+        return after, select(kept, carry)
 
     states_step = StepJaxpr.of(put_out_carry, step.avals, step.n_consts, step.n_carry)
     return scan(states_step, consts, carry, xs)[step.n_carry :]
 
 
 def adjoint_loop(
-    scan: Scan, step_vjp: StepVJP, consts: Arrays, states: Arrays, xs: Arrays, carry_bar: Arrays, y_bars: Arrays
+    scan: Scan, step_vjp: RecomputedStep, consts: Arrays, states: Arrays, xs: Arrays, carry_bar: Arrays, y_bars: Arrays
 ) -> Grads:
     """The cotangents of a loop's active inputs, from the state before each step."""
     n, m, k = len(consts), len(states), len(xs)

@@ -10,10 +10,11 @@ be buffers of their own beside those of the others.
 from collections.abc import Sequence
 from itertools import groupby
 
-import jax
-from jax import lax
-
-from remat.frameworks.jax.avals import Array
+from remat.frameworks.jax.avals import (
+    Array,
+    jax_checkpoint,
+    lax_scan,
+)
 from remat.frameworks.jax.step_jaxpr import TracedStep
 from remat.loops.stacked_values import SeparateRows
 
@@ -32,11 +33,11 @@ def run_sections(traced: TracedStep, lengths: Sequence[int]) -> tuple[list[Array
 
 def _run_equal(traced: TracedStep, carry: list[Array], length: int, count: int) -> tuple[list[Array], list[Array]]:
     """The carry after `count` sections of this length, and the states after each of them, stacked."""
-    section = jax.checkpoint(lambda carry: _run(traced, carry, length), prevent_cse=False)
-    after, states = lax.scan(lambda carry, _: (section(carry),) * 2, carry, None, count)
+    section = jax_checkpoint(lambda carry: _run(traced, carry, length), prevent_cse=False)
+    after, states = lax_scan(lambda carry, _: (section(carry),) * 2, carry, None, count)
     return list(after), list(states)
 
 
 def _run(traced: TracedStep, carry: list[Array], steps: int) -> list[Array]:
-    after: list[Array] = lax.scan(lambda h, _: (traced.step(traced.consts, h, ())[0], None), carry, None, steps)[0]
+    after: list[Array] = lax_scan(lambda h, _: (traced.step(traced.consts, h, ())[0], None), carry, None, steps)[0]
     return after

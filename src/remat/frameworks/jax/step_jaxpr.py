@@ -20,17 +20,19 @@ from remat.frameworks.jax.avals import (
     Aval,
     ClosedJaxpr,
     Flags,
-    Literal,
     aval_of,
-    differentiable,
     jaxpr_as_fun,
+    merge,
+    select,
     vary_like,
+    without_unused,
 )
 from remat.frameworks.jax.cache_key import cache_key, has_custom_rules
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
+from remat.frameworks.jax.propagation import active_results, forwarded_inputs, grow
 from remat.pytree import Leaf, PyTree
 
-__all__ = ["StepJaxpr", "TracedStep", "depends_on", "names_of", "trace_condition", "trace_step"]
+__all__ = ["StepJaxpr", "TracedStep", "hoist_invariants", "names_of", "trace_condition", "trace_step", "with_hoisted"]
 
 
 class StepJaxpr(CacheKeyed):
@@ -62,22 +64,9 @@ class StepJaxpr(CacheKeyed):
         """The avals of its output."""
         return list(self.out_avals[self.n_carry :])
 
-    def closure_of_dependence(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
-        """Which leaves of the carry and of the output depend on flagged arguments, after any number of steps."""
-        # A fixed point: a carry leaf that depends on a flagged argument is a flagged argument of the next step.
-        while True:
-            flags = depends_on(self.program, (*consts, *carry, *x))
-            grown = tuple(a or b for a, b in zip(carry, flags[: self.n_carry], strict=True))
-            if grown == carry:
-                return carry, flags[self.n_carry :]
-            carry = grown
-
     def active(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
         """Which leaves of the carry and of the output have tangents, if the flagged arguments have."""
-        has_tangents = [differentiable(aval) for aval in self.out_avals]
-        carry_flags, y_flags = self.closure_of_dependence(consts, carry, x)
-        flags = [a and b for a, b in zip((*carry_flags, *y_flags), has_tangents, strict=True)]
-        return tuple(flags[: self.n_carry]), tuple(flags[self.n_carry :])
+        return grow(lambda carry: active_results(self.program, (*consts, *carry, *x)), carry)
 
     @classmethod
     def of(cls, function: Callable[..., Any], avals: Sequence[Aval], n_consts: int, n_carry: int) -> "StepJaxpr":
@@ -87,7 +76,9 @@ class StepJaxpr(CacheKeyed):
             after, y = function(args[:n_consts], args[n_consts : n_consts + n_carry], args[n_consts + n_carry :])
             return [*after, *y]
 
-        return cls(jax.make_jaxpr(flat)(*avals), n_consts, n_carry)
+        program = jax.make_jaxpr(flat)(*avals)
+        # Without what no result needs: a derivative that is not used may be one that cannot be computed.
+        return cls(without_unused(program, [True] * len(program.out_avals)), n_consts, n_carry)
 
 
 class TracedStep(NamedTuple):
@@ -135,6 +126,34 @@ def trace_step(step: Callable[[PyTree, PyTree], PyTree], init: PyTree, x: PyTree
 
     step_avals = [*map(aval_of, consts), *avals, *tree_flatten(x)[0]]
     return TracedStep(StepJaxpr.of(closed, step_avals, len(consts), len(carry)), consts, carry, tree, y_trees[-1])
+
+
+def hoist_invariants(traced: TracedStep) -> tuple[TracedStep, Flags]:
+    """The step with the parts of its carry that it hands on as they are among its constants; and which parts these are.
+
+    They are not kept with each state, then, and what is computed from them alone is computed once.
+    """
+    step = traced.step
+    origins = forwarded_inputs(step.program.jaxpr)[: step.n_carry]
+    invariant = tuple(origin == step.n_consts + k for k, origin in enumerate(origins))
+    consts, carry = [*traced.consts, *select(invariant, traced.carry)], select([not k for k in invariant], traced.carry)
+    return traced._replace(step=with_hoisted(step, invariant), consts=consts, carry=carry), invariant
+
+
+def with_hoisted(step: StepJaxpr, invariant: Flags) -> StepJaxpr:
+    """The step with these parts of its carry as its last constants; parts that it hands on as they are."""
+    if not any(invariant):
+        return step
+    n, m, varies = step.n_consts, step.n_carry, tuple(not flag for flag in invariant)
+
+    def hoisted(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
+        whole = merge(varies, carry, merge(invariant, consts[n:], list(invariant)))  # type: ignore[arg-type]
+        after, y = step(consts[:n], whole, x)  # type: ignore[arg-type]
+        return select(varies, after), y
+
+    carry_avals = step.avals[n : n + m]
+    avals = [*step.avals[:n], *select(invariant, carry_avals), *select(varies, carry_avals), *step.avals[n + m :]]
+    return StepJaxpr.of(hoisted, avals, n + sum(invariant), sum(varies))
 
 
 def trace_condition(cond: Callable[[PyTree], PyTree], traced: TracedStep) -> tuple[StepJaxpr, list[Array]]:
@@ -246,20 +265,3 @@ def _structure_message(before: PyTree, after: PyTree) -> str:
         f"the step must return its carry with the structure that it gets: {change}. Containers stay of the same type, "
         "and None stays None"
     )
-
-
-def depends_on(program: ClosedJaxpr, flags: Sequence[bool]) -> Flags:
-    """Which results of a program depend on flagged arguments.
-
-    Calls are taken as a whole, so that this may say too much of an output of a jit or a scan inside of the program.
-    """
-    jaxpr = program.jaxpr
-    flagged = {var for var, flag in zip(jaxpr.invars, flags, strict=True) if flag}
-
-    def is_flagged(var: Any) -> bool:
-        return not isinstance(var, Literal) and var in flagged  # literals cannot be hashed
-
-    for eqn in jaxpr.eqns:
-        if any(map(is_flagged, eqn.invars)):
-            flagged.update(eqn.outvars)
-    return tuple(map(is_flagged, jaxpr.outvars))

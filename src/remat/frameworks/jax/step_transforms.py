@@ -11,12 +11,13 @@ from remat.frameworks.jax.avals import (
     Flags,
     aval_of,
     in_axes_of,
+    jaxpr_as_fun,
     row_aval,
     select,
-    stacked_aval,
     zeros_like_aval,
 )
 from remat.frameworks.jax.differentiable import Arrays
+from remat.frameworks.jax.propagation import batched_avals, batched_results, grow
 from remat.frameworks.jax.residuals import Activity
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.pytree import PyTree
@@ -61,19 +62,17 @@ def vmap_step(
     step: StepJaxpr, axis: BatchAxis, consts: Flags, carry: Flags, xs: Flags
 ) -> tuple[StepJaxpr, Flags, Flags]:
     """The step for a batch, and which leaves of its carry and of its outputs are batched."""
-    carry, ys = step.closure_of_dependence(consts, carry, xs)
-    if axis.name is not None:  # any leaf may depend on the place in the batch, by jax.lax.axis_index
-        carry, ys = (True,) * len(carry), (True,) * len(ys)
+
+    def results(carry: Flags) -> Flags:
+        return batched_results(jaxpr_as_fun(step.program), axis, step.avals, (*consts, *carry, *xs))
+
+    carry, ys = grow(results, carry)
     in_axes = in_axes_of(consts), in_axes_of(carry), in_axes_of(xs)
 
     def batched(consts: Arrays, carry: Arrays, x: Arrays) -> PyTree:
         return axis.vmap(step, in_axes, (in_axes[1], in_axes_of(ys)))(list(consts), list(carry), list(x))
 
-    flags = (*consts, *carry, *xs)
-    avals = [
-        stacked_aval(aval, axis.size, axis.mesh_axis) if flag else aval
-        for aval, flag in zip(step.avals, flags, strict=True)
-    ]
+    avals = batched_avals(step.avals, axis, (*consts, *carry, *xs))
     return StepJaxpr.of(batched, avals, step.n_consts, step.n_carry), carry, ys
 
 

@@ -20,6 +20,7 @@ from remat.frameworks.jax.avals import (
     aval_of,
     behind_barrier,
     in_axes_of,
+    lax_while_loop,
     select,
     zeros_like_aval,
 )
@@ -70,13 +71,17 @@ class WhileFunction(DifferentiableFunction):
             return done + 1, self.body(consts, carry, ())[0]
 
         first = jnp.int32(0), list(carry)
-        return list(lax.while_loop(lambda loop_carry: continues(*loop_carry), step, first)[1])
+        return list(lax_while_loop(lambda loop_carry: continues(*loop_carry), step, first)[1])
 
     def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
         """The linearization, with as many slots as fit, and its tables."""
         _, _, consts, carry = self.split_args(active_inputs)
         active_carry, _ = self.body.active(tuple(consts), tuple(carry), ())
-        step_vjp = StepVJP(self.body, Activity(tuple(consts), (), active_carry, ()))
+        activity = Activity(tuple(consts), (), active_carry, ())
+        try:
+            step_vjp = StepVJP(self.body, activity)
+        except StepError as error:
+            return _ForwardModeWhile(self, activity, active_inputs, error), ()
         slots = self.slots(step_vjp)
         # The tables depend on the slots alone, so one program serves any number of steps.
         tables = (*online_positions(slots), binomial_table(None, slots))
@@ -100,7 +105,27 @@ class WhileFunction(DifferentiableFunction):
         safe, body_consts = _safe_inputs(self, axis, cond_flags, body_flags, [most, *cond_consts, *body_consts, *init])
         consts = [*cond_consts, *safe, *body_consts]
         cond, body = _masked_step(self, axis, cond_flags, body_flags, [most, *cond_consts, *body_consts, *init])
-        return WhileFunction(cond, body, self.slots), [most, *cond_consts, *consts, *init], in_axes_of(carry_flags)
+        loop = _MaskedLoop(cond, body, self, axis, (False, *cond_flags, *body_flags, *carry_flags))
+        return loop, [most, *cond_consts, *consts, *init], in_axes_of(carry_flags)
+
+
+class _MaskedLoop(WhileFunction):
+    """A loop of a batch whose members end at different times, made to be differentiated: see `_safe_inputs`.
+
+    Where it is not, it is vmap of the member's plain loop, which makes fewer copies of what the body writes into.
+    """
+
+    def __init__(self, cond: StepJaxpr, body: StepJaxpr, member: WhileFunction, axis: BatchAxis, flags: Flags) -> None:
+        super().__init__(cond, body, member.slots)
+        self.member, self.axis, self.flags = member, axis, flags
+        self.key = None if self.key is None or member.key is None else (*self.key, member, axis, flags)
+
+    def run(self, *args: Array) -> Arrays:
+        """The plain loops of all members."""
+        most, cond_consts, consts, carry = self.split_args(args)
+        body_consts = consts[len(cond_consts) + len(carry) :]
+        run = self.axis.vmap(lambda *args: list(self.member.run(*args)), tuple(in_axes_of(self.flags)))
+        return list(run(most, *cond_consts, *body_consts, *carry))
 
 
 def _active_mask(loop: WhileFunction, axis: BatchAxis, cond_flags: Flags, consts: Arrays, carry: Arrays) -> Array:
@@ -123,6 +148,8 @@ def _safe_inputs(
     that did not begin gets all inputs of another member: with its own a step might be inf or nan, or not end.
     """
     _, cond_consts, body_consts, init = loop.split_args(args)
+    if axis.size == 0:  # nobody begins, and there is no other member
+        return init, body_consts
     begins = _active_mask(loop, axis, cond_flags, cond_consts, init)
     first = jnp.argmax(begins)  # if no member begins, the body is not run at all
 
@@ -192,7 +219,8 @@ class WhileLinearization(Linearization):
         consts = behind_barrier(consts)
         continues = self.loop.continues(args)
         at = jnp.zeros(self.slots + 1, jnp.int32)  # level 0 is the first carry, before step 0
-        stack = CheckpointStack.of(at, jnp.int32(1), carry, self.slots + 1)
+        kept = self.step_vjp.needed
+        stack = CheckpointStack.of(at, jnp.int32(1), select(kept, carry), self.slots + 1)
 
         def step(loop_carry: PyTree) -> PyTree:
             done, _, carry = loop_carry
@@ -203,17 +231,23 @@ class WhileLinearization(Linearization):
         def advance_and_keep(loop_carry: PyTree) -> PyTree:
             """Advance to the next position of the table, where the state is kept if another step follows."""
             done, going, carry, stack, entry = loop_carry
-            done, going, carry = lax.while_loop(
+            done, going, carry = lax_while_loop(
                 lambda inner: inner[1] & (inner[0] < positions[entry]), step, (done, going, carry)
             )
             # After the end nothing is kept: the state is written into the row that lies above all slots.
             level = jnp.where(going, levels[entry], self.slots)
             at = lax.dynamic_update_index_in_dim(stack.at, done, level, 0)
             depth = jnp.where(going, level + 1, stack.depth)
-            return done, going, carry, CheckpointStack(at, depth, stack.put(level, carry).states), entry + 1
+            return (
+                done,
+                going,
+                carry,
+                CheckpointStack(at, depth, stack.put(level, select(kept, carry)).states),
+                entry + 1,
+            )
 
         first = jnp.int32(0), continues(jnp.int32(0), carry), list(carry), stack, jnp.int32(0)
-        done, _, carry, stack, _ = lax.while_loop(lambda loop_carry: loop_carry[1], advance_and_keep, first)
+        done, _, carry, stack, _ = lax_while_loop(lambda loop_carry: loop_carry[1], advance_and_keep, first)
         return carry, [done, stack.at, stack.depth, *stack.states]
 
     def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
@@ -221,7 +255,7 @@ class WhileLinearization(Linearization):
         _, cond_consts, consts, carry = self.loop.split_args(args)
         _, active_cond_consts, _, active_init = self.loop.split_args(self.active_inputs)
         table, done, at, depth = residuals[2:6]
-        chunks = ChunkedSteps(self.step_vjp, behind_barrier(consts), ())
+        chunks = ChunkedSteps(self.step_vjp.recomputed(self.step_vjp.needed), behind_barrier(consts), ())
         rest, avals = iter(cotangents), select(self.activity.carry, map(aval_of, carry))
         carry_bar = [next(rest) if flag else zeros_like_aval(aval) for flag, aval in zip(nonzero, avals, strict=True)]
 
@@ -267,3 +301,28 @@ class WhileLinearization(Linearization):
             "only known on the device. Forward over reverse works, as in jax.hessian; for more, "
             "give a known length to remat.scan"
         )
+
+
+class _ForwardModeWhile(WhileLinearization):
+    """The linearization of a loop whose body has tangents, but no VJP: in reverse mode it is refused."""
+
+    extra_inputs = 0
+
+    def __init__(self, loop: WhileFunction, activity: Activity, active_inputs: Flags, error: StepError) -> None:
+        self.function = self.loop = loop
+        self.activity, self.active_inputs, self.error = activity, active_inputs, error
+        self.n_outputs, self.active_outputs = len(activity.carry), activity.carry
+        self.key = None if loop.key is None else (loop, active_inputs)
+
+    @property
+    def forward_function(self) -> DifferentiableFunction:
+        """The loop."""
+        return self.loop
+
+    def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
+        """The result; there are no residuals."""
+        return self.loop.run(*args), ()
+
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """Raise the StepError that says why there is no VJP."""
+        raise self.error

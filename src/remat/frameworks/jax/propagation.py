@@ -1,0 +1,134 @@
+"""What reaches the results of a program: the batch, tangents, arguments; asked of JAX's own rules where these decide.
+
+Rules: a result is batched if `jax.vmap` of the program says so, and active if `jax.jvp` of it gives a tangent that is
+not known to be zero. Both are found by an identity at the end of the program that notes what the transformation hands
+to it, as `lax.scan` finds them: dependence alone says too much, of `stop_gradient`, comparisons, values that members
+share, and a jit inside of the program, and too little of mutable arrays. A carry is asked for until nothing changes.
+
+What they can miss: nothing that JAX itself does not. Cost: the program is traced once for each round, and mostly there
+are one or two.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+
+from remat.frameworks.jax.avals import (
+    Array,
+    Aval,
+    BatchAxis,
+    ClosedJaxpr,
+    Flags,
+    Literal,
+    called_program,
+    differentiable,
+    in_axes_of,
+    is_ref,
+    jaxpr_as_fun,
+    merge,
+    select,
+    stacked_aval,
+)
+from remat.frameworks.jax.identities import observe
+
+__all__ = ["active_results", "batched_avals", "batched_results", "depends_on", "forwarded_inputs", "grow"]
+
+
+def batched_avals(avals: Sequence[Aval], axis: BatchAxis, flags: Flags) -> list[Aval]:
+    """The avals with the batch as first axis where there is a flag."""
+    pairs = zip(avals, flags, strict=True)
+    return [stacked_aval(aval, axis.size, axis.mesh_axis) if flag else aval for aval, flag in pairs]
+
+
+def batched_results(function: Callable[..., Any], axis: BatchAxis, avals: Sequence[Aval], flags: Flags) -> Flags:
+    """Which results of a function of flat arrays are batched, if its flagged arguments are; `avals` are a member's."""
+    noted: list[Flags] = []
+
+    def observed(*args: Array) -> list[Array]:
+        results = list(function(*args))
+        noted[:] = [(False,) * len(results)]  # what holds if no result is traced by vmap, so that nobody is asked
+        observe(results, lambda flags: noted.__setitem__(0, flags))
+        return []
+
+    jax.make_jaxpr(axis.vmap(observed, tuple(in_axes_of(flags))))(*batched_avals(avals, axis, flags))
+    return noted[0]
+
+
+@lru_cache(maxsize=64)
+def _active_results(program: ClosedJaxpr, flags: Flags) -> Flags:
+    noted: list[Flags] = [(False,) * len(program.out_avals)]
+
+    def observed(*args: Array) -> list[Array]:
+        def of_active(*active: Array) -> list[Array]:
+            observe(jaxpr_as_fun(program)(*merge(flags, active, args)), lambda flags: noted.__setitem__(0, flags))
+            return []
+
+        active = tuple(select(flags, args))
+        return jax.jvp(of_active, active, active)[0]
+
+    if any(flags):
+        jax.make_jaxpr(observed)(*program.in_avals)
+    return tuple(flag and differentiable(aval) for flag, aval in zip(noted[0], program.out_avals, strict=True))
+
+
+def active_results(program: ClosedJaxpr, flags: Flags) -> Flags:
+    """Which results of a program have tangents, if the flagged arguments have."""
+    pairs = zip(flags, program.in_avals, strict=True)
+    return _active_results(program, tuple(flag and differentiable(aval) for flag, aval in pairs))
+
+
+def grow(results: Callable[[Flags], Flags], carry: Flags) -> tuple[Flags, Flags]:
+    """The flags of a carry after any number of steps, and of the outputs: `results` says those of one step."""
+    while True:
+        flags = results(carry)
+        grown = tuple(a or b for a, b in zip(carry, flags[: len(carry)], strict=True))
+        if grown == carry:
+            return carry, flags[len(carry) :]
+        carry = grown
+
+
+def depends_on(program: ClosedJaxpr, flags: Sequence[bool]) -> Flags:
+    """Which results of a program depend on flagged arguments.
+
+    It looks into jit and checkpoint; other calls are taken as a whole, so that it may say too much of them.
+    """
+    return _depends_on(program.jaxpr, flags)
+
+
+def _depends_on(jaxpr: Any, flags: Sequence[bool]) -> Flags:
+    flagged = {var for var, flag in zip(jaxpr.invars, flags, strict=True) if flag}
+
+    def is_flagged(var: Any) -> bool:
+        return not isinstance(var, Literal) and var in flagged  # literals cannot be hashed
+
+    for eqn in jaxpr.eqns:
+        inputs = tuple(map(is_flagged, eqn.invars))
+        if not any(inputs):
+            continue
+        inner, refs = called_program(eqn), [var for var in eqn.invars if is_ref(var)]
+        if inner is None or refs:
+            flagged.update(eqn.outvars)
+            flagged.update(refs)  # what is written to a mutable array is read from it later
+        else:
+            flagged.update(select(_depends_on(inner, inputs), eqn.outvars))
+    return tuple(map(is_flagged, jaxpr.outvars))
+
+
+def forwarded_inputs(jaxpr: Any) -> list[int | None]:
+    """For each result of a jaxpr the number of the argument that it hands on unchanged, else None."""
+    numbers = {var: k for k, var in enumerate(jaxpr.invars)}
+
+    def number(var: Any) -> int | None:
+        return None if isinstance(var, Literal) else numbers.get(var)
+
+    for eqn in jaxpr.eqns:
+        inner = called_program(eqn)
+        if inner is None:
+            continue
+        for var, k in zip(eqn.outvars, forwarded_inputs(inner), strict=True):
+            origin = None if k is None else number(eqn.invars[k])
+            if origin is not None:
+                numbers[var] = origin
+    return [number(var) for var in jaxpr.outvars]
