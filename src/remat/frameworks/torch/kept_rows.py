@@ -32,7 +32,7 @@ class KeptRows:
 
     def __init__(self, runner: StepRunner, *, enabled: bool) -> None:
         self._runner, self._enabled = runner, enabled
-        # Addresses of outputs that kept states are rows of; a freed one may be used again by states that are kept later.
+        # Addresses of outputs that kept states are rows of; a freed one may be used again, by a later state.
         self._outputs: set[int] = set()
 
     def copy(self, state: PyTree) -> PyTree:
