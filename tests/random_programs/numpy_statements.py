@@ -52,11 +52,14 @@ def view(s: Scope, c: Choices) -> None:
 
 @kind(1.5)
 def in_place(s: Scope, c: Choices) -> None:
-    """Writing into new arrays."""
-    if c.number("in place", 0, 1) == 0:
-        s("t = np.sin(h)", "t += 0.1", "t *= 1.1", "h = t")
-    else:
-        s("t = numpy.zeros(4)", "t[1:3] = 0.5", "h = h + t")
+    """Writing into new arrays, also into one that has another name."""
+    s(
+        *(
+            ("t = np.sin(h)", "t += 0.1", "t *= 1.1", "h = t"),
+            ("t = numpy.zeros(4)", "t[1:3] = 0.5", "h = h + t"),
+            ("t = kept = np.sin(h)", "t += 0.1", "h = t * kept"),
+        )[c.number("in place", 0, 2)]
+    )
 
 
 @kind(1, "writes")

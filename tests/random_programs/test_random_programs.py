@@ -19,7 +19,6 @@ KNOWN = {
     ("torch", 169): "jacrev maps the recomputed step",
     ("torch", 181): "hooks inside of steps are called again in derivatives of derivatives",
     ("torch", 202): "a new tensor that a step writes into, in a transform of torch.func",
-    ("numpy", 17): "a nested segment writes by an operator into an array that the user's log holds",
 }
 BLOCKS = [(name, first) for name, count in COUNTS.items() for first in range(0, count, SIZE)]
 

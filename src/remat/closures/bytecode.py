@@ -9,7 +9,14 @@ import dis
 from functools import lru_cache
 from types import CodeType
 
-__all__ = ["assigned_globals", "assigned_names", "attributes_used", "global_names", "names_in"]
+__all__ = [
+    "assigned_globals",
+    "assigned_names",
+    "attributes_used",
+    "global_names",
+    "has_augmented_assignment",
+    "names_in",
+]
 
 _LOADS = frozenset({"LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
@@ -58,6 +65,13 @@ def attributes_used(code: CodeType) -> dict[str, frozenset[str] | None]:
             found = frozenset({following.argval}) if following is not None and is_attribute else None
             used[instruction.argval] = _both(used.get(instruction.argval, frozenset()), found)
     return used
+
+
+@lru_cache(maxsize=4096)
+def has_augmented_assignment(code: CodeType) -> bool:
+    """Whether the code, or a function defined in it, has a `+=` or another operator that may write in place."""
+    operators = (each.argrepr for each in dis.get_instructions(code) if each.opname == "BINARY_OP")
+    return any(each.endswith("=") for each in operators) or any(map(has_augmented_assignment, _nested_code(code)))
 
 
 def _both(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:

@@ -183,9 +183,16 @@ def test_a_python_number_as_the_initial_carry(framework):
 
 
 @where_python_runs_each_step
-def test_second_derivatives_of_random_steps_are_refused_with_advice(framework):
-    def last(x):
-        return remat.scan(lambda x, _: (x * float(numpy.random.rand()), None), x, length=3, slots=2)[0]
+def test_second_derivatives_of_random_steps_draw_the_same_numbers(framework):
+    np, start = framework.np, framework.array(0.7)
 
-    with pytest.raises(remat.StepError, match=r"global random generators|draw before the loop"):
-        framework.grad(framework.grad(last))(framework.array(1.0))
+    def last(x, loop, **how):
+        numpy.random.seed(0)
+        step = lambda h, i: (np.sin(h * x * float(numpy.random.rand())), None)  # noqa: E731
+        return loop(step, x, framework.array(numpy.arange(5.0)), **how)[0]
+
+    found = framework.grad(framework.grad(functools.partial(last, loop=remat.scan, slots=2)))(start)
+    after = numpy.random.rand()
+    expected = framework.grad(framework.grad(functools.partial(last, loop=framework.plain_scan)))(start)
+    assert_same([framework.to_numpy(found)], [framework.to_numpy(expected)], 1e-11)
+    assert after == numpy.random.rand()

@@ -7,6 +7,7 @@ from autograd import grad, value_and_grad
 from autograd.tracer import getval
 
 import remat
+from remat.frameworks.numpy.leaves import numbers
 
 BUDGETS = [{"slots": 3}, {"memory": "300 KiB"}, {"memory": "10 MiB"}]
 
@@ -246,3 +247,41 @@ def test_zero_times_infinity_is_nan_as_in_the_plain_program():
         assert numpy.isnan(grad(loss)(1.0, plain))
         assert numpy.isnan(grad(loss)(1.0, lambda *args: remat.scan(*args, slots=1)))
         assert numpy.isnan(grad(lambda a: remat.checkpoint(lambda a: np.tanh(np.exp(710.0 * a) ** 2), a))(1.0))
+
+
+def doubled(log):
+    """A step that writes by an operator into an array of its own, which has another name and is in the user's log."""
+
+    def step(a, h):
+        t = kept = np.sin(h)
+        log.append(numbers(t))
+        t += 0.1 * a
+        return t * kept + h
+
+    return step
+
+
+@pytest.mark.parametrize("check", ["first", "never"])
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+def test_operators_make_new_arrays_also_in_steps_without_a_tape(budget, check):
+    logs = [], []
+
+    def loss(a, loop):
+        step = doubled(logs[loop is plain])
+        return np.sum(loop(lambda h, x: (step(a, h), None), a * np.ones(3), numpy.arange(12))[0] ** 2)
+
+    assert_as_plain(loss, 0.7, check=check, **budget)
+    numpy.testing.assert_allclose(*logs, rtol=1e-12)
+    assert_as_plain(lambda a, loop: grad(loss)(a, loop), 0.7, check=check, **budget)
+
+
+@pytest.mark.parametrize("check", ["first", "never"])
+def test_operators_make_new_arrays_also_in_segments(check):
+    logs = [], []
+
+    def loss(a, is_plain):
+        step = doubled(logs[is_plain])
+        return np.sum((step if is_plain else remat.drop(step, check=check))(a, a * np.ones(3)))
+
+    assert value_and_grad(loss)(0.7, False) == value_and_grad(loss)(0.7, True)
+    numpy.testing.assert_array_equal(*logs)

@@ -355,3 +355,16 @@ def test_a_state_that_is_at_the_end_of_a_loop_as_at_its_beginning(slots):
         last.sum().backward()
         assert not cell.flag
         assert all(torch.equal(value, before[name]) for name, value in cell.norm.state_dict().items())
+
+
+def test_what_hooks_write_in_the_backward_stays():
+    w, log = leaf(4), []
+
+    def step(h, x):
+        h = torch.tanh(h * w)
+        if h.requires_grad:
+            h.register_hook(lambda bar: log.append(float(bar.sum())))
+        return h, None
+
+    remat.scan(step, torch.ones_like(w), length=6, slots=2)[0].sum().backward()
+    assert len(log) == 6

@@ -18,6 +18,7 @@ from zlib import crc32
 
 import numpy as np
 
+from remat.closures.bytecode import has_augmented_assignment
 from remat.closures.capture import ConvertedClosure
 from remat.execute.python_state import Contents, PythonState
 from remat.execute.rng_state import private_rng_state
@@ -63,6 +64,11 @@ class CapturedStep(ConvertedClosure):
         self._contents = [PythonState(self.containers)] if self.containers else []
         self._others = [*self.replayable_states, *_small(self.arrays)]
         self.replayable_states = [*self._others, *self._contents]
+
+    @property
+    def may_write(self) -> bool:
+        """Whether its code has operators such as `+=`, which write into plain arrays and make new ones of boxes."""
+        return any(map(has_augmented_assignment, self.cache_key))
 
     def contents(self) -> Contents:
         """What the containers that it reaches have in them now."""

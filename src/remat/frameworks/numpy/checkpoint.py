@@ -90,8 +90,8 @@ class CheckpointCall:
         check, self._environment = self._check.wanted, self._captured.environment()
         tracking = CheckpointProfiler.is_tracking() and not is_recomputing()
         with segment_pass(self.name, "forward", self.depth):
-            # The bytes of a tape are known only if there is one.
-            if self.options.threshold is not None or tracking:
+            # The bytes of a tape are known only if there is one, and `t += x` keeps the array that t was only of a box.
+            if self.options.threshold is not None or tracking or self._captured.may_write:
                 self._record_first(values, check, tracking)
             else:
                 before = self.contents()

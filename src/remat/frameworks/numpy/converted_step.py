@@ -30,6 +30,11 @@ class ConvertedStep(Protocol):
         """Private random generators that it draws from."""
         ...
 
+    @property
+    def may_write(self) -> bool:
+        """Whether its code has operators such as `+=`, which write into plain arrays and make new ones of boxes."""
+        ...
+
     def contents(self) -> Contents:
         """What the containers that it reaches have in them now."""
         ...

@@ -19,10 +19,11 @@ from autograd.extend import defjvp_argnums, defvjp_argnums, primitive
 
 from remat.errors import StepError
 from remat.execute.python_state import Container, Contents
+from remat.frameworks.numpy.leaves import fingerprint, numbers
 from remat.frameworks.numpy.tape import is_closed_box, plain_value
 from remat.pytree import Leaf
 
-__all__ = ["has_new_arrays", "mark_escaped"]
+__all__ = ["has_new_arrays", "mark_escaped", "stored_numbers"]
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -46,6 +47,11 @@ defjvp_argnums(_escaped, _raise)
 def has_new_arrays(before: Contents) -> bool:
     """Whether containers have got floating arrays or numbers since then, which may depend on traced values."""
     return any(True for _ in _new_arrays(before))
+
+
+def stored_numbers(before: Contents) -> list[float]:
+    """Fingerprints of the arrays and numbers that containers have got since then."""
+    return [fingerprint(numbers(item)) for _, _, item in _new_arrays(before)]
 
 
 def mark_escaped(before: Contents, sources: Sequence[Leaf]) -> None:

@@ -17,11 +17,12 @@ from remat.errors import StepError
 from remat.execute import Interpreter
 from remat.execute.determinism import DeterminismCheck
 from remat.execute.rng_state import global_rng_states
+from remat.execute.state_replay import preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
-from remat.frameworks.numpy.escaped_values import mark_escaped
+from remat.frameworks.numpy.escaped_values import mark_escaped, stored_numbers
 from remat.frameworks.numpy.leaves import ArraySpec, copy, is_boxed, spec_of
 from remat.frameworks.numpy.measure import measured
 from remat.frameworks.numpy.multiple_results import Results
@@ -81,6 +82,8 @@ class NumpyCall(LoopCall[NumpyBackend]):
         given = self.plan  # one that was made in another mode is of no use: its steps cost something else
         for mode in StepMode:
             self.mode, self.plan = mode, given
+            if mode is StepMode.PLAIN and self.vjp is None and self.step.may_write and self._boxes_differ(leaves):
+                continue
             self.first_step = None if self.request.check == "never" else FirstStep()
             try:
                 backend, interpreter = self.first_sweep(leaves)
@@ -94,6 +97,26 @@ class NumpyCall(LoopCall[NumpyBackend]):
             self.first_step = None  # later sweeps, for further cotangents, are not compared
         self.results = LoopResult.of(backend, interpreter.take())
         return self.results
+
+    def _boxes_differ(self, leaves: Sequence[Leaf]) -> bool:
+        """Whether the first steps return or store other numbers on boxes, of which `t += x` makes a new array.
+
+        What only later steps do is found when they are recomputed. No trace is left of these runs.
+        """
+        call, found = replace(self, first_step=None), []
+        for run in (NumpyBackend.advance, AutogradBackend.record):
+            with preserved_state(self.step.replayable_states):
+                before = self.step.contents()
+                backend, state = call.new_backend(leaves, 1)
+                if self.steps == 0 or (self.cond is not None and not self.evaluate_cond(backend, state)):
+                    return False
+                try:
+                    out = run(backend, state, 0, 1)  # type: ignore[arg-type]
+                except NotAsAutograd:
+                    return True
+                after = out[0] if run is AutogradBackend.record else out
+                found.append(backend.fingerprint(after) + stored_numbers(before))
+        return found[0] != found[1]
 
     def forward_sweep(
         self, leaves: Sequence[Leaf], determinism: DeterminismCheck | None

@@ -18,9 +18,10 @@ from autograd.tracer import getval
 from remat.closures.closure_search import CapturedReference
 from remat.errors import StepError
 from remat.execute.python_state import Contents
-from remat.execute.rng_state import ReplayableState
+from remat.execute.rng_state import ReplayableState, global_rng_states
+from remat.execute.step_states import StepStates
 from remat.frameworks.numpy import leaves as leaf_ops
-from remat.frameworks.numpy.leaves import ArraySpec, numbers, unpack
+from remat.frameworks.numpy.leaves import ArraySpec, GeneratorSpec, numbers, unpack
 from remat.frameworks.numpy.multiple_results import make_results
 from remat.frameworks.numpy.primitive import NumpyCall
 from remat.frameworks.numpy.protection import StepMode, copier
@@ -38,6 +39,7 @@ class _FlatStep:
     """A step that takes captured values as its first argument."""
 
     function: Callable[[list[Leaf], Any, Any], Any]
+    may_write: bool
 
     @property
     def cache_key(self) -> list[Leaf]:
@@ -62,25 +64,25 @@ class _FlatStep:
 def adjoint(call: NumpyCall, leaves: Sequence[Leaf], cotangents: Sequence[Leaf], indices: Sequence[int]) -> list[Leaf]:
     """The gradients of the leaves with these indices, as a differentiable function of leaves and cotangents."""
     forward, n, request = _forward(call), call.steps, _same_plan(call)
-    init, xs, captured = call.split(leaves)
+    (init, xs, captured), active, active_outputs = _loop_values(call, leaves)
     assert call.results is not None
     assert n is not None
-    # A carry of this loop must have one dtype throughout, which a Python number only gets in the first step.
-    init = [_promoted(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
-    differentiable = call.results.differentiable
-    active, active_outputs = differentiable[: len(init)], differentiable[len(init) :]
     rest = iter(call.results.dense_cotangents(cotangents))
     bars = [next(rest) for is_active in active if is_active]
     ybars = [_for_every_step(bar, n, call.rows) for bar in rest]
     if n == 0:
-        return _by_index(leaves, indices, ((bars, active), ((), [False] * (len(xs) + len(captured)))))
+        return _by_index(leaves, indices, ((bars, active), ((), [False] * (len(leaves) - len(init)))))
     _, active_xs, active_captured = call.split([i in indices for i in range(len(leaves))])
+    active_xs.append(False)
+    generators = [isinstance(spec, GeneratorSpec) for spec in call.results.specs[: len(init)]]
 
     def states(captured: list[Leaf], carry: list[Leaf], x: list[Leaf]) -> PyTree:
-        return forward(captured, carry, x)[0], carry
+        return forward(captured, carry, x)[0], [leaf for leaf, k in zip(carry, generators, strict=True) if not k]
 
     def backward(captured: list[Leaf], sums: PyTree, inputs: PyTree) -> PyTree:
         (bars, totals), (carry, x, ybars) = sums, inputs
+        rest = iter(carry)  # all but generators, which are the same in every step
+        carry = [leaf if is_generator else next(rest) for leaf, is_generator in zip(init, generators, strict=True)]
         with fresh_trace() as trace:  # inside of the caller's: what is pulled back here is itself recorded there
             carry_in, carry_roots = box_leaves(carry, active, trace)
             x_in, x_roots = box_leaves(x, active_xs, trace)
@@ -101,12 +103,25 @@ def adjoint(call: NumpyCall, leaves: Sequence[Leaf], cotangents: Sequence[Leaf],
         return (gradients(carry_roots, carry, active), added), gradients(x_roots, x, active_xs)
 
     # All states are outputs of this loop and inputs of the reverse one: so autograd sees how they depend on init.
-    _, trajectory = scan_flat(_FlatStep(states), init, xs, captured, n, request)
+    _, trajectory = scan_flat(_FlatStep(states, call.step.may_write), init, xs, captured, n, request)
     totals = [vspace(leaf).zeros() for leaf in _where(captured, active_captured)]
     backwards = [[leaf[::-1] for leaf in leaves] for leaves in (trajectory, xs, ybars)]
-    (bars, totals), xbars = scan_flat(_FlatStep(backward), (bars, totals), tuple(backwards), captured, n, request)
-    groups = ((bars, active), ([bar[::-1] for bar in xbars], active_xs), (totals, active_captured))
+    step = _FlatStep(backward, may_write=False)
+    (bars, totals), xbars = scan_flat(step, (bars, totals), tuple(backwards), captured, n, request)
+    groups = ((bars, active), ([bar[::-1] for bar in xbars], active_xs[:-1]), (totals, active_captured))
     return _by_index(leaves, indices, groups)
+
+
+def _loop_values(
+    call: NumpyCall, leaves: Sequence[Leaf]
+) -> tuple[tuple[list[Leaf], list[Leaf], list[Leaf]], list[bool], list[bool]]:
+    """Init, xs with the numbers of steps as one more leaf, and captured values; the leaves of carry and y that flow."""
+    init, xs, captured = call.split(leaves)
+    assert call.results is not None
+    # A carry of this loop must have one dtype throughout, which a Python number only gets in the first step.
+    init = [_promoted(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
+    active = call.results.differentiable
+    return (init, [*xs, np.arange(call.steps or 0)], captured), active[: len(init)], active[len(init) :]
 
 
 def _by_index(leaves: Sequence[Leaf], indices: Sequence[int], groups: Sequence[tuple[Any, list[bool]]]) -> list[Leaf]:
@@ -125,13 +140,10 @@ def tangent(call: NumpyCall, leaves: Sequence[Leaf], tangents: dict[int, Leaf]) 
     """The tangents of the results, from those of some leaves by index, in one loop forward."""
     forward, n, request = _forward(call), call.steps, _same_plan(call)
     call.abandon()
-    init, xs, captured = call.split(leaves)
-    assert call.results is not None
+    (init, xs, captured), active, active_outputs = _loop_values(call, leaves)
     assert n is not None
-    init = [_promoted(leaf, spec) for leaf, spec in zip(init, call.results.specs, strict=False)]
-    differentiable = call.results.differentiable
-    active, active_outputs = differentiable[: len(init)], differentiable[len(init) :]
     dots, xs_dots, captured_dots = call.split([tangents.get(i) for i in range(len(leaves))])
+    xs_dots.append(None)
     active_xs, active_captured = [dot is not None for dot in xs_dots], [dot is not None for dot in captured_dots]
     dots = [
         vspace(leaf).zeros() if dot is None else _like(dot, leaf)
@@ -163,31 +175,32 @@ def tangent(call: NumpyCall, leaves: Sequence[Leaf], tangents: dict[int, Leaf]) 
     inputs = (xs, _where(xs_dots, active_xs))
     if n == 0:
         return make_results(*dots)
-    (_, dots), y_dots = scan_flat(_FlatStep(step), (init, dots), inputs, values, n, request, call.rows)
+    (_, dots), y_dots = scan_flat(_FlatStep(step, may_write=False), (init, dots), inputs, values, n, request, call.rows)
     return make_results(*dots, *(y_dots or ()))
 
 
 def _forward(call: NumpyCall) -> Callable[[list[Leaf], list[Leaf], list[Leaf]], tuple[list[Leaf], list[Leaf]]]:
-    """The step between leaves: captured, carry, x → carry, y."""
+    """The step between leaves: captured, carry, x → carry, y. The last leaf of x is the number of the step."""
     if call.vjp is not None:
         raise StepError(
             "second derivatives and forward mode need the step itself: a vjp= of one's own is not differentiated. "
             "Leave vjp= out, if autograd can differentiate the step"
         )
-    if call.initial_rng is not None:
-        raise StepError(
-            "second derivatives and forward mode of a step that draws from the global random generators are not "
-            "replayed: draw before the loop and pass the numbers in xs"
-        )
     results = call.results
     assert results is not None
+    states = StepStates([*global_rng_states(), *call.step.replayable_states], call.initial_states)
 
     def forward(captured: list[Leaf], carry: list[Leaf], x: list[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         if call.mode is not StepMode.PLAIN:  # its steps write into what no gradient flows to
             private, active = copier(), results.differentiable
             carry = [leaf if keep else private(numbers(leaf)) for leaf, keep in zip(carry, active, strict=False)]
-        with call.step.rebind(captured) as step:
-            after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
+
+        def run() -> PyTree:
+            with call.step.rebind(captured) as step:
+                return step(call.carry.unflatten(carry), call.xs.unflatten(x[:-1]))
+
+        # Variables are bound inside: they are contents of containers, too.
+        after, y = unpack_output(leaf_ops, states.run(int(numbers(x[-1])), run), 0)
         outputs = flatten(y, unpack)[0] if len(results.differentiable) > results.carry_size else []
         return call.carry.flatten_like(after, "carry", unpack), outputs
 

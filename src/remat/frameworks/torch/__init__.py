@@ -10,7 +10,7 @@
 | `analyzed_step.py` | a step after closure conversion, with the state that it may change |
 | `loop_inputs.py`, `watch.py` | the tensors outside of a loop that its steps use, with a graph and without one |
 | `input_memory.py`, `input_versions.py` | their memory in the first sweep; whether steps write into what they get |
-| `loop_contents.py`, `step_contents.py` | Python contents that steps change, in order and in any order |
+| `loop_contents.py` | Python contents that steps change |
 | `stored_graphs.py`, `left_behind.py` | tensors that steps store beside their results |
 | `inner_gradients.py` | steps that differentiate themselves |
 | `carry_hooks.py`, `hooks_in_steps.py` | steps that put hooks on their carry, or on tensors inside (second order) |

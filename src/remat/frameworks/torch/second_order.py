@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from remat.errors import StepError
+from remat.execute.rng_state import global_rng_states
+from remat.execute.step_states import StepStates
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import backward_hooks, hooks_suspended, leaf_itself
@@ -19,7 +21,6 @@ from remat.frameworks.torch.hooks_in_steps import ChangingHooksRefused
 from remat.frameworks.torch.leaves import TensorSpec, spec_of
 from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
-from remat.frameworks.torch.step_contents import StepContents
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import unpack_output
 
@@ -204,12 +205,14 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
 
 def _with_contents(call: TorchLoopCall, flat: FlatStep, steps: int) -> tuple[FlatStep, list[Tensor]]:
     """The step with the contents of its place in the loop, and one more input, its number; as it is if it has none."""
-    states = list(call.step.replayable_states)
-    if not call.step.contents.containers or call.step.under_functorch:
+    if call.step.under_functorch or not (call.step.contents.containers or call.initial_rng):
         return flat, []
-    # Also if steps only read them: a third derivative may be asked for after they have changed.
-    place = next(k for k, state in enumerate(states) if state is call.step.contents)
-    contents = StepContents(call.step.contents, call.initial_states[place - len(states)])
+    every = [*global_rng_states(), *call.step.replayable_states]
+    # Contents also if steps only read them: a third derivative may be asked for after they have changed.
+    read = [
+        first if state is call.step.contents else None for state, first in zip(every, call.initial_states, strict=True)
+    ]
+    contents = StepStates(every, call.initial_rng or read)
 
     def placed(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
         return contents.run(int(x[-1]), lambda: flat(captured, carry, x[:-1]))
@@ -226,7 +229,7 @@ def _as_in_the_last_carry(leaf: Any, spec: TensorSpec) -> Any:
 
 def _check_not_random(call: TorchLoopCall) -> None:
     """Raise a StepError if steps draw random numbers, which the loops here would not replay."""
-    if call.draws:
+    if call.draws and call.step.under_functorch:
         raise StepError(
             "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: "
             "draw before the loop and pass the numbers in xs"
