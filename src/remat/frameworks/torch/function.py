@@ -53,7 +53,6 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     cut_off: frozenset[int] = frozenset()  # the inputs whose gradient would be lost: a step has computed them
     memory: Memory = ()  # by input: in which memory the first sweep has found it
     unconnected: Sequence[bool] = ()  # by leaf of init and xs: whether no result of the first sweep depends on it
-    dependent_inputs: bool = False  # whether one of them may lie behind another one
     fsdp_modules: Sequence[Any] = ()  # FSDP modules that the step calls
     first_step: FirstStep | None = None  # until the first run takes it
     inputs: LoopInputs | None = None  # while the first sweep finds them
@@ -112,7 +111,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.step.contents.keep(inputs.left_by_steps)
         self.step.closure.restrict_to(set(inputs.capture_ids), inputs.bindings)
         backend = self.pending[0]
-        self.activity, self.dependent_inputs = backend.activity, inputs.dependent
+        self.activity = backend.activity
         if not self.fsdp_modules:
             self.unconnected = backend.flow.unconnected(self.steps or 0, outputs=any(self.activity.ys))
         pairs = zip_longest(leaves, self.unconnected)

@@ -4,7 +4,6 @@ The states come from one loop that has them all as outputs, and the gradient fro
 reverse order. Both are loops like the first. All states are in memory at once, but no tapes.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,9 +15,9 @@ from remat.execute.rng_state import global_rng_states
 from remat.execute.step_states import StepStates
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
-from remat.frameworks.torch.graph import backward_hooks, hooks_suspended, leaf_itself
+from remat.frameworks.torch.graph import backward_hooks, gradient_edge, gradients_blocked, hooks_suspended, leaf_itself
 from remat.frameworks.torch.hooks_in_steps import ChangingHooksRefused
-from remat.frameworks.torch.leaves import TensorSpec, spec_of
+from remat.frameworks.torch.leaves import TensorSpec
 from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
 from remat.loops.request import LoopRequest
@@ -33,8 +32,6 @@ def double_backward(
     call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any], gradient_cotangents: Sequence[Any]
 ) -> list[Any]:
     """The VJP of the reverse sweep: from cotangents of the gradients of leaves, those of leaves and cotangents."""
-    if call.dependent_inputs:
-        _check_independent(call, leaves)
     args = [*leaves, *cotangents]
     outputs = [k for k, cotangent in enumerate(gradient_cotangents) if cotangent is not None]
     active = [
@@ -90,7 +87,7 @@ class _Vjp(torch.autograd.Function):
     """The VJP of a function, as a Function of its arguments and cotangents, which can be differentiated again.
 
     Arguments are detached, since one may have been computed from another, whose gradient would then include it.
-    Parameters that the function closes over cannot be detached, and as leaves need not be.
+    Tensors that the function closes over cannot be detached: where one is behind another, `_vjp` stops there.
     """
 
     @staticmethod
@@ -147,8 +144,11 @@ def _vjp(
     if not pairs or not roots:
         return [None] * len(roots)
     outputs, output_cotangents = zip(*pairs, strict=True)
-    with hooks_suspended(hooked):
-        return list(torch.autograd.grad(outputs, roots, output_cotangents, create_graph=create, allow_unused=True))
+    # A made tensor that the function closes over, and another root behind it: its gradient must end there.
+    blocked = [(edge.node, edge.output_nr) for k in with_others_behind(roots) for edge in [gradient_edge(roots[k])]]
+    keep = bool(blocked) or None  # the engine visits its node, which the caller's backward has yet to go through
+    with hooks_suspended(hooked), gradients_blocked(blocked):
+        return list(torch.autograd.grad(outputs, roots, output_cotangents, keep, create, allow_unused=True))
 
 
 def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
@@ -159,6 +159,7 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
     assert call.results is not None
     assert call.steps is not None
     init, xs, captured = call.split(leaves)
+    all_captured = _captured_by(call, captured)
     activity, steps = call.activity, call.steps
     flat, numbers = _with_contents(call, _flat_step(call), steps)
     xs, active_xs = [*xs, *numbers], [*activity.xs, *[False] * len(numbers)]
@@ -169,17 +170,17 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
     active = [is_active and not number for is_active, number in zip(activity.carry, weak, strict=True)]
 
     def forward(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-        return flat(captured, carry, x)[: len(carry)], carry
+        return flat(all_captured(), carry, x)[: len(carry)], carry
 
     def backward(sums: Any, inputs: Any) -> Any:
         (carry_bar, totals), (carry, x, y_bar) = sums, inputs
         carry = [leaf.item() if number else leaf for leaf, number in zip(carry, weak, strict=True)]
-        roots, put = _roots(carry, active, x, active_xs, captured)
+        roots, put = _roots(carry, active, x, active_xs, all_captured())
         rest = iter(carry_bar)
         bars = [next(rest) if is_active else None for is_active in active] + list(y_bar)
-        closed_over = [False] * (len(roots) - len(captured)) + [not rebound for rebound in call.rebound]
+        as_they_are = [False] * (len(roots) - len(captured)) + [not rebound for rebound in call.rebound]
         root_bars = _vjp_of(
-            lambda *values: flat(*put(values)), roots, bars, closed_over, under_functorch=call.step.under_functorch
+            lambda *values: flat(*put(values)), roots, bars, as_they_are, under_functorch=call.step.under_functorch
         )
         pairs = zip(roots, root_bars, strict=True)
         rest = iter([torch.zeros_like(root) if bar is None else bar for root, bar in pairs])
@@ -193,7 +194,7 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
     rows = [None if bar is None else _for_every_step(bar, steps, call.rows).flip(0) for bar in y_bars]
     flipped = [state.flip(0) for state in states], [x.flip(0) for x in xs], rows
     (init_bars, totals), x_bars = scan(
-        backward, (last_bars, [torch.zeros_like(leaf) for leaf in captured]), flipped, steps, request
+        backward, (last_bars, [torch.zeros_like(leaf) for leaf in all_captured()]), flipped, steps, request
     )
     rest = iter(init_bars)
     return [
@@ -201,6 +202,22 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
         *(None if bar is None else bar.flip(0) for bar in x_bars[: len(activity.xs)]),
         *totals,
     ]
+
+
+def _captured_by(call: TorchLoopCall, captured: Sequence[Any]) -> Callable[[], list[Any]]:
+    """A function that returns the captured tensors, in which a loop can rebind those that the first loop has rebound.
+
+    Steps close over the others themselves. These are in a frozenset, where nothing is rebound: a loop would exchange
+    the reference here alone, and ask for the gradient of what no step uses.
+    """
+    rebound = [each if is_rebound else None for each, is_rebound in zip(captured, call.rebound, strict=True)]
+    closed_over = frozenset((k, each) for k, each in enumerate(captured) if rebound[k] is None)
+
+    def all_captured() -> list[Any]:
+        by_index = dict(closed_over)
+        return [by_index.get(k, each) for k, each in enumerate(rebound)]
+
+    return all_captured
 
 
 def _with_contents(call: TorchLoopCall, flat: FlatStep, steps: int) -> tuple[FlatStep, list[Tensor]]:
@@ -236,24 +253,13 @@ def _check_not_random(call: TorchLoopCall) -> None:
         )
 
 
-def _check_independent(call: TorchLoopCall, leaves: Sequence[Any]) -> None:
-    """Raise a StepError if an input that is used as it is was computed from another one, to which it would add."""
-    captured = [each for each, rebound in zip(call.split(leaves)[2], call.rebound, strict=True) if not rebound]
-    found = with_others_behind(captured, most_nodes=math.inf)
-    if found:
-        raise StepError(
-            f"a step uses a {spec_of(captured[min(found)], 'tensor')} and a tensor that this one was computed from, "
-            "which second derivatives cannot tell apart where the first one is not in a variable, a dict or a list: "
-            "put it in one, or pass it in the carry or in xs"
-        )
-
-
 def _flat_step(call: TorchLoopCall) -> FlatStep:
     """The step as a function of leaves: captured, carry, x → carry and outputs."""
 
     def flat(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
         assert call.results is not None
-        with call.rebind(captured) as step, ChangingHooksRefused():
+        modes = call.step.autocast.active(grad=torch.is_grad_enabled())
+        with modes, call.rebind(captured) as step, ChangingHooksRefused():
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
         outputs = call.results.outputs
         ys = [] if outputs is None or call.rows == {} else outputs.flatten_like(y, "y")
