@@ -4,6 +4,7 @@
 |---|---|
 | `capture.py` | `ConvertedClosure`: a function of its captured values; the facts of CPython that this relies on |
 | `reach.py` | the containers, variables and generators that a function reaches, for runs that leave no trace |
+| `new_contents.py` | contents with what steps have put into the user's containers |
 | `placeholders.py` | values that a copy of a container must not keep alive |
 | `closure_search.py` | the search for references to captured values |
 | `capture_filter.py` | which values a framework captures |

@@ -13,6 +13,7 @@ and no contents: they are left alone.
 The cost: 0.2 us to copy a container and 0.4 us to compare it, for the ten items that one has on average.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from itertools import chain, islice
@@ -66,11 +67,11 @@ class Contents:
         """The containers."""
         return [*(container for container, _ in self.pairs), *self.empty]
 
-    def added(self) -> list[tuple[Container, list[Any]]]:
-        """The items, or the values of dicts, that containers have now and did not have then."""
+    def added(self, longest: float = math.inf) -> list[tuple[Container, list[Any]]]:
+        """The items, or the values of dicts, that containers have now and did not have then; not of longer ones."""
         changed = self.changed()
         pairs = [*changed.pairs, *((container, ()) for container in changed.empty)]
-        return [(pair[0], _added(*pair)) for pair in pairs]
+        return [(pair[0], _added(*pair)) for pair in pairs if len(pair[0]) <= longest]
 
     def added_leaves(self) -> list[Any]:
         """The leaves of these items."""

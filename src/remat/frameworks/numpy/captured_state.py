@@ -20,6 +20,7 @@ import numpy as np
 
 from remat.closures.bytecode import has_augmented_assignment
 from remat.closures.capture import ConvertedClosure
+from remat.closures.new_contents import NewContents
 from remat.execute.python_state import Contents, PythonState
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import SegmentReplay
@@ -50,6 +51,14 @@ class ArrayContents:
         np.copyto(self.array, snapshot)
 
 
+class _NumpyContents(NewContents):
+    """Contents with the numbers of small arrays that steps have made."""
+
+    def value_of(self, leaf: object) -> ArrayContents | None:
+        """The numbers of a new array."""
+        return next(iter(_small([leaf])), None) if isinstance(leaf, np.ndarray) else None
+
+
 class CapturedStep(ConvertedClosure):
     """A step or segment after closure conversion, with all that it may change besides its results.
 
@@ -61,7 +70,7 @@ class CapturedStep(ConvertedClosure):
         # The search takes note of a generator wherever it comes upon one.
         super().__init__(traces, step, *others, *(leaf for leaf in leaves if private_rng_state(leaf) is not None))
         self.arrays = traces.arrays  # plain ones that it reaches
-        self._contents = [PythonState(self.containers)] if self.containers else []
+        self._contents = [_NumpyContents(self.containers)] if self.containers else []
         self._others = [*self.replayable_states, *_small(self.arrays)]
         self.replayable_states = [*self._others, *self._contents]
 

@@ -10,17 +10,29 @@ from typing import Any
 
 from torch import Tensor
 
-from remat.execute.python_state import Container, Contents, PythonState
+from remat.closures.new_contents import NewContents
+from remat.execute.python_state import Container, Contents
+from remat.frameworks.torch.graph import version
+from remat.frameworks.torch.tensor_state import COPIED, TensorValue, is_plain
 
 __all__ = ["LoopContents"]
 
 
-class LoopContents(PythonState):
+class LoopContents(NewContents):
     """The contents of containers, without what is cached there."""
 
     def __init__(self, containers: Iterable[Container]) -> None:
         super().__init__(containers)
         self._cached: list[tuple[Any, Any, Tensor]] = []  # a dict or list, and its item
+
+    def value_of(self, leaf: Any) -> TensorValue | None:
+        """The numbers of a tensor that a step has made and that was written into since, as a running mean is.
+
+        One that never was is a result, such as the last state; to copy it would cost memory for every kept state.
+        """
+        if not isinstance(leaf, Tensor) or leaf.requires_grad or not is_plain(leaf):
+            return None
+        return TensorValue(leaf, is_statistic=False) if version(leaf) and leaf.nbytes <= COPIED else None
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
         """Let these tensors stay where they are now, whatever contents are put back."""
