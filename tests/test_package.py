@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import pickle
 import pkgutil
 import subprocess
@@ -15,11 +16,12 @@ import pytest
 import remat
 from remat import ops
 from remat.planners import PLANNERS, Planner
+from remat.planners import chain as chain_planners
 from remat.planners import exhaustive as exhaustive_module
 from remat.planners import loop as loop_planners
 
 PUBLIC = {
-    "plan": "Chain InfeasibleError Level Loop Memory Plan Stage plan sweep",
+    "plan": "Chain InfeasibleError Level Loop Memory Option Plan Stage plan sweep",
     "loops": "save_points scan while_loop",
     "segments": "adaptive_checkpoint checkpoint drop is_recomputing",
     "see": "Profile Schedule Trace profile report simulate verify",
@@ -134,10 +136,12 @@ def test_a_plan_has_its_report_without_an_import(tmp_path):
 
 def test_every_planner_file_has_its_line_in_the_registry():
     planners = set()
-    for module in pkgutil.iter_modules(loop_planners.__path__, loop_planners.__name__ + "."):
-        for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, type) and issubclass(value, Planner) and value.__module__ == module.name:
-                planners.add(value)
+    for room in (loop_planners, chain_planners):
+        for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
+            for value in vars(importlib.import_module(module.name)).values():
+                if isinstance(value, type) and issubclass(value, Planner) and value.__module__ == module.name:
+                    planners.add(value)
+    planners = {planner for planner in planners if not inspect.isabstract(planner)}
     planners.add(exhaustive_module.Exhaustive)
     assert planners == set(PLANNERS.values()) - {PLANNERS["auto"]}
     assert all(planner.name == name and planner.summary for name, planner in PLANNERS.items())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.planners import Curve as Curve
     from remat.planners import Plan, plan, save_points, sweep
     from remat.planners import Planner as Planner
-    from remat.problem import Chain, Level, Loop, Memory, Stage
+    from remat.problem import Chain, Level, Loop, Memory, Option, Stage
     from remat.profiling import Profile, profile
     from remat.reporting import report
     from remat.schedule import Event as Event
@@ -46,6 +46,7 @@ __all__ = [  # noqa: RUF022 (in groups)
     "Level",
     "Loop",
     "Memory",
+    "Option",
     "Plan",
     "Stage",
     "plan",
@@ -90,7 +91,7 @@ _HOMES = {
     ),
     "ops": "Advance Drop Fetch Keep Op Pullback Record Turn",
     "planners": "Claim Curve Plan Planner plan save_points sweep",
-    "problem": "Chain Level Loop Memory Stage",
+    "problem": "Chain Level Loop Memory Option Stage",
     "profiling": "Profile profile",
     "reporting": "report",
     "schedule": "Event Live Schedule Trace Verdict simulate verify",

@@ -42,10 +42,12 @@ class Record:
     """Run units and store their tape.
 
     `Record(9, 12)` is read as: from working state 9, run units 9..11 and store their tape; working state is now 12.
+    `Record(9, 10, 2)` records stage 9 of a chain by the third of its options; the first is the default.
     """
 
     start: int
     stop: int
+    option: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,16 @@ Op = Advance | Record | Keep | Fetch | Drop | Turn | Pullback
 
 @dataclass(frozen=True)
 class OpSpec:
-    """How one op is written: its class, its word in text, its number in columns, and its fields in order."""
+    """How one op is written: its class, its word in text, its number in columns, and its fields in order.
+
+    `optional` is a last field that is written only if it is not 0.
+    """
 
     op: type[Any]
     word: str
     code: int
     fields: tuple[str, ...]
+    optional: str | None = None
 
     @property
     def is_range(self) -> bool:
@@ -128,7 +134,7 @@ class OpSpec:
 # The codes are part of the data of saved HTML reports (page/data.js): new ops go at the end.
 OP_TABLE: tuple[OpSpec, ...] = (
     OpSpec(Advance, "advance", 0, ("start", "stop")),
-    OpSpec(Record, "record", 1, ("start", "stop")),
+    OpSpec(Record, "record", 1, ("start", "stop"), "option"),
     OpSpec(Pullback, "pullback", 2, ("stop", "start")),
     OpSpec(Keep, "keep", 3, ("state", "level")),
     OpSpec(Fetch, "fetch", 4, ("state", "level")),

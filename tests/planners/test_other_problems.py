@@ -49,7 +49,7 @@ class Pipeline(Serializable):
     def pulling_size(self, start, stop):
         return self.running_size(start, stop, record=False)
 
-    def advance_time(self, start, stop):
+    def advance_time(self, start, stop, option=0):
         return float(stop - start)
 
     record_time = pullback_time = advance_time
@@ -142,6 +142,6 @@ def test_planners_of_loops_do_not_take_it_nor_its_planner_loops():
     with pytest.raises(PlannerError, match="it plans pipelines, and this is a loop"):
         plan(remat.Loop(9), 120, planner="encoder-twice")
     with pytest.raises(PlannerError, match="it plans loops, and this is a chain"):
-        plan(remat.Chain([remat.Stage()]), 120)
+        plan(remat.Chain([remat.Stage()]), 120, planner="chunks")
     with pytest.raises(ProblemError, match="the plan is for a pipeline"):
         remat.scan(lambda carry, _: (carry, None), 1.0, length=2, plan=plan(PIPELINE, Memory(120)))

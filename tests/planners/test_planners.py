@@ -25,7 +25,7 @@ from remat.planners import PLANNERS, Chunks, Levels, Mixed, Prediction
 from remat.planners.loop.pooled import best_pool
 from remat.testing import check_plan, loops, memories
 
-KNOWN_LENGTH = [name for name in PLANNERS if name != "exhaustive"]
+KNOWN_LENGTH = [name for name, planner in PLANNERS.items() if planner.problem_type is Loop and name != "exhaustive"]
 
 
 def or_minimum(problem, memory, planner):
@@ -210,7 +210,7 @@ def test_chunks_weigh_the_cost_of_a_range_against_recomputation():
         (Loop(5), {"slots": 1, "planner": "magic"}, PlannerError, "there are auto, keep-all"),
         (Loop(None), {"slots": 1, "planner": "binomial"}, PlannerError, "online"),
         (Loop(9), {"slots": 1, "planner": "exhaustive"}, PlannerError, "8 steps"),
-        (Chain([Stage()]), {"memory": 100}, PlannerError, "chain"),
+        (Chain([Stage()]), {"slots": 3}, PlannerError, "give bytes"),
         (Chain([Stage()]), {"memory": 100, "planner": "mixed"}, PlannerError, "chain"),
         (
             Loop(5),

@@ -86,7 +86,13 @@ def test_a_chain_has_workspace_and_unequal_sizes():
     chain = Chain([Stage(1, 2, 3, 10, 100, 1000, 0), Stage(4, 5, 6, 20, 200, 0, 5000)], input=1)
     trace = simulate(Schedule.parse("record 0 1\nrecord 1 2\nturn\npullback 2 1\npullback 1 0"), chain)
     live = [event.live.total() for event in trace]
-    assert live == [1 + 10 + 100 + 1000, 10 + 20 + 300, 300 + 20, 300 + 10 + 20 + 5000, 100 + 10 + 1]
+    assert live == [
+        1 + 10 + 100 + 1000,  # input, output, tape, workspace
+        1 + 10 + 20 + 300,  # the input of stage 0 is held by its tape
+        1 + 10 + 20 + 300,
+        1 + 10 + 20 + 300 + (10 + 20) + 5000,  # both cotangents and the workspace
+        1 + 10 + 100 + (1 + 10),
+    ]
     assert trace.seconds == 3 + 6 + 5 + 2
 
 

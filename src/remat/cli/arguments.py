@@ -6,23 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from remat.errors import FileError, ProblemError
-from remat.planners import Plan, find_planner
+from remat.planners import Plan
 from remat.planners.loop.chunks import Chunks
 from remat.planners.plan import saved_ops
 from remat.planners.planner import Planner
-from remat.problem import Level, Loop, Memory
+from remat.planners.registry import planner_for
+from remat.problem import Level, Loop, Memory, Problem, load_problem
 from remat.problem.serialization import check_envelope, read_json, read_limited
 from remat.schedule import Op, Schedule
 from remat.schedule.notation import ScheduleFile, parse_lines, short_lines
 
 __all__ = [
     "Parser",
-    "add_loop",
     "add_memory",
     "add_planner",
-    "read_loop",
+    "add_problem",
     "read_memory",
     "read_planner",
+    "read_problem",
     "read_subject",
     "read_whole",
     "refuse_to_overwrite",
@@ -41,10 +42,12 @@ class Parser(argparse.ArgumentParser):
         return f"example: {self.example}\n\n{super().format_help()}"
 
 
-def add_loop(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the arguments that describe a loop."""
-    group = parser.add_argument_group("the loop")
-    group.add_argument("--steps", required=required, metavar="N", help='how many steps, or "unknown"')
+def add_problem(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the arguments that describe a loop, or name the file of a saved problem of any kind."""
+    group = parser.add_argument_group("the problem: a loop, or a file")
+    either = group.add_mutually_exclusive_group(required=required)
+    either.add_argument("--steps", metavar="N", help='how many steps the loop has, or "unknown"')
+    either.add_argument("--problem", metavar="FILE", help="a saved Chain or Loop (chain.save) instead of a loop")
     group.add_argument("--state", default="1", metavar="SIZE", help="bytes of a state, such as 1MiB (default 1)")
     group.add_argument("--tape", default="1", metavar="SIZE", help="bytes of one step's tape (default 1)")
     group.add_argument("--forward", default="1", metavar="TIME", help="time of a step without tape (default 1)")
@@ -54,8 +57,10 @@ def add_loop(parser: argparse.ArgumentParser, *, required: bool) -> None:
     group.add_argument("--restartable", action="store_true", help="a step's tape also holds its output")
 
 
-def read_loop(arguments: argparse.Namespace) -> Loop:
-    """The loop that the arguments describe."""
+def read_problem(arguments: argparse.Namespace) -> Problem:
+    """The problem that the arguments describe or name."""
+    if arguments.problem is not None:
+        return load_problem(read_json(read_limited(arguments.problem)))
     steps = arguments.steps
     return Loop(
         None if steps == "unknown" else read_whole(steps, "steps"),
@@ -100,30 +105,31 @@ def add_planner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chunk", metavar="K", help="steps in a range, for the chunks planner")
 
 
-def read_planner(arguments: argparse.Namespace) -> Planner[Loop]:
-    """The planner that the arguments name."""
+def read_planner(arguments: argparse.Namespace, problem: Problem) -> Planner[Any]:
+    """The planner that the arguments name for the problem."""
     if arguments.chunk is None:
-        return find_planner(arguments.planner)
+        return planner_for(problem, arguments.planner)
     if arguments.planner not in ("auto", "chunks"):
         raise ProblemError(f"--chunk is for the chunks planner, not {arguments.planner}")
     return Chunks(read_whole(arguments.chunk, "chunk"))
 
 
-def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Loop, Memory | None]:
-    """The schedule in a file (a saved plan, or text; - is stdin), its loop, and its memory if it has one.
+def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Problem, Memory | None]:
+    """The schedule in a file (a saved plan, or text; - is stdin), its problem, and its memory if it has one.
 
-    A saved plan contains a loop and a memory; arguments override them.
+    A saved plan contains a problem and a memory; arguments override them.
     """
-    loop = None if arguments.steps is None else read_loop(arguments)
+    described = arguments.steps is not None or arguments.problem is not None
+    problem = read_problem(arguments) if described else None
     has_budget = any(value is not None for value in (arguments.slots, arguments.memory, arguments.level))
     memory = read_memory(arguments) if has_budget else None
     if arguments.file != "-" and _is_json(Path(arguments.file)):
         data = check_envelope(read_json(read_limited(arguments.file)), Plan.kind, Plan.version)
-        loop = loop or Loop.from_envelope(data.get("problem"))
-        return saved_ops(data), loop, memory or Memory.from_envelope(data.get("memory"))
-    if loop is None:
-        raise ProblemError("a schedule in text does not say how long the loop is: give --steps")
-    return Schedule(_text_ops(arguments.file)), loop, memory
+        problem = problem or load_problem(data.get("problem"))
+        return saved_ops(data), problem, memory or Memory.from_envelope(data.get("memory"))
+    if problem is None:
+        raise ProblemError("a schedule in text does not say how long the loop is: give --steps, or --problem")
+    return Schedule(_text_ops(arguments.file)), problem, memory
 
 
 def _text_ops(name: str) -> ScheduleFile | tuple[Op, ...]:

@@ -1,16 +1,16 @@
-"""`remat plan`: plan a loop, print the plan, its ops or its JSON, save it."""
+"""`remat plan`: plan a loop or a saved chain, print the plan, its ops or its JSON, save it."""
 
 import argparse
 import sys
 from pathlib import Path
 
 from remat.cli.arguments import (
-    add_loop,
     add_memory,
     add_planner,
-    read_loop,
+    add_problem,
     read_memory,
     read_planner,
+    read_problem,
     refuse_to_overwrite,
 )
 from remat.cli.output import write_report
@@ -20,12 +20,12 @@ from remat.planners import plan as make_plan
 from remat.reporting.formats import check_path
 
 EXAMPLE = "remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB"
-HELP = "plan the reversal of a loop and print what it costs"
+HELP = "plan the reversal of a loop or a chain and print what it costs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_loop(parser, required=True)
+    add_problem(parser, required=True)
     add_memory(parser)
     add_planner(parser)
     shown = parser.add_mutually_exclusive_group()
@@ -44,10 +44,11 @@ def run(arguments: argparse.Namespace) -> int:
         check_path(arguments.report)
         if arguments.save and Path(arguments.save).resolve() == Path(arguments.report).resolve():
             raise FileError(f"--save and --report both write {arguments.report}")
-    planner, loop, memory = read_planner(arguments), read_loop(arguments), read_memory(arguments)
+    problem, memory = read_problem(arguments), read_memory(arguments)
+    planner = read_planner(arguments, problem)
     with Bars() as bars:
         bars.say("planning")
-        plan = make_plan(loop, memory, planner=planner, progress=bars)
+        plan = make_plan(problem, memory, planner=planner, progress=bars)
     if arguments.ops or arguments.json or arguments.save or arguments.report:
         plan.schedule  # noqa: B018 (an unknown length has no schedule: say so before anything is printed)
     if arguments.json:

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from remat.cli.arguments import add_loop, add_memory, read_subject, refuse_to_overwrite
+from remat.cli.arguments import add_memory, add_problem, read_subject, refuse_to_overwrite
 from remat.cli.progress_bars import Bars
 from remat.progress import reporting_to
 from remat.schedule import Trace, simulate
@@ -18,7 +18,7 @@ HELP = "say what a saved plan or a schedule in text costs: steps, peak, time"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("file", metavar="FILE", help="a saved plan, or ops as text; - reads stdin")
-    add_loop(parser, required=False)
+    add_problem(parser, required=False)
     add_memory(parser)
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--events", action="store_true", help="print a line for each op: start, time, live bytes, op")

@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from remat.cli.arguments import add_loop, add_planner, read_loop, read_planner, read_whole
+from remat.cli.arguments import add_planner, add_problem, read_planner, read_problem, read_whole
 from remat.cli.progress_bars import Bars
 from remat.planners import sweep
 
@@ -15,7 +15,7 @@ HELP = "print what more memory buys: forward steps and time at several budgets"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    add_loop(parser, required=True)
+    add_problem(parser, required=True)
     budgets = parser.add_mutually_exclusive_group()
     budgets.add_argument("--memory", metavar="SIZE,…", help="budgets in bytes, such as 16MiB,64MiB")
     budgets.add_argument("--slots", metavar="N,…", help="budgets in slots, such as 10,31,100")
@@ -26,13 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan at every budget and print the curve."""
+    problem = read_problem(arguments)
     with Bars() as bars:
         bars.say("planning")
         curve = sweep(
-            read_loop(arguments),
+            problem,
             arguments.memory.split(",") if arguments.memory else None,
             slots=[read_whole(text, "slots") for text in arguments.slots.split(",")] if arguments.slots else None,
-            planner=read_planner(arguments),
+            planner=read_planner(arguments, problem),
             points=read_whole(arguments.points, "points"),
             progress=bars,
         )

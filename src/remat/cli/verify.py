@@ -2,7 +2,7 @@
 
 import argparse
 
-from remat.cli.arguments import add_loop, add_memory, read_subject
+from remat.cli.arguments import add_memory, add_problem, read_subject
 from remat.errors import ProblemError
 from remat.schedule import verify
 
@@ -13,15 +13,15 @@ HELP = "check a saved plan or a schedule in text against the rules; exit 1 if it
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
     parser.add_argument("file", metavar="FILE", help="a saved plan, or ops as text; - reads stdin")
-    add_loop(parser, required=False)
+    add_problem(parser, required=False)
     add_memory(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check, and print the verdict."""
-    schedule, loop, memory = read_subject(arguments)
+    schedule, problem, memory = read_subject(arguments)
     if memory is None:
         raise ProblemError("text does not say what may be kept: give --slots N, --memory SIZE or --level NAME,SIZE")
-    verdict = verify(schedule, loop, memory)
+    verdict = verify(schedule, problem, memory)
     print(verdict)
     return 0 if verdict else 1

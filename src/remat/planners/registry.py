@@ -4,6 +4,10 @@ from typing import Any
 
 from remat.errors import PlannerError
 from remat.planners.auto import Auto
+from remat.planners.chain.all_schedules import AllSchedules
+from remat.planners.chain.optimal_chain import OptimalChain
+from remat.planners.chain.periodic_segments import PeriodicSegments
+from remat.planners.chain.record_all import RecordAll
 from remat.planners.exhaustive import Exhaustive
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
@@ -27,6 +31,10 @@ PLANNERS: dict[str, type[Planner[Any]]] = {
     "levels": Levels,
     "online": Online,
     "exhaustive": Exhaustive,
+    "chain": OptimalChain,
+    "chain-keep-all": RecordAll,
+    "chain-segments": PeriodicSegments,
+    "chain-exhaustive": AllSchedules,
 }
 
 

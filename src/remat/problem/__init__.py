@@ -5,11 +5,12 @@ verifier and the simulator read. They know nothing of schedules or frameworks. `
 kind of problem.
 """
 
-from remat.problem.chain import Chain, Stage
+from remat.problem.chain import Chain
 from remat.problem.loop import Loop
 from remat.problem.memory import Level, Memory
 from remat.problem.problem import Problem, Sizes
 from remat.problem.problem_kinds import PROBLEM_KINDS, is_problem, kind_names, load_problem
+from remat.problem.stage import Option, Stage
 
 __all__ = [
     "PROBLEM_KINDS",
@@ -17,6 +18,7 @@ __all__ = [
     "Level",
     "Loop",
     "Memory",
+    "Option",
     "Problem",
     "Sizes",
     "Stage",

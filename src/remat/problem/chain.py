@@ -1,58 +1,21 @@
-"""A chain: unequal stages one after another. State i is the input of stage i, state n the result."""
+"""A chain: unequal stages one after another. State i is the input of stage i, state n the result.
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+States are shared: one that is kept, worked on and held by tapes counts once, as an allocator counts it
+(`schedule/chain_machine.py` has the counting). The cotangent of state i has the bytes of state i; that of the result
+comes with the first pullback, which counts it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, ClassVar
 
 from remat.errors import ProblemError
 from remat.problem.serialization import Serializable
-from remat.units import bytes_text, count_text, to_bytes, to_seconds
+from remat.problem.stage import Option, Stage
+from remat.units import bytes_text, count_text, to_bytes
 
-__all__ = ["Chain", "Stage"]
-
-
-@dataclass(frozen=True, init=False)
-class Stage:
-    """One stage of a chain: its times, the bytes of its output and tape, and what it needs while it runs.
-
-    >>> Stage(forward=1.0, backward=2.0, output="1 MiB", tape="4 MiB", name="layer3.0").output
-    1048576
-    """
-
-    forward: float
-    backward: float
-    record: float
-    output: int
-    tape: int
-    forward_workspace: int
-    backward_workspace: int
-    name: str
-
-    def __init__(
-        self,
-        forward: float | str = 1.0,
-        backward: float | str = 2.0,
-        record: float | str | None = None,
-        output: int | str = 1,
-        tape: int | str = 1,
-        forward_workspace: int | str = 0,
-        backward_workspace: int | str = 0,
-        name: str = "",
-    ) -> None:
-        put = object.__setattr__
-        put(self, "forward", to_seconds(forward, "forward"))
-        put(self, "backward", to_seconds(backward, "backward"))
-        put(self, "record", self.forward if record is None else to_seconds(record, "record"))
-        put(self, "output", to_bytes(output, "output"))
-        put(self, "tape", to_bytes(tape, "tape"))
-        put(self, "forward_workspace", to_bytes(forward_workspace, "forward_workspace"))
-        put(self, "backward_workspace", to_bytes(backward_workspace, "backward_workspace"))
-        put(self, "name", str(name))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The stage as plain data."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+__all__ = ["Chain"]
 
 
 @dataclass(frozen=True, init=False)
@@ -65,25 +28,21 @@ class Chain(Serializable):
 
     stages: tuple[Stage, ...]
     input: int
-    restartable: bool
-    _sums: tuple[tuple[float, ...], ...] = field(repr=False, compare=False)
+    _forward: tuple[float, ...] = field(repr=False, compare=False)
 
     kind: ClassVar[str] = "chain"
     unit: ClassVar[str] = "stage"
+    version: ClassVar[int] = 2
+    restartable: ClassVar[bool] = False  # states that tapes contain are shared: keeping one costs nothing
 
-    def __init__(self, stages: Iterable[Stage], input: int | str = 1, restartable: bool = False) -> None:
+    def __init__(self, stages: Iterable[Stage], input: int | str = 1) -> None:
         put = object.__setattr__
         put(self, "stages", tuple(stages))
         for position, stage in enumerate(self.stages):
             if not isinstance(stage, Stage):
                 raise ProblemError(f"stage {position} must be a Stage, not {type(stage).__name__}")
         put(self, "input", to_bytes(input, "input"))
-        if not isinstance(restartable, bool):
-            raise ProblemError(f"restartable must be True or False, not {restartable!r}")
-        put(self, "restartable", restartable)
-        columns = ("forward", "record", "backward", "tape")
-        sums = (tuple(accumulate((getattr(s, c) for s in self.stages), initial=0)) for c in columns)
-        put(self, "_sums", tuple(sums))
+        put(self, "_forward", tuple(accumulate((stage.forward for stage in self.stages), initial=0.0)))
 
     @property
     def units(self) -> int:
@@ -98,16 +57,19 @@ class Chain(Serializable):
     def describe(self, *, times: bool = False) -> list[tuple[str, str]]:
         """Rows about the largest sizes of a stage and, if asked for, the times of all stages together."""
         state, tape = self._largest()
-        rows = [("stages", f"states up to {bytes_text(state)}, tapes up to {bytes_text(tape)}")]
+        several = sum(len(stage.options) > 1 for stage in self.stages)
+        options = f", {count_text(several)} with options" if several else ""
+        rows = [("stages", f"states up to {bytes_text(state)}, tapes up to {bytes_text(tape)}{options}")]
         if times:
-            forward, record, backward = (self._between(column, 0, self.units) for column in range(3))
+            forward, record = self.advance_time(0, self.units), self.record_time(0, self.units)
+            backward = self.pullback_time(0, self.units)
             rows.append(("all times", f"forward {forward:.4g}, record {record:.4g}, backward {backward:.4g}"))
         return rows
 
     def shrink_advice(self) -> str:
         """What to make smaller so that the chain fits less memory."""
         state, tape = self._largest()
-        return f"make the largest tape ({bytes_text(tape)}) or state ({bytes_text(state)}) smaller"
+        return f"make the largest tape ({bytes_text(tape)}) or state ({bytes_text(state)}) smaller, or split the stage"
 
     def unit_name(self, unit: int) -> str:
         """The name of the stage, or an empty text."""
@@ -117,47 +79,46 @@ class Chain(Serializable):
         """Bytes of one state."""
         return self.input if state == 0 else self.stages[state - 1].output
 
-    def tape_size(self, start: int, stop: int) -> int:
-        """Bytes of the tape of stages start..stop-1."""
-        return int(self._between(3, start, stop))
+    def tape_size(self, start: int, stop: int, option: int = 0) -> int:
+        """Bytes of the tape of stages start..stop-1, beside the states that it holds."""
+        return sum(chosen.tape for chosen in self._options(start, stop, option))
 
     def running_size(self, start: int, stop: int, *, record: bool) -> int:
         """The most bytes of input, output and workspace while one of the stages runs."""
-        return max(self._pair(i) + self.stages[i].forward_workspace for i in range(start, stop))
+        return max(self.state_size(i) + self.stages[i].running_peak for i in range(start, stop))
 
     def pulling_size(self, start: int, stop: int) -> int:
-        """The most bytes of cotangents and workspace while one of the stages is pulled back."""
-        return max(self._pair(i) + self.stages[i].backward_workspace for i in range(start, stop))
+        """The most bytes of cotangents and workspace while one of the stages is pulled back by its first option."""
+        return max(
+            self.stages[i].pullback_peak(0, self.state_size(i)) - self.stages[i].options[0].tape
+            for i in range(start, stop)
+        )
 
     def advance_time(self, start: int, stop: int) -> float:
         """Time to run stages start..stop-1 without tape."""
-        return self._between(0, start, stop)
+        return self._forward[stop] - self._forward[start]
 
-    def record_time(self, start: int, stop: int) -> float:
+    def record_time(self, start: int, stop: int, option: int = 0) -> float:
         """Time to run stages start..stop-1 and store their tape."""
-        return self._between(1, start, stop)
+        return sum(chosen.record for chosen in self._options(start, stop, option))
 
-    def pullback_time(self, start: int, stop: int) -> float:
+    def pullback_time(self, start: int, stop: int, option: int = 0) -> float:
         """Time to pull a cotangent back through stages start..stop-1."""
-        return self._between(2, start, stop)
+        return sum(chosen.backward for chosen in self._options(start, stop, option))
 
     def to_dict(self) -> dict[str, Any]:
         """The chain as plain data."""
-        stages = [stage.to_dict() for stage in self.stages]
-        return {"input": self.input, "restartable": self.restartable, "stages": stages}
+        return {"input": self.input, "stages": [stage.to_dict() for stage in self.stages]}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Chain":
         """The chain from plain data."""
-        return cls([Stage(**stage) for stage in data["stages"]], data["input"], data["restartable"])
+        return cls([Stage.from_dict(stage) for stage in data["stages"]], data["input"])
+
+    def _options(self, start: int, stop: int, option: int) -> Iterator[Option]:
+        return (stage.options[option] for stage in self.stages[start:stop])
 
     def _largest(self) -> tuple[int, int]:
         """Bytes of the largest state and of the largest tape."""
         states = [self.state_size(state) for state in range(self.units + 1)]
-        return max(states), max((stage.tape for stage in self.stages), default=0)
-
-    def _pair(self, stage: int) -> int:
-        return self.state_size(stage) + self.state_size(stage + 1)
-
-    def _between(self, column: int, start: int, stop: int) -> float:
-        return self._sums[column][stop] - self._sums[column][start]
+        return max(states), max((option.tape for stage in self.stages for option in stage.options), default=0)

@@ -115,11 +115,11 @@ class Loop(Serializable):
         """Time to run steps start..stop-1 without tape."""
         return (stop - start) * self.forward
 
-    def record_time(self, start: int, stop: int) -> float:
+    def record_time(self, start: int, stop: int, option: int = 0) -> float:
         """Time to run steps start..stop-1 and store their tape, as one range."""
         return (stop - start) * self.record + self.per_range
 
-    def pullback_time(self, start: int, stop: int) -> float:
+    def pullback_time(self, start: int, stop: int, option: int = 0) -> float:
         """Time to pull a cotangent back through steps start..stop-1."""
         return (stop - start) * self.backward
 

@@ -64,8 +64,8 @@ class Problem(Sizes, Protocol):
     def advance_time(self, start: int, stop: int) -> float:
         """Seconds to run units start..stop-1 without tape."""
 
-    def record_time(self, start: int, stop: int) -> float:
+    def record_time(self, start: int, stop: int, option: int = 0) -> float:
         """Seconds to run units start..stop-1 and store their tape, as one range."""
 
-    def pullback_time(self, start: int, stop: int) -> float:
-        """Seconds to pull a cotangent back through units start..stop-1."""
+    def pullback_time(self, start: int, stop: int, option: int = 0) -> float:
+        """Seconds to pull a cotangent back through units start..stop-1, recorded by that option of theirs."""

@@ -5,14 +5,12 @@ the bytes that were live *while the op ran*. Its memory grows with what is live,
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
-from typing import Any
 
 from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.problem import Memory, Sizes
 from remat.schedule.live import Live, LiveItem
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "ranges_text"]
 
 
 class Machine:
@@ -34,17 +32,27 @@ class Machine:
         self.pulling_size = 0
         self.just_recorded_size = 0  # of the tape that the last op recorded: it does not count in slots yet
         self._after_tape = 0
+        self._pulled_back: tuple[int, ...] = ()  # the first and the last unit of the last pullback
         self._resting_cotangent = 0
 
     @property
     def device_size(self) -> int:
         """Bytes live on the device while the last op ran."""
-        return self.kept_size[self.device] + self.tape_size + self.running_size + self.pulling_size
+        return self.state_size + self.tape_size + self.running_size + self.pulling_size
+
+    @property
+    def state_size(self) -> int:
+        """Bytes of states held on the device while the last op ran, beside those it worked on."""
+        return self.kept_size[self.device]
 
     @property
     def held_size(self) -> int:
         """Bytes of tapes that are stored for later: all but the one just recorded, which may be pulled back at once."""
         return self._after_tape - self.just_recorded_size
+
+    def option_count(self, start: int, stop: int) -> int:
+        """By how many options each of the units can be recorded: by one, but in chains."""
+        return 1
 
     def find_tape(self, start: int, stop: int) -> int | None:
         """The place of the tape of exactly units start..stop-1, or None."""
@@ -69,7 +77,7 @@ class Machine:
     def apply(self, op: Op) -> None:
         """Carry out one legal op."""
         self.tape_size = self._after_tape
-        _APPLY[type(op)](self, op)
+        getattr(self, _APPLY[type(op)])(op)
 
     def _advance(self, op: Advance) -> None:
         self._run(op.start, op.stop, record=False)
@@ -86,7 +94,7 @@ class Machine:
         place = self.find_tape(op.start, op.stop)
         assert place is not None
         self._after_tape -= self.tapes.pop(place)[2]
-        self.cotangent = op.start
+        self.cotangent, self._pulled_back = op.start, (op.start, op.stop - 1)
         self._resting_cotangent = self.problem.state_size(op.start)
         if self.working is not None and self.working >= op.start:
             self.working = None  # nothing can use a state at or past the cotangent
@@ -124,7 +132,8 @@ class Machine:
         items += [(f"tape {_range(a, b)}{named(a, b - 1)}", self.device, size) for a, b, size in self.tapes]
         stored = sum(size for _, _, size in self.tapes)
         if self.tape_size > stored:  # a pullback: its tape is live while it runs, and freed after
-            items.append(("tape pulled back", self.device, self.tape_size - stored))
+            what = f"tape pulled back{named(*self._pulled_back)}"
+            items.append((what, self.device, self.tape_size - stored))
         if self.running_size:
             items.append(("working state", self.device, self.running_size))
         if self.pulling_size:
@@ -133,8 +142,7 @@ class Machine:
 
     def live(self) -> Live:
         """Bytes by level and kind while the last op ran."""
-        state = dict(self.kept_size)
-        state[self.device] += self.running_size
+        state = {**self.kept_size, self.device: self.state_size + self.running_size}
         return Live(self.device, state, self.tape_size, self.pulling_size)
 
     def describe(self) -> str:
@@ -165,19 +173,34 @@ class Machine:
         self.pulling_size = self._resting_cotangent
 
 
-_APPLY: dict[type, Callable[[Machine, Any], None]] = {
-    Advance: Machine._advance,
-    Record: Machine._record,
-    Pullback: Machine._pullback,
-    Keep: Machine._keep,
-    Fetch: Machine._fetch,
-    Drop: Machine._drop,
-    Turn: Machine._turn,
+_APPLY = {
+    Advance: "_advance",
+    Record: "_record",
+    Pullback: "_pullback",
+    Keep: "_keep",
+    Fetch: "_fetch",
+    Drop: "_drop",
+    Turn: "_turn",
 }
 
 
 def _range(start: int, stop: int) -> str:
     return f"{start}..{stop - 1}" if stop - start > 1 else str(start)
+
+
+def ranges_text(numbers: list[int]) -> str:
+    """Sorted numbers as ranges.
+
+    >>> ranges_text([0, 1, 2, 5])
+    '0..2, 5'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, number + 1])
+    return _some([_range(start, stop) for start, stop in runs])
 
 
 def _some(names: list[str]) -> str:

@@ -37,15 +37,17 @@ def format_op(op: Op) -> str:
     spec = OPS_BY_TYPE.get(type(op))
     if spec is None:
         raise ScheduleError(f"{op!r} is not an op of the schedule language")
-    return " ".join([spec.word, *[str(getattr(op, field)) for field in spec.fields]])
+    option = getattr(op, spec.optional) if spec.optional else 0
+    numbers = [str(getattr(op, field)) for field in spec.fields] + [str(option)] * bool(option)
+    return " ".join([spec.word, *numbers])
 
 
 def parse_op(line: str, where: str) -> Op:
     """The op that one line spells."""
     word, *arguments = line.split()
     spec = OPS_BY_WORD.get(word)
-    if spec is not None and len(arguments) == len(spec.fields):
-        fields = zip(spec.fields, arguments, strict=True)
+    if spec is not None and len(spec.fields) <= len(arguments) <= len(spec.fields) + (spec.optional is not None):
+        fields = zip((*spec.fields, "option"), arguments, strict=False)
         op: Op = spec.op(*[text if field == "level" else _number(text, where) for field, text in fields])
         return op
     raise ScheduleError(f"{where}: {line.strip()[:60]!r} is no op; write one a line, as in: {_FORMS}")

@@ -53,6 +53,8 @@ def _exists(now: Machine, op: Any) -> str | None:
             return f"there is no state {op.state} among 0..{now.units}"
     elif not (_is_whole(op.start) and _is_whole(op.stop) and 0 <= op.start < op.stop <= now.units):
         return f"{op.start} to {op.stop} is no range of units inside 0..{now.units}"
+    elif isinstance(op, Record) and op.option and not 0 <= op.option < now.option_count(op.start, op.stop):
+        return f"there is no option {op.option} for units {op.start}..{op.stop - 1}; options count from 0"
     return None
 
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from remat.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
 from remat.problem import Level, Memory, Problem
 from remat.progress import report_progress
+from remat.schedule.chain_machine import machine_for
 from remat.schedule.events import Event, Totals
 from remat.schedule.live import LiveItem
-from remat.schedule.machine import Machine
 from remat.schedule.schedule import Schedule
 from remat.schedule.trace import Trace
 from remat.schedule.verify import run_legally
@@ -34,7 +34,7 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | st
     ops = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
     levels = _only_level(ops) if memory is None else Memory.of(memory)
     clock = _Clock(problem, levels)
-    machine = Machine(problem, levels)
+    machine = machine_for(problem, levels)
     totals = Totals(peaks={machine.device: machine.device_size})
     for index, op in run_legally(machine, ops):
         totals.count(machine, index, op)
@@ -64,15 +64,17 @@ class _Clock:
         levels = () if memory is None else memory.levels
         self.read = {level.name: level.read for level in levels}
         self.write = {level.name: level.write for level in levels}
+        self.options: dict[int, int] = {}  # the first unit of a recorded range → its option
 
     def seconds(self, op: Op) -> float:
         match op:
             case Advance(start, stop):
                 return self.problem.advance_time(start, stop)
-            case Record(start, stop):
-                return self.problem.record_time(start, stop)
+            case Record(start, stop, option):
+                self.options[start] = option
+                return self.problem.record_time(start, stop, option)
             case Pullback(stop, start):
-                return self.problem.pullback_time(start, stop)
+                return self.problem.pullback_time(start, stop, self.options.pop(start, 0))
             case Keep(state, level):
                 return self.write.get(level, 0.0) * self.problem.state_size(state)
             case Fetch(state, level) if level != TAPE:
@@ -90,7 +92,7 @@ class _Events:
     clock: _Clock
 
     def __iter__(self) -> Iterator[Event]:
-        machine, now = Machine(self.problem, self.memory), 0.0
+        machine, now = machine_for(self.problem, self.memory), 0.0
         for index, op in run_legally(machine, self.schedule):
             seconds = self.clock.seconds(op)
             yield Event(index, op, now, seconds, machine.live())
@@ -98,7 +100,7 @@ class _Events:
 
     def holders(self, at: int) -> tuple[LiveItem, ...]:
         """Every live thing while op `at` runs."""
-        machine = Machine(self.problem, self.memory)
+        machine = machine_for(self.problem, self.memory)
         for index, _ in run_legally(machine, self.schedule):
             if index == at:
                 return tuple(machine.holders())

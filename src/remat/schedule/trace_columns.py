@@ -26,7 +26,7 @@ class Columns:
     def __init__(self, device: str) -> None:
         self.device = device
         self._levels: list[str] = []  # level names, by the number that stands for them in `_second`
-        self._code, self._first, self._second = array("b"), array("q"), array("q")
+        self._code, self._first, self._second = array("l"), array("q"), array("q")  # code: of the op, and its option
         self._seconds = array("d")
         self._state: dict[str, array[int]] = {}
         self._tape, self._cotangent = array("q"), array("q")
@@ -34,7 +34,7 @@ class Columns:
 
     def append(self, op: Op, seconds: float, live: Live, allocated: int | None = None) -> None:
         """Add an event; where only some events have `allocated`, it is 0 for the others."""
-        self._code.append(OPS_BY_TYPE[type(op)].code)
+        self._code.append(OPS_BY_TYPE[type(op)].code + len(OP_TABLE) * getattr(op, "option", 0))
         first, second = self._numbers(op)
         self._first.append(first)
         self._second.append(second)
@@ -117,10 +117,11 @@ class Columns:
         return 0, 0
 
     def _op(self, i: int) -> Op:
-        spec, first, second = OP_TABLE[self._code[i]], self._first[i], self._second[i]
+        option, code = divmod(self._code[i], len(OP_TABLE))
+        spec, first, second = OP_TABLE[code], self._first[i], self._second[i]
         op: Op
         if spec.is_range:
-            op = spec.op(start=first, stop=second)
+            op = spec.op(start=first, stop=second, **({"option": option} if option else {}))
         elif spec.has_level:
             op = spec.op(state=first, level=self._levels[second])
         else:

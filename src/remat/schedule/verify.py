@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from remat.errors import IllegalError, ScheduleError
 from remat.ops import Op
 from remat.problem import Memory, Problem
+from remat.schedule.chain_machine import machine_for
 from remat.schedule.machine import Machine
 from remat.schedule.notation import format_op
 from remat.schedule.rules import BEFORE, RULES, Rule, over_capacity, unfinished
@@ -63,7 +64,7 @@ def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str)
     True
     """
     try:
-        for _ in _steps(Machine(problem, Memory.of(memory)), schedule, capacities=True):
+        for _ in _steps(machine_for(problem, Memory.of(memory)), schedule, capacities=True):
             pass
     except _Broken as broken:
         return broken.verdict

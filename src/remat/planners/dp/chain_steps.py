@@ -1,0 +1,195 @@
+"""Chains exactly: the two-table recurrence over parts, as step functions of the budget in bytes.
+
+U is a part whose first state somebody else holds, V one that owns it (`chain_parts`). With x the bytes of states, c_t
+the cotangent that waits at t (none before the turn), f the seconds of a stage without tape, and for an option o of
+stage s its own bytes a, peaks R and P, and seconds beyond the fastest option e:
+
+    next_o(m)  = 0 if s+1 = t, else U(s+1, t, m - x_{s+1}) if o holds the output, else V(s+1, t, m)
+    U(s, t, m) = min( min_o  e_o + next_o(m - a_o)                                if m ≥ R_o + c_t, P_o
+                      min_j  f_s + … + f_{j-1} + V(j, t, m) + U(s, j, m)          if m ≥ c_t + F_s, c_t + x_k + F_k )
+    V(s, t, m) = min( U(s, t, m - x_s),
+                      min_o  e_o + next_o(m - a_o)       o not holding its input, if m ≥ x_s + R_o + c_t, P_o
+                      min_j  f_s + … + f_{j-1} + V(j, t, m - x_s) + V(s, j, m)    if some option of s does not )
+
+k runs over the stages s < k < j that are advanced over. The value is that of a schedule; none that is *persistent*
+(what is held stays until its own part is reversed) is better, by the same argument as in `exact_table`. If every tape
+holds its stage's input, V(s, t, m) = U(s, t, m - x_s), and one table is enough.
+
+Parts of equal stages are solved once. A split at j costs f_s + … + f_{j-1} at least, so budgets at which recording is
+as good already are left out. What it costs grows with the number of different sums of sizes: `most` bounds the points.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+
+from remat.planners.dp.chain_parts import ChainCosts, Move, Part
+from remat.planners.dp.step_functions import StepFunction, added, lowest, moved
+from remat.progress import report_progress
+
+__all__ = ["ChainSteps", "TooManyPoints"]
+
+_OUTSIDE = (
+    0  # the move of V that pays for the first state and goes on as U; a split at s + d is d, an option k is -1 - k
+)
+MOST_KINDS = 3000  # different stages times stages: beyond it the parts are too many, whatever their points
+_ANY = 2**62  # a budget that is never reached
+
+
+class TooManyPoints(Exception):
+    """The step functions have more points than they may."""
+
+
+class ChainSteps:
+    """The step functions of all parts of a chain, and the moves that reach their values."""
+
+    def __init__(self, costs: ChainCosts, most: float) -> None:
+        self.costs = costs
+        self._left = most
+        self._held: dict[tuple[int, int], StepFunction] = {}  # U
+        self._owned: dict[tuple[int, int], StepFunction] = {}  # V, unless every tape holds its input
+        self._solve()
+
+    @cached_property
+    def least(self) -> int:
+        """The least bytes in which the chain can be reversed."""
+        return int(self._whole.budgets[0])
+
+    @property
+    def _whole(self) -> StepFunction:
+        return self._own(0, self.costs.units)
+
+    def seconds(self, budget: int) -> float:
+        """The least seconds in `budget` bytes, which is not below `least`."""
+        return self.costs.least + float(self._whole.extras[self._whole.place(budget)])
+
+    def in_budget(self, budget: int) -> "_Within":
+        """The table as one that plans in `budget` bytes."""
+        return _Within(self, budget)
+
+    def choose(self, part: Part) -> Move:
+        """The move of least seconds."""
+        start, stop, budget, owned = part
+        function = self._own(start, stop) if owned else self._held[start, stop]
+        move = int(function.moves[function.place(budget)])
+        if owned and (self.costs.pinned or move == _OUTSIDE):
+            return self.choose(Part(start, stop, budget - self.costs.states[start], False))
+        if move > 0:
+            inside = budget - self.costs.states[start] if owned else budget
+            return Move(None, Part(start + move, stop, inside, True), Part(start, start + move, budget, owned))
+        option = self.costs.options[start][-1 - move]
+        rest = budget - option.tape
+        if start + 1 == stop:
+            return Move(-1 - move, None, None)
+        if option.holds_output:
+            return Move(-1 - move, Part(start + 1, stop, rest - self.costs.states[start + 1], False), None)
+        return Move(-1 - move, Part(start + 1, stop, rest, True), None)
+
+    def _own(self, start: int, stop: int) -> StepFunction:
+        """V(start, stop)."""
+        if not self.costs.pinned:
+            return self._owned[start, stop]
+        held = self._held[start, stop]
+        return held._replace(budgets=held.budgets + self.costs.states[start])
+
+    def _solve(self) -> None:
+        costs, n = self.costs, self.costs.units
+        names: dict[object, int] = {}
+        kind = [
+            names.setdefault((costs.states[i], costs.states[i + 1], costs.running[i], costs.options[i], f), len(names))
+            for i, f in enumerate(_differences(costs.forward))
+        ]
+        if len(names) * n > MOST_KINDS:
+            raise TooManyPoints
+        solved: dict[object, tuple[StepFunction, StepFunction]] = {}
+        for length in range(1, n + 1):
+            report_progress(length, n)
+            for start in range(n - length + 1):
+                part = start, start + length
+                key = (*kind[start : part[1]], costs.waiting(part[1]))
+                if key not in solved:
+                    self._held[part] = self._solve_held(*part)
+                    self._owned[part] = self._held[part] if costs.pinned else self._solve_owned(*part)
+                    solved[key] = self._held[part], self._owned[part]
+                self._held[part], self._owned[part] = solved[key]
+
+    def _solve_held(self, s: int, t: int) -> StepFunction:
+        costs, waiting = self.costs, self.costs.waiting(t)
+        candidates = [
+            self._recorded(s, t, k, max(option.record_peak + waiting, option.pullback_peak))
+            for k, option in enumerate(costs.options[s])
+        ]
+        recorded = lowest([candidate for candidate in candidates if candidate is not None])
+        running = costs.running[s]
+        for j in range(s + 1, t):
+            advance = costs.forward[j] - costs.forward[s]
+            left, right = self._held[s, j], self._owned[j, t]
+            shift = costs.states[j] if costs.pinned else 0
+            candidates.append(added(right, shift, left, running + waiting, _above(recorded, advance), advance, j - s))
+            running = max(running, costs.states[j] + costs.running[j])
+        return self._counted(candidates)
+
+    def _solve_owned(self, s: int, t: int) -> StepFunction:
+        costs, own = self.costs, self.costs.states[s]
+        candidates = [moved(self._held[s, t], own, 0, 0.0, _OUTSIDE)]
+        if all(option.holds_input for option in costs.options[s]):
+            return self._counted(candidates)
+        waiting = costs.waiting(t)
+        for k, option in enumerate(costs.options[s]):
+            if not option.holds_input:
+                least = max(own + option.record_peak + waiting, option.pullback_peak)
+                candidates.append(self._recorded(s, t, k, least))
+        running = own + costs.running[s]
+        for j in range(s + 1, t):
+            advance = costs.forward[j] - costs.forward[s]
+            left, right = self._owned[s, j], self._owned[j, t]
+            candidates.append(added(right, own, left, running + waiting, _ANY, advance, j - s))
+            running = max(running, own + costs.states[j] + costs.running[j])
+        return self._counted(candidates)
+
+    def _recorded(self, s: int, t: int, k: int, least: int) -> StepFunction | None:
+        """Stage s recorded by option k with a budget of at least `least`, then the rest of the part."""
+        option = self.costs.options[s][k]
+        if s + 1 == t:
+            return _point(least, option.extra, -1 - k)
+        if option.holds_output:
+            rest, more = self._held[s + 1, t], option.tape + self.costs.states[s + 1]
+        else:
+            rest, more = self._own(s + 1, t), option.tape
+        return moved(rest, more, least, option.extra, -1 - k)
+
+    def _counted(self, candidates: "list[StepFunction | None]") -> StepFunction:
+        there = [candidate for candidate in candidates if candidate is not None]
+        self._left -= sum(len(candidate.budgets) for candidate in there)
+        if self._left < 0:
+            raise TooManyPoints
+        return lowest(there)
+
+
+class _Within:
+    """A table with the budget that its whole part has."""
+
+    def __init__(self, steps: ChainSteps, budget: int) -> None:
+        self._steps, self._budget = steps, budget
+        self.choose = steps.choose
+
+    def whole(self) -> Part:
+        """The part that is all of the chain, owning the chain's input."""
+        return Part(0, self._steps.costs.units, self._budget, True)
+
+
+def _point(budget: int, extra: float, move: int) -> StepFunction:
+    import numpy as np
+
+    return StepFunction(np.array([budget]), np.array([extra]), np.array([move], np.int32))
+
+
+def _above(function: StepFunction, extra: float) -> int:
+    """The first budget at which `function` is not above `extra`: a candidate that takes as long is of no use there."""
+    place = int((-function.extras).searchsorted(-extra, "left"))
+    return int(function.budgets[place]) if place < len(function.budgets) else _ANY
+
+
+def _differences(sums: Sequence[float]) -> list[float]:
+    # Rounded, since equal stages must have equal names although their sums of seconds differ in the last bit.
+    return [round(b - a, 12) for a, b in pairwise(sums)]

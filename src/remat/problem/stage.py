@@ -1,0 +1,157 @@
+"""A stage of a chain: how it runs without a tape, and the options to record it.
+
+A real graph keeps a stage's input alive until its pullback (`holds_input`) and often contains its output
+(`holds_output`), so these two are never part of `tape`: a state that several hold counts once, and the machine that
+counts needs to know who holds what. Peaks are what is live *above the input* while a stage is recorded, and *beside the
+input* while it is pulled back; where they were not measured, `Chain` derives them from the other sizes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from remat.errors import ProblemError
+from remat.units import bytes_text, to_bytes, to_seconds
+
+__all__ = ["Option", "Stage"]
+
+
+@dataclass(frozen=True, init=False)
+class Option:
+    """One way to record a stage: the bytes and the seconds of its tape.
+
+    `tape` is the tape's own bytes, beside the stage's input and output. `record_peak` and `pullback_peak` are measured
+    peaks in bytes: while recording, above the input (output and tape included); while pulling back, beside the input
+    (tape and both cotangents included).
+
+    >>> Option(tape="3 MiB", record=1.5, backward=2.0, name="keep attention").tape
+    3145728
+    """
+
+    tape: int
+    record: float
+    backward: float
+    record_peak: int | None
+    pullback_peak: int | None
+    holds_input: bool
+    holds_output: bool
+    name: str
+
+    def __init__(
+        self,
+        tape: int | str = 1,
+        record: float | str = 1.0,
+        backward: float | str = 2.0,
+        record_peak: int | str | None = None,
+        pullback_peak: int | str | None = None,
+        holds_input: bool = True,
+        holds_output: bool = True,
+        name: str = "",
+    ) -> None:
+        put = object.__setattr__
+        put(self, "tape", to_bytes(tape, "tape"))
+        put(self, "record", to_seconds(record, "record"))
+        put(self, "backward", to_seconds(backward, "backward"))
+        put(self, "record_peak", None if record_peak is None else to_bytes(record_peak, "record_peak"))
+        put(self, "pullback_peak", None if pullback_peak is None else to_bytes(pullback_peak, "pullback_peak"))
+        for field, value in (("holds_input", holds_input), ("holds_output", holds_output)):
+            if not isinstance(value, bool):
+                raise ProblemError(f"{field} must be True or False, not {value!r}")
+            put(self, field, value)
+        put(self, "name", str(name))
+        if self.pullback_peak is not None and self.pullback_peak < self.tape:
+            raise ProblemError(
+                f"a pullback has its whole tape live when it starts, so pullback_peak "
+                f"({bytes_text(self.pullback_peak)}) cannot be below tape ({bytes_text(self.tape)})"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The option as plain data."""
+        return {item.name: getattr(self, item.name) for item in fields(self)}
+
+
+@dataclass(frozen=True, init=False)
+class Stage:
+    """One stage of a chain: its time and sizes without a tape, and one or more options to record it.
+
+    The arguments `backward`, `record`, `tape`, `backward_workspace`, `holds_input` and `holds_output` describe the only
+    option; `options` gives several, the one that keeps most first.
+
+    >>> Stage(forward=1.0, backward=2.0, output="1 MiB", tape="4 MiB", name="layer3.0").output
+    1048576
+    >>> Stage(output=8, options=[Option(tape=24), Option(tape=0, backward=3.0, name="keep nothing")]).options[1].tape
+    0
+    """
+
+    forward: float
+    output: int
+    forward_workspace: int
+    backward_workspace: int
+    name: str
+    options: tuple[Option, ...]
+
+    def __init__(
+        self,
+        forward: float | str = 1.0,
+        backward: float | str = 2.0,
+        record: float | str | None = None,
+        output: int | str = 1,
+        tape: int | str = 1,
+        forward_workspace: int | str = 0,
+        backward_workspace: int | str = 0,
+        name: str = "",
+        *,
+        holds_input: bool = True,
+        holds_output: bool = True,
+        options: Iterable[Option] | None = None,
+    ) -> None:
+        put = object.__setattr__
+        put(self, "forward", to_seconds(forward, "forward"))
+        put(self, "output", to_bytes(output, "output"))
+        put(self, "forward_workspace", to_bytes(forward_workspace, "forward_workspace"))
+        put(self, "backward_workspace", to_bytes(backward_workspace, "backward_workspace"))
+        put(self, "name", str(name))
+        if options is None:
+            seconds = self.forward if record is None else to_seconds(record, "record")
+            options = [Option(tape, seconds, backward, holds_input=holds_input, holds_output=holds_output)]
+        put(self, "options", tuple(options))
+        self._check_options()
+
+    def _check_options(self) -> None:
+        if not self.options or not all(isinstance(option, Option) for option in self.options):
+            raise ProblemError(f"options of a stage must be one or more Option values, not {self.options!r:.60}")
+        for option in self.options:
+            least = self.output + option.tape
+            if option.record_peak is not None and option.record_peak < least:
+                raise ProblemError(
+                    f"a recorded stage has its output and its tape live at the end, so record_peak "
+                    f"({bytes_text(option.record_peak)}) cannot be below {bytes_text(least)}"
+                )
+
+    @property
+    def running_peak(self) -> int:
+        """The most bytes above the input while the stage runs without a tape, its output included."""
+        return self.output + self.forward_workspace
+
+    def record_peak(self, option: int) -> int:
+        """The most bytes above the input while the stage is recorded."""
+        chosen = self.options[option]
+        return self.running_peak + chosen.tape if chosen.record_peak is None else chosen.record_peak
+
+    def pullback_peak(self, option: int, input: int) -> int:
+        """The most bytes beside the input, of `input` bytes, while the stage is pulled back."""
+        chosen = self.options[option]
+        if chosen.pullback_peak is not None:
+            return chosen.pullback_peak
+        held = chosen.tape + (self.output if chosen.holds_output else 0)
+        return held + input + self.output + self.backward_workspace
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stage as plain data."""
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**data, "options": [option.to_dict() for option in self.options]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Stage":
+        """The stage from plain data."""
+        return cls(**{**data, "options": [Option(**option) for option in data["options"]]})
