@@ -220,6 +220,8 @@ def _make_container(node_type: Any, keys: tuple[Any, ...], children: list[Any]) 
         return tuple(children)
     if node_type is list:
         return children
+    if node_type is frozenset:  # only a search in closures makes such a node: items of sets have no order
+        return frozenset(children)
     if node_type is type(None):
         return None
     if isinstance(node_type, tuple):

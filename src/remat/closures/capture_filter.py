@@ -11,6 +11,11 @@ class CaptureFilter(Protocol):
     opaque_types: ClassVar[tuple[type, ...]]  # objects of these types are not searched
     atomic_types: ClassVar[frozenset[type]]  # leaves of these types are neither captured nor searched
 
+    @property
+    def rebinds_sets(self) -> bool:
+        """Whether items of sets and frozensets are captured, too."""
+        ...
+
     def __bool__(self) -> bool:
         """Whether there can be anything to capture; if not, nothing is searched."""
         ...
@@ -30,6 +35,8 @@ class CaptureFilter(Protocol):
 
 class BaseCaptureFilter:
     """The defaults of most frameworks: always search, in plain containers, and do nothing on a visit."""
+
+    rebinds_sets = False
 
     def __bool__(self) -> bool:
         return True

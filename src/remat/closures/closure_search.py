@@ -22,6 +22,7 @@ from remat.closures.references import (
     ItemRef,
     PartialRef,
     Reference,
+    SetRef,
     attributes_of,
     function_of,
     is_library,
@@ -180,6 +181,8 @@ class ClosureSearch:
         if isinstance(value, list | dict | deque):
             self._visit_items(value, name, keys)
             return False
+        if isinstance(value, set) and self._filter.rebinds_sets:
+            value, reference = frozenset(value), SetRef(value)
         leaves, tree = self._flatten_immutable(value)
         indices = []
         for leaf_index, leaf in enumerate(leaves):
@@ -220,16 +223,21 @@ class ClosureSearch:
         return isinstance(item, self._filter.opaque_types) and not self._filter.accepts(item)
 
     def _flatten_immutable(self, value: Any) -> tuple[list[Any], TreeDef]:
-        """The leaves of tuples and of the framework's own containers, which can only be rebound as a whole.
+        """The leaves of tuples, frozensets and the framework's own containers, which can only be rebound as a whole.
 
         Lists, dicts and objects are leaves here: their items and attributes are references of their own.
         """
         leaves, tree = flatten(value, only=tuple)
-        flattened = [
-            flatten(leaf, self._filter.unpack) if self._filter.accepts(leaf) else ([leaf], LEAF) for leaf in leaves
-        ]
+        flattened = [self._flatten_leaf(leaf) for leaf in leaves]
         subtrees = iter([subtree for _, subtree in flattened])
         return [leaf for inner_leaves, _ in flattened for leaf in inner_leaves], tree.compose(subtrees)
+
+    def _flatten_leaf(self, leaf: Any) -> tuple[list[Any], TreeDef]:
+        if self._filter.accepts(leaf):
+            return flatten(leaf, self._filter.unpack)
+        if isinstance(leaf, frozenset) and self._filter.rebinds_sets:
+            return list(leaf), TreeDef(frozenset, tuple(range(len(leaf))), (LEAF,) * len(leaf))
+        return [leaf], LEAF
 
     def _index_of(self, value: Any) -> int:
         index = self._indices.get(id(value))

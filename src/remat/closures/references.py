@@ -16,6 +16,7 @@ __all__ = [
     "ItemRef",
     "PartialRef",
     "Reference",
+    "SetRef",
     "attributes_of",
     "function_of",
     "is_foundation",
@@ -105,6 +106,26 @@ class AttributeRef(Reference):
             base.__delattr__(self.owner, self.name)
         else:
             base.__setattr__(self.owner, self.name, value)
+
+
+@dataclass(frozen=True)
+class SetRef(Reference):
+    """All items of a set."""
+
+    owner: set[Any]
+
+    def get(self) -> Any:
+        """The items, as a frozenset."""
+        return frozenset(self.owner)
+
+    def put(self, value: Any) -> None:
+        """Exchange the items, in place."""
+        self.owner.clear()
+        self.owner.update(value)
+
+    def was_rewritten(self, value: Any) -> bool:
+        """Whether the set has other items; those that are captured are compared by identity."""
+        return set(map(id, self.owner)) != set(map(id, value))
 
 
 @dataclass(frozen=True)

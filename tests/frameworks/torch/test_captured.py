@@ -1,5 +1,7 @@
 """What a step closes over gets its gradient without being listed; what cannot be found is an error, never a loss."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -245,3 +247,29 @@ def test_a_loop_inside_something_compiled():
     expected = torch.autograd.grad(weigh(net(h, xs)), [W])
     found = torch.autograd.grad(weigh(torch.compile(net, backend="aot_eager")(h, xs)), [W])
     assert_same(found, expected, bitwise=False)
+
+
+@pytest.mark.parametrize("place", ["frozenset", "set", "frozenset in a tuple"])
+def test_a_tensor_in_a_set_has_its_gradient_under_torch_func(place):
+    def loss(w, scan):
+        made = torch.tanh(w)
+        held = {"frozenset": frozenset([made]), "set": {made}, "frozenset in a tuple": (frozenset([made]),)}[place]
+
+        def step(h, x):
+            found = next(iter(held[0] if isinstance(held, tuple) else held))
+            return torch.sin(h * found + x), None
+
+        return scan(step, torch.ones(3, dtype=DOUBLE), torch.ones(5, 3, dtype=DOUBLE))[0].sum()
+
+    w = torch.linspace(-1, 1, 3, dtype=DOUBLE)
+    ours = torch.func.grad(loss)(w, lambda *args: remat.scan(*args, slots=2))
+    torch.testing.assert_close(ours, torch.func.grad(loss)(w, plain_scan), rtol=1e-13, atol=0)
+
+
+def test_a_tensor_that_cannot_be_found_is_no_lost_gradient_under_torch_func():
+    def loss(w):
+        hidden = itertools.repeat(torch.tanh(w))
+        return remat.scan(lambda h, x: (h * next(hidden), None), torch.ones(3), length=5, slots=2)[0].sum()
+
+    with pytest.raises(remat.StepError, match=r"shape \[3\].*torch.func.*not found.*Pass it through init or xs"):
+        torch.func.grad(loss)(torch.ones(3))

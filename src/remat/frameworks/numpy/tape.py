@@ -118,6 +118,7 @@ class ActiveTraces:
     integer. Forward mode has no `parents`, so a box of forward mode is accepted by its number alone.
     """
 
+    rebinds_sets = False
     opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
     atomic_types: ClassVar[frozenset[type]] = frozenset({np.float64, np.float32})
     unpack = staticmethod(unpack)

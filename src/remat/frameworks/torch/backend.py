@@ -23,7 +23,7 @@ from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
 from remat.frameworks.torch.comparison import ComparedResults
 from remat.frameworks.torch.first_step import FirstStep, RecordedStep
-from remat.frameworks.torch.functorch import in_transform
+from remat.frameworks.torch.functorch import HiddenTensorsRefused, in_transform
 from remat.frameworks.torch.gradient_flow import GradientFlow
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
 from remat.frameworks.torch.inner_gradients import GradModeTrial
@@ -204,6 +204,8 @@ class TorchBackend(ComparedResults):
             stack.enter_context(self._segments_allowed())
             stack.enter_context(self.step.autocast.active(grad=grad))
             stack.enter_context(in_memory(self.inputs.roots, self.inputs.memory))
+            if self.step.under_functorch and not self.step.compiled and self._steps is None:  # before the turn
+                stack.enter_context(HiddenTensorsRefused())
             yield stack.enter_context(self.step.rebind(self.inputs.bindings))
 
     def _segments_allowed(self) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from remat.closures.capture_filter import BaseCaptureFilter
-from remat.frameworks.torch.functorch import is_wrapped, wrapped_by_active_transform
+from remat.frameworks.torch.functorch import in_transform, is_wrapped, wrapped_by_active_transform
 from remat.frameworks.torch.modules import is_compiled
 
 __all__ = ["DifferentiableTensors"]
@@ -25,6 +25,8 @@ class DifferentiableTensors(BaseCaptureFilter):
 
     def __init__(self, *, searching: bool = True) -> None:
         self._searching = searching
+        # Autograd shows what steps use of a set. Transforms of torch.func show nothing: all must be rebound.
+        self.rebinds_sets = in_transform()
         self.modules: list[torch.nn.Module] = []
         self.compiled = False
 

@@ -4,6 +4,7 @@ The only file that asks functorch's interpreter stack. PyTorch has no public que
 checked with 2.11 and 2.13.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
@@ -11,8 +12,13 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch.overrides import TorchFunctionMode
+
+from remat.errors import StepError
+from remat.pytree import flatten
 
 __all__ = [
+    "HiddenTensorsRefused",
     "HooksRefused",
     "escaped_its_transform",
     "in_forward_mode",
@@ -61,6 +67,32 @@ def wrapped_by_active_transform(leaf: Any) -> bool:
 def escaped_its_transform(tensor: Tensor) -> bool:
     """Whether a tensor is the wrapper of a transform that has ended, or of one inside the one which runs now."""
     return is_wrapped(tensor) and (_level(tensor) == _DEAD or _level(tensor) > _current_level())
+
+
+class HiddenTensorsRefused(TorchFunctionMode):
+    """A block of steps that run below a transform, where using a tensor of that transform would lose its gradient.
+
+    What the search in closures has found is rebound to values of the level at which the steps run; this is what it has
+    not found. PyTorch takes the numbers of such a tensor, and says nothing.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        # A function that returns no tensor is a getter, by which no gradient can flow.
+        if isinstance(result, Tensor) and any(map(_is_hidden, flatten((args, kwargs))[0])):
+            raise StepError(
+                f"a step uses a tensor of shape {list(result.shape)} that torch.func differentiates or maps, or "
+                "computes with it, and that was not found in what the step closes over, so its gradient would be "
+                "lost. Pass it through init or xs, or let the step close over it: closures, partials, attributes, and "
+                "items of lists, dicts and sets are searched"
+            )
+        return result
+
+
+def _is_hidden(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and is_wrapped(leaf) and _level(leaf) > _current_level()
 
 
 def _level(tensor: Tensor) -> int:
