@@ -4,11 +4,13 @@ import subprocess
 import sys
 from functools import partial
 
+import pytest
 import torch
-from torch.func import grad
+from torch.func import grad, jacrev, vmap
 
 import remat
 from tests.frameworks.torch.programs import DOUBLE, assert_same, plain_scan
+from tests.frameworks.untracked import Box
 
 scan = partial(remat.scan, slots=2)
 
@@ -17,12 +19,15 @@ def numbers(*shape, seed=0):
     return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(seed)) * 0.5
 
 
+XS = numbers(9, 3, seed=1)  # made outside: under vmap no random numbers are drawn
+
+
 def test_second_derivatives_with_a_constant_that_is_put_back():
     constant = numbers(3, 3)  # small and without a gradient, so that steps may write into it
 
     def loss(loop, w):
         step = lambda h, x: (torch.tanh(h @ w + x @ constant), None)  # noqa: E731
-        return loop(step, numbers(3), numbers(5, 3, seed=1))[0].sum()
+        return loop(step, numbers(3), XS)[0].sum()
 
     def twice(loop):
         return grad(lambda w: grad(lambda w: loss(loop, w))(w).pow(2).sum())(numbers(3, 3, seed=2))
@@ -37,7 +42,7 @@ def test_segments_in_steps_that_are_measured():
         def step(h, x):
             return segment(lambda h: torch.tanh(h @ w), h) + x, None
 
-        return loop(step, numbers(3), numbers(8, 3, seed=1), **how)[0].sum()
+        return loop(step, numbers(3), XS, **how)[0].sum()
 
     w = numbers(3, 3, seed=2)
     found = grad(lambda w: loss(remat.scan, remat.checkpoint, w, memory="1 MiB"))(w)
@@ -58,3 +63,86 @@ torch.testing.assert_close(w.grad, (1 - torch.tanh(torch.ones(3)) ** 2).expand(3
 def test_segments_after_the_package_was_first_used_inside_of_a_transform():
     run = subprocess.run([sys.executable, "-c", FIRST_USE_INSIDE_OF_A_TRANSFORM], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_a_jacobian_runs_the_steps_as_often_as_the_plan_says():
+    """jacrev maps the backward alone: steps run for one example, so that they may ask for numbers, and draw some."""
+
+    def jacobian(loop, evaluations):
+        torch.manual_seed(0)
+
+        def step(h, x):
+            evaluations.value += 1
+            scale = 1.0 + (h.sum().item() > 0)
+            return torch.tanh(h * scale + x + 0.1 * torch.randn(3, dtype=DOUBLE)), h[0]
+
+        return jacrev(lambda h: loop(step, h, XS)[1])(numbers(3))
+
+    plan = remat.plan(remat.Loop(9), slots=2)
+    counts = Box(0), Box(0)
+    assert_same([jacobian(partial(remat.scan, plan=plan), counts[0])], [jacobian(plain_scan, counts[1])], bitwise=False)
+    assert counts[0].value == plan.forward_steps
+
+
+def mapped_jacobian(function):
+    return vmap(jacrev(function))
+
+
+def second_derivatives(function):
+    return jacrev(jacrev(function))
+
+
+@pytest.mark.parametrize("transform", [jacrev, mapped_jacobian, second_derivatives])
+@pytest.mark.parametrize("segments", [False, True])
+def test_jacobians_of_loops_with_segments_and_loops_inside(segments, transform):
+    def run(loop, checkpoint, w):
+        def step(h, x):
+            h = checkpoint(lambda h: torch.tanh(h @ w) + x, h)
+            inner, ys = loop(lambda a, b: (a * b, a.sin()), h, h[:, None])
+            return inner + ys.sum(0), h.cos()
+
+        h, ys = loop(step, w[0], XS)
+        return h + ys.sum(0)
+
+    w = numbers(2, 3, 3) if transform is mapped_jacobian else numbers(3, 3)
+    checkpoint = remat.checkpoint if segments else lambda f, h: f(h)
+    found = transform(partial(run, scan, checkpoint))(w)
+    assert_same([found], [transform(partial(run, plain_scan, lambda f, h: f(h)))(w)], bitwise=False, tolerance=1e-11)
+
+
+@pytest.mark.parametrize("place", ["variable", "frozenset"])
+@pytest.mark.parametrize("made", [False, True])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_parameter_that_no_transform_knows_has_its_gradient(mapped, made, place):
+    """Of what a transform returns, by plain autograd; also if only a later step uses it, and wherever it is."""
+
+    def gradients(loop):
+        parameter = numbers(3, 3, seed=3).requires_grad_()
+        used = parameter.sin() if made else parameter
+        frozen = frozenset([used])
+
+        def step(carry, x):
+            h, i = carry
+            weight = used if place == "variable" else next(iter(frozen))
+            return (torch.tanh((h @ weight if i == 4 else h) + x), i + 1), None
+
+        def slope(h):
+            return grad(lambda h: loop(step, (h, 0), XS)[0][0].pow(2).sum())(h)
+
+        slopes = vmap(slope)(numbers(2, 3)) if mapped else slope(numbers(3))
+        return [slopes, *torch.autograd.grad(slopes.sum(), parameter)]
+
+    assert_same(gradients(scan), gradients(plain_scan), bitwise=False, tolerance=1e-11)
+
+
+def test_numbers_as_outputs_of_a_mapped_loop():
+    def run(h):
+        h, (halves, rows) = scan(lambda h, x: (h.sin() + x, (0.5, h)), h, XS)
+        return h * halves.mean() + rows.sum(0)
+
+    def expected(h):
+        h, rows = plain_scan(lambda h, x: (h.sin() + x, h), h, XS)
+        return h * 0.5 + rows.sum(0)
+
+    given = numbers(2, 3)
+    assert_same([vmap(run)(given)], [vmap(expected)(given)], bitwise=False)

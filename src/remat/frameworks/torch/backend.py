@@ -23,14 +23,14 @@ from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
 from remat.frameworks.torch.comparison import ComparedResults
 from remat.frameworks.torch.first_step import FirstStep, RecordedStep
-from remat.frameworks.torch.functorch import HiddenTensorsRefused, in_transform
+from remat.frameworks.torch.functorch import HiddenTensorsRefused
 from remat.frameworks.torch.gradient_flow import GradientFlow
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
 from remat.frameworks.torch.inner_gradients import GradModeTrial
 from remat.frameworks.torch.input_memory import in_memory
 from remat.frameworks.torch.input_versions import InputVersions, step_mutation_error
 from remat.frameworks.torch.kept_rows import KeptRows
-from remat.frameworks.torch.leaves import detached, nbytes, require_grad_roots
+from remat.frameworks.torch.leaves import batched_zeros_like, detached, nbytes, require_grad_roots
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.meter import allocations, meter_for
 from remat.frameworks.torch.saved_bytes import saved_bytes
@@ -71,6 +71,7 @@ class TorchBackend(ComparedResults):
         self.output_bytes = 0  # bytes of the outputs, once they are released
         self._first_step, self._fsdp_modules = first_step, fsdp_modules
         self._steps: int | None = None  # the length of the loop; known at the turn
+        self._batch: int | None = None  # how many cotangents are pulled back at once, in axis 0; known at the turn
         self._nodes_per_step = 0  # in the graph of the last recorded range
         self._grad_mode = GradModeTrial(step, tracker)
         self.flow = GradientFlow()
@@ -210,7 +211,7 @@ class TorchBackend(ComparedResults):
 
     def _segments_allowed(self) -> AbstractContextManager[None]:
         """A block in which steps may contain segments, which torch.func does not allow where it records by itself."""
-        return saved_tensor_hooks_allowed() if self.step.under_functorch and not in_transform() else nullcontext()
+        return saved_tensor_hooks_allowed() if self.step.under_functorch else nullcontext()
 
     def _record_step(self, step: Any, carry: Any, i: int, tape: Tape) -> Any:
         carry, y = self._call_step(step, carry, i, tape)
@@ -265,9 +266,11 @@ class TorchBackend(ComparedResults):
         # Without its graph: one that is not kept is not compared either.
         self.runner.write_output(i, outputs.tree.map(detached, y) if kept and outputs.tree is not None else None)
 
-    def new_gradients(self, carry: list[Any], outputs: Sequence[Any], steps: int | None = None) -> Gradients:
+    def new_gradients(
+        self, carry: list[Any], outputs: Sequence[Any], steps: int | None = None, batch: int | None = None
+    ) -> Gradients:
         """The gradients at the turn, after so many steps, from cotangents of the last carry and of the outputs."""
-        self._steps = steps
+        self._steps, self._batch = steps, batch
         outputs = outputs if any(bar is not None for bar in outputs) else ()
         return Gradients(carry, outputs, [None] * len(self.runner.inputs.leaves), [None] * len(self.captured))
 
@@ -288,13 +291,13 @@ class TorchBackend(ComparedResults):
             for k, gradient in enumerate([next(rows) for _ in row]):
                 if gradient is not None:
                     if gradients.xs[k] is None:
-                        gradients.xs[k] = torch.zeros_like(self.runner.inputs.leaves[k])
-                    gradients.xs[k][i] = gradient
+                        gradients.xs[k] = batched_zeros_like(self.runner.inputs.leaves[k], self._batch)
+                    self._rows(gradients.xs[k])[i] = gradient
         return replace(gradients, carry=by_root[:size])
 
     def _cotangents(self, tape: Tape, gradients: Gradients, stops: Stops | None) -> OutputEdges:
         """The cotangents of all results of a range, and the running sums, at the edges where they enter its graph."""
-        outputs, edges = gradients.outputs, OutputEdges()
+        outputs, edges = gradients.outputs, OutputEdges(batched=self._batch is not None)
         if not self._fsdp_modules:
             seed_accumulators(edges, tape.captured, gradients.captured, stops)
         last_step, in_later_range = tape.stop - 1, set()
@@ -316,7 +319,11 @@ class TorchBackend(ComparedResults):
 
     def _output_cotangent(self, cotangents: Sequence[Any], i: int, j: int) -> Any:
         row = self.runner.outputs.row_of(i)
-        return None if row is None or cotangents[j] is None else cotangents[j][row]
+        return None if row is None or cotangents[j] is None else self._rows(cotangents[j])[row]
+
+    def _rows(self, stacked: Tensor) -> Tensor:
+        """By step: cotangents or gradients."""
+        return stacked if self._batch is None else stacked.transpose(0, 1)
 
     def close(self) -> Activity:
         """The activity at the end of the first sweep, which stays as it is."""

@@ -24,11 +24,12 @@ from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
 from remat.frameworks.torch.first_step import FirstStep
+from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
 from remat.frameworks.torch.graph import backward_hooks, has_hooks
 from remat.frameworks.torch.input_memory import Memory
 from remat.frameworks.torch.leaf_state import restored_leaf_state
-from remat.frameworks.torch.leaves import spec_of
+from remat.frameworks.torch.leaves import batched_zeros_like, spec_of
 from remat.frameworks.torch.loop_inputs import LoopInputs, leads_to_hooks
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
 from remat.loops.loop_call import LoopCall
@@ -59,6 +60,9 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     results: LoopOutputs | None = None  # of the first sweep
     on_cpu: bool = True  # whether all of the carry is on the CPU
     batched: "TorchLoopCall | None" = None  # this call under torch.func.vmap
+    # Under torch.func: makes the inputs of the values that wrapped tensors have below all transforms.
+    inputs_below: Callable[[Sequence[Tensor]], LoopInputs] | None = None
+    unwrapped: Sequence[Tensor] = ()  # under torch.func: those inputs, the last ones, that no transform knows
 
     def backend_on(
         self, leaves: Sequence[Leaf], steps: int, inputs: LoopInputs, first_step: FirstStep | None = None
@@ -83,9 +87,9 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     def start(self, leaves: Sequence[Leaf]) -> tuple[TorchBackend, PyTree]:
         """The backend of a run; that of the first one takes the step that was recorded."""
         first_step, self.first_step = self.first_step, None
-        if first_step is None:
+        if self.inputs is None:
             return super().start(leaves)
-        return self.backend_on(leaves, self.steps or 0, first_step.inputs, first_step)
+        return self.backend_on(leaves, self.steps or 0, self.inputs, first_step)
 
     def sweep(self, leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
         """Run the first sweep; the tensors of the results."""
@@ -102,7 +106,31 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         """
         assert self.first_step is not None
         inputs, self.fsdp_modules = self.first_step.inputs, self.first_step.fsdp_modules
-        self.activity, self.inputs = self.first_step.activity, inputs
+        self.activity = self.first_step.activity
+        tensors = self._sweep_with(inputs, leaves)
+        assert self.pending is not None
+        if not self.fsdp_modules:
+            flow = self.pending[0].flow
+            self.unconnected = flow.unconnected(self.steps or 0, outputs=any(self.activity.ys))
+        pairs = zip_longest(leaves, self.unconnected)
+        return tensors, [leaf_ops.detached(leaf) if out else leaf for leaf, out in pairs], inputs
+
+    def sweep_below(self, leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
+        """Run the first sweep of a loop in transforms of torch.func, below all of them.
+
+        Inputs that transforms have wrapped are among the leaves. Others, `unwrapped`, become inputs of the loop's node
+        in plain autograd: to a transform they are constants.
+        """
+        assert self.inputs_below is not None
+        inputs, self.inputs_below = self.inputs_below(self.split(leaves)[2]), None
+        wrapped = len(inputs.tensors)
+        tensors = self._sweep_with(inputs, leaves[: sum(self.sizes)])
+        self.unwrapped = inputs.tensors[wrapped:]
+        return tensors
+
+    def _sweep_with(self, inputs: LoopInputs, leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
+        """Run the first sweep, in which the inputs may grow."""
+        self.inputs = inputs
         with inputs.growing():
             tensors = self.sweep([*leaves, *inputs.tensors])
         assert self.pending is not None
@@ -110,17 +138,15 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.memory = inputs.memory
         self.step.contents.keep(inputs.left_by_steps)
         self.step.closure.restrict_to(set(inputs.capture_ids), inputs.bindings)
-        backend = self.pending[0]
-        self.activity = backend.activity
-        if not self.fsdp_modules:
-            self.unconnected = backend.flow.unconnected(self.steps or 0, outputs=any(self.activity.ys))
-        pairs = zip_longest(leaves, self.unconnected)
-        return tensors, [leaf_ops.detached(leaf) if out else leaf for leaf, out in pairs], inputs
+        self.activity = self.pending[0].activity
+        return tensors
 
     def adopt(self, batched: "TorchLoopCall") -> LoopOutputs:
         """Take over what the loop for a whole batch has found out; its results."""
         assert batched.results is not None
-        self.batched, self.results = batched, batched.results
+        self.batched, self.results, self.activity = batched, batched.results, batched.activity
+        self.capture_ids, self.rebound, self.unwrapped = batched.capture_ids, batched.rebound, batched.unwrapped
+        self.inputs_below = None
         self.plan, self.steps, self.initial_rng = batched.plan, batched.steps, batched.initial_rng
         self.draws, self.initial_states = batched.draws, batched.initial_states
         return batched.results
@@ -132,8 +158,10 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         return self.carry.unflatten(carry), self.results.outputs and self.results.outputs.unflatten(outputs)
 
     def rebind(self, captured: Sequence[Tensor]) -> AbstractContextManager[Callable[..., Any]]:
-        """The step with these as the inputs of the loop's node that are rebound."""
+        """The step with these as the inputs of the loop's node that are rebound; a transform does not know all."""
         step: AnalyzedStep = self.step
+        if len(captured) < len(self.capture_ids):
+            captured = [*captured, *self.unwrapped]
         return step.rebind({k: tensor for k, tensor in zip(self.capture_ids, captured, strict=True) if k >= 0})
 
     def new_determinism_check(self) -> DeterminismCheck:
@@ -164,12 +192,15 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         frozen = [leaf for leaf in captured if not leaf.requires_grad]
         return restored_leaf_state([(leaf, True, backward_hooks(leaf)) for leaf in frozen]) if frozen else nullcontext()
 
-    def reverse(self, leaves: Sequence[Leaf], cotangents: Sequence[Leaf]) -> list[Leaf]:
-        """The gradients of all leaves, None where there is none. A second reverse sweep runs forward again first."""
+    def reverse(self, leaves: Sequence[Leaf], cotangents: Sequence[Leaf], batch: int | None = None) -> list[Leaf]:
+        """The gradients of all leaves, None where there is none. A second reverse sweep runs forward again first.
+
+        With `batch`, so many cotangents of each result are given, in axis 0, and gradients are returned so.
+        """
         with self.as_not_frozen(leaves), self.at_turn(leaves) as (backend, interpreter):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
-            gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps))
+            gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps, batch))
             if any(gradients.captured[k] is not None for k in self.cut_off):
                 raise StepError(
                     "a step computes a tensor from its carry or its x and keeps it in an attribute, a container or a "
@@ -178,10 +209,10 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             by_leaf = [*gradients.carry, *gradients.xs, *gradients.captured]
             check_unconnected(leaves, by_leaf, self.unconnected)
             # The input that stands for sharded parameters was added after the first sweep, which does not know it.
-            return [_for_hooks(*pair) for pair in zip_longest(leaves, by_leaf)]
+            return [_for_hooks(*pair, batch) for pair in zip_longest(leaves, by_leaf)]
 
 
-def _for_hooks(leaf: Leaf, gradient: Tensor | None) -> Tensor | None:
+def _for_hooks(leaf: Leaf, gradient: Tensor | None, batch: int | None) -> Tensor | None:
     """The gradient of an input; zeros instead of none where hooks wait for it, which autograd would call with None.
 
     None is handed on through the graph behind the input, too, to the hooks of parameters that it was computed from.
@@ -189,7 +220,7 @@ def _for_hooks(leaf: Leaf, gradient: Tensor | None) -> Tensor | None:
     if gradient is not None or not isinstance(leaf, Tensor):
         return gradient
     if has_hooks(leaf) or (leaf.grad_fn is not None and leads_to_hooks(leaf.grad_fn)):
-        return torch.zeros_like(leaf)
+        return batched_zeros_like(leaf, batch)
     return None
 
 
@@ -205,11 +236,17 @@ def as_truth_value(answer: Any) -> bool:
 class LoopFunction(torch.autograd.Function):
     """A loop: leaves go in, tensors come out."""
 
+    @classmethod
+    def apply(cls, call: TorchLoopCall, swept: list[Tensor] | None, *leaves: Any) -> Any:
+        """Attach the graph to the tensors of the first sweep; if that is to come, run it below all transforms."""
+        if swept is None and not in_transform():
+            swept = list(call.sweep_below(leaves))
+            leaves = (*leaves, *call.unwrapped)
+        return super().apply(call, swept, *leaves)  # type: ignore[no-untyped-call]
+
     @staticmethod
-    def forward(call: TorchLoopCall, swept: list[Tensor] | None, *leaves: Any) -> tuple[Tensor, ...]:
-        """The tensors of the first sweep, which are taken out of the list `swept`; without it, run it now."""
-        if swept is None:
-            return call.sweep(leaves)
+    def forward(call: TorchLoopCall, swept: list[Tensor], *leaves: Any) -> tuple[Tensor, ...]:
+        """The tensors of the first sweep, which are taken out of the list `swept`."""
         tensors = tuple(swept)
         swept.clear()  # the caller's frame must not keep results alive
         return tensors
@@ -227,7 +264,7 @@ class LoopFunction(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Run the reverse sweep, as another Function."""
         leaves = _saved(ctx)
-        return None, None, *LoopBackward.apply(ctx.call, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
+        return None, None, *LoopBackward.apply(ctx.call, None, len(leaves), *leaves, *cotangents)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -245,17 +282,29 @@ class LoopFunction(torch.autograd.Function):
 
 
 class LoopBackward(torch.autograd.Function):
-    """The reverse sweep of a loop: leaves and cotangents go in, gradients of the leaves come out."""
+    """The reverse sweep of a loop: leaves and cotangents go in, gradients of the leaves come out.
+
+    With `batch` there are so many cotangents, and gradients, in axis 0: where only these are mapped, as by jacrev.
+    """
+
+    @classmethod
+    def apply(cls, call: TorchLoopCall, batch: int | None, count: int, *args: Any) -> Any:
+        """The gradients of the first `count` arguments, which are leaves; the rest are cotangents."""
+        leaves, cotangents = args[:count], args[count:]
+        if not in_transform() and count < sum(call.sizes) + len(call.capture_ids):
+            leaves = (*leaves, *call.unwrapped)  # on which the gradients depend, too
+        gradients = super().apply(call, batch, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
+        return gradients[:count]
 
     @staticmethod
-    def forward(call: TorchLoopCall, count: int, *args: Any) -> tuple[Any, ...]:
+    def forward(call: TorchLoopCall, batch: int | None, count: int, *args: Any) -> tuple[Any, ...]:
         """Run the reverse sweep."""
-        return clone_aliases(call.reverse(args[:count], args[count:]), args)
+        return clone_aliases(call.reverse(args[:count], args[count:], batch), args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Save leaves and cotangents, which the next derivative depends on."""
-        ctx.call, ctx.count, *args = inputs
+        ctx.call, ctx.batch, ctx.count, *args = inputs
         _save(ctx, args)
 
     @staticmethod
@@ -264,16 +313,17 @@ class LoopBackward(torch.autograd.Function):
         from remat.frameworks.torch.second_order import double_backward
 
         args, states = _saved(ctx), ctx.call.step.replayable_states
-        unfrozen = ctx.call.as_not_frozen(args[: ctx.count])
+        leaves, bars = args[: ctx.count], args[ctx.count :]
+        unfrozen = ctx.call.as_not_frozen(leaves)
         with preserved_state(states, ctx.call.initial_states), unfrozen:  # its loops run the steps again
-            return None, None, *double_backward(ctx.call, args[: ctx.count], args[ctx.count :], cotangents)
+            return None, None, None, *double_backward(ctx.call, leaves, bars, cotangents, ctx.batch)
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, count: int, *args: Any) -> Any:
+    def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, batch: int | None, count: int, *args: Any) -> Any:
         """Run the reverse sweep of a whole batch."""
         from remat.frameworks.torch.vmap import vmap_backward
 
-        return vmap_backward(info, dims[2:], call, args[:count], args[count:])
+        return vmap_backward(info, dims[3:], call, batch, args[:count], args[count:])
 
 
 def _save(ctx: Any, args: Sequence[Any]) -> None:
@@ -290,5 +340,5 @@ def _saved(ctx: Any) -> list[Any]:
 
 def run(call: TorchLoopCall, leaves: Sequence[Leaf], swept: list[Tensor] | None) -> tuple[PyTree, PyTree]:
     """The last carry and the outputs of a loop that has active leaves; `swept` are those of its first sweep."""
-    tensors = LoopFunction.apply(call, swept, *leaves)  # type: ignore[no-untyped-call]
+    tensors = LoopFunction.apply(call, swept, *leaves)
     return call.unflatten_results(tensors)

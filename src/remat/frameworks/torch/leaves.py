@@ -22,6 +22,7 @@ from remat.pytree import flatten as flatten_value
 __all__ = [
     "TensorSpec",
     "astype",
+    "batched_zeros_like",
     "copy_tensor",
     "detached",
     "device_fingerprint",
@@ -64,6 +65,11 @@ def stack(rows: Sequence[Any]) -> Any:
 def own(leaf: Any) -> Any:
     """A copy of a tensor; one with a graph as it is, since autograd follows what is written into it."""
     return leaf if not isinstance(leaf, Tensor) or leaf.requires_grad else leaf.clone()
+
+
+def batched_zeros_like(leaf: Tensor, batch: int | None) -> Tensor:
+    """Zeros in the shape of a tensor, or so many of them."""
+    return torch.zeros_like(leaf) if batch is None else leaf.new_zeros((batch, *leaf.shape))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ which ends after MOST_NODES nodes, where the candidate is taken for one with oth
 """
 
 import gc
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from remat.frameworks.torch.functorch import is_wrapped
 from remat.frameworks.torch.graph import (
     Edge,
     gradient_edge,
@@ -104,6 +105,12 @@ class LoopInputs:
         self._made = {_edge(each.root): each.root for each in candidates if not each.root.is_leaf}
         return self
 
+    def admit_captured(self, indices: Iterable[int]) -> None:
+        """Take the captured tensors with these indices for inputs, in this order, whether steps use them or not."""
+        found = {each.capture_id: each for each in self._candidates.values()}
+        for k in indices:
+            self._add(self._candidates.pop(id(found[k].root)))
+
     def copy(self) -> "LoopInputs":
         """The same inputs and candidates, with the same roots, which grow on their own: for steps that are measured."""
         other = copy(self)
@@ -147,7 +154,8 @@ class LoopInputs:
             if self._only_rebound and id(root) not in self._candidates:
                 continue
             root = _find_tensor(edge) if root is None else root
-            if self.closed or root is None:
+            # A tensor that a transform has wrapped is nothing that plain autograd could differentiate by.
+            if self.closed or root is None or is_wrapped(root):
                 raise unknown_input_error(edge[0], is_leaf, steps)
             # One that was there before the loop may have a higher number, from another thread.
             if not is_leaf and edge not in self._made and sequence_nr(edge[0]) > self._first:

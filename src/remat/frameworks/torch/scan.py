@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -23,7 +24,7 @@ from remat.frameworks.torch.environment import replayable_states as reached_stat
 from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
-from remat.frameworks.torch.functorch import in_forward_mode, in_transform
+from remat.frameworks.torch.functorch import in_forward_mode, in_transform, is_wrapped
 from remat.frameworks.torch.lazy_modules import initialize_lazy_modules
 from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
 from remat.frameworks.torch.left_behind import LeftBehind
@@ -160,6 +161,19 @@ class _Candidates(NamedTuple):
             return {k for k, tensor in enumerate(self.captured) if not tensor.is_leaf}
         return {k for k in with_others_behind([*self.captured, *self.others]) if k < len(self.captured)}
 
+    def below_transforms(self, wrapped: Sequence[int], values: Sequence[Tensor]) -> LoopInputs:
+        """The inputs where no transform runs: wrapped captured tensors, by index, with values there, and candidates."""
+        captured = list(self.captured)
+        for k, value in zip(wrapped, values, strict=True):
+            captured[k] = value
+        others = [tensor for tensor in self.others if not is_wrapped(tensor)]
+        # Wrapped ones are rebound anyway, whatever lies behind their values.
+        rest = [k for k in range(len(captured)) if k not in wrapped]
+        dependent = with_others_behind([*(captured[k] for k in rest), *others])
+        inputs = LoopInputs.among(captured, {*wrapped, *(rest[k] for k in dependent if k < len(rest))}, others)
+        inputs.admit_captured(wrapped)
+        return inputs
+
 
 def _run(
     call: TorchLoopCall, step: Step, init: list[Leaf], xs: list[Leaf], candidates: _Candidates
@@ -167,10 +181,11 @@ def _run(
     """The last carry and the outputs of a loop."""
     if not _records():
         return _run_plainly(call, step, init, xs, None)
-    if call.step.under_functorch:  # captured tensors are rebound to the values of that level
-        captured, leaves = candidates.captured, [tensor for tensor in candidates.others if tensor.is_leaf]
-        ids, rebound = [*range(len(captured)), *[-1] * len(leaves)], [True] * len(captured) + [False] * len(leaves)
-        return run(replace(call, capture_ids=ids, rebound=rebound), [*init, *xs, *captured, *leaves], None)
+    if call.step.under_functorch:
+        ids = [k for k, tensor in enumerate(candidates.captured) if is_wrapped(tensor)]
+        wrapped, below = [candidates.captured[k] for k in ids], partial(candidates.below_transforms, ids)
+        call = replace(call, capture_ids=ids, rebound=[True] * len(ids), inputs_below=below)
+        return run(call, [*init, *xs, *wrapped], None)
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(call, replay=StateReplay(call.step.replayable_states))
     stored = StoredGraphs(call.step.closure.containers)

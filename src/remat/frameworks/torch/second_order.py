@@ -15,11 +15,13 @@ from remat.execute.rng_state import global_rng_states
 from remat.execute.step_states import StepStates
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
+from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.graph import backward_hooks, gradient_edge, gradients_blocked, hooks_suspended, leaf_itself
 from remat.frameworks.torch.hooks_in_steps import ChangingHooksRefused
-from remat.frameworks.torch.leaves import TensorSpec
+from remat.frameworks.torch.leaves import TensorSpec, batched_zeros_like
 from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
+from remat.frameworks.torch.tape import batched_vjp
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import unpack_output
 
@@ -29,28 +31,33 @@ FlatStep = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 
 
 def double_backward(
-    call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any], gradient_cotangents: Sequence[Any]
+    call: TorchLoopCall,
+    leaves: Sequence[Any],
+    cotangents: Sequence[Any],
+    gradient_cotangents: Sequence[Any],
+    batch: int | None = None,
 ) -> list[Any]:
-    """The VJP of the reverse sweep: from cotangents of the gradients of leaves, those of leaves and cotangents."""
+    """The VJP of the reverse sweep: from cotangents of the gradients of leaves, those of leaves and cotangents.
+
+    With `batch` the reverse sweep was one of so many cotangents, which are in axis 0, as its gradients are.
+    """
     args = [*leaves, *cotangents]
     outputs = [k for k, cotangent in enumerate(gradient_cotangents) if cotangent is not None]
     active = [
-        k
-        for k, arg in enumerate(args)
-        if leaf_ops.is_differentiable(arg) and (call.step.under_functorch or arg.requires_grad)
+        k for k, arg in enumerate(args) if leaf_ops.is_differentiable(arg) and (in_transform() or arg.requires_grad)
     ]
 
     def gradients(*values: Any) -> list[Any]:
         full = list(args)
         for k, value in zip(active, values, strict=True):
             full[k] = value
-        by_leaf = _adjoint_loop(call, full[: len(leaves)], full[len(leaves) :])
-        return [torch.zeros_like(leaves[k]) if by_leaf[k] is None else by_leaf[k] for k in outputs]
+        by_leaf = _adjoint_loop(call, full[: len(leaves)], full[len(leaves) :], batch)
+        return [batched_zeros_like(leaves[k], batch) if by_leaf[k] is None else by_leaf[k] for k in outputs]
 
-    captured_at = len(leaves) - len(call.rebound)
+    captured_at = sum(call.sizes)
     closed_over = [captured_at <= k < len(leaves) and not call.rebound[k - captured_at] for k in active]
     roots, output_cotangents = [args[k] for k in active], [gradient_cotangents[k] for k in outputs]
-    cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over, under_functorch=call.step.under_functorch)
+    cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over)
     by_arg: list[Any] = [None] * len(args)
     for k, cotangent in zip(active, cotangents, strict=True):
         by_arg[k] = cotangent
@@ -62,14 +69,14 @@ def _vjp_of(
     roots: list[Any],
     cotangents: list[Any],
     closed_over: list[bool],
-    *,
-    under_functorch: bool,
+    batch: int | None = None,
 ) -> list[Any]:
     """The cotangents of roots, as differentiable functions of roots and cotangents; None for roots that are not used.
 
-    `closed_over` says which roots the function closes over itself: these are used as they are, not as arguments.
+    `closed_over` says which roots the function closes over itself: these are used as they are, not as arguments. With
+    `batch` so many cotangents are given, and returned, in axis 0.
     """
-    if under_functorch:
+    if in_transform():
         kept: list[int] = []  # torch.func takes no outputs that cannot have a cotangent, such as integers
 
         def differentiable(*values: Any) -> list[Any]:
@@ -78,9 +85,10 @@ def _vjp_of(
             return [outs[k] for k in kept]
 
         outs, vjp = torch.func.vjp(differentiable, *roots)  # type: ignore[misc]
-        bars = [cotangents[k] for k in kept]
-        return list(vjp([torch.zeros_like(out) if bar is None else bar for out, bar in zip(outs, bars, strict=True)]))
-    return list(_Vjp.apply(function, closed_over, *roots, *cotangents))  # type: ignore[no-untyped-call]
+        pairs = zip(outs, [cotangents[k] for k in kept], strict=True)
+        bars = [batched_zeros_like(out, batch) if bar is None else bar for out, bar in pairs]
+        return list(vjp(bars) if batch is None else torch.func.vmap(vjp)(bars))
+    return list(_Vjp.apply(function, closed_over, batch is not None, *roots, *cotangents))  # type: ignore[no-untyped-call]
 
 
 class _Vjp(torch.autograd.Function):
@@ -91,8 +99,10 @@ class _Vjp(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., list[Any]], closed_over: list[bool], *args: Any) -> tuple[Any, ...]:
-        ctx.function, ctx.closed_over, count = function, closed_over, len(closed_over)
+    def forward(
+        ctx: Any, function: Callable[..., list[Any]], closed_over: list[bool], batched: bool, *args: Any
+    ) -> tuple[Any, ...]:
+        ctx.function, ctx.closed_over, ctx.batched, count = function, closed_over, batched, len(closed_over)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*args)
         with torch.enable_grad():
@@ -101,7 +111,8 @@ class _Vjp(torch.autograd.Function):
                 arg if keep or arg is None else arg.detach().requires_grad_()
                 for arg, keep in zip(args, as_they_are, strict=True)
             ]
-            return clone_aliases(_vjp(function, detached[:count], detached[count:], create=False), detached)
+            bars = _vjp(function, detached[:count], detached[count:], batched=batched, create=False)
+            return clone_aliases(bars, detached)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
@@ -113,20 +124,21 @@ class _Vjp(torch.autograd.Function):
             full: list[Any] = [None] * len(args)
             for k, value in zip(tensors, values, strict=True):
                 full[k] = value
-            by_root = _vjp(function, full[:count], full[count:], create=True)
-            return [torch.zeros_like(full[k]) if by_root[k] is None else by_root[k] for k in outputs]
+            by_root = _vjp(function, full[:count], full[count:], batched=ctx.batched, create=True)
+            zeros = [cotangents[k].new_zeros(()).expand_as(cotangents[k]) for k in outputs]
+            return [zero if by_root[k] is None else by_root[k] for k, zero in zip(outputs, zeros, strict=True)]
 
         closed_over = [k < count and ctx.closed_over[k] for k in tensors]
         roots, output_cotangents = [args[k] for k in tensors], [cotangents[k] for k in outputs]
-        root_cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over, under_functorch=False)
+        root_cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over)
         by_arg: list[Any] = [None] * len(args)
         for k, cotangent in zip(tensors, root_cotangents, strict=True):
             by_arg[k] = cotangent
-        return None, None, *by_arg
+        return None, None, None, *by_arg
 
 
 def _vjp(
-    function: Callable[..., list[Any]], roots: Sequence[Any], cotangents: Sequence[Any], *, create: bool
+    function: Callable[..., list[Any]], roots: Sequence[Any], cotangents: Sequence[Any], *, batched: bool, create: bool
 ) -> list[Any]:
     """The cotangents of roots by one call of the engine; None for roots that are not used."""
     leaves = [leaf_itself(root) for root in roots]
@@ -148,10 +160,13 @@ def _vjp(
     blocked = [(edge.node, edge.output_nr) for k in with_others_behind(roots) for edge in [gradient_edge(roots[k])]]
     keep = bool(blocked) or None  # the engine visits its node, which the caller's backward has yet to go through
     with hooks_suspended(hooked), gradients_blocked(blocked):
-        return list(torch.autograd.grad(outputs, roots, output_cotangents, keep, create, allow_unused=True))
+        vjp = batched_vjp if batched else torch.autograd.grad
+        return list(vjp(outputs, roots, output_cotangents, keep, create, allow_unused=True))
 
 
-def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+def _adjoint_loop(
+    call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any], batch: int | None
+) -> list[Any]:
     """The gradients of all leaves as a differentiable function of leaves and cotangents; None where not active."""
     from remat.frameworks.torch.scan import scan
 
@@ -178,28 +193,26 @@ def _adjoint_loop(call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequen
         roots, put = _roots(carry, active, x, active_xs, all_captured())
         rest = iter(carry_bar)
         bars = [next(rest) if is_active else None for is_active in active] + list(y_bar)
-        as_they_are = [False] * (len(roots) - len(captured)) + [not rebound for rebound in call.rebound]
-        root_bars = _vjp_of(
-            lambda *values: flat(*put(values)), roots, bars, as_they_are, under_functorch=call.step.under_functorch
-        )
+        as_they_are = [False] * (len(roots) - len(captured)) + [not each for each in call.rebound[: len(captured)]]
+        root_bars = _vjp_of(lambda *values: flat(*put(values)), roots, bars, as_they_are, batch)
         pairs = zip(roots, root_bars, strict=True)
-        rest = iter([torch.zeros_like(root) if bar is None else bar for root, bar in pairs])
+        rest = iter([batched_zeros_like(root, batch) if bar is None else bar for root, bar in pairs])
         before = [next(rest) for is_active in active if is_active]
         x_bar = [next(rest) if is_active else None for is_active in active_xs]
         return (before, [total + bar for total, bar in zip(totals, rest, strict=True)]), x_bar
 
     _, states = scan(forward, init, xs, steps, request)
     last = zip(init, carry_bars, active, strict=True)
-    last_bars = [torch.zeros_like(leaf) if bar is None else bar for leaf, bar, is_active in last if is_active]
-    rows = [None if bar is None else _for_every_step(bar, steps, call.rows).flip(0) for bar in y_bars]
+    last_bars = [batched_zeros_like(leaf, batch) if bar is None else bar for leaf, bar, is_active in last if is_active]
+    rows = [None if bar is None else _for_every_step(_swapped(bar, batch), steps, call.rows).flip(0) for bar in y_bars]
     flipped = [state.flip(0) for state in states], [x.flip(0) for x in xs], rows
     (init_bars, totals), x_bars = scan(
-        backward, (last_bars, [torch.zeros_like(leaf) for leaf in all_captured()]), flipped, steps, request
+        backward, (last_bars, [batched_zeros_like(leaf, batch) for leaf in all_captured()]), flipped, steps, request
     )
     rest = iter(init_bars)
     return [
         *(next(rest) if is_active else None for is_active in active),
-        *(None if bar is None else bar.flip(0) for bar in x_bars[: len(activity.xs)]),
+        *(None if bar is None else _swapped(bar.flip(0), batch) for bar in x_bars[: len(activity.xs)]),
         *totals,
     ]
 
@@ -210,7 +223,7 @@ def _captured_by(call: TorchLoopCall, captured: Sequence[Any]) -> Callable[[], l
     Steps close over the others themselves. These are in a frozenset, where nothing is rebound: a loop would exchange
     the reference here alone, and ask for the gradient of what no step uses.
     """
-    rebound = [each if is_rebound else None for each, is_rebound in zip(captured, call.rebound, strict=True)]
+    rebound = [each if is_rebound else None for each, is_rebound in zip(captured, call.rebound, strict=False)]
     closed_over = frozenset((k, each) for k, each in enumerate(captured) if rebound[k] is None)
 
     def all_captured() -> list[Any]:
@@ -282,6 +295,11 @@ def _roots(
         return list(rest), filled[: len(carry)], filled[len(carry) :]
 
     return [*roots, *captured], put
+
+
+def _swapped(bar: Tensor, batch: int | None) -> Tensor:
+    """Stacked cotangents with the axis of steps before that of the batch, or after it again."""
+    return bar if batch is None else bar.transpose(0, 1)
 
 
 def _for_every_step(bar: Tensor, steps: int, rows: dict[int, int] | None) -> Tensor:

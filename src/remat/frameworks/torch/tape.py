@@ -26,6 +26,7 @@ __all__ = [
     "Stops",
     "Tape",
     "accumulate_grads",
+    "batched_vjp",
     "requiring_grad",
     "seed_accumulators",
     "tape_vjp",
@@ -119,11 +120,12 @@ class Stops(NamedTuple):
 
 
 class OutputEdges:
-    """The gradient edges at which a backward starts, with the cotangents there."""
+    """The gradient edges at which a backward starts, with the cotangents there; if `batched`, with many of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, batched: bool = False) -> None:
         self.edges: list[Any] = []
         self.cotangents: list[Any] = []
+        self.batched = batched
 
     def add(self, edge: Any, cotangent: Any) -> None:
         """Add an edge, unless it or its cotangent is None."""
@@ -173,7 +175,8 @@ def seed_accumulators(
         return
     for k in used:
         sums[k] = None
-    if len({captured[k].device for k in used}) > 1:  # a node runs on one device, so each sum is its own seed
+    # A node runs on one device, and its gradients are not mapped: then each sum is its own seed.
+    if edges.batched or len({captured[k].device for k in used}) > 1:
         for k, total in zip(used, seeds, strict=True):
             edges.add(gradient_edge(captured[k]), total)
         return
@@ -197,9 +200,24 @@ def tape_vjp(edges: OutputEdges, tape: Tape, stops: Stops | None = None) -> list
     # Edges instead of tensors: with these, torch.autograd.grad would leave a TorchFunctionMode that is active here.
     ends = [gradient_edge(leaf) for leaf in leaves]
     with hooks_suspended(tape.captured), gradients_blocked(blocked):
-        gradients = iter(torch.autograd.grad(edges.edges, ends, edges.cotangents, keep, allow_unused=True))
+        vjp = batched_vjp if edges.batched else torch.autograd.grad
+        gradients = iter(vjp(edges.edges, ends, edges.cotangents, keep, allow_unused=True))
     edges.clear()  # the tape is the last to refer to its graph
     return [None if root is None else next(gradients) for root in roots]
+
+
+def batched_vjp(
+    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, **kwargs: Any
+) -> Any:
+    """`torch.autograd.grad` for many cotangents of each output, which are in axis 0, as are the gradients."""
+    found: list[Any] = []
+
+    def pull_back(bars: list[Tensor]) -> list[Tensor]:
+        found[:] = torch.autograd.grad(outputs, inputs, bars, *args, **kwargs)
+        return [gradient for gradient in found if gradient is not None]  # vmap returns tensors only
+
+    gradients = iter(torch.func.vmap(pull_back)(list(cotangents)))
+    return tuple(None if gradient is None else next(gradients) for gradient in found)
 
 
 def accumulate_grads(edges: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]) -> list[Any]:

@@ -27,28 +27,50 @@ def vmap_forward(info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Se
     if call.cond is not None:
         raise StepError("a while_loop cannot be mapped: its examples may take different numbers of steps; use scan")
     batched = _batched(call, info)
-    tensors = LoopFunction.apply(batched, None, *_with_axes(call, info, dims, leaves))  # type: ignore[no-untyped-call]
+    tensors = LoopFunction.apply(batched, None, *_with_axes(call, info, dims, leaves))
     results = call.adopt(batched)
     axes = [int(k >= results.carry_size) for k, number in enumerate(results.numbers) if number is None]
     return tensors, tuple(axes)
 
 
 def vmap_backward(
-    info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any], cotangents: Sequence[Any]
+    info: Any,
+    dims: Sequence[Any],
+    call: TorchLoopCall,
+    batch: int | None,
+    leaves: Sequence[Any],
+    cotangents: Sequence[Any],
 ) -> tuple[Any, Any]:
     """The gradients of a loop's leaves for a whole batch, and their batch axes."""
+    count, size = len(leaves), info.batch_size
+    if all(dim is None for dim in dims[:count]):
+        bars = [_with_axis(bar, dim, 0, size) for bar, dim in zip(cotangents, dims[count:], strict=True)]
+        return _pull_back_many(call, size, batch, leaves, bars)
     assert call.results is not None
-    # Without one, only the cotangents have a batch axis.
-    batched = call.batched or replace(_batched(call, info), results=call.results)
+    assert call.batched is not None
+    first = int(batch is not None)  # the axis of a batch of cotangents stays the first one
     axes = iter([int(k >= call.results.carry_size) for k, number in enumerate(call.results.numbers) if number is None])
-    batched_cotangents = [
-        _with_axis(bar, dim, next(axes), info.batch_size)
-        for bar, dim in zip(cotangents, dims[len(leaves) :], strict=True)
-    ]
-    batched_leaves = _with_axes(call, info, dims[: len(leaves)], leaves)
-    gradients = LoopBackward.apply(batched, len(leaves), *batched_leaves, *batched_cotangents)  # type: ignore[no-untyped-call]
-    gradient_axes = [None if gradient is None else int(_is_input(call, k)) for k, gradient in enumerate(gradients)]
-    return gradients, tuple(gradient_axes)
+    bars = [_with_axis(bar, dim, first + next(axes), size) for bar, dim in zip(cotangents, dims[count:], strict=True)]
+    batched_leaves = _with_axes(call, info, dims[:count], leaves)
+    gradients = LoopBackward.apply(call.batched, batch, count, *batched_leaves, *bars)
+    axes_of_gradients = [None if bar is None else first + int(_is_input(call, k)) for k, bar in enumerate(gradients)]
+    return gradients, tuple(axes_of_gradients)
+
+
+def _pull_back_many(
+    call: TorchLoopCall, size: int, batch: int | None, leaves: Sequence[Any], cotangents: Sequence[Any]
+) -> tuple[Any, Any]:
+    """The gradients for so many cotangents, in axis 0 before that of a batch inside; steps run once, for one example.
+
+    So does a plain loop that jacrev differentiates: it maps the backward, and not what was run before.
+    """
+    if batch is None:
+        gradients = LoopBackward.apply(call, size, len(leaves), *leaves, *cotangents)
+    else:
+        bars = [None if bar is None else bar.flatten(0, 1) for bar in cotangents]
+        gradients = LoopBackward.apply(call, size * batch, len(leaves), *leaves, *bars)
+        gradients = [None if bar is None else bar.unflatten(0, (size, batch)) for bar in gradients]
+    return tuple(gradients), tuple(None if gradient is None else 0 for gradient in gradients)
 
 
 def _is_input(call: TorchLoopCall, k: int) -> bool:
@@ -82,8 +104,13 @@ def _batched(call: TorchLoopCall, info: Any) -> TorchLoopCall:
         inner=call.step,
         randomness=info.randomness,
         trees=(call.carry, call.xs),
+        mapped=frozenset(call.capture_ids),
     )
     return replace(call, step=step, pending=None, results=None, replay=None, batched=None)
+
+
+def _as_tensor(leaf: Any) -> Any:
+    return torch.tensor(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
 
 
 @dataclass(frozen=True)
@@ -93,15 +120,17 @@ class BatchedStep(AnalyzedStep):
     inner: AnalyzedStep | None = None  # the step for one example
     randomness: str = "error"  # as in torch.func.vmap
     trees: tuple[TreeDef, TreeDef] = (TreeDef(), TreeDef())  # of carry and x
+    mapped: frozenset[int] = frozenset()  # indices of the captured tensors that have a batch axis
 
     @contextmanager
     def rebind(self, values: Mapping[int, Tensor]) -> Iterator[Callable[..., Any]]:
-        """The step with these as its captured tensors, each with a batch axis."""
+        """The step with these as its captured tensors; those that transforms have wrapped have a batch axis."""
         yield lambda carry, x: self._run(values, carry, x)
 
     def _run(self, bindings: Mapping[int, Tensor], carry: Any, x: Any) -> Any:
         assert self.inner is not None
-        inner, captured = self.inner, list(bindings.values())
+        inner, mapped = self.inner, [k for k in bindings if k in self.mapped]
+        captured = [bindings[k] for k in mapped]
         leaves = [*captured, *self.trees[0].flatten_like(carry, "carry"), *self.trees[1].flatten_like(x, "x")]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         static: list[Any] = []  # structure and Python numbers of the results, which vmap cannot return
@@ -110,11 +139,13 @@ class BatchedStep(AnalyzedStep):
             rest = iter(values)
             filled = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
             a, b = len(captured), len(captured) + self.trees[0].size
-            with inner.rebind(dict(zip(bindings, filled[:a], strict=True))) as step:
+            with inner.rebind({**bindings, **dict(zip(mapped, filled[:a], strict=True))}) as step:
                 after, y = unpack_output(
                     leaf_ops, step(self.trees[0].unflatten(filled[a:b]), self.trees[1].unflatten(filled[b:])), 0
                 )
-            outs, tree = flatten((after, y))
+            # Numbers in the carry stay such, as a step may ask for them; outputs are stacked, with a batch axis.
+            ys, y_tree = flatten(y)
+            outs, tree = flatten((after, y_tree.unflatten([_as_tensor(leaf) for leaf in ys])))
             static[:] = [tree, [None if isinstance(out, Tensor) else out for out in outs]]
             return [out for out in outs if isinstance(out, Tensor)]
 
