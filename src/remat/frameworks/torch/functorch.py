@@ -73,8 +73,13 @@ class HiddenTensorsRefused(TorchFunctionMode):
     """A block of steps that run below a transform, where using a tensor of that transform would lose its gradient.
 
     What the search in closures has found is rebound to values of the level at which the steps run; this is what it has
-    not found. PyTorch takes the numbers of such a tensor, and says nothing.
+    not found. PyTorch takes the numbers of such a tensor, and says nothing. The error is raised when the block has
+    ended: a TypeError inside of an operator such as `*` means that its operands do not fit, and is replaced.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shape: list[int] | None = None  # of what was computed with such a tensor
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
@@ -82,13 +87,18 @@ class HiddenTensorsRefused(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         # A function that returns no tensor is a getter, by which no gradient can flow.
         if isinstance(result, Tensor) and any(map(_is_hidden, flatten((args, kwargs))[0])):
-            raise StepError(
-                f"a step uses a tensor of shape {list(result.shape)} that torch.func differentiates or maps, or "
-                "computes with it, and that was not found in what the step closes over, so its gradient would be "
-                "lost. Pass it through init or xs, or let the step close over it: closures, partials, attributes, and "
-                "items of lists, dicts and sets are searched"
-            )
+            self._shape = list(result.shape)
         return result
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        if self._shape is not None and exception[0] is None:
+            raise StepError(
+                f"a step uses a tensor of shape {self._shape} that torch.func differentiates or maps, or computes "
+                "with it, and that was not found in what the step closes over, so its gradient would be lost. Pass it "
+                "through init or xs, or let the step close over it: closures, partials, attributes, and items of "
+                "lists, dicts and sets are searched"
+            )
 
 
 def _is_hidden(leaf: Any) -> bool:
