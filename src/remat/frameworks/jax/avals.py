@@ -231,7 +231,7 @@ def behind_barrier(values: Iterable[Array]) -> list[Array]:
 
 def is_symbolic(size: object) -> bool:
     """Whether a size is a symbolic dimension, as jax.export has them."""
-    return is_symbolic_dim(size)
+    return is_symbolic_dim(size)  # type: ignore[arg-type]
 
 
 def differentiable(aval: Aval) -> bool:

@@ -189,7 +189,7 @@ class Batched(DifferentiableFunction):
         member = [
             aval if flag else arg for arg, aval, flag in zip(args, self.member_avals(args), self.flags, strict=True)
         ]
-        linearization, extra = self.function.linearize(active_inputs, member)  # type: ignore[arg-type]
+        linearization, extra = self.function.linearize(active_inputs, member)
 
         def forward(*args: Array) -> list[Array]:
             outputs, residuals = linearization.forward(args, [*map(jnp.asarray, extra)])

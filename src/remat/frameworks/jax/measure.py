@@ -1,13 +1,17 @@
-"""What a step costs on JAX: its bytes are read off its avals, so that nothing is run; its times are usual ones."""
+"""What a step costs on JAX: bytes are read off its avals and off one compiled step; nothing is run, times are usual."""
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import jax
 
-from remat.frameworks.jax.avals import nbytes, select
+from remat.frameworks.jax.avals import Aval, nbytes, select
 from remat.frameworks.jax.chunked_steps import unroll_factor
+from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.residuals import StepVJP
 from remat.problem import Loop
+from remat.pytree import PyTree
 
 __all__ = ["StepSizes", "step_sizes"]
 
@@ -38,6 +42,31 @@ class StepSizes(NamedTuple):
         return Loop(steps, max(1, self.state), self.tape, forward, record, backward, per_range=per_range)
 
 
+@lru_cache(maxsize=64)
+def _pullback_bytes(step_vjp: StepVJP) -> int:
+    """The temporaries of one step that is recorded and pulled back, as XLA says once it is compiled; 0 if it does not.
+
+    Avals do not tell: a step that is a checkpoint itself has next to no residuals, and computes them all again. It
+    costs the compilation of one step, and only where the budget is in bytes.
+    """
+    step, activity = step_vjp.step, step_vjp.activity
+    n, end = step.n_consts, step.n_consts + step.n_carry
+
+    def pull_back(args: Arrays, carry_bar: Arrays, y_bar: Arrays) -> PyTree:
+        residuals = step_vjp.record(args[:n], args[n:end], args[end:])[2]
+        return step_vjp.vjp(residuals, args[:n], args[end:], carry_bar, y_bar)
+
+    def shapes(avals: Sequence[Aval]) -> list[jax.ShapeDtypeStruct]:
+        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+
+    bars = shapes(select(activity.carry, step.avals[n:end])), shapes(select(activity.ys, step.y_avals))
+    try:
+        analysis = jax.jit(pull_back).lower(shapes(step.avals), *bars).compile().memory_analysis()
+    except Exception:  # a step inside of shard_map is no program by itself; some devices do not analyse
+        return 0
+    return int(getattr(analysis, "temp_size_in_bytes", 0))
+
+
 def step_sizes(step_vjp: StepVJP) -> StepSizes:
     """The sizes of a step, from its avals."""
     step, avals = step_vjp.step, step_vjp.step.avals
@@ -46,6 +75,6 @@ def step_sizes(step_vjp: StepVJP) -> StepSizes:
     rest = sum(map(nbytes, carry)) - state  # what no residual is computed from, such as buffers
     gradient = sum(map(nbytes, select(step_vjp.activity.consts, avals[: step.n_consts])))
     # There is one state more than the slots, for those that are not kept; the carry and the cotangent are copied where
-    # loops begin; and while a step is pulled back, about as many bytes as its residuals are in use on top of these.
-    workspace = 4 * state + 3 * rest + step_vjp.nbytes + step_vjp.shared_nbytes
+    # loops begin; and while a step is pulled back, at least about as many bytes as its residuals are in use besides.
+    workspace = 4 * state + 3 * rest + max(step_vjp.nbytes, _pullback_bytes(step_vjp)) + step_vjp.shared_nbytes
     return StepSizes(state, step_vjp.nbytes, workspace, gradient)

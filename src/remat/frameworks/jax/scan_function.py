@@ -279,6 +279,7 @@ class _ForwardModeScan(ScanLinearization):
     """The linearization of a loop whose step has tangents, but no VJP: in reverse mode it is refused."""
 
     extra_inputs = 0
+    error: StepError
 
     def __init__(self, loop: ScanFunction, activity: Activity, active_inputs: Flags, error: StepError) -> None:
         self.function = self.loop = loop

@@ -147,8 +147,8 @@ def with_hoisted(step: StepJaxpr, invariant: Flags) -> StepJaxpr:
     n, m, varies = step.n_consts, step.n_carry, tuple(not flag for flag in invariant)
 
     def hoisted(consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
-        whole = merge(varies, carry, merge(invariant, consts[n:], list(invariant)))  # type: ignore[arg-type]
-        after, y = step(consts[:n], whole, x)  # type: ignore[arg-type]
+        rest, hoisted_leaves = iter(carry), iter(consts[n:])
+        after, y = step(consts[:n], [next(hoisted_leaves if flag else rest) for flag in invariant], x)
         return select(varies, after), y
 
     carry_avals = step.avals[n : n + m]

@@ -307,6 +307,7 @@ class _ForwardModeWhile(WhileLinearization):
     """The linearization of a loop whose body has tangents, but no VJP: in reverse mode it is refused."""
 
     extra_inputs = 0
+    error: StepError
 
     def __init__(self, loop: WhileFunction, activity: Activity, active_inputs: Flags, error: StepError) -> None:
         self.function = self.loop = loop
