@@ -22,7 +22,7 @@ from remat.planners import loop as loop_planners
 
 PUBLIC = {
     "plan": "Chain InfeasibleError Level Loop Memory Option Plan Stage plan sweep",
-    "loops": "save_points scan while_loop",
+    "loops": "replace_loops save_points scan while_loop",
     "segments": "adaptive_checkpoint checkpoint drop is_recomputing",
     "see": "Profile Schedule Trace profile report simulate verify",
     "the rest": "errors legacy ops testing __version__",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.errors import *  # noqa: F403
     from remat.errors import InfeasibleError
     from remat.execute import is_recomputing
-    from remat.interface import adaptive_checkpoint, checkpoint, drop, scan, while_loop
+    from remat.interface import adaptive_checkpoint, checkpoint, drop, replace_loops, scan, while_loop
     from remat.legacy import *  # noqa: F403
     from remat.ops import Advance as Advance
     from remat.ops import Drop as Drop
@@ -52,6 +52,7 @@ __all__ = [  # noqa: RUF022 (in groups)
     "plan",
     "sweep",
     # loops
+    "replace_loops",
     "save_points",
     "scan",
     "while_loop",
@@ -83,7 +84,7 @@ _HOMES = {
         "ScheduleError StepError"
     ),
     "execute": "is_recomputing",
-    "interface": "adaptive_checkpoint checkpoint drop scan while_loop",
+    "interface": "adaptive_checkpoint checkpoint drop replace_loops scan while_loop",
     "legacy": (
         "CheckpointGroup CheckpointProfiler ag_tuple binomial_checkpoint checkpoint_segment checkpoint_segment_flex "
         "checkpointed_loop compute_checkpoint_positions estimate_checkpoint_savings get_memory_savings "
@@ -98,7 +99,19 @@ _HOMES = {
 }
 _lock = RLock()
 _HOME_OF = {name: f"remat.{home}" for home, names in _HOMES.items() for name in names.split()}
-_SUBMODULES = {"errors", "legacy", "ops", "planners", "problem", "profiling", "reporting", "schedule", "testing"}
+_LAYERS = {"diffrax": "remat.layers.diffrax"}  # wrappers for libraries, under the names of these
+_SUBMODULES = {
+    "errors",
+    "legacy",
+    "ops",
+    "planners",
+    "problem",
+    "profiling",
+    "reporting",
+    "schedule",
+    "testing",
+    *_LAYERS,
+}
 
 
 if not TYPE_CHECKING:  # a checker that saw it would take every name for one of ours
@@ -109,7 +122,7 @@ if not TYPE_CHECKING:  # a checker that saw it would take every name for one of 
             raise AttributeError(f"module 'remat' has no attribute {name!r}")
         with _lock:  # two threads that import packages and their modules at once may wait for each other
             if name in _SUBMODULES:
-                return import_module(f"remat.{name}")
+                return import_module(_LAYERS.get(name, f"remat.{name}"))
             value = getattr(import_module(_HOME_OF[name]), name)
         globals()[name] = value  # the next lookup is an ordinary one
         return value

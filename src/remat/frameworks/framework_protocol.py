@@ -25,6 +25,7 @@ class FrameworkTraits:
     mixes: bool = True  # whether its arrays may be arguments next to another framework's: one of the two differentiates
     conversion: str = ""  # a call that makes its arrays from another framework's
     has_policies: bool = False  # whether `policy=` says what a segment keeps
+    has_scan_options: bool = False  # whether its `scan` takes `reverse` and `unroll`
 
 
 class Framework(LeafArrays, Protocol):

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from remat.errors import ProblemError
 from remat.execute.determinism import Check
-from remat.frameworks import find_framework
+from remat.frameworks import Framework, find_framework
 from remat.frameworks.compilers import not_compiled
 from remat.loops.request import LoopRequest
 from remat.planners import Plan
@@ -27,8 +27,10 @@ def scan(
     step: Callable[[Carry, X], tuple[Carry, Y]],
     init: Carry,
     xs: X | Any = None,
-    *,
     length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    *,
     memory: Capacity | float = None,
     slots: int | None = None,
     plan: Plan | None = None,
@@ -44,6 +46,8 @@ def scan(
         init: The first carry.
         xs: The inputs; each leaf has one row for each step. None: the step gets None.
         length: The number of steps, needed where there is no `xs`.
+        reverse: On JAX, run from the last row to the first, as `jax.lax.scan` does; elsewhere flip `xs` and outputs.
+        unroll: On JAX, how many steps are one iteration of the loop without a derivative; nothing elsewhere.
         memory: The budget for the peak: bytes, text such as "64 MiB", a fraction of what is free, or a `Memory`.
         slots: The budget as a count of kept states, instead of `memory`.
         plan: A plan to run, instead of a budget.
@@ -72,7 +76,20 @@ def scan(
     request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call:
         request = request.for_profile(call, framework.TRAITS.name)
-        return framework.scan(step, init, xs, length, request, vjp, driven=driven)
+        options = _scan_options(framework, reverse, unroll)
+        return framework.scan(step, init, xs, length, request, vjp, driven=driven, **options)
+
+
+def _scan_options(framework: Framework, reverse: bool, unroll: int | bool) -> dict[str, Any]:
+    """The options of jax.lax.scan for JAX; elsewhere none, and a ProblemError for one that would change results."""
+    if framework.TRAITS.has_scan_options:
+        return {"reverse": bool(reverse), "unroll": unroll}
+    if reverse:
+        raise ProblemError(
+            f"reverse=True is for JAX, and this runs on {framework.TRAITS.title}: flip the rows of xs, as xs[::-1] "
+            "does for NumPy and xs.flip(0) for PyTorch, and the outputs likewise"
+        )
+    return {}
 
 
 @not_compiled

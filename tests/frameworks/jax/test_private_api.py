@@ -21,6 +21,7 @@ NAMES = {
     "jax._src.checkify": ["checkify_jaxpr", "error_checks"],
     "jax._src.core": ["trace_state_clean"],
     "jax._src.effects": ["remat_allowed_effects"],
+    "jax._src.interpreters.ad": ["fallback_linearize_rule", "primitive_linearizations"],
     "jax._src.lax.control_flow.loops": ["fori_loop", "scan", "while_loop"],
     "jax.core": ["AbstractValue", "Tracer"],
     "jax.extend.core": [
@@ -50,7 +51,7 @@ NAMES = {
     ],
     "jax.interpreters.batching": ["bdim_at_front", "fancy_primitive_batchers"],
     "jax.interpreters.mlir": ["lower_fun", "register_lowering"],
-    "jax.interpreters.partial_eval": ["JaxprTracer", "dce_jaxpr"],
+    "jax.interpreters.partial_eval": ["JaxprTracer", "dce_jaxpr", "dce_rules"],
 }
 ROOM = Path(package.__file__).parent
 ALLOWED = {"avals.py", "identities.py", "primitives.py"}

@@ -14,6 +14,7 @@
 | `step_transforms.py` | the step with tangents, and the step for a batch |
 | `differentiable.py` | what a differentiable function is, with a diagram of how derivatives of any order arise |
 | `linearizations.py` | forward-with-residuals and VJP as differentiable functions, plain and batched |
+| `pruned.py` | functions without arguments and results that nobody needs |
 | `primitives.py` | the two primitives of JAX behind them |
 | `avals.py` | avals, flags, and all that JAX does not document |
 | `propagation.py` | what reaches the results of a program: a batch, tangents, arguments |
@@ -24,6 +25,8 @@
 | `host_loop.py`, `backend.py` | loops that Python drives, one compiled call for each op |
 | `checkpoint.py` | segments, by `jax.checkpoint` |
 | `checkpointed_module.py` | modules that are recomputed |
+| `nnx_modules.py` | modules of flax.nnx in segments: state in, state out |
+| `replacement.py` | JAX's own loops, exchanged for ours |
 | `partition.py` | values of any kind, partitioned into arrays and static values |
 | `leaves.py` | operations on leaves that code of all frameworks asks for |
 | `detection.py` | which values are JAX's |

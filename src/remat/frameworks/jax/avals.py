@@ -11,6 +11,7 @@ This file, `identities.py` and `primitives.py` are the only ones that use undocu
 `tests/frameworks/jax/test_private_api.py` names each of them, and says so if one is gone.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -72,6 +73,7 @@ __all__ = [
     "nbytes",
     "primitive_and_context",
     "register_checks",
+    "register_linearization",
     "row_aval",
     "select",
     "stacked_aval",
@@ -191,6 +193,19 @@ def register_checks(primitive: Any, program_of: Callable[..., ClosedJaxpr]) -> N
         return checkify.checkify_jaxpr(program_of(args, **params), enabled_errors, error, *args)
 
     checkify.error_checks[primitive] = check
+
+
+def register_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Let a primitive be linearized by rule(is_vjp, nonzero, *args, **params), where JAX has such rules."""
+    # The table is private, and rules got `is_vjp` with 0.9; without it the JVP is linearized,
+    # which stores a little more.
+    module = sys.modules.get("jax._src.interpreters.ad")
+    rules, fallback = (
+        getattr(module, "primitive_linearizations", None),
+        getattr(module, "fallback_linearize_rule", None),
+    )
+    if rules is not None and fallback is not None and "_is_vjp" in inspect.signature(fallback).parameters:
+        rules[primitive] = rule
 
 
 def primitive_and_context(eqn: Any) -> tuple[Any, Any]:

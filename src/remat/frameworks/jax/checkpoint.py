@@ -23,6 +23,7 @@ from remat.frameworks.jax.avals import (
     jaxpr_as_fun,
     nbytes,
 )
+from remat.frameworks.jax.nnx_modules import WithoutModules
 from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
@@ -53,6 +54,12 @@ def checkpoint(
     with segment_pass(name, "forward", depth), nested(depth):
         if not is_tracing():
             return fn(*args, **kwargs)
+        stateful = WithoutModules(fn, args, kwargs)
+        if stateful.modules:
+            arguments = stateful.arrays, stateful.others()
+            result, arrays = checkpoint(stateful, arguments, {}, options)
+            stateful.update(arrays)
+            return result
         flat = _FlatFunction(fn, name, args, kwargs)
         if options.threshold is None and not CheckpointProfiler.is_tracking():
             return flat.build(jax_checkpoint(flat, policy=policy)(*flat.arrays))

@@ -21,6 +21,7 @@ TRAITS = FrameworkTraits(
     mixes=False,
     conversion="jax.numpy.from_dlpack(array)",
     has_policies=True,
+    has_scan_options=True,
 )
 
 

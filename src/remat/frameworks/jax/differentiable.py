@@ -30,7 +30,7 @@ import jax
 from jax.typing import ArrayLike
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import Array, BatchAxis, ClosedJaxpr, Flags, aval_of
+from remat.frameworks.jax.avals import Array, Aval, BatchAxis, ClosedJaxpr, Flags, aval_of, inputs_needed
 
 __all__ = ["Arrays", "CacheKeyed", "DifferentiableFunction", "Linearization"]
 
@@ -76,7 +76,11 @@ class DifferentiableFunction(CacheKeyed, ABC):
         """
         return None
 
-    def jaxpr(self, args: Arrays) -> ClosedJaxpr:
+    def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
+        """The arguments that these results are computed from."""
+        return inputs_needed(self.jaxpr(avals), outputs)
+
+    def jaxpr(self, args: Sequence[Aval]) -> ClosedJaxpr:
         """The program for arguments with these avals, traced once."""
         programs = self.__dict__.setdefault("_jaxprs", {})
         avals = tuple(map(aval_of, args))
@@ -99,6 +103,11 @@ class Linearization(CacheKeyed, ABC):
     error: StepError | None = None  # why it cannot be transposed, if it cannot
     algorithm: Any = None  # cache key of the choices that `differentiable_vjp` makes and `vjp` does not
     eager = False
+
+    @property
+    def needed_inputs(self) -> Flags:
+        """The arguments that residuals and `vjp` are computed from; a VJP may be given anything for the others."""
+        return (True,) * len(self.active_inputs)
 
     @property
     def forward_function(self) -> DifferentiableFunction:

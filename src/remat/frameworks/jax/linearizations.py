@@ -30,6 +30,15 @@ class ForwardWithResiduals(DifferentiableFunction):
         outputs, residuals = self.linearization.forward(args[:count], args[count:])
         return [*outputs, *residuals]
 
+    def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
+        """Those of the function's results, and if residuals are used, those that a VJP needs."""
+        inner, n = self.linearization, self.linearization.n_outputs
+        count = len(avals) - inner.extra_inputs
+        inputs = inner.forward_function.inputs_of(avals[:count], outputs[:n])
+        if any(outputs[n:]):
+            inputs = tuple(a or b for a, b in zip(inputs, inner.needed_inputs, strict=True))
+        return (*inputs, *([True] * inner.extra_inputs))
+
     def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
         """The linearization of the results; residuals have no tangents."""
         count = len(args) - self.linearization.extra_inputs
@@ -75,6 +84,12 @@ class _ForwardLinearization(Linearization):
         self.active_outputs = (*inner.active_outputs, *([False] * (n_outputs - len(inner.active_outputs))))
         self.algorithm = inner.algorithm
         self.key, self.eager = (function, inner, active_inputs, n_outputs), inner.eager
+
+    @property
+    def needed_inputs(self) -> Flags:
+        """Those of the function."""
+        count = len(self.active_inputs) - len(self.inner.needed_inputs)
+        return (*self.inner.needed_inputs, *([True] * count))
 
     def _inner_args(self, args: Arrays) -> Arrays:
         return args[: len(self.inner.active_inputs)]
@@ -220,6 +235,11 @@ class BatchedLinearization(Linearization):
         self.active_inputs, self.active_outputs = member.active_inputs, member.active_outputs
         self.algorithm = member.algorithm
         self.key = function, member, outputs, residuals, tangents
+
+    @property
+    def needed_inputs(self) -> Flags:
+        """Those of one member."""
+        return self.member.needed_inputs
 
     @property
     def forward_function(self) -> DifferentiableFunction:

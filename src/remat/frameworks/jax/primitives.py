@@ -14,12 +14,12 @@ a promise of stability; all of it was checked with JAX 0.10.2 and in the sources
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.typing import ArrayLike
 
 from remat.frameworks.jax.avals import (
@@ -27,15 +27,19 @@ from remat.frameworks.jax.avals import (
     BatchAxis,
     Flags,
     aval_of,
+    differentiable,
     in_axes_of,
     is_linearized,
     jaxpr_as_fun,
     merge,
     register_checks,
+    register_linearization,
     select,
+    zeros_like_aval,
 )
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.linearizations import VJP, Batched, BatchedLinearization, ForwardWithResiduals
+from remat.frameworks.jax.pruned import prune
 
 __all__ = ["call"]
 
@@ -66,28 +70,60 @@ def _call_abstract_eval(*args: Array, function: DifferentiableFunction) -> Any:
     return program.out_avals, program.effects
 
 
+class _Linearized(NamedTuple):
+    """A function at its arguments: results, which of them have tangents, and what the jvp primitive needs for these."""
+
+    linearization: Linearization
+    outputs: Arrays
+    residuals: list[Any]
+
+    def tangents(self, primals: Arrays, residuals: Arrays, tangents: Arrays) -> list[Any]:
+        """The tangents of the results, linear in those of the active arguments."""
+        n_residuals = len(residuals)
+        results = _jvp_p.bind(
+            *primals, *residuals, *tangents, linearization=self.linearization, n_residuals=n_residuals
+        )
+        rest = iter(results)
+        pairs = zip(self.outputs, self.linearization.active_outputs, strict=True)
+        # float0 for integers
+        return [next(rest) if flag else ad.Zero(jax.typeof(output).to_tangent_aval()) for output, flag in pairs]
+
+
+def _linearized(
+    function: DifferentiableFunction, active_inputs: Flags, primals: Arrays, *, reverse: bool
+) -> _Linearized:
+    linearization, extra = function.linearize(active_inputs, primals)
+    if linearization.error is not None and reverse:
+        raise linearization.error  # now, and not when it is transposed: nothing has run yet
+    results = call(ForwardWithResiduals(linearization), [*primals, *extra])
+    count = linearization.n_outputs
+    return _Linearized(linearization, results[:count], [*extra, *results[count:]])
+
+
 def _call_jvp(primals: Arrays, tangents: Arrays, *, function: DifferentiableFunction) -> tuple[Arrays, Sequence[Any]]:
     # A tangent that is known to be zero is an instance of ad.Zero, and its argument is not active.
     active_inputs = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
-    linearization, extra = function.linearize(active_inputs, primals)
-    if linearization.error is not None and any(map(is_linearized, tangents)):
-        raise linearization.error  # now, and not when it is transposed: nothing has run yet
-    results = call(ForwardWithResiduals(linearization), [*primals, *extra])
-    outputs, residuals = results[: linearization.n_outputs], [*extra, *results[linearization.n_outputs :]]
-    output_tangents = iter(
-        _jvp_p.bind(
-            *primals,
-            *residuals,
-            *select(active_inputs, tangents),
-            linearization=linearization,
-            n_residuals=len(residuals),
-        )
-    )
-    flags = linearization.active_outputs
-    return outputs, [
-        next(output_tangents) if flag else ad.Zero(jax.typeof(output).to_tangent_aval())  # float0 for integers
-        for output, flag in zip(outputs, flags, strict=True)
-    ]
+    linearized = _linearized(function, active_inputs, primals, reverse=any(map(is_linearized, tangents)))
+    active = select(active_inputs, tangents)
+    return linearized.outputs, linearized.tangents(primals, linearized.residuals, active)
+
+
+def _call_linearize(is_vjp: bool, nonzero: Sequence[bool], *primals: Array, function: DifferentiableFunction) -> Any:
+    """As `_call_jvp` where JAX linearizes; for a VJP, arguments that it does not depend on are not stored for it."""
+    active_inputs = tuple(flag and differentiable(aval_of(arg)) for flag, arg in zip(nonzero, primals, strict=True))
+    linearized = _linearized(function, active_inputs, primals, reverse=True)
+    linearization = linearized.linearization
+    needed = linearization.needed_inputs if is_vjp else (True,) * len(primals)
+    avals, n_needed = [*map(aval_of, primals)], sum(needed)
+
+    def tangents_of(residuals: Sequence[Any], *tangents: Any) -> list[Any]:
+        # Who only transposes reads no argument but those that are needed: zeros stand for the others.
+        zeros = [arg if flag else zeros_like_aval(arg) for arg, flag in zip(avals, needed, strict=True)]
+        args = merge(needed, residuals[:n_needed], zeros)
+        return linearized.tangents(args, residuals[n_needed:], select(active_inputs, tangents))
+
+    residuals = [*select(needed, primals), *map(jnp.asarray, linearized.residuals)]
+    return linearized.outputs, list(linearization.active_outputs), residuals, tangents_of
 
 
 def _call_batch(
@@ -121,6 +157,18 @@ def _call_transpose(cotangents: Arrays, *args: Array, function: DifferentiableFu
     return [next(transposed) if flag else None for flag in linear]
 
 
+def _call_dce(used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
+    """The equation of a call without the arguments that its used results do not need."""
+    function = eqn.params["function"]
+    if eqn.effects or function.eager:
+        return [True] * len(eqn.invars), eqn
+    if not any(used):
+        return [False] * len(eqn.invars), None
+    pruned, inputs = prune(function, [var.aval for var in eqn.invars], tuple(used))
+    invars, outvars = select(inputs, eqn.invars), select(used, eqn.outvars)
+    return list(inputs), eqn.replace(invars=invars, outvars=outvars, params={"function": pruned})
+
+
 def _batch_first(axis: BatchAxis, args: Arrays, dims: Sequence[Any], flags: Flags) -> list[Array]:
     """The arguments with the batch as first axis where there is a flag: moved there, or broadcast."""
     pairs = zip(args, dims, flags, strict=True)
@@ -128,6 +176,8 @@ def _batch_first(axis: BatchAxis, args: Arrays, dims: Sequence[Any], flags: Flag
 
 
 ad.primitive_jvps[_call_p] = _call_jvp
+register_linearization(_call_p, _call_linearize)
+partial_eval.dce_rules[_call_p] = _call_dce
 ad.primitive_transposes[_call_p] = _call_transpose
 # "Fancy" batching rules (since 0.4.36) are the ones that see the axis, and not only its size.
 batching.fancy_primitive_batchers[_call_p] = _call_batch

@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from remat.errors import StepError
 from remat.frameworks.jax.avals import (
     Array,
+    Aval,
     BatchAxis,
     Flags,
     behind_barrier,
@@ -101,6 +102,12 @@ class ScanFunction(DifferentiableFunction):
         )
         return [*carry, *ys]
 
+    def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
+        """All but the leaves of the carry that these results are not computed from."""
+        n, m = self.step.n_consts, self.step.n_carry
+        carry = self.step.inputs_of(outputs[:m], outputs[m:])
+        return (True, *([True] * n), *carry, *([True] * (len(avals) - 1 - n - m)))
+
     def activity(self, active_inputs: Flags) -> Activity:
         """Which inputs and outputs of a step are active, if these arguments of the loop are."""
         _, consts, carry, xs = self.split_args(active_inputs)
@@ -155,6 +162,13 @@ class ScanLinearization(Linearization):
         self._set_outputs()
         self.key = None if loop.key is None else (loop, active_inputs, static)
         self.algorithm = loop.steps, loop.planner  # `differentiable_vjp` has a row for each step, and plans its loops
+
+    @property
+    def needed_inputs(self) -> Flags:
+        """All but the leaves of the carry that no residual is computed from."""
+        step = self.loop.step
+        n_xs = len(step.avals) - step.n_consts - step.n_carry
+        return (True, *([True] * step.n_consts), *self.step_vjp.needed, *([True] * n_xs))
 
     def _set_outputs(self) -> None:
         self.n_outputs = len(self.loop.step.out_avals)
@@ -291,6 +305,11 @@ class _ForwardModeScan(ScanLinearization):
     def forward_function(self) -> DifferentiableFunction:
         """The loop."""
         return self.loop
+
+    @property
+    def needed_inputs(self) -> Flags:
+        """None: there is no VJP."""
+        return (False,) * len(self.active_inputs)
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The results; there are no residuals."""

@@ -21,8 +21,8 @@ from remat.frameworks.jax.avals import (
     ClosedJaxpr,
     Flags,
     aval_of,
+    inputs_needed,
     jaxpr_as_fun,
-    merge,
     select,
     vary_like,
     without_unused,
@@ -67,6 +67,11 @@ class StepJaxpr(CacheKeyed):
     def active(self, consts: Flags, carry: Flags, x: Flags) -> tuple[Flags, Flags]:
         """Which leaves of the carry and of the output have tangents, if the flagged arguments have."""
         return grow(lambda carry: active_results(self.program, (*consts, *carry, *x)), carry)
+
+    def inputs_of(self, carry: Flags, ys: Flags) -> Flags:
+        """The leaves of a carry that these leaves of it, after any number of steps, and outputs are computed from."""
+        n, m = self.n_consts, self.n_carry
+        return grow(lambda carry: inputs_needed(self.program, (*carry, *ys))[n : n + m], carry)[0]
 
     @classmethod
     def of(cls, function: Callable[..., Any], avals: Sequence[Aval], n_consts: int, n_carry: int) -> "StepJaxpr":

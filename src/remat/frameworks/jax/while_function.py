@@ -15,11 +15,13 @@ from jax.typing import ArrayLike
 from remat.errors import StepError
 from remat.frameworks.jax.avals import (
     Array,
+    Aval,
     BatchAxis,
     Flags,
     aval_of,
     behind_barrier,
     in_axes_of,
+    inputs_needed,
     lax_while_loop,
     select,
     zeros_like_aval,
@@ -72,6 +74,12 @@ class WhileFunction(DifferentiableFunction):
 
         first = jnp.int32(0), list(carry)
         return list(lax_while_loop(lambda loop_carry: continues(*loop_carry), step, first)[1])
+
+    def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
+        """All but the leaves of the carry that neither these results nor the condition are computed from."""
+        asked = inputs_needed(self.cond.program, [False] * self.cond.n_carry + [True])[self.cond.n_consts :]
+        carry = self.body.inputs_of(tuple(a or b for a, b in zip(outputs, asked, strict=True)), ())
+        return (True, *([True] * (self.cond.n_consts + self.body.n_consts)), *carry)
 
     def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
         """The linearization, with as many slots as fit, and its tables."""
@@ -206,6 +214,11 @@ class WhileLinearization(Linearization):
         self.key = None if loop.key is None else (loop, active_inputs, slots)
 
     @property
+    def needed_inputs(self) -> Flags:
+        """All but the leaves of the carry that neither a residual nor the condition is computed from."""
+        return self.loop.inputs_of((), self.step_vjp.needed)
+
+    @property
     def forward_function(self) -> DifferentiableFunction:
         """The loop of steps as they run where they are differentiated."""
         if not self.loop.body.has_custom_rules:
@@ -319,6 +332,11 @@ class _ForwardModeWhile(WhileLinearization):
     def forward_function(self) -> DifferentiableFunction:
         """The loop."""
         return self.loop
+
+    @property
+    def needed_inputs(self) -> Flags:
+        """None: there is no VJP."""
+        return (False,) * len(self.active_inputs)
 
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The result; there are no residuals."""

@@ -1,0 +1,147 @@
+"""`replace_loops` on JAX: its loops and checkpoints, exchanged for ours while a function is traced.
+
+In: a budget. Out: a context in which `jax.lax.scan`, `fori_loop`, `while_loop` and `jax.checkpoint`, called through
+their modules by anyone, run as `remat.scan`, `remat.while_loop` and `remat.drop` do; and a list of the loops it met.
+What it misses: functions that were jitted and traced before, and references that were taken before.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from remat.frameworks.jax.checkpoint import checkpoint
+from remat.frameworks.jax.scan import scan, while_loop
+from remat.loops.exchange import Exchange
+from remat.loops.request import LoopRequest
+from remat.pytree import PyTree
+from remat.segments import CheckpointOptions, display_name
+
+__all__ = ["LoopsMet", "replace_loops"]
+
+
+class LoopMet(NamedTuple):
+    """A loop or a checkpoint that was exchanged."""
+
+    kind: str
+    name: str
+    steps: int | None  # None: not known when it is traced
+
+    def __str__(self) -> str:
+        length = (
+            "" if self.kind == "checkpoint" else ", length unknown" if self.steps is None else f", {self.steps} steps"
+        )
+        return f"{self.kind} of {self.name}{length}"
+
+
+@dataclass
+class LoopsMet:
+    """The loops that were met in a `replace_loops`, in order; `new_request` makes what each of them asks for."""
+
+    new_request: Callable[[], LoopRequest]
+    budget: str
+    loops: list[LoopMet] = field(default_factory=list)
+
+    def meet(self, kind: str, function: Any, steps: int | None = None) -> LoopRequest:
+        """Note a loop, and return its request."""
+        self.loops.append(LoopMet(kind, display_name(function), steps))
+        return self.new_request()
+
+    def explain(self) -> str:
+        """What was exchanged, one line for each, in the order in which it was traced."""
+        if not self.loops:
+            return (
+                "no loop was met: a jitted function that was traced before stays as it was, and so does what a module "
+                "took by `from jax.lax import scan`"
+            )
+        lines = [f"{len(self.loops)} exchanged, each with {self.budget}:", *(f"  {loop}" for loop in self.loops)]
+        return "\n".join(lines)
+
+
+_EXCHANGE: Exchange[LoopsMet] = Exchange("remat_replace_loops")
+
+
+@contextmanager
+def replace_loops(new_request: Callable[[], LoopRequest], budget: str) -> Iterator[LoopsMet]:
+    """Inside, loops and checkpoints of JAX that this thread traces are ours."""
+    places: dict[tuple[ModuleType, str], Callable[..., Any]] = {
+        (lax, "scan"): _scan,
+        (lax, "fori_loop"): _fori_loop,
+        (lax, "while_loop"): _while_loop,
+        (jax, "checkpoint"): _checkpoint,
+        (jax, "remat"): _checkpoint,
+    }
+    with _EXCHANGE.using(LoopsMet(new_request, budget), places) as met:
+        yield met
+
+
+def _scan(
+    met: LoopsMet,
+    original: Callable[..., Any],
+    f: Callable[..., Any],
+    init: PyTree,
+    xs: PyTree = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+    _split_transpose: bool = False,
+) -> PyTree:
+    rows = jax.tree.leaves(xs)
+    steps = length if length is not None or not rows else jnp.shape(rows[0])[0]
+    return scan(f, init, xs, length, met.meet("scan", f, steps), reverse=reverse, unroll=unroll)
+
+
+def _while_loop(
+    met: LoopsMet,
+    original: Callable[..., Any],
+    cond_fun: Callable[..., Any],
+    body_fun: Callable[..., Any],
+    init_val: PyTree,
+) -> PyTree:
+    return while_loop(cond_fun, body_fun, init_val, None, met.meet("while_loop", body_fun))
+
+
+def _fori_loop(
+    met: LoopsMet,
+    original: Callable[..., Any],
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[..., Any],
+    init_val: PyTree,
+    *,
+    unroll: int | bool | None = None,
+) -> PyTree:
+    first = jnp.asarray(lower, jnp.result_type(lower, upper))
+
+    @wraps(body_fun)
+    def body(carry: PyTree) -> PyTree:
+        i, value = carry
+        return i + 1, body_fun(i, value)
+
+    if isinstance(lower, int) and isinstance(upper, int):
+        steps = max(0, upper - lower)
+        request = met.meet("fori_loop", body_fun, steps)
+        step = wraps(body_fun)(lambda carry, _: (body(carry), None))
+        return scan(step, (first, init_val), None, steps, request, unroll=unroll or 1)[0][1]
+    request = met.meet("fori_loop", body_fun)
+    return while_loop(lambda carry: carry[0] < upper, body, (first, init_val), None, request)[1]
+
+
+def _checkpoint(met: LoopsMet, original: Callable[..., Any], fun: Any = None, **options: Any) -> Any:
+    if fun is None:  # used as a decorator with options
+        return lambda fun: _checkpoint(met, original, fun, **options)
+    if set(options) - {"policy"}:  # static arguments and the like are JAX's own
+        return original(fun, **options)
+    met.meet("checkpoint", fun)
+
+    @wraps(fun)
+    def dropped(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(fun, args, kwargs, CheckpointOptions(policy=options.get("policy")))
+
+    return dropped

@@ -1,0 +1,52 @@
+"""`replace_loops`: loops of JAX inside of other libraries, exchanged for ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from remat.frameworks import load_framework
+from remat.loops.request import LoopRequest
+from remat.problem.memory import Capacity
+
+__all__ = ["replace_loops"]
+
+
+@contextmanager
+def replace_loops(*, slots: int | None = None, memory: Capacity | float = None) -> Iterator[Any]:
+    """Inside, loops of JAX that are traced are those of remat, each with this budget, in any library that calls them.
+
+    `jax.lax.scan`, `jax.lax.fori_loop`, `jax.lax.while_loop` and `jax.checkpoint` are exchanged where they are called
+    through their modules, in the thread that is inside; it nests, and is undone on errors too. Two things stay as they
+    are: a jitted function that was traced before, and a name that was imported before (`from jax.lax import scan`).
+
+    Args:
+        slots: How many states each loop keeps.
+        memory: The budget of each loop in bytes or as text, instead of `slots`.
+
+    Yields:
+        An object whose `explain()` lists the loops that were met.
+
+    Raises:
+        ProblemError: If neither or both budgets are given.
+
+    Example:
+        >>> import jax, remat
+        >>> def last(x):
+        ...     return jax.lax.fori_loop(0, 100, lambda i, x: jax.numpy.sin(x), x)
+        >>> with remat.replace_loops(slots=5) as loops:
+        ...     slope = jax.grad(last)(1.0)
+        >>> print(loops.explain())
+        1 exchanged, each with slots=5:
+          fori_loop of <lambda>, 100 steps
+    """
+
+    def new_request() -> LoopRequest:
+        return LoopRequest.parse(memory, slots, None, "never", None, lambda: framework.free_bytes())
+
+    framework = load_framework("jax")
+    new_request()  # a budget that makes no sense is refused here, and not in the first loop
+    budget = f"memory={memory!r}" if slots is None else f"slots={slots}"
+    from remat.frameworks.jax.replacement import replace_loops as replace
+
+    with replace(new_request, budget) as loops:
+        yield loops

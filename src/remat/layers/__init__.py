@@ -1,0 +1,1 @@
+"""Wrappers for libraries that are built on a framework, on top of what users call: one module for each library."""

@@ -1,0 +1,95 @@
+"""diffrax: `RematAdjoint`, an adjoint for `diffeqsolve` whose loop over steps is `remat.while_loop`.
+
+In: a budget. Out: gradients of the numerical solution itself ("discretise, then optimise"), as those of
+`RecursiveCheckpointAdjoint`, in both modes and to second order, with any number of steps.
+
+diffrax's loops are equinox's, which wrap condition and body so that the members of a batch end together and buffers
+are written where a member goes on; the wrapping is equinox's own here too, and what it wraps is run by remat.
+`common_rewrite` and `_loop` are private to equinox and diffrax: without them this module cannot be imported.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import equinox.internal
+from equinox.internal._loop.common import common_rewrite
+
+from remat.errors import ProblemError
+from remat.interface import while_loop
+from remat.loops.exchange import Exchange
+from remat.pytree import PyTree
+
+__all__ = ["RematAdjoint"]
+
+MOST_INNER_SLOTS = 32  # of loops inside of one step: over its stages, and over the times that it passes
+
+
+class RematAdjoint(diffrax.AbstractAdjoint):
+    """Backpropagation through the steps of a solver, in the memory of some kept states or of a budget in bytes.
+
+    Args:
+        slots: How many states are kept.
+        memory: The budget for the peak in bytes, or as text such as "64 MiB", instead of `slots`.
+
+    Example:
+        >>> import diffrax, jax, remat
+        >>> def last(y0):
+        ...     term = diffrax.ODETerm(lambda t, y, args: -y)
+        ...     adjoint = remat.diffrax.RematAdjoint(slots=10)
+        ...     return diffrax.diffeqsolve(term, diffrax.Tsit5(), 0.0, 1.0, 0.1, y0, adjoint=adjoint).ys[0]
+        >>> print(f"{jax.grad(last)(1.0):.4f}")
+        0.3679
+    """
+
+    slots: int | None = eqx.field(static=True, default=None)
+    memory: int | str | None = eqx.field(static=True, default=None)
+
+    def __check_init__(self) -> None:
+        if (self.slots is None) == (self.memory is None):
+            given = "neither is given" if self.slots is None else "both are given"
+            raise ProblemError(f"RematAdjoint takes slots= or memory=, and {given}: for example RematAdjoint(slots=31)")
+
+    def loop(
+        self,
+        *,
+        throw: bool,
+        passed_solver_state: bool,
+        passed_controller_state: bool,
+        **kwargs: Any,
+    ) -> Any:
+        """Run the solve; called by `diffeqsolve`."""
+        outer = partial(_while_loop, slots=self.slots, memory=self.memory)
+        # The loop over the stages of a step is equinox's, which knows reverse mode alone: it is exchanged for ours too.
+        with _STAGES.using(True, {(equinox.internal, "while_loop"): _stage_loop}):
+            return self._loop(inner_while_loop=_inner_while_loop, outer_while_loop=outer, **kwargs)
+
+
+_STAGES: Exchange[bool] = Exchange("remat_diffrax_stages")
+
+
+def _stage_loop(_: bool, original: Callable[..., Any], *args: Any, kind: str, **kwargs: Any) -> PyTree:
+    if kind != "checkpointed" or kwargs.get("checkpoints") is None:
+        return original(*args, kind=kind, **kwargs)
+    kwargs.pop("base", None)
+    return _inner_while_loop(*args, **kwargs)
+
+
+def _while_loop(
+    cond: Callable[[PyTree], Any],
+    body: Callable[[PyTree], PyTree],
+    init: PyTree,
+    *,
+    max_steps: int | None = None,
+    buffers: Callable[[PyTree], PyTree] | None = None,
+    **budget: Any,
+) -> PyTree:
+    """equinox's while loop, run by remat."""
+    cond, body, init, _ = common_rewrite(cond, body, init, max_steps, buffers, makes_false_steps=False)  # type: ignore[no-untyped-call]
+    return while_loop(cond, body, init, **budget)[3]
+
+
+def _inner_while_loop(*args: Any, checkpoints: int, **kwargs: Any) -> PyTree:
+    return _while_loop(*args, slots=max(1, min(checkpoints, MOST_INNER_SLOTS)), **kwargs)
