@@ -273,3 +273,21 @@ def test_saved_tensors_that_are_asked_for_often_are_computed_twice_at_most():
     remat.checkpoint(fn, x).sum().backward()
     assert len(runs) == 3
     assert torch.allclose(x.grad, 55 * x)
+
+
+def test_a_segment_may_write_into_a_buffer_and_differentiate_itself():
+    """Its gradient is asked for before the first run has ended: it alone has written."""
+
+    def result(run):
+        w, x, average = leaf(4, 4), leaf(3, 4), torch.zeros(4, dtype=torch.float64)
+
+        def fn(x):
+            average.mul_(0.5).add_(x.detach().mean(0))
+            y = torch.tanh(x @ w) * (1 + average.clone())
+            (slope,) = torch.autograd.grad(y.pow(2).sum(), x, create_graph=True)
+            return torch.sin(slope) * y
+
+        out = run(fn, run(fn, x * 1))
+        return out.detach(), *torch.autograd.grad(out.sum(), (x, w)), average
+
+    assert all(map(torch.equal, result(remat.checkpoint), result(lambda fn, x: fn(x))))

@@ -129,3 +129,22 @@ def test_random_nestings_of_dropout_and_batch_norm_are_bitwise_the_plain_ones(se
             net(x).square().sum().backward()
             found.append([x.grad, torch.rand(3), *(p.grad for p in net.parameters()), *net.buffers()])
         assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3])
+def test_a_leaf_that_is_an_argument_and_in_a_cache_is_one_object_at_every_depth(calls):
+    def result(run):
+        cache, w, x = {}, leaf(4, 4), leaf(3, 4)
+
+        def innermost(x, cache):
+            cache["sum"] = cache["sum"] + x if "sum" in cache else x
+            return x * 0.9
+
+        def inner(x):
+            y = run(innermost, x, cache)
+            return torch.where(y > 0, y, 0.1 * x @ w)
+
+        out = sum(run(lambda x: run(inner, x).sin(), x).pow(2).sum() for _ in range(calls))
+        return out.detach(), *torch.autograd.grad(out + cache["sum"].sum(), (x, w)), cache["sum"].detach()
+
+    assert all(map(torch.equal, result(remat.checkpoint), result(lambda fn, *args: fn(*args))))

@@ -15,7 +15,7 @@ from weakref import ref
 from torch import Tensor
 
 from remat.frameworks.torch.detached_cells import DetachedCells
-from remat.frameworks.torch.graph import backward_hooks, version
+from remat.frameworks.torch.graph import backward_hooks, has_saved_tensor_hooks, leaf_itself, version
 from remat.frameworks.torch.saved_tensors import SaveInputs, made_again
 from remat.frameworks.torch.tensor_state import COPIED, is_plain
 from remat.pytree import TreeDef, flatten
@@ -65,6 +65,7 @@ class SegmentInputs:
     def save(self) -> list[Tensor]:
         """Save the inputs, after the last one was added; returns them."""
         inputs, self.tensors, self._indices = self.tensors, [], {}
+        self._inside = has_saved_tensor_hooks()
         self._required_grad = [tensor.requires_grad for tensor in inputs]
         self._hooks = [backward_hooks(tensor) if tensor.is_leaf else {} for tensor in inputs]
         self._data = [None if tensor.requires_grad else _Data(tensor) for tensor in inputs]
@@ -100,7 +101,7 @@ class SegmentInputs:
             what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
             raise mutation_error(name, what, "since it was first run, or by the segment itself") from error
         tensors = [
-            data.again(tensor) if data is not None else tensor if tensor.is_leaf else made_again(tensor)
+            data.again(tensor) if data is not None else self._leaf(tensor) if tensor.is_leaf else made_again(tensor)
             for tensor, data in zip(saved, self._data, strict=True)
         ]
         leaves = [other if at is None else tensors[at] for at, other in zip(self._at, self.others, strict=True)]
@@ -119,21 +120,25 @@ class SegmentInputs:
             [tensor for tensor, data in zip(tensors, self._data, strict=True) if data is not None and data.is_shared],
         )
 
+    def _leaf(self, tensor: Tensor) -> Tensor:
+        """The user's own leaf, which may also be in a container; inside of another segment it was saved as a copy."""
+        return leaf_itself(tensor) if self._inside else tensor
+
 
 class _Data:
     """An input without a gradient, which only the segment itself may write into."""
 
-    __slots__ = ("_numbers", "_tensor", "_version", "_writes")
+    __slots__ = ("_finished", "_numbers", "_tensor", "_version", "_writes")
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._writes = ref(tensor), False
+        self._tensor, self._writes, self._finished = ref(tensor), False, False
         self._version = 0 if tensor.is_inference() else version(tensor)
         is_copied = is_plain(tensor) and tensor.nbytes <= COPIED
         self._numbers = tensor.detach().clone() if is_copied else None
 
     def finish_forward(self) -> None:
         """Note whether the first run has written into it; if not, let go of the copy."""
-        self._writes = self._written()
+        self._writes, self._finished = self._written(), True
         if not self._writes:
             self._numbers = None
 
@@ -158,6 +163,8 @@ class _Data:
     def check(self, name: str) -> None:
         """Raise a StepError if others than the segment have written into it since the first run."""
         tensor = self._tensor()
+        if not self._finished and self._numbers is not None:
+            return  # the segment differentiates itself, and it alone has run so far
         if tensor is not None and not self._writes and self._written():
             what = f"one of its inputs (version {self._version}, now {version(tensor)})"
             raise mutation_error(name, what, "since it was first run")
