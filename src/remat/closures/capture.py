@@ -33,19 +33,22 @@ LOCK_TIMEOUT = 60  # seconds that a thread waits for another
 _lock = RLock()  # rebinding changes variables that other threads see, so only one step runs rebound at a time
 
 
-@contextmanager
-def _exclusive() -> Iterator[None]:
+class _Exclusive:
     """A block that one thread runs at a time, so that it sees variables as the user's program bound them."""
-    if not _lock.acquire(timeout=LOCK_TIMEOUT):
-        raise StepError(
-            f"another thread has been running a step for {LOCK_TIMEOUT} seconds, or waits for this one: it has "
-            "replaced what that step closes over. Pass such values through init or xs, or run one thread after "
-            "the other"
-        )
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        if not _lock.acquire(timeout=LOCK_TIMEOUT):
+            raise StepError(
+                f"another thread has been running a step for {LOCK_TIMEOUT} seconds, or waits for this one: it has "
+                "replaced what that step closes over. Pass such values through init or xs, or run one thread after "
+                "the other"
+            )
+
+    def __exit__(self, *exception: object) -> None:
         _lock.release()
+
+
+_exclusive = _Exclusive()
 
 
 class ConvertedClosure:
@@ -56,7 +59,7 @@ class ConvertedClosure:
 
     def __init__(self, capture_filter: CaptureFilter, step: Callable[..., Any], *others: Any) -> None:
         self.step = step
-        with _exclusive():  # another thread may have rebound variables that this search reads
+        with _exclusive:  # another thread may have rebound variables that this search reads
             search = ClosureSearch(capture_filter, [function for function in (step, *others) if function is not None])
         self.references = search.references
         self.cache_key = search.code
@@ -89,7 +92,7 @@ class ConvertedClosure:
 
     @contextmanager
     def _rebind(self, values: Any) -> Iterator[Callable[..., Any]]:
-        with _exclusive():
+        with _exclusive:
             previous: list[tuple[Reference, Any]] = []
             rebound: list[tuple[Reference, Any]] = []
             try:

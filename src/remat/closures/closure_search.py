@@ -227,7 +227,10 @@ class ClosureSearch:
 
         Lists, dicts and objects are leaves here: their items and attributes are references of their own.
         """
-        leaves, tree = flatten(value, only=tuple)
+        leaves, tree = flatten(value, only=tuple) if isinstance(value, tuple) else ([value], LEAF)
+        accepts, unpack = self._filter.accepts, self._filter.unpack
+        if not any(accepts(leaf) and unpack(leaf) is not leaf for leaf in leaves):  # nearly always
+            return leaves, tree
         flattened = [self._flatten_leaf(leaf) for leaf in leaves]
         subtrees = iter([subtree for _, subtree in flattened])
         return [leaf for inner_leaves, _ in flattened for leaf in inner_leaves], tree.compose(subtrees)

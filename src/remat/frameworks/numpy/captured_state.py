@@ -13,7 +13,7 @@ The cost, at each kept state as long as nothing has changed: a comparison of the
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from zlib import crc32
 
 import numpy as np
@@ -21,9 +21,10 @@ import numpy as np
 from remat.closures.bytecode import has_augmented_assignment
 from remat.closures.capture import ConvertedClosure
 from remat.closures.new_contents import NewContents
-from remat.execute.python_state import Contents, PythonState
+from remat.execute.python_state import Contents
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import SegmentReplay
+from remat.frameworks.numpy.protection import StepMode
 from remat.frameworks.numpy.tape import ActiveTraces
 from remat.pytree import Leaf, PyTree
 
@@ -40,7 +41,7 @@ class ArrayContents:
 
     def version(self, snapshot: np.ndarray | None = None) -> int:
         """A checksum: unequal ones mean that the numbers have changed."""
-        return crc32(np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data)
+        return crc32(self.array.tobytes())
 
     def get(self) -> np.ndarray:
         """A copy of the numbers."""
@@ -70,9 +71,10 @@ class CapturedStep(ConvertedClosure):
         # The search takes note of a generator wherever it comes upon one.
         super().__init__(traces, step, *others, *(leaf for leaf in leaves if private_rng_state(leaf) is not None))
         self.arrays = traces.arrays  # plain ones that it reaches
-        self._contents = [_NumpyContents(self.containers)] if self.containers else []
         self._others = [*self.replayable_states, *_small(self.arrays)]
-        self.replayable_states = [*self._others, *self._contents]
+        self.replayable_states = [*self._others, *([_NumpyContents(self.containers)] if self.containers else [])]
+
+    mode = StepMode.PLAIN
 
     @property
     def may_write(self) -> bool:
@@ -85,7 +87,7 @@ class CapturedStep(ConvertedClosure):
 
     def environment(self) -> "Environment":
         """The environment in which a segment is called now."""
-        return Environment(SegmentReplay(self._others), [(state, state.get()) for state in self._contents])
+        return Environment(SegmentReplay(self._others), self.contents())
 
 
 class Environment:
@@ -95,8 +97,8 @@ class Environment:
     the same: the program may change them before the segment is recomputed.
     """
 
-    def __init__(self, replay: SegmentReplay, contents: Sequence[tuple[PythonState, Contents]]) -> None:
-        self._replay, self._contents = replay, contents
+    def __init__(self, replay: SegmentReplay, contents: Contents) -> None:
+        self._replay, self.contents = replay, contents
 
     def forget_unused(self) -> None:
         """Drop what the segment, which has run, did not change."""
@@ -105,22 +107,19 @@ class Environment:
     def restore(self) -> None:
         """Let all be as it was at the call, as long as nothing is forgotten."""
         self._replay.rewind()
-        for _, contents in self._contents:
-            contents.restore()
+        self.contents.restore()
 
     @contextmanager
     def at_call(self) -> Iterator[None]:
         """A block that starts in this environment, and after which all is as it was before the block."""
         # Contents first and last: what is rewound between them may be reached only through them.
-        outside = [state.get() for state, _ in self._contents]
+        outside = Contents.of(self.contents.containers())
         try:
-            for _, contents in self._contents:
-                contents.restore()
-            with self._replay.rewound():
+            self.contents.restore()
+            with self._replay.rewound() if self._replay.used else nullcontext():
                 yield
         finally:
-            for contents in outside:
-                contents.restore()
+            outside.restore()
 
 
 def _small(arrays: Iterable[np.ndarray]) -> list[ArrayContents]:

@@ -13,7 +13,6 @@ from time import perf_counter
 
 from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
 
-from remat.execute.python_state import Contents
 from remat.execute.recomputation import is_recomputing, recomputing
 from remat.frameworks.numpy.captured_state import CapturedStep, Environment
 from remat.frameworks.numpy.escaped_values import has_new_arrays, mark_escaped
@@ -45,9 +44,8 @@ def checkpoint(
         segment = CheckpointCall(fn, args, kwargs, options, call)
         boxes = segment.take_values()
         if boxes:
-            before = segment.contents()
             out = _segment(segment, *boxes)
-            mark_escaped(before, boxes)
+            segment.mark_escaped(boxes)
             return segment.outputs.with_boxes(out)
     if call is not None:
         call.steps = 1
@@ -76,14 +74,17 @@ class CheckpointCall:
         self._check = CheckOnce(fn, options.check)
         self._tape: tuple[list[Node], list[Node | None]] | None = None
         self._environment: Environment | None = None
+        self._was_recorded = False  # in its first run
 
     def take_values(self) -> list[Leaf]:
         """The boxes among arguments and in closures; they are not kept here."""
         return self._captured.take_values()
 
-    def contents(self) -> Contents:
-        """What the containers that the function reaches have in them now."""
-        return self._captured.contents()
+    def mark_escaped(self, boxes: Sequence[Leaf]) -> None:
+        """Replace what the function, called with these boxes, has stored in containers."""
+        if self._was_recorded:  # else it has stored nothing that is traced
+            assert self._environment is not None
+            mark_escaped(self._environment.contents, boxes)
 
     def forward(self, values: Sequence[Leaf]) -> Results:
         """Run the function for the first time; its differentiable outputs."""
@@ -94,7 +95,6 @@ class CheckpointCall:
             if self.options.threshold is not None or tracking or self._captured.may_write:
                 self._record_first(values, check, tracking)
             else:
-                before = self.contents()
                 try:
                     out = self._call_function([readonly_view(value) for value in values])
                     self.outputs = SegmentOutputs(out, self.name, check=check)
@@ -102,7 +102,7 @@ class CheckpointCall:
                     self._run_as_autograd(values, check, error)
                 else:
                     # Only boxes show whether numbers that it has stored depend on traced values.
-                    if has_new_arrays(before):
+                    if has_new_arrays(self._environment.contents):
                         self._run_as_autograd(values, check)
         self._environment.forget_unused()
         return self.outputs.differentiable_leaves()
@@ -118,6 +118,7 @@ class CheckpointCall:
 
     def _record_first(self, values: Sequence[Leaf], check: bool, tracking: bool) -> None:
         """Record the first run, to count the bytes of its tape, or to keep it if its outputs are small."""
+        self._was_recorded = True
         with fresh_trace() as trace:
             boxes, roots = box_leaves([readonly_view(value) for value in values], [True] * len(values), trace)
             self.outputs = SegmentOutputs(self._call_function(boxes), self.name, trace, check=check)

@@ -7,6 +7,7 @@ from typing import Protocol
 from remat.closures.closure_search import CapturedReference
 from remat.execute.python_state import Contents
 from remat.execute.rng_state import ReplayableState
+from remat.frameworks.numpy.protection import StepMode
 from remat.pytree import Leaf, PyTree
 
 __all__ = ["ConvertedStep"]
@@ -28,6 +29,11 @@ class ConvertedStep(Protocol):
     @property
     def replayable_states(self) -> list[ReplayableState]:
         """Private random generators that it draws from."""
+        ...
+
+    @property
+    def mode(self) -> StepMode:
+        """The first mode in which it may run."""
         ...
 
     @property

@@ -80,7 +80,7 @@ class NumpyCall(LoopCall[NumpyBackend]):
         states = [*global_rng_states(), *self.step.replayable_states]
         before = [(state, state.get()) for state in states]
         given = self.plan  # one that was made in another mode is of no use: its steps cost something else
-        for mode in StepMode:
+        for mode in [*StepMode][self.step.mode.value :]:
             self.mode, self.plan = mode, given
             if mode is StepMode.PLAIN and self.vjp is None and self.step.may_write and self._boxes_differ(leaves):
                 continue

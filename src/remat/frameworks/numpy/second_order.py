@@ -39,7 +39,11 @@ class _FlatStep:
     """A step that takes captured values as its first argument."""
 
     function: Callable[[list[Leaf], Any, Any], Any]
-    may_write: bool
+    mode: StepMode = StepMode.PLAIN
+
+    @property
+    def may_write(self) -> bool:
+        return False
 
     @property
     def cache_key(self) -> list[Leaf]:
@@ -103,10 +107,10 @@ def adjoint(call: NumpyCall, leaves: Sequence[Leaf], cotangents: Sequence[Leaf],
         return (gradients(carry_roots, carry, active), added), gradients(x_roots, x, active_xs)
 
     # All states are outputs of this loop and inputs of the reverse one: so autograd sees how they depend on init.
-    _, trajectory = scan_flat(_FlatStep(states, call.step.may_write), init, xs, captured, n, request)
+    _, trajectory = scan_flat(_FlatStep(states, call.mode), init, xs, captured, n, request)
     totals = [vspace(leaf).zeros() for leaf in _where(captured, active_captured)]
     backwards = [[leaf[::-1] for leaf in leaves] for leaves in (trajectory, xs, ybars)]
-    step = _FlatStep(backward, may_write=False)
+    step = _FlatStep(backward)
     (bars, totals), xbars = scan_flat(step, (bars, totals), tuple(backwards), captured, n, request)
     groups = ((bars, active), ([bar[::-1] for bar in xbars], active_xs[:-1]), (totals, active_captured))
     return _by_index(leaves, indices, groups)
@@ -175,7 +179,7 @@ def tangent(call: NumpyCall, leaves: Sequence[Leaf], tangents: dict[int, Leaf]) 
     inputs = (xs, _where(xs_dots, active_xs))
     if n == 0:
         return make_results(*dots)
-    (_, dots), y_dots = scan_flat(_FlatStep(step, may_write=False), (init, dots), inputs, values, n, request, call.rows)
+    (_, dots), y_dots = scan_flat(_FlatStep(step), (init, dots), inputs, values, n, request, call.rows)
     return make_results(*dots, *(y_dots or ()))
 
 
