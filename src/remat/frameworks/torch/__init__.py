@@ -23,6 +23,7 @@
 | `comparison.py`, `output_check.py` | states and outputs of steps that run again, compared with the first ones |
 | `second_order.py` | the VJP of a loop as two loops, which can be differentiated again |
 | `vmap.py` | loops under `torch.func.vmap` |
+| `agreement.py` | one plan in all processes whose steps wait for each other |
 | `measure.py`, `meter.py` | what a step costs; allocated bytes on CUDA and on the CPU |
 | `device_determinism.py` | the determinism check on a device, without synchronization |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |

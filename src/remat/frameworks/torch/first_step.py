@@ -30,4 +30,5 @@ class FirstStep(RecordedStep):
     activity: Activity
     inputs: LoopInputs
     reached: tuple[list[bool], list[bool]]  # by leaf of the carry, and of `xs`: whether a result depends on it
-    fsdp_modules: Sequence[Any]  # FSDP modules that the step calls
+    fsdp_modules: list[Any]  # FSDP modules that steps call, as far as they have run
+    groups: Sequence[Any]  # the process groups that the step waits for, if the loop has a budget in bytes

@@ -15,7 +15,14 @@ from torch import nn
 
 from remat.errors import StepError
 
-__all__ = ["any_fsdp_module", "end_backward", "fsdp_modules_called", "share_fsdp_state"]
+__all__ = [
+    "FirstCall",
+    "any_fsdp_module",
+    "end_backward",
+    "fsdp_modules_called",
+    "meshes_of",
+    "share_fsdp_state",
+]
 
 
 def any_fsdp_module(modules: Sequence[nn.Module]) -> bool:
@@ -29,15 +36,15 @@ def _any_of(name: str, modules: Sequence[nn.Module]) -> bool:
 
 
 @contextmanager
-def fsdp_modules_called(modules: Sequence[nn.Module]) -> Iterator[list[Any]]:
-    """Yields the list of those FSDP modules among `modules` that are called in the block.
+def fsdp_modules_called(modules: Sequence[nn.Module], called: list[Any], *, first: bool = True) -> Iterator[None]:
+    """Add those FSDP modules among `modules` that are called in the block to the list.
 
     FSDP reduces gradients in hooks of its own and adds them to `.grad`, so these are differentiated by `backward`
-    and not by `grad`. Raises a StepError if a module of FSDP1 is called.
+    and not by `grad`. Raises a StepError if a module of FSDP1 is called, and, where the list is empty and it is not the
+    `first` step, a FirstCall: the loop was begun as one without such modules.
     """
-    called: list[Any] = []
     if not any_fsdp_module(modules) and not _any_of("FullyShardedDataParallel", modules):
-        yield called
+        yield
         return
 
     def note(module: nn.Module, _: Any) -> None:
@@ -47,14 +54,32 @@ def fsdp_modules_called(modules: Sequence[nn.Module]) -> Iterator[list[Any]]:
                 "which frees its parameters before the loop runs the step again: shard it by FSDP2 "
                 "(torch.distributed.fsdp.fully_shard), or wrap what contains the loop, and nothing that steps call"
             )
-        if any_fsdp_module([module]):
+        if any_fsdp_module([module]) and all(module is not each for each in called):
+            if not first and not called:
+                raise FirstCall(module)
             called.append(module)
 
     handle = nn.modules.module.register_module_forward_pre_hook(note)
     try:
-        yield called
+        yield
     finally:
         handle.remove()
+
+
+class FirstCall(BaseException):
+    """A step has called a module of FSDP2, and none before it has: no error, which a step might catch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def meshes_of(modules: Sequence[Any]) -> list[Any]:
+    """The meshes over which modules of FSDP2 are sharded."""
+    states = [module._get_fsdp_state() for module in modules]
+    # A state has one group of parameters in 2.11, and a list of them in 2.13.
+    groups = [getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group] for state in states]
+    return [group.mesh_info.mesh for each in groups for group in each if group is not None]
 
 
 def end_backward(module: Any) -> None:

@@ -20,10 +20,12 @@ from remat.execute.determinism import DeterminismCheck
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.activity import Activity, ActivityTracker
+from remat.frameworks.torch.agreement import agree
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
 from remat.frameworks.torch.first_step import FirstStep
+from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
 from remat.frameworks.torch.graph import backward_hooks, has_hooks
@@ -54,7 +56,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     cut_off: frozenset[int] = frozenset()  # the inputs whose gradient would be lost: a step has computed them
     memory: Memory = ()  # by input: in which memory the first sweep has found it
     unconnected: Sequence[bool] = ()  # by leaf of init and xs: whether no result of the first sweep depends on it
-    fsdp_modules: Sequence[Any] = ()  # FSDP modules that the step calls
+    fsdp_modules: Sequence[Any] = ()  # FSDP modules that steps call
+    agreed: StepCost | None = None  # what a step costs that waits for other processes, the same in all of them
     first_step: FirstStep | None = None  # until the first run takes it
     inputs: LoopInputs | None = None  # while the first sweep finds them
     results: LoopOutputs | None = None  # of the first sweep
@@ -107,7 +110,10 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         assert self.first_step is not None
         inputs, self.fsdp_modules = self.first_step.inputs, self.first_step.fsdp_modules
         self.activity = self.first_step.activity
-        tensors = self._sweep_with(inputs, leaves)
+        state = sum(map(leaf_ops.nbytes, self.split(leaves)[0]))
+        self.request, self.agreed = agree(self.request, self.steps, state, self.first_step)
+        with fsdp_modules_called(self.step.modules, self.first_step.fsdp_modules, first=False):
+            tensors = self._sweep_with(inputs, leaves)
         assert self.pending is not None
         if not self.fsdp_modules:
             flow = self.pending[0].flow

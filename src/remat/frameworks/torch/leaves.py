@@ -16,6 +16,7 @@ from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint, weights
 from remat.execute.rng_state import private_rng_state
 from remat.frameworks.torch.functorch import escaped_its_transform
+from remat.frameworks.torch.storage import local_part
 from remat.pytree import TreeDef
 from remat.pytree import flatten as flatten_value
 
@@ -180,9 +181,20 @@ def empty(count: int, spec: TensorSpec, like: Any) -> Any:
     """An uninitialized tensor for the rows of `count` leaves."""
     if spec.opaque:
         raise StepError("an output of a step must be a tensor or a number, and one is a random generator")
+    if isinstance(like, Tensor) and hasattr(like, "placements"):
+        return _empty_rows_like(like, count)
     if isinstance(like, Tensor):
         return like.new_empty((count, *spec.shape))
     return torch.empty((count,), dtype=_dtype(spec))
+
+
+def _empty_rows_like(like: Any, count: int) -> Any:
+    """The same for a DTensor: each row is sharded as that is. `new_empty` would put all rows into every process."""
+    from torch.distributed import tensor as dtensor
+
+    placements = [dtensor.Shard(each.dim + 1) if each.is_shard() else dtensor.Replicate() for each in like.placements]
+    shape = (count, *like.shape)
+    return dtensor.empty(*shape, dtype=like.dtype, device_mesh=like.device_mesh, placements=placements)
 
 
 def astype(rows: Any, spec: TensorSpec) -> Any:
@@ -224,8 +236,8 @@ def copy_tensor(leaf: Any) -> Any:
 
 
 def nbytes(leaf: Any) -> int:
-    """Bytes of a tensor's numbers; 0 for Python numbers, which take none on the device."""
-    return leaf.numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
+    """Bytes of a tensor's numbers that are here; 0 for Python numbers, which take none on the device."""
+    return local_part(leaf).numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
 
 
 _weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
@@ -237,6 +249,7 @@ def quick_fingerprint(leaf: Any, *, of_sizes: bool = False) -> float:
     """The fingerprint of a leaf: a weighted sum of its numbers, which another value is most unlikely to have."""
     if not isinstance(leaf, Tensor):
         return fingerprint(abs(leaf) if of_sizes else leaf) if type(leaf) in _NUMBERS else 0.0
+    leaf = local_part(leaf)
     # By the code that all arrays on the host share; NumPy has no bfloat16.
     if leaf.device.type == "cpu" and leaf.dtype is not torch.bfloat16:
         plain = leaf.detach().resolve_conj().resolve_neg()
@@ -256,7 +269,7 @@ def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
     """The fingerprint of a leaf as a tensor on its device, without synchronization; `of_sizes`: of absolute values."""
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf if type(leaf) in _NUMBERS else 0.0, dtype=torch.complex128)
-    flat = leaf.detach().reshape(-1)
+    flat = local_part(leaf).detach().reshape(-1)
     # Real and imaginary parts as two numbers: the fingerprint is one real number, and must depend on both.
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
@@ -267,6 +280,7 @@ def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
 
 def row_fingerprints(stacked: Tensor) -> Tensor:
     """For every row of a tensor its fingerprint, but for rounding, and that of its sizes: two columns."""
+    stacked = local_part(stacked)
     width = _factors(torch.float64, stacked.device).numel()
     if stacked[:1].numel() > width or not stacked.is_floating_point():
         pairs = [torch.stack([device_fingerprint(row), device_fingerprint(row, of_sizes=True)]) for row in stacked]

@@ -24,15 +24,15 @@ from remat.errors import InfeasibleError
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
+from remat.frameworks.torch.agreement import is_single_process
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import has_saved_tensor_hooks, without_saved_tensor_hooks
-from remat.frameworks.torch.leaves import nbytes, spec_of
+from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for
-from remat.measuring import DEFAULT_TIMES, MeasurementSetup, StepCost, measure_step
+from remat.measuring import MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
 from remat.memory_meter import free_host_bytes
-from remat.problem import Loop
 from remat.units import bytes_text
 
 __all__ = ["measured"]
@@ -53,9 +53,9 @@ def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
     """What a step costs: measured now, or by an earlier loop whose first step is as large."""
     assert call.request.memory is not None
     capacity = call.request.memory.device.capacity or 0
-    if call.fsdp_modules:  # all processes agree on it each time: a cache might answer in one and not in another
-        return _estimate_fsdp(call, leaves, [leaf.device for leaf in leaves if isinstance(leaf, Tensor)])
     step, first = call.step, call.first_step
+    if call.agreed is not None:
+        return call.agreed
     specs = tuple(spec_of(leaf, "leaf") for leaf in leaves)
     active = (*call.activity.carry, *call.activity.xs, *call.activity.ys)
     settings = (torch.get_num_threads(), repr(step.autocast), step.under_functorch, has_saved_tensor_hooks())
@@ -102,7 +102,7 @@ def _setup(
 ) -> MeasurementSetup:
     backend, state = call.new_backend([_truncate_inputs(call, leaves, k, steps) for k in range(len(leaves))], steps)
     return MeasurementSetup(
-        backend, meter_for(devices), state, partial(_ones, backend), finish, timed=_is_single_process()
+        backend, meter_for(devices), state, partial(_ones, backend), finish, timed=is_single_process()
     )
 
 
@@ -133,42 +133,3 @@ def _check_it_fits(need: int, devices: Sequence[torch.device]) -> None:
             need,
             "bytes",
         )
-
-
-def _estimate_fsdp(call: TorchLoopCall, leaves: Sequence[Any], devices: Sequence[torch.device]) -> StepCost:
-    """What a step costs that calls FSDP modules, estimated from its first run.
-
-    It is not run again to be measured: FSDP takes any backward for that of the whole model. As workspace count one
-    tape, for cotangents in flight, and twice its parameters, for their gradients.
-    """
-    assert call.first_step is not None
-    state = sum(map(nbytes, call.split(leaves)[0]))
-    parameter_bytes = [p.numel() * p.element_size() for module in call.fsdp_modules for p in module.parameters()]
-    tape = max(1, call.first_step.tape_bytes)
-    loop = Loop(None, max(1, state), tape, *DEFAULT_TIMES[:3], per_range=DEFAULT_TIMES[3])
-    return _agree_across_processes(StepCost(loop, tape + 2 * sum(parameter_bytes), bookkeeping=0), devices)
-
-
-def _is_single_process() -> bool:
-    """Whether torch.distributed is not initialized, or has one process only."""
-    distributed = torch.distributed
-    return not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() == 1
-
-
-def _agree_across_processes(cost: StepCost, devices: Sequence[torch.device]) -> StepCost:
-    """The largest sizes of all processes: collectives wait for each other, so that all must run the same schedule."""
-    # Collectives in steps wait for all processes, so one that plans another schedule would hang the others.
-    if _is_single_process():
-        return cost
-    sizes = [cost.workspace, cost.bytes_per_range, cost.pullback_workspace, cost.loop.state, cost.loop.tape]
-    largest = torch.tensor(sizes, device=devices[0] if devices else None)
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-    workspace, bytes_per_range, pullback_workspace, state, tape = largest.tolist()
-    loop = Loop(**{**cost.loop.to_dict(), "state": state, "tape": tape})
-    return replace(
-        cost,
-        loop=loop,
-        workspace=workspace,
-        bytes_per_range=bytes_per_range,
-        pullback_workspace=pullback_workspace,
-    )

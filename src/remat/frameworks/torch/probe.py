@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from remat.frameworks.torch.activity import Activity
+from remat.frameworks.torch.agreement import groups_of, groups_used
 from remat.frameworks.torch.first_step import FirstStep, RecordedStep
-from remat.frameworks.torch.fsdp import fsdp_modules_called
+from remat.frameworks.torch.fsdp import fsdp_modules_called, meshes_of
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import Edge, external_edges, gradient_edge
 from remat.frameworks.torch.loop_inputs import LoopInputs
@@ -32,9 +33,10 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     if call.step.compiled:
         inputs.admit_candidates()
     backend, state = call.backend_on(leaves, 1, inputs)
-    with fsdp_modules_called(call.step.modules) as fsdp_modules:
-        memory = call.request.memory
-        recorded = backend.record_first_step(state, measured=memory is not None and memory.device.capacity is not None)
+    memory, fsdp_modules = call.request.memory, [*call.fsdp_modules]
+    measured = memory is not None and memory.device.capacity is not None
+    with fsdp_modules_called(call.step.modules, fsdp_modules), groups_used(enabled=measured) as groups:
+        recorded = backend.record_first_step(state, measured=measured)
     tape = recorded.tape
     # The tape has the carry that it needs; another reference would keep the rest alive while the step is measured.
     del state
@@ -60,7 +62,10 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     aliases = _aliases(carry_out, ys)
     activity = Activity(tuple(active), call.activity.xs, tuple(active_ys), aliases, tuple(at_first))
     carry, y = _without_inactive(backend.runner, carry_out, ys, activity)
-    return FirstStep(tape, carry, y, recorded.tape_bytes, recorded.allocated, activity, inputs, reached, fsdp_modules)
+    groups = list(dict.fromkeys([*groups_of(meshes_of(fsdp_modules)), *groups]))
+    return FirstStep(
+        tape, carry, y, recorded.tape_bytes, recorded.allocated, activity, inputs, reached, fsdp_modules, groups
+    )
 
 
 def _without_inactive(

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from remat.frameworks.torch.leaves import nbytes
-from remat.frameworks.torch.storage import is_dense, storage_id
+from remat.frameworks.torch.storage import is_dense, local_part, storage_id
 from remat.frameworks.torch.tape import Tape
 
 __all__ = ["saved_bytes"]
@@ -29,7 +29,7 @@ def saved_bytes(tape: Tape, persistent: Iterable[Tensor]) -> int:
     for node in tape.seen.nodes:
         for tensor in _saved_tensors(node):
             if is_dense(tensor) and storage_id(tensor) not in persistent_ids:
-                held[storage_id(tensor)] = tensor.untyped_storage().nbytes()
+                held[storage_id(tensor)] = local_part(tensor).untyped_storage().nbytes()
     held |= {storage_id(root): nbytes(root) for root in tape.carry_in if root is not None}
     return sum(held.values())
 

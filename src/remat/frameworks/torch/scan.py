@@ -22,7 +22,7 @@ from remat.frameworks.torch.carry_hooks import hand_to_caller
 from remat.frameworks.torch.environment import reached
 from remat.frameworks.torch.environment import replayable_states as reached_states
 from remat.frameworks.torch.first_step import FirstStep
-from remat.frameworks.torch.fsdp import any_fsdp_module
+from remat.frameworks.torch.fsdp import FirstCall, any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform, is_wrapped
 from remat.frameworks.torch.lazy_modules import initialize_lazy_modules
@@ -186,6 +186,18 @@ def _run(
         wrapped, below = [candidates.captured[k] for k in ids], partial(candidates.below_transforms, ids)
         call = replace(call, capture_ids=ids, rebound=[True] * len(ids), inputs_below=below)
         return run(call, [*init, *xs, *wrapped], None)
+    sharded: list[torch.nn.Module] = []
+    while True:
+        try:
+            return _run_recorded(replace(call, fsdp_modules=sharded), step, init, xs, candidates)
+        except FirstCall as found:  # of a module that is differentiated otherwise: begin again
+            sharded = [found.module]
+
+
+def _run_recorded(
+    call: TorchLoopCall, step: Step, init: list[Leaf], xs: list[Leaf], candidates: _Candidates
+) -> tuple[PyTree, PyTree]:
+    """The last carry and the outputs of a loop whose steps autograd records."""
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(call, replay=StateReplay(call.step.replayable_states))
     stored = StoredGraphs(call.step.closure.containers)
@@ -198,7 +210,7 @@ def _run(
     del first_step
     try:
         tensors, leaves, found = call.sweep_and_learn([*init, *xs])
-    except InfeasibleError:  # the first step was run: the next try, with a larger budget, is to begin as this one
+    except (InfeasibleError, FirstCall):  # steps were run: the next try, with a larger budget, is to begin as this one
         _rewind(call.replay)
         raise
     used = found.tensors

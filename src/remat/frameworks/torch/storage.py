@@ -12,12 +12,21 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-__all__ = ["StorageBytes", "is_dense", "storage_id"]
+__all__ = ["StorageBytes", "is_dense", "local_part", "storage_id"]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor that this process has: of a DTensor its part, which alone has memory here."""
+    if type(tensor) is Tensor or not hasattr(type(tensor), "to_local"):
+        return tensor
+    with torch.no_grad():
+        part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+        return part
 
 
 def storage_id(tensor: Tensor) -> int:
     """The identity of the memory that a tensor is in, valid while that memory is."""
-    return id(tensor.untyped_storage())
+    return id(local_part(tensor).untyped_storage())
 
 
 def is_dense(value: Any) -> bool:
@@ -34,11 +43,12 @@ class StorageBytes:
         self._freed = 0
         for leaf in leaves:
             if isinstance(leaf, Tensor):
-                self._set(leaf.untyped_storage(), leaf.numel() * leaf.element_size())
+                part = local_part(leaf)
+                self._set(part.untyped_storage(), part.numel() * part.element_size())
 
     def add(self, tensor: Tensor) -> None:
         """Count the whole storage of a tensor."""
-        storage = tensor.untyped_storage()
+        storage = local_part(tensor).untyped_storage()
         self._set(storage, storage.nbytes())
 
     def _set(self, storage: Any, nbytes: int) -> None:

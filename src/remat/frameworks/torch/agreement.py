@@ -1,0 +1,141 @@
+"""One plan in all processes: budget and sizes are agreed on before a loop is planned in which processes wait.
+
+The rule: a step that waits for other processes (a module of FSDP2, DTensors, collectives of the user's) must run as
+often in all of them, so their plans must be the same. A budget in bytes leads to one plan only from the same numbers.
+So the processes of the groups that the first step was seen to use take the largest sizes and the smallest budget of
+all, and the same number of steps, or each of them raises an error. Others are not asked: stages of a pipeline and
+parts of a mesh plan on their own, and so do processes whose steps wait for nobody (DDP). With `slots=` or `plan=` all
+plans are equal anyway, and nothing is exchanged.
+
+What it can miss: a collective that only a later step has, or a compiled one. Then the plans may differ, and the group's
+own time limit ends the wait.
+
+Cost: one mode around the first step, and one reduction of a few numbers, in loops with a budget in bytes.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# The documented way to see every op has only a private path (checked with 2.11 and 2.13).
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from remat.errors import ProblemError
+from remat.frameworks.torch.first_step import FirstStep
+from remat.loops.request import LoopRequest
+from remat.measuring import DEFAULT_TIMES, StepCost
+from remat.problem import Level, Loop, Memory
+
+__all__ = ["agree", "groups_of", "groups_used", "is_single_process"]
+
+BETWEEN_TWO = ("send", "recv")  # no collectives: the rest of their group does not take part
+
+
+def is_single_process() -> bool:
+    """Whether torch.distributed is not initialized, or has one process only."""
+    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+
+
+@contextmanager
+def groups_used(*, enabled: bool) -> Iterator[list[Any]]:
+    """Yields a list of the process groups of all collectives in the block, in the order of their first use."""
+    groups: list[Any] = []
+    if not enabled or is_single_process():
+        yield groups
+        return
+    with _Collectives(groups):
+        yield groups
+
+
+class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode that notes process groups."""
+
+    def __init__(self, groups: list[Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._groups = groups
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an op, and note the groups that it waits for."""
+        leaves = tree_leaves((args, kwargs))
+        if "c10d" in func.namespace and not func.__name__.startswith(BETWEEN_TWO):
+            self._add(filter(None, map(_group, leaves)))
+        # What operations on DTensors run inside is not seen by a mode.
+        self._add(groups_of([leaf.device_mesh for leaf in leaves if hasattr(leaf, "device_mesh")]))
+        return func(*args, **(kwargs or {}))
+
+    def _add(self, groups: Any) -> None:
+        self._groups.extend(group for group in groups if group not in self._groups)
+
+
+def _group(argument: object) -> Any:
+    """The process group that an argument of a collective stands for, None if it is something else."""
+    if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
+        return dist.ProcessGroup.unbox(argument)
+    if isinstance(argument, str):  # the name of a group, or of a reduction
+        names = dist.distributed_c10d._world.pg_names
+        return next((group for group, name in names.items() if name == argument), None)
+    return None
+
+
+def groups_of(meshes: Sequence[Any]) -> list[Any]:
+    """The process groups of all dimensions of some meshes, each once."""
+    return list(dict.fromkeys(group for mesh in meshes for group in mesh.get_all_groups()))
+
+
+def agree(request: LoopRequest, steps: int | None, state: int, first: FirstStep) -> tuple[LoopRequest, StepCost | None]:
+    """The smallest budget and the largest cost of a step in all processes that wait for each other, if any do.
+
+    `state` are the bytes of a carry. Raises a ProblemError in each process if their loops differ in length.
+    """
+    memory = request.memory
+    if memory is None or memory.device.capacity is None or not (first.groups or first.fsdp_modules):
+        return request, None
+    length = -1 if steps is None else steps
+    cost = _estimate(first, state)
+    numbers = [cost.loop.state, cost.loop.tape, cost.workspace, -memory.device.capacity, -length, length]
+    state, tape, workspace, capacity, shortest, longest = _largest(numbers, first.groups)
+    if -shortest != longest:
+        raise ProblemError(
+            f"the plans of this loop differ: it has {length} steps in rank {dist.get_rank()}, and {-shortest} to "
+            f"{longest} in the ranks that its steps wait for. Give all of them loops of one length, or slots="
+        )
+    budget = Memory(levels=[Level(memory.device.name, -capacity)])
+    loop = Loop(**{**cost.loop.to_dict(), "state": state, "tape": tape})
+    return replace(request, memory=budget), replace(cost, loop=loop, workspace=workspace)
+
+
+def _estimate(first: FirstStep, state: int) -> StepCost:
+    """What a step costs that waits for other processes, estimated from its first run.
+
+    It is not run again to be measured: the others might run it another number of times, and FSDP takes any backward for
+    that of the whole model. As workspace count one tape, for cotangents in flight, and twice its parameters, for their
+    gradients.
+    """
+    parameters = [p for module in first.fsdp_modules for p in module.parameters()] or first.inputs.tensors
+    parameter_bytes = sum(p.numel() * p.element_size() for p in parameters)
+    tape = max(1, first.tape_bytes)
+    loop = Loop(None, max(1, state), tape, *DEFAULT_TIMES[:3], per_range=DEFAULT_TIMES[3])
+    return StepCost(loop, tape + 2 * parameter_bytes, bookkeeping=0)
+
+
+def _largest(numbers: Sequence[int], groups: Sequence[Any]) -> list[int]:
+    """The largest of each number in all processes of the groups, one group after the other."""
+    for group in groups:
+        devices = group._device_types  # that it has a back end for
+        largest: Tensor = torch.tensor(numbers, device=None if torch.device("cpu") in devices else devices[0])
+        try:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+        except RuntimeError as error:
+            raise ProblemError(
+                f"rank {dist.get_rank()} did not get an answer from all of the ranks "
+                f"{dist.get_process_group_ranks(group)}, which its steps wait for, to agree on one plan for a loop "
+                f"({error}). All of them must call the loop; with slots= nothing is to be agreed on"
+            ) from error
+        numbers = largest.tolist()
+    return list(numbers)
