@@ -21,6 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import remat
 
+# Run as a script, whose folder is searched for modules.
+from distributed_cases import CASES  # isort: skip
+
 KINDS = ["ddp", "ddp unused", "fsdp", "fsdp and cell", "fsdp and cell reshard"]
 BUDGETS = {"slots": {"slots": 3}, "memory": {"memory": 12_000}}
 
@@ -125,6 +128,14 @@ def main(rank, store, limit):
     check_fsdp1()
     sys.stdout.write("fsdp1: refused\n")
     sys.stdout.flush()
+    for name, case in CASES.items():
+        try:
+            case()
+        except Exception:  # the other cases may still go well
+            traceback.print_exc()
+            continue
+        sys.stdout.write(f"{name}: right\n")
+        sys.stdout.flush()
     dist.barrier()
     time.sleep(1.0)  # the other process may still talk to this one
 

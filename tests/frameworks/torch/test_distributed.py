@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.frameworks.torch.distributed_cases import CASES
+
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
 PROGRAM = Path(__file__).with_name("distributed_program.py")
 LIMIT = 300  # seconds, after which processes that hang are ended
@@ -44,6 +46,12 @@ def test_gradients_are_those_of_one_process_and_all_run_the_same_plan(kind, budg
 
 def test_a_step_that_calls_a_module_of_fsdp1_is_refused_by_name(said):
     assert ["fsdp1: refused" in out for out, _, _ in said] == [True, True], "\n".join(err[-2000:] for _, err, _ in said)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_in_two_processes(case, said):
+    errors = "\n".join(err[-3000:] for _, err, _ in said)
+    assert [f"{case}: right" in out for out, _, _ in said] == [True, True], errors
 
 
 def test_all_processes_end_well(said):

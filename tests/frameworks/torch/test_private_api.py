@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import remat.frameworks.torch  # noqa: E402
 
 SOURCE = Path(remat.frameworks.torch.__file__).parent
-NAMED_FILES = {"fsdp.py", "functorch.py", "graph.py", "meter.py", "modules.py"}
+NAMED_FILES = {"collectives.py", "fsdp.py", "functorch.py", "graph.py", "meter.py", "modules.py"}
 
 
 class Empty(torch.nn.Module):
@@ -37,6 +37,7 @@ IN_TORCH = [
     "_C._functions.AccumulateGrad",
     "_C.DisableTorchFunctionSubclass",
     "_C._current_graph_task_id",
+    "_C._will_engine_execute_node",
     "_C._get_graph_executor_optimize",
     "_C._set_graph_executor_optimize",
     "_C._autograd._top_saved_tensors_default_hooks",

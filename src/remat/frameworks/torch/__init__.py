@@ -23,7 +23,7 @@
 | `comparison.py`, `output_check.py` | states and outputs of steps that run again, compared with the first ones |
 | `second_order.py` | the VJP of a loop as two loops, which can be differentiated again |
 | `vmap.py` | loops under `torch.func.vmap` |
-| `agreement.py` | one plan in all processes whose steps wait for each other |
+| `agreement.py`, `collectives.py` | one plan in all processes whose steps wait for each other |
 | `measure.py`, `meter.py` | what a step costs; allocated bytes on CUDA and on the CPU |
 | `device_determinism.py` | the determinism check on a device, without synchronization |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
@@ -38,7 +38,7 @@
 | `replayable_state.py`, `autocast.py` | random generators and autocast, restored for steps that run later |
 | `leaves.py`, `storage.py` | operations on leaves; which tensors share memory |
 | `detection.py` | which values are PyTorch's |
-| `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, used here and in `meter.py` only |
+| `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, as in `meter.py`, `collectives.py` |
 """
 
 from remat.frameworks.torch.checkpoint import checkpoint

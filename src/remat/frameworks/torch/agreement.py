@@ -13,8 +13,7 @@ own time limit ends the wait.
 Cost: one mode around the first step, and one reduction of a few numbers, in loops with a budget in bytes.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,70 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# The documented way to see every op has only a private path (checked with 2.11 and 2.13).
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-
 from remat.errors import ProblemError
+from remat.frameworks.torch.collectives import device_of
 from remat.frameworks.torch.first_step import FirstStep
 from remat.loops.request import LoopRequest
 from remat.measuring import DEFAULT_TIMES, StepCost
 from remat.problem import Level, Loop, Memory
 
-__all__ = ["agree", "groups_of", "groups_used", "is_single_process"]
-
-BETWEEN_TWO = ("send", "recv")  # no collectives: the rest of their group does not take part
-
-
-def is_single_process() -> bool:
-    """Whether torch.distributed is not initialized, or has one process only."""
-    return not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
-
-
-@contextmanager
-def groups_used(*, enabled: bool) -> Iterator[list[Any]]:
-    """Yields a list of the process groups of all collectives in the block, in the order of their first use."""
-    groups: list[Any] = []
-    if not enabled or is_single_process():
-        yield groups
-        return
-    with _Collectives(groups):
-        yield groups
-
-
-class _Collectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that notes process groups."""
-
-    def __init__(self, groups: list[Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._groups = groups
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an op, and note the groups that it waits for."""
-        leaves = tree_leaves((args, kwargs))
-        if "c10d" in func.namespace and not func.__name__.startswith(BETWEEN_TWO):
-            self._add(filter(None, map(_group, leaves)))
-        # What operations on DTensors run inside is not seen by a mode.
-        self._add(groups_of([leaf.device_mesh for leaf in leaves if hasattr(leaf, "device_mesh")]))
-        return func(*args, **(kwargs or {}))
-
-    def _add(self, groups: Any) -> None:
-        self._groups.extend(group for group in groups if group not in self._groups)
-
-
-def _group(argument: object) -> Any:
-    """The process group that an argument of a collective stands for, None if it is something else."""
-    if isinstance(argument, torch.ScriptObject) and "ProcessGroup" in str(argument._type()):
-        return dist.ProcessGroup.unbox(argument)
-    if isinstance(argument, str):  # the name of a group, or of a reduction
-        names = dist.distributed_c10d._world.pg_names
-        return next((group for group, name in names.items() if name == argument), None)
-    return None
-
-
-def groups_of(meshes: Sequence[Any]) -> list[Any]:
-    """The process groups of all dimensions of some meshes, each once."""
-    return list(dict.fromkeys(group for mesh in meshes for group in mesh.get_all_groups()))
+__all__ = ["agree"]
 
 
 def agree(request: LoopRequest, steps: int | None, state: int, first: FirstStep) -> tuple[LoopRequest, StepCost | None]:
@@ -127,8 +70,7 @@ def _estimate(first: FirstStep, state: int) -> StepCost:
 def _largest(numbers: Sequence[int], groups: Sequence[Any]) -> list[int]:
     """The largest of each number in all processes of the groups, one group after the other."""
     for group in groups:
-        devices = group._device_types  # that it has a back end for
-        largest: Tensor = torch.tensor(numbers, device=None if torch.device("cpu") in devices else devices[0])
+        largest: Tensor = torch.tensor(numbers, device=device_of(group))
         try:
             dist.all_reduce(largest, dist.ReduceOp.MAX, group)
         except RuntimeError as error:

@@ -23,6 +23,7 @@ from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
 from remat.frameworks.torch.comparison import ComparedResults
 from remat.frameworks.torch.first_step import FirstStep, RecordedStep
+from remat.frameworks.torch.fsdp import end_backward
 from remat.frameworks.torch.functorch import HiddenTensorsRefused
 from remat.frameworks.torch.gradient_flow import GradientFlow
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
@@ -72,6 +73,7 @@ class TorchBackend(ComparedResults):
         self._first_step, self._fsdp_modules = first_step, fsdp_modules
         self._steps: int | None = None  # the length of the loop; known at the turn
         self._batch: int | None = None  # how many cotangents are pulled back at once, in axis 0; known at the turn
+        self._accumulates = False  # whether ranges add to `.grad` of leaves, as FSDP wants it
         self._nodes_per_step = 0  # in the graph of the last recorded range
         self._grad_mode = GradModeTrial(step, tracker)
         self.flow = GradientFlow()
@@ -267,22 +269,33 @@ class TorchBackend(ComparedResults):
         self.runner.write_output(i, outputs.tree.map(detached, y) if kept and outputs.tree is not None else None)
 
     def new_gradients(
-        self, carry: list[Any], outputs: Sequence[Any], steps: int | None = None, batch: int | None = None
+        self,
+        carry: list[Any],
+        outputs: Sequence[Any],
+        steps: int | None = None,
+        batch: int | None = None,
+        *,
+        of_parameters: bool = True,
     ) -> Gradients:
-        """The gradients at the turn, after so many steps, from cotangents of the last carry and of the outputs."""
-        self._steps, self._batch = steps, batch
+        """The gradients at the turn, after so many steps, from cotangents of the last carry and of the outputs.
+
+        `of_parameters`: whether sharded parameters get theirs, too.
+        """
+        self._steps, self._batch, self._accumulates = steps, batch, of_parameters and bool(self._fsdp_modules)
         outputs = outputs if any(bar is not None for bar in outputs) else ()
         return Gradients(carry, outputs, [None] * len(self.runner.inputs.leaves), [None] * len(self.captured))
 
     def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
         """The gradients before the range: rows of xs are written, and sums of captured tensors are added to."""
-        stops, fsdp_modules = self.inputs.stops(tape), self._fsdp_modules
+        stops = self.inputs.stops(tape)
         if len(gradients.captured) < len(self.captured):  # while a step is measured, inputs may be found
             gradients.captured.extend([None] * (len(self.captured) - len(gradients.captured)))
         edges = self._cotangents(tape, gradients, stops)
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
         with self._segments_allowed():
-            by_root = accumulate_grads(edges, tape, fsdp_modules) if fsdp_modules else tape_vjp(edges, tape, stops)
+            by_root = accumulate_grads(edges, tape) if self._accumulates else tape_vjp(edges, tape, stops)
+        for module in self._fsdp_modules:
+            end_backward(module)
         size, count = len(tape.carry_in), len(tape.captured)
         for k, gradient in enumerate(by_root[size : size + count]):
             gradients.captured[k] = gradients.captured[k] if gradient is None else gradient
@@ -298,7 +311,7 @@ class TorchBackend(ComparedResults):
     def _cotangents(self, tape: Tape, gradients: Gradients, stops: Stops | None) -> OutputEdges:
         """The cotangents of all results of a range, and the running sums, at the edges where they enter its graph."""
         outputs, edges = gradients.outputs, OutputEdges(batched=self._batch is not None)
-        if not self._fsdp_modules:
+        if not self._accumulates:
             seed_accumulators(edges, tape.captured, gradients.captured, stops)
         last_step, in_later_range = tape.stop - 1, set()
         if outputs:

@@ -28,7 +28,7 @@ from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
-from remat.frameworks.torch.graph import backward_hooks, has_hooks
+from remat.frameworks.torch.graph import backward_hooks, has_hooks, will_get_gradient
 from remat.frameworks.torch.input_memory import Memory
 from remat.frameworks.torch.leaf_state import restored_leaf_state
 from remat.frameworks.torch.leaves import batched_zeros_like, spec_of
@@ -206,7 +206,10 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         with self.as_not_frozen(leaves), self.at_turn(leaves) as (backend, interpreter):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
-            gradients = interpreter.reverse(backend.new_gradients(carry, outputs, self.steps, batch))
+            # The last leaf stands for sharded parameters.
+            wanted = not self.fsdp_modules or will_get_gradient(leaves[-1])
+            start = backend.new_gradients(carry, outputs, self.steps, batch, of_parameters=wanted)
+            gradients = interpreter.reverse(start)
             if any(gradients.captured[k] is not None for k in self.cut_off):
                 raise StepError(
                     "a step computes a tensor from its carry or its x and keeps it in an attribute, a container or a "

@@ -37,6 +37,7 @@ __all__ = [
     "torch_function_disabled",
     "version",
     "view_base",
+    "will_get_gradient",
     "without_saved_tensor_hooks",
 ]
 
@@ -267,3 +268,11 @@ def current_backward() -> int:
 def call_after_backward(callback: Callable[[], None]) -> None:
     """Call a function when the backward that runs now has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # as DDP and FSDP do
+
+
+def will_get_gradient(leaf: Tensor) -> bool:
+    """Whether the backward that runs adds to `.grad` of a leaf; `torch.autograd.grad` for other tensors does not.
+
+    `torch.autograd.graph.register_multi_grad_hook` asks the engine in the same way.
+    """
+    return bool(torch._C._will_engine_execute_node(gradient_edge(leaf).node))

@@ -24,8 +24,8 @@ from remat.errors import InfeasibleError
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
-from remat.frameworks.torch.agreement import is_single_process
 from remat.frameworks.torch.backend import TorchBackend
+from remat.frameworks.torch.collectives import is_single_process
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import has_saved_tensor_hooks, without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from remat.frameworks.torch.activity import Activity
-from remat.frameworks.torch.agreement import groups_of, groups_used
+from remat.frameworks.torch.collectives import groups_of, groups_used
 from remat.frameworks.torch.first_step import FirstStep, RecordedStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called, meshes_of
 from remat.frameworks.torch.function import TorchLoopCall

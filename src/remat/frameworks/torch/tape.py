@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 from remat.errors import StepError
-from remat.frameworks.torch.fsdp import end_backward
 from remat.frameworks.torch.graph import (
     Edge,
     external_edges,
@@ -220,7 +219,7 @@ def batched_vjp(
     return tuple(None if gradient is None else next(gradients) for gradient in found)
 
 
-def accumulate_grads(edges: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]) -> list[Any]:
+def accumulate_grads(edges: OutputEdges, tape: Tape) -> list[Any]:
     """The gradients of the roots by a `backward`, which also accumulates into `.grad` of all parameters it reaches.
 
     FSDP reduces gradients of sharded parameters only in this way. Captured tensors accumulate too, in place.
@@ -228,8 +227,6 @@ def accumulate_grads(edges: OutputEdges, tape: Tape, fsdp_modules: Sequence[Any]
     if edges.edges:
         torch.autograd.backward(edges.edges, edges.cotangents)
     edges.clear()
-    for module in fsdp_modules:
-        end_backward(module)
     return [None if root is None else root.grad for root in tape.roots]
 
 
