@@ -67,7 +67,8 @@ class TorchBackend(ComparedResults):
     ) -> None:
         super().__init__(runner)
         self.step, self.inputs, self.tracker = step, inputs, tracker
-        self._kept_rows = KeptRows(runner, enabled=not step.under_functorch)
+        kept_rows = KeptRows(runner, enabled=not step.under_functorch)
+        self.copy, self.seal = kept_rows.copy, kept_rows.seal
         self.replayable_states: Sequence[ReplayableState] = step.replayable_states
         self.output_bytes = 0  # bytes of the outputs, once they are released
         self._first_step, self._fsdp_modules = first_step, fsdp_modules
@@ -277,10 +278,7 @@ class TorchBackend(ComparedResults):
         *,
         of_parameters: bool = True,
     ) -> Gradients:
-        """The gradients at the turn, after so many steps, from cotangents of the last carry and of the outputs.
-
-        `of_parameters`: whether sharded parameters get theirs, too.
-        """
+        """The gradients at the turn, from cotangents; `of_parameters`: whether sharded parameters get theirs, too."""
         self._steps, self._batch, self._accumulates = steps, batch, of_parameters and bool(self._fsdp_modules)
         outputs = outputs if any(bar is not None for bar in outputs) else ()
         return Gradients(carry, outputs, [None] * len(self.runner.inputs.leaves), [None] * len(self.captured))
@@ -294,8 +292,7 @@ class TorchBackend(ComparedResults):
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
         with self._segments_allowed():
             by_root = accumulate_grads(edges, tape) if self._accumulates else tape_vjp(edges, tape, stops)
-        for module in self._fsdp_modules:
-            end_backward(module)
+        end_backward(self._fsdp_modules)
         size, count = len(tape.carry_in), len(tape.captured)
         for k, gradient in enumerate(by_root[size : size + count]):
             gradients.captured[k] = gradients.captured[k] if gradient is None else gradient
@@ -346,14 +343,6 @@ class TorchBackend(ComparedResults):
     def release_outputs(self) -> None:
         """Drop the outputs: their graph refers to this backend, which would close a cycle."""
         self.output_bytes = sum(map(nbytes, self.runner.outputs.take_leaves()))
-
-    def copy(self, state: Any) -> Any:
-        """A private copy of a carry; of one that is an output, its row."""
-        return self._kept_rows.copy(state)
-
-    def seal(self, state: Any) -> Sequence[object]:
-        """A value that is another one when somebody has written into a kept state; empty if nobody else has it."""
-        return self._kept_rows.seal(state)
 
     def size(self, value: Any) -> int:
         """Bytes of a carry, a tape or a cotangent."""

@@ -82,14 +82,15 @@ def meshes_of(modules: Sequence[Any]) -> list[Any]:
     return [group.mesh_info.mesh for each in groups for group in each if group is not None]
 
 
-def end_backward(module: Any) -> None:
-    """Let the next forward of a sharded module gather its parameters, though no backward of a root has ended.
+def end_backward(modules: Sequence[Any]) -> None:
+    """Let the next forward of sharded modules gather their parameters, though no backward of a root has ended.
 
     Below another sharded module FSDP takes the next recorded range for a part of this backward: it stays in the state
     PRE_BACKWARD and does not gather. There is no public way to say that a backward is over.
     """
-    state = module._get_fsdp_state()
-    state._training_state = type(state._training_state).IDLE
+    for module in modules:
+        state = module._get_fsdp_state()
+        state._training_state = type(state._training_state).IDLE
 
 
 def share_fsdp_state(module: nn.Module, other: nn.Module) -> None:
