@@ -24,7 +24,7 @@
 | `second_order.py` | the VJP of a loop as two loops, which can be differentiated again |
 | `vmap.py` | loops under `torch.func.vmap` |
 | `agreement.py`, `collectives.py` | one plan in all processes whose steps wait for each other |
-| `measure.py`, `meter.py` | what a step costs; allocated bytes on CUDA and on the CPU |
+| `measure.py`, `measure_chain.py`, `meter.py` | what steps and stages cost; allocated bytes on CUDA and on the CPU |
 | `device_determinism.py` | the determinism check on a device, without synchronization |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
@@ -45,6 +45,7 @@ from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
 from remat.frameworks.torch.leaves import flatten, own, stack, unpack
+from remat.frameworks.torch.measure_chain import measure_chain
 from remat.frameworks.torch.meter import free_on as free_bytes
 from remat.frameworks.torch.output_rows import prepend, separate
 from remat.frameworks.torch.scan import scan, while_loop
@@ -57,6 +58,7 @@ __all__ = [
     "free_bytes",
     "is_module",
     "is_tracing",
+    "measure_chain",
     "own",
     "owns",
     "prepend",

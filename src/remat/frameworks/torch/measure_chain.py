@@ -1,0 +1,252 @@
+"""What the stages of a chain cost on PyTorch: each is run for real, alone, and equal stages are measured once.
+
+The rule: measuring leaves no trace (environment.py), and neither do its gradients: parameters have their own `.grad`
+again, and no hook of theirs runs. Bytes are those above the stage's live input, as `Stage` and `Option` have them:
+
+    run       without a graph: the output, and the most that is allocated
+    record    with a graph: what is held when the output is let go (without it, if the graph has it), and the most
+    pullback  from a cotangent that the engine makes, into gradients that are there already: the most
+
+What it can miss: on the CPU, work space that kernels allocate without PyTorch. Equal stages are modules of one class
+with equal text and parameters' shapes, on equal inputs; other functions are measured each.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function
+
+from remat.execute.recomputation import recomputing
+from remat.execute.state_replay import preserved_state
+from remat.frameworks.torch.environment import reached, replayable_states
+from remat.frameworks.torch.graph import hooks_suspended, without_saved_tensor_hooks
+from remat.frameworks.torch.leaves import spec_of
+from remat.frameworks.torch.meter import cuda_of, meter_for
+from remat.frameworks.torch.replayable_state import global_generators
+from remat.problem import Chain, Option, Stage
+from remat.pytree import flatten
+from remat.segments import display_name
+
+__all__ = ["measure_chain"]
+
+QUICK = 0.05  # seconds: a stage that takes longer is timed once
+TIMES = 5  # runs of a quick stage
+
+
+def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
+    """The chain of these stages on an input like `x`, whose own bytes do not count: the caller holds it."""
+    reach = reached(*stages, arguments=[x])
+    measured: dict[object, Stage] = {}
+    found = []
+    with (
+        preserved_state([*global_generators(), *replayable_states(reach)]),
+        without_saved_tensor_hooks(),
+        recomputing(True),
+        hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]),
+    ):
+        for number, stage in enumerate(stages):
+            x = _leaves_of_its_own(x, first=number == 0)
+            key = _kind(stage, x)
+            if key is None or key not in measured:
+                cost = _Measurement(stage, x).stage(_name(stage, number))
+            else:
+                cost = _renamed(measured[key], _name(stage, number))
+            if key is not None:
+                measured[key] = cost
+            found.append(cost)
+            with torch.no_grad():
+                x = stage(x)
+    return Chain(found, input=0)
+
+
+class _Measurement:
+    """The runs of one stage from one input."""
+
+    def __init__(self, stage: Callable[[Any], Any], x: Any) -> None:
+        self._stage, self._x = stage, x
+        devices = [leaf.device for leaf in _tensors(x)]
+        self._device, self._meter = cuda_of(devices), meter_for(devices)
+        self._roots: list[Tensor] = []
+
+    def stage(self, name: str) -> Stage:
+        """The measured stage."""
+        with torch.enable_grad():
+            self._roots = _graph_leaves(self._stage(self._x))  # a first run, to warm up
+        with self._gradients_there():
+            self._run()
+            self._pull_back(self._record())
+            with self._meter.counting():
+                output, running = self._sizes_of_run()
+                held, holds_output, recording, pulling = self._sizes_of_graph(output)
+            forward, record, backward = self._seconds()
+        tape = max(0, held - output if holds_output else held)
+        option = Option(
+            tape,
+            record,
+            backward,
+            record_peak=max(recording, output + tape),
+            pullback_peak=max(pulling, tape),
+            holds_output=holds_output,
+            name="keep all",
+        )
+        return Stage(forward, output=output, forward_workspace=max(0, running - output), name=name, options=[option])
+
+    def _sizes_of_run(self) -> tuple[int, int]:
+        meter, before = self._meter, self._meter.now()
+        meter.reset_peak()
+        out = self._run()
+        sizes = meter.now() - before, meter.peak() - before
+        del out
+        return sizes
+
+    def _sizes_of_graph(self, output: int) -> tuple[int, bool, int, int]:
+        """Bytes held after recording, whether the output is among them, and the peaks of record and pullback."""
+        meter, before = self._meter, self._meter.now()
+        meter.reset_peak()
+        out = self._record()
+        recording = meter.peak() - before
+        loss = _loss(out)
+        with_output = meter.now()
+        del out
+        held = meter.now() - before
+        holds_output = with_output - meter.now() < output
+        meter.reset_peak()
+        self._pull_back(loss, made=True)
+        del loss
+        pulling = meter.peak() - before
+        self._drop_input_gradients()
+        return held, holds_output, recording, pulling
+
+    def _seconds(self) -> tuple[float, float, float]:
+        rows = []
+        for _ in range(TIMES):
+            forward, out = self._timed(self._run)
+            del out
+            record, out = self._timed(self._record)
+            loss = _loss(out)
+            del out
+            backward, _ = self._timed(partial(self._pull_back, loss, made=True))
+            self._drop_input_gradients()
+            rows.append((forward, record, backward))
+            if forward + record + backward > QUICK:
+                break
+        forward, record, backward = (median(column) for column in zip(*rows, strict=True))
+        return forward, record, backward
+
+    def _timed(self, call: Callable[[], Any]) -> tuple[float, Any]:
+        self._finish()
+        began = perf_counter()
+        result = call()
+        self._finish()
+        return perf_counter() - began, result
+
+    def _finish(self) -> None:
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+
+    def _run(self) -> Any:
+        with torch.no_grad():
+            return self._stage(self._x)
+
+    def _record(self) -> Any:
+        with torch.enable_grad():
+            return self._stage(self._x)
+
+    def _pull_back(self, value: Any, *, made: bool = False) -> None:
+        loss = value if made else _loss(value)
+        if loss is not None:
+            loss.backward()
+
+    @contextmanager
+    def _gradients_there(self) -> Iterator[None]:
+        """A block in which every parameter of the stage has a gradient to be added to, and its own one afterwards."""
+        own = [(root, root.grad) for root in self._roots]
+        try:
+            for root in self._roots:
+                root.grad = torch.zeros_like(root)
+            self._drop_input_gradients()
+            yield
+        finally:
+            for root, gradient in own:
+                root.grad = gradient
+            self._drop_input_gradients()
+
+    def _drop_input_gradients(self) -> None:
+        for leaf in _tensors(self._x):
+            leaf.grad = None
+
+
+class _Cotangent(Function):
+    """A number whose backward makes a cotangent of ones: one that is given to the engine would be held too long."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        """A number that depends on all outputs."""
+        ctx.specs = [(out.shape, out.dtype, out.device) for out in outputs]
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        """Ones for every output."""
+        return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.specs)
+
+
+def _loss(out: Any) -> Tensor | None:
+    active = [leaf for leaf in _tensors(out) if leaf.requires_grad]
+    return _Cotangent.apply(*active) if active else None  # type: ignore[no-untyped-call]
+
+
+def _graph_leaves(out: Any) -> list[Tensor]:
+    """The parameters that outputs depend on."""
+    from_nodes, seen = [leaf.grad_fn for leaf in _tensors(out) if leaf.grad_fn is not None], set()
+    leaves: list[Tensor] = []
+    while from_nodes:
+        node = from_nodes.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor):
+            leaves.append(variable)
+        from_nodes += [before for before, _ in node.next_functions if before is not None]
+    return leaves
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
+def _leaves_of_its_own(x: Any, *, first: bool) -> Any:
+    """The value with detached tensors that require gradients, as those between stages do."""
+    leaves, tree = flatten(x)
+    found = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            wants = leaf.requires_grad if first else leaf.is_floating_point() or leaf.is_complex()
+            leaf = leaf.detach().requires_grad_(wants)
+        found.append(leaf)
+    return tree.unflatten(found)
+
+
+def _kind(stage: object, x: Any) -> object:
+    """What equal stages have in common, or None if there is no telling."""
+    if not isinstance(stage, nn.Module):
+        return None
+    shapes = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in stage.named_parameters())
+    inputs = tuple(spec_of(leaf, "input") if isinstance(leaf, Tensor) else repr(leaf) for leaf in flatten(x)[0])
+    wants = tuple(leaf.requires_grad for leaf in _tensors(x))
+    return type(stage), repr(stage), shapes, stage.training, inputs, wants
+
+
+def _renamed(stage: Stage, name: str) -> Stage:
+    return Stage.from_dict({**stage.to_dict(), "name": name})
+
+
+def _name(stage: Callable[..., Any], number: int) -> str:
+    return f"{number} {type(stage).__name__ if isinstance(stage, nn.Module) else display_name(stage)}"

@@ -1,0 +1,168 @@
+"""`remat.chain`: gradients of plain calls, as many evaluations as the plan says, and the memory that it predicts."""
+
+import autograd.numpy as anp
+import jax
+import numpy as np
+import pytest
+import torch
+from autograd import grad
+from torch import nn
+
+import remat
+from remat import Chain, InfeasibleError, Loop, ProblemError, Schedule, Stage, plan
+from remat.errors import PlannerError
+from remat.execute.nested_ranges import Range, nested_ranges
+from remat.frameworks.torch.meter import StorageMeter
+
+UNITS = Chain([Stage(output=1, tape=2)] * 9)
+PLANS = [plan(UNITS, memory) for memory in (8, 10, 14, 40)]
+
+
+def count_evaluations(function, counts):
+    def counted(x):
+        next(counts)  # an iterator is not put back when a segment is recomputed
+        return function(x)
+
+    return counted
+
+
+class Counter:
+    __slots__ = ("n",)
+
+    def __init__(self):
+        self.n = 0
+
+    def __next__(self):
+        self.n += 1
+
+
+@pytest.mark.parametrize("chosen", PLANS, ids=lambda found: f"{found.peak} bytes")
+def test_gradients_on_numpy_are_those_of_plain_calls(chosen):
+    weights, x = np.random.default_rng(0).normal(size=(9, 4, 4)), np.random.default_rng(1).normal(size=4)
+    counts = Counter()
+
+    def total(weights, run):
+        return anp.sum(run([count_evaluations(lambda h, w=weights[i]: anp.tanh(w @ h), counts) for i in range(9)]))
+
+    expected = grad(lambda weights: total(weights, lambda stages: plain(stages, x)))(weights)
+    counts.n = 0
+    found = grad(lambda weights: total(weights, lambda stages: remat.chain(stages, x, plan=chosen)))(weights)
+    np.testing.assert_array_equal(found, expected)
+    assert counts.n == chosen.forward_steps
+
+
+@pytest.mark.parametrize("chosen", PLANS, ids=lambda found: f"{found.peak} bytes")
+def test_gradients_on_torch_are_those_of_plain_calls(chosen):
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Tanh()).double() for _ in range(9)]
+    counts = Counter()
+    stages = [count_evaluations(layer, counts) for layer in layers]
+    x = torch.randn(5, 4, dtype=torch.float64)
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+
+    def gradients(run):
+        torch.manual_seed(3)
+        return torch.autograd.grad(run().square().sum(), parameters)
+
+    expected = gradients(lambda: plain(stages, x))
+    counts.n = 0
+    found = gradients(lambda: remat.chain(stages, x, plan=chosen))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert counts.n == chosen.forward_steps
+
+
+@pytest.mark.parametrize("chosen", PLANS[::3], ids=lambda found: f"{found.peak} bytes")
+def test_gradients_on_jax_are_those_of_plain_calls(chosen):
+    weights, x = jax.random.normal(jax.random.key(0), (9, 4, 4)), jax.numpy.ones(4)
+
+    def total(weights, run):
+        return run([lambda h, w=weights[i]: jax.numpy.tanh(w @ h) for i in range(9)]).sum()
+
+    expected = jax.grad(lambda weights: total(weights, lambda stages: plain(stages, x)))(weights)
+    found = jax.grad(lambda weights: total(weights, lambda stages: remat.chain(stages, x, plan=chosen)))(weights)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def plain(stages, x):
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def peak_of(run, blocks):
+    """The most bytes of storages while the result of `run` is computed and pulled back, with gradients there."""
+    for parameter in blocks.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    meter = StorageMeter()
+    with meter.counting():
+        run().sum().backward()
+    return meter.peak(), [parameter.grad for parameter in blocks.parameters()]
+
+
+def test_measured_budgets_are_kept_and_the_peak_is_the_predicted_one():
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Block(32).double() for _ in range(10)))
+    x = torch.randn(64, 32, dtype=torch.float64)
+    measured = remat.measure(blocks, x)
+    everything = plan(measured, 10**12, planner="chain-keep-all")
+    plain_peak, expected = peak_of(lambda: blocks(x), blocks)
+    assert everything.peak == pytest.approx(plain_peak, rel=0.01)
+    for share in (0.9, 0.6, 0.4, 0.3, 0.25):
+        chosen = plan(measured, int(share * everything.peak))
+        statistics = [buffer.clone() for buffer in blocks.buffers()]
+        peak, gradients = peak_of(lambda chosen=chosen: remat.chain(blocks, x, plan=chosen), blocks)
+        assert 0.95 * chosen.peak <= peak <= 1.01 * chosen.peak
+        assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+        assert not any(torch.equal(a, b) for a, b in zip(statistics, blocks.buffers(), strict=True))
+    peak, _ = peak_of(lambda: remat.chain(blocks, x, memory=everything.peak // 3), blocks)
+    assert peak <= 1.02 * everything.peak / 3
+
+
+def test_measuring_leaves_no_trace_and_measures_equal_stages_once():
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Block(8) for _ in range(6)))
+    blocks[0].up.weight.grad = torch.ones(32, 8)
+    before = {name: value.clone() for name, value in blocks.state_dict().items()}
+    x = torch.randn(5, 8)
+    state = torch.get_rng_state()
+    measured = remat.measure(blocks, x)
+    assert all(torch.equal(value, before[name]) for name, value in blocks.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(blocks[0].up.weight.grad, torch.ones(32, 8))
+    assert all(parameter.grad is None for parameter in list(blocks.parameters())[5:])
+    assert [stage.name for stage in measured.stages][:2] == ["0 Block", "1 Block"]
+    assert {stage.options for stage in measured.stages[1:]} == {measured.stages[1].options}
+    assert measured.stages[0].options != measured.stages[1].options  # the first input requires no gradient
+
+
+def test_a_schedule_is_read_as_ranges_inside_ranges():
+    text = """keep 0 ram; advance 0 4; record 4 5; turn; pullback 5 4; fetch 0 ram; advance 0 2; record 2 3; record 3 4;
+    pullback 4 3; pullback 3 2; fetch 0 ram; drop 0 ram; record 0 2; pullback 2 0"""
+    assert nested_ranges(Schedule.parse(text.replace("\n", " ")), 5) == (Range(0, 4, (Range(0, 2, (0, 1)), 2, 3)), 4)
+    with pytest.raises(PlannerError, match="segments inside segments"):
+        nested_ranges(Schedule.parse("record 0 1; turn; keep 1 ram"), 1)
+
+
+def test_wrong_arguments_say_what_to_give():
+    with pytest.raises(ProblemError, match="one of the two"):
+        remat.chain([np.sin], 1.0)
+    with pytest.raises(ProblemError, match="9 stages, and there are 1 stages"):
+        remat.chain([np.sin], 1.0, plan=PLANS[0])
+    with pytest.raises(ProblemError, match="10 steps"):
+        remat.chain([np.sin], 1.0, plan=plan(Loop(10), slots=3))
+    with pytest.raises(ProblemError, match="a function or a module"):
+        remat.chain([3], 1.0, memory=100)
+    with pytest.raises(ProblemError, match="measured on PyTorch"):
+        remat.chain([anp.sin], 1.0, memory=100)
+    with pytest.raises(InfeasibleError, match="stage"):
+        remat.chain([nn.Linear(4, 4), nn.Tanh()], torch.ones(3, 4), memory=10)
