@@ -301,3 +301,18 @@ def test_the_hook_of_a_parameter_that_is_frozen_before_the_backward_sees_its_gra
 
     for one, other in zip(run(remat.scan, **how), run(plain_scan), strict=True):
         assert torch.equal(one, other)
+
+
+def test_hooks_of_a_first_run_that_is_given_up_are_taken_off():
+    def gradient(checkpoint):
+        w = torch.linspace(-1, 1, 12, dtype=torch.float64).view(3, 4).requires_grad_()
+
+        def fn(h):
+            h.register_hook(lambda bar: bar * 0.7)
+            # Transforms refuse to run in a segment, which is then run again without hooks on saved tensors.
+            return torch.sin(h) - torch.func.grad(lambda q: torch.tanh(q).pow(2).sum())(h)
+
+        checkpoint(fn, w * 2).sum().backward()
+        return w.grad
+
+    assert torch.equal(gradient(remat.checkpoint), gradient(lambda fn, h: fn(h)))

@@ -15,7 +15,13 @@ from weakref import ref
 from torch import Tensor
 
 from remat.frameworks.torch.detached_cells import DetachedCells
-from remat.frameworks.torch.graph import backward_hooks, has_saved_tensor_hooks, leaf_itself, version
+from remat.frameworks.torch.graph import (
+    backward_hooks,
+    has_saved_tensor_hooks,
+    leaf_itself,
+    set_backward_hooks,
+    version,
+)
 from remat.frameworks.torch.saved_tensors import SaveInputs, made_again
 from remat.frameworks.torch.tensor_state import COPIED, is_plain
 from remat.pytree import TreeDef, flatten
@@ -67,7 +73,7 @@ class SegmentInputs:
         inputs, self.tensors, self._indices = self.tensors, [], {}
         self._inside = has_saved_tensor_hooks()
         self._required_grad = [tensor.requires_grad for tensor in inputs]
-        self._hooks = [backward_hooks(tensor) if tensor.is_leaf else {} for tensor in inputs]
+        self._hooks = [backward_hooks(tensor) for tensor in inputs]
         self._data = [None if tensor.requires_grad else _Data(tensor) for tensor in inputs]
         # `.data` has a version of its own: the segment may write into an input without gradient in its first run.
         self._saved = SaveInputs.save([tensor if tensor.requires_grad else tensor.data for tensor in inputs])
@@ -80,10 +86,11 @@ class SegmentInputs:
                 data.finish_forward()
 
     def rewind(self, inputs: Sequence[Tensor]) -> None:
-        """Undo what a first run that has failed wrote into the inputs."""
-        for tensor, data in zip(inputs, self._data, strict=True):
+        """Undo what a first run that has failed wrote into the inputs, and take its hooks off them."""
+        for tensor, data, hooks in zip(inputs, self._data, self._hooks, strict=True):
             if data is not None:
                 data.rewind(tensor)
+            set_backward_hooks(tensor, hooks)
 
     def load(self, name: str) -> LoadedInputs:
         """The inputs; a segment around this one may have to be recomputed for them.
