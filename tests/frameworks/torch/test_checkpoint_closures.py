@@ -135,3 +135,50 @@ def test_buffers_that_are_saved_have_the_numbers_of_their_call():
     y.sum().backward()
     assert x.grad.tolist() == [2, 2, 2]
     assert module.scale == 4
+
+
+class Holder:
+    """An object that has a dict."""
+
+    def __init__(self, table):
+        self.table = table
+
+
+def in_a_closure(table, w):
+    return lambda x, given: written(given, x) * read(table, w, x), (table,)
+
+
+def in_an_object(table, w):
+    holder = Holder(table)
+    return lambda x, given: written(given, x) * read(holder.table, w, x), (table,)
+
+
+def given_twice(table, w):
+    return lambda x, given, again: written(given, x) * read(again, w, x), (table, table)
+
+
+def given_in_a_list(table, w):
+    return lambda x, given, tables: written(given, x) * read(tables[1]["inner"], w, x), (table, [0, {"inner": table}])
+
+
+def written(table, x):
+    table["sum"] = table["sum"] * 0.5 + x
+    table["calls"].append(len(table["calls"]))
+    return len(table["calls"])
+
+
+def read(table, w, x):
+    return torch.tanh(x @ w) * table["sum"] * len(table["calls"])
+
+
+@pytest.mark.parametrize("make", [in_a_closure, in_an_object, given_twice, given_in_a_list])
+def test_a_container_that_is_reached_in_two_ways_is_one_object(make):
+    def result(run):
+        w, x = leaf(4, 4), leaf(3, 4)
+        table = {"sum": torch.ones(3, 4, dtype=torch.float64), "calls": []}
+        fn, tables = make(table, w)
+        out = run(fn, run(fn, x, *tables), *tables)
+        gradients = torch.autograd.grad(out.pow(2).sum() + table["sum"].sum(), (x, w))
+        return out.detach(), *gradients, table["sum"].detach(), torch.tensor(table["calls"])
+
+    assert all(map(torch.equal, result(remat.checkpoint), result(lambda fn, *args: fn(*args))))

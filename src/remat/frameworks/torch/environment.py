@@ -77,6 +77,10 @@ class Environment:
         self._tensors = TensorStates(reach.tensors, reach.statistics)
         self._python = _PythonContents(reach, save)
 
+    def container_ids(self) -> set[int]:
+        """The ids of the containers that the function and its arguments reach, but for dicts and lists of arguments."""
+        return {id(container) for container in self._python.containers()}
+
     def finish_forward(self) -> None:
         """Called after the first run: copies of what it has not changed are dropped."""
         self._replay.forget_unused()
@@ -149,6 +153,10 @@ class _PythonContents:
                 self._open.append((container, items, keys[id(container)]))
         self._variables = [(place, with_placeholders(value, index_of)) for place, value in self._variables]
         return Contents([pair for pair in contents.pairs if id(pair[0]) not in keys], contents.empty)
+
+    def containers(self) -> list[Any]:
+        """The containers."""
+        return [*self._contents.containers(), *(container for container, _, _ in self._open)]
 
     def exchange(self, made: Sequence[Tensor]) -> "_Exchange":
         """What to exchange so that contents and variables are as they were: only what differs."""

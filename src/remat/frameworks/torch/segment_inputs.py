@@ -7,7 +7,7 @@ A tensor without a gradient may be written into by the segment itself, as a cach
 which a copy was made if they have COPIED bytes or less, are given to the recomputation in a tensor of their own.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import ref
@@ -23,6 +23,7 @@ from remat.frameworks.torch.graph import (
     version,
 )
 from remat.frameworks.torch.saved_tensors import SaveInputs, made_again
+from remat.frameworks.torch.shared_containers import SharedContainers
 from remat.frameworks.torch.tensor_state import COPIED, is_plain
 from remat.pytree import TreeDef, flatten
 from remat.segments import mutation_error
@@ -52,6 +53,7 @@ class SegmentInputs:
         self._tree: TreeDef | None
         only_tensors = not kwargs and all(isinstance(arg, Tensor) for arg in args)  # nothing to flatten: the usual case
         leaves, self._tree = (list(args), None) if only_tensors else flatten((args, kwargs))
+        self._shared = SharedContainers(() if only_tensors else (list(args), kwargs))
         self._indices: dict[int, int] = {}
         self.tensors: list[Tensor] = []
         self._at = [self.add(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves]
@@ -67,6 +69,10 @@ class SegmentInputs:
         if index == len(self.tensors):
             self.tensors.append(tensor)
         return index
+
+    def share(self, known: Callable[[], Collection[int]]) -> None:
+        """Let arguments that are, or have inside, containers with the ids `known` be these very containers again."""
+        self._shared.restrict_to(known)
 
     def save(self) -> list[Tensor]:
         """Save the inputs, after the last one was added; returns them."""
@@ -113,6 +119,7 @@ class SegmentInputs:
         ]
         leaves = [other if at is None else tensors[at] for at, other in zip(self._at, self.others, strict=True)]
         args, kwargs = (leaves, {}) if self._tree is None else self._tree.unflatten(leaves)
+        args, kwargs = self._shared.put_into(args, kwargs)
         return LoadedInputs(
             self._cells.with_values([tensors[at] for at in self._cells_at]),
             args,
