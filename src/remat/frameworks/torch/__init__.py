@@ -28,7 +28,7 @@
 | `device_determinism.py` | the determinism check on a device, without synchronization |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
-| `confirmation.py` | whether a saved tensor that did not repeat is only work space |
+| `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, closures |
 | `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, and what its function closes over |
 | `environment.py` | everything that a function reaches, as it was at the call, for a run that leaves no trace |
 | `tensor_reach.py`, `tensor_state.py` | the modules and tensors that it reaches; what is inside of tensors |
