@@ -29,7 +29,6 @@
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
 | `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, closures |
-| `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, and what its function closes over |
 | `environment.py` | everything that a function reaches, as it was at the call, for a run that leaves no trace |
 | `tensor_reach.py`, `tensor_state.py` | the modules and tensors that it reaches; what is inside of tensors |
 | `leaf_state.py` | flags and hooks of inputs that are leaves, restored for a recomputation |
