@@ -14,6 +14,7 @@ This file, `identities.py` and `primitives.py` are the only ones that use undocu
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -205,7 +206,13 @@ def register_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
         getattr(module, "fallback_linearize_rule", None),
     )
     if rules is not None and fallback is not None and "_is_vjp" in inspect.signature(fallback).parameters:
-        rules[primitive] = rule
+        rules[primitive] = rule if jax.__version_info__ < (0, 11) else partial(_with_structured_residuals, rule)
+
+
+def _with_structured_residuals(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
+    """The rule as JAX 0.11 calls it: residuals of a second kind stand beside the others, of which there are none."""
+    outputs, nonzero, residuals, linearized = rule(*args, **params)
+    return outputs, nonzero, residuals, None, lambda residuals, _, *tangents: linearized(residuals, *tangents)
 
 
 def primitive_and_context(eqn: Any) -> tuple[Any, Any]:
