@@ -97,11 +97,68 @@ def test_a_hook_on_the_initial_carry_sees_what_other_uses_of_it_add():
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
 
 
-def test_a_hook_on_the_carry_is_refused_in_second_derivatives():
+def halved(h):
+    if h.requires_grad:
+        h.register_hook(lambda g: g * 0.5)
+    return h
+
+
+def halves_inside(loop, w, h, x):
+    h = torch.tanh(halved(h @ w) * x)
+    return h, h.sum()
+
+
+def halves_what_it_returns(loop, w, h, x):
+    h = halved(halves_inside(loop, w, h, x)[0])
+    return h, h
+
+
+def halves_its_input(loop, w, h, x):
+    return halves_inside(loop, w, h, halved(x))
+
+
+def halves_in_a_loop_inside(loop, w, h, x):
+    return loop(lambda h, _: halves_inside(loop, w, h, x), h, None, length=2)[0], None
+
+
+@pytest.mark.parametrize("how", [{"slots": 2}, {"memory": "1 MiB"}], ids=str)
+@pytest.mark.parametrize(
+    ("step", "order"),
+    [(halves_inside, 2), (halves_inside, 3), (halves_what_it_returns, 2), (halves_its_input, 2),
+     (halves_in_a_loop_inside, 2)],
+)  # fmt: skip
+def test_linear_hooks_in_steps_are_exact_in_derivatives_of_any_order(step, order, how):
+    def run(loop, **how):
+        w, start_at = start()
+        leaves = w, start_at, torch.linspace(0.5, 1.5, 4, dtype=DOUBLE).requires_grad_()
+        inner = lambda *args, **length: loop(*args, **length, **how)  # noqa: E731
+        last, ys = loop(lambda h, x: step(inner, w, h, x), start_at, leaves[2], **how)
+        slopes = [last, *([] if ys is None else [ys])]
+        for _ in range(order):
+            slopes = torch.autograd.grad(sum(slope.pow(2).sum() for slope in slopes), leaves, create_graph=True)
+        return slopes
+
+    torch.testing.assert_close(run(remat.scan, **how), run(plain_scan), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [lambda g: g.clamp(-0.1, 0.1), lambda g: g / g.norm(), lambda g: g * (g.abs() < 1), lambda g: g + 1],
+    ids=["clamp", "norm", "mask", "add"],
+)
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_hook_that_is_not_linear_is_refused_in_second_derivatives(hook, inside):
     w, start_at = start()
-    last, _ = remat.scan(lambda h, _: sums(w, [], h), start_at, None, length=4, slots=2)
+
+    def step(h, _):
+        h = torch.tanh(h @ w) if inside else h
+        if h.requires_grad:
+            h.register_hook(hook)
+        return torch.tanh(h @ w), None
+
+    last, _ = remat.scan(lambda h, _: remat.scan(step, h, None, length=2, slots=1), start_at, None, length=2, slots=2)
     (slope,) = torch.autograd.grad(last.sum(), w, create_graph=True)
-    with pytest.raises(remat.StepError, match=r"hook on its carry.*differentiate once"):
+    with pytest.raises(remat.StepError, match=r"hook that a step.*changes the gradient.*differentiate once"):
         slope.sum().backward()
 
 

@@ -17,7 +17,7 @@ from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.graph import backward_hooks, gradient_edge, gradients_blocked, hooks_suspended, leaf_itself
-from remat.frameworks.torch.hooks_in_steps import ChangingHooksRefused
+from remat.frameworks.torch.hooks_in_steps import LinearHooksOnly
 from remat.frameworks.torch.leaves import TensorSpec, batched_zeros_like
 from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
@@ -144,24 +144,21 @@ def _vjp(
     leaves = [leaf_itself(root) for root in roots]
     hooked = [leaf for leaf in leaves if backward_hooks(leaf)]  # parameters; other roots are new
     pairs = [
-        (out, bar)
+        (gradient_edge(out), bar)
         for out, bar in zip(function(*roots), cotangents, strict=True)
         if bar is not None and isinstance(out, Tensor) and out.requires_grad
     ]
-    if sum(1 for leaf in leaves if backward_hooks(leaf)) > len(hooked):
-        raise StepError(
-            "a step puts a hook on its carry, of which second derivatives would see a part of the gradient only. Clip "
-            "by a torch.autograd.Function in the step, or differentiate once"
-        )
     if not pairs or not roots:
         return [None] * len(roots)
     outputs, output_cotangents = zip(*pairs, strict=True)
     # A made tensor that the function closes over, and another root behind it: its gradient must end there.
     blocked = [(edge.node, edge.output_nr) for k in with_others_behind(roots) for edge in [gradient_edge(roots[k])]]
     keep = bool(blocked) or None  # the engine visits its node, which the caller's backward has yet to go through
-    with hooks_suspended(hooked), gradients_blocked(blocked):
+    # Given tensors instead of edges, the engine would be called without the mode; loops in a step run theirs again.
+    ends = [gradient_edge(root) for root in roots]
+    with hooks_suspended(hooked), gradients_blocked(blocked), LinearHooksOnly():
         vjp = batched_vjp if batched else torch.autograd.grad
-        return list(vjp(outputs, roots, output_cotangents, keep, create, allow_unused=True))
+        return list(vjp(outputs, ends, output_cotangents, keep, create, allow_unused=True))
 
 
 def _adjoint_loop(
@@ -272,7 +269,7 @@ def _flat_step(call: TorchLoopCall) -> FlatStep:
     def flat(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
         assert call.results is not None
         modes = call.step.autocast.active(grad=torch.is_grad_enabled())
-        with modes, call.rebind(captured) as step, ChangingHooksRefused():
+        with modes, call.rebind(captured) as step, LinearHooksOnly(carry):
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
         outputs = call.results.outputs
         ys = [] if outputs is None or call.rows == {} else outputs.flatten_like(y, "y")
