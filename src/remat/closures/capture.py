@@ -17,67 +17,31 @@ other reference to it (methods, decorators, objects that hold it) with the old v
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from threading import RLock
-from types import CodeType
 from typing import Any
 
-from remat.closures.capture_filter import CaptureFilter
-from remat.closures.closure_search import ClosureSearch
-from remat.closures.references import CellRef, Reference
-from remat.errors import StepError
+from remat.closures.captures import Captures
+from remat.closures.reach import Reach
+from remat.closures.references import CellRef, Reference, exclusive
 from remat.pytree import LEAF
 
 __all__ = ["ConvertedClosure"]
 
-LOCK_TIMEOUT = 60  # seconds that a thread waits for another
-_lock = RLock()  # rebinding changes variables that other threads see, so only one step runs rebound at a time
-
-
-class _Exclusive:
-    """A block that one thread runs at a time, so that it sees variables as the user's program bound them."""
-
-    def __enter__(self) -> None:
-        if not _lock.acquire(timeout=LOCK_TIMEOUT):
-            raise StepError(
-                f"another thread has been running a step for {LOCK_TIMEOUT} seconds, or waits for this one: it has "
-                "replaced what that step closes over. Pass such values through init or xs, or run one thread after "
-                "the other"
-            )
-
-    def __exit__(self, *exception: object) -> None:
-        _lock.release()
-
-
-_exclusive = _Exclusive()
-
 
 class ConvertedClosure:
-    """A step as a function of its captured values: `take_values` returns them, `rebind` runs the step with others.
+    """A step as a function of its captured values: `take_values` returns them, `rebind` runs the step with others."""
 
-    `others` are further functions to search, such as the condition of a loop.
-    """
-
-    def __init__(self, capture_filter: CaptureFilter, step: Callable[..., Any], *others: Any) -> None:
+    def __init__(self, step: Callable[..., Any], reach: Reach, captures: Captures) -> None:
         self.step = step
-        with _exclusive:  # another thread may have rebound variables that this search reads
-            search = ClosureSearch(capture_filter, [function for function in (step, *others) if function is not None])
-        self.references = search.references
-        self.cache_key = search.code
-        self.replayable_states = search.replayable_states
-        self.containers = search.containers
-        self._values = search.values
-        self._cells = [(CellRef(cell), content) for cell, content in search.constant_cells]
+        self.references, self._values = captures.references(reach.path), captures.values
+        self.cache_key, self._names = reach.code, reach.names
+        rebound = {id(captured.reference) for captured in self.references}
+        # Others are state of the step's own, which keeps what it wrote (`global`, `nonlocal`), or contents.
+        self._cells = [pair for pair in reach.variables if isinstance(pair[0], CellRef) and id(pair[0]) not in rebound]
         self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` took out again
 
     def mentions(self, name: str) -> bool:
         """Whether a function that was reached, or one inside of it, has this name in its code."""
-        codes = [*self.cache_key]
-        while codes:
-            code = codes.pop()
-            if name in code.co_names:
-                return True
-            codes.extend(const for const in code.co_consts if isinstance(const, CodeType))
-        return False
+        return name in self._names
 
     def take_values(self) -> list[Any]:
         """The captured values; no reference to them is left here, so that no traced value outlives its trace."""
@@ -92,7 +56,7 @@ class ConvertedClosure:
 
     @contextmanager
     def _rebind(self, values: Any) -> Iterator[Callable[..., Any]]:
-        with _exclusive:
+        with exclusive():
             previous: list[tuple[Reference, Any]] = []
             rebound: list[tuple[Reference, Any]] = []
             try:

@@ -7,8 +7,9 @@ entered where they are arguments, or inside of one (key-value caches), and where
 search does not get to trainers, loaders and data sets, unless the function names them. User code is never run:
 attributes are looked up in `__dict__`, so that `__getattr__` is not called.
 
-What it can miss: attributes that library code alone reads by name from an object of the user's in a closure, attributes
-of classes, containers of more than LONG items (which are compared, and not entered), and what comes after MOST objects.
+What it can miss: attributes that library code alone reads by name from an object of the user's in a closure, containers
+of more than LONG items that begin with numbers, texts or arrays (tables of data, which are compared, and not entered),
+and what comes after MOST objects and MOST_ITEMS items.
 
 The cost: about 1 us for an object, 3 us for a function; nothing is cached but what belongs to code and to classes.
 """
@@ -18,15 +19,19 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum, auto
 from functools import partial
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from itertools import islice
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from remat.closures.bytecode import assigned_globals, assigned_names, attributes_used, global_names, names_in
 from remat.closures.references import (
     UNSET,
+    AttributeRef,
     CellRef,
     ItemRef,
+    PartialRef,
     Reference,
+    SetRef,
     attributes_of,
     function_of,
     is_foundation,
@@ -39,11 +44,13 @@ from remat.execute.rng_state import ReplayableState, private_rng_state
 __all__ = ["Kind", "Reach", "kind_of"]
 
 MOST = 2_000  # functions and objects; what is farther away than that is not used by a step
+MOST_ITEMS = 100_000  # of containers
 _PLAIN_OBJECTS = (
     "types",
     "argparse",
     "collections",
 )  # SimpleNamespace, Namespace, UserDict: objects as users make them
+_PRIMITIVE = frozenset({"_is_autograd_primitive", "_is_primitive"})  # attributes of functions
 # Methods that do not run when an object is used.
 _NOT_RUN = frozenset({"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "extra_repr", "__del__"})
 
@@ -57,12 +64,22 @@ class Kind(Enum):
     FUNCTION = auto()
     METHOD = auto()
     PARTIAL = auto()
+    CLASS = auto()
+    BUILTIN = auto()  # it may be a method of a container
+    WRAPPER = auto()  # of a function, as functools.lru_cache and jax.jit make them
     OBJECT = auto()  # of a class of the user's
     LIBRARY = auto()  # an object of a library's class
     GENERATOR = auto()  # of random numbers
     TAKEN = auto()  # by a framework
 
 
+_CALLABLES = (
+    (FunctionType, Kind.FUNCTION),
+    (MethodType, Kind.METHOD),
+    (partial, Kind.PARTIAL),
+    (type, Kind.CLASS),
+    (BuiltinFunctionType, Kind.BUILTIN),
+)
 _kinds: dict[type, Kind] = {}  # of libraries' classes alone: one of the user's is not kept alive here
 
 
@@ -83,17 +100,19 @@ def _classified(cls: type) -> Kind:
         return Kind.CONTAINER
     if issubclass(cls, tuple | frozenset):
         return Kind.TUPLE
-    for types, kind in ((FunctionType, Kind.FUNCTION), (MethodType, Kind.METHOD), (partial, Kind.PARTIAL)):
+    for types, kind in _CALLABLES:
         if issubclass(cls, types):
             return kind
-    if issubclass(cls, type | ModuleType | BuiltinFunctionType | CellType):
+    if issubclass(cls, ModuleType | CellType):
         return Kind.ATOMIC
     if issubclass(cls, random.Random) or cls.__module__.startswith("numpy.random"):
         return Kind.GENERATOR
     if cls.__module__ in _PLAIN_OBJECTS or not is_library(cls.__module__):
         return Kind.OBJECT
     # Objects of Python itself, of PyTorch and of NumPy have no state of the user's: files, locks, enums, arrays.
-    return Kind.ATOMIC if is_foundation(cls.__module__) else Kind.LIBRARY
+    if is_foundation(cls.__module__):
+        return Kind.WRAPPER if any("__call__" in vars(base) for base in cls.__mro__) else Kind.ATOMIC
+    return Kind.LIBRARY
 
 
 class Reach:
@@ -102,13 +121,14 @@ class Reach:
     def __init__(self) -> None:
         self.containers: list[Container] = []
         self.generators: list[ReplayableState] = []
+        self.code: list[CodeType] = []  # of all functions that were reached
+        self.names: set[str] = set()  # in all code that was reached
         self._variables: list[tuple[Reference, Any]] = []
         self._cells_written: set[int] = set()
         self._seen: dict[int, Any] = {}  # by id; the objects too, since a bound method lives only as long as this
         self._queue: deque[Any] = deque()  # breadth first, so that what is near is reached
-        self._names: set[str] = set()  # in all code that was reached
         self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, and owners
-        self._visits = 0
+        self._visits, self._items = 0, 0
         self._everything = False  # whether objects of libraries are entered, and all attributes
 
     def add(self, roots: Iterable[Any], *, everything: bool = False) -> None:
@@ -132,12 +152,24 @@ class Reach:
     def take(self, value: Any, owner: Any, key: Any) -> None:
         """Called for a value of a kind that a framework takes; `owner[key]` is where it is, if that is a container."""
 
+    def attributes(self, value: Any) -> dict[str, Any] | None:
+        """The attributes of an object that is entered."""
+        return attributes_of(value)
+
+    def path(self, owner: Any, key: Any) -> tuple[str, tuple[Any, ...]]:
+        """The name of the variable in which a place is, for messages, and the keys of items from there on."""
+        return "", ()
+
     def take_members(self, value: Any, names: Iterable[str]) -> bool:
         """Called for such a value if only these attributes of it are used; False if it must be taken as a whole."""
         return False
 
+    def is_data(self, value: Any) -> bool:
+        """Whether a value, one of the first in a long container, shows that this is a table of data."""
+        return self.kind(type(value)) is Kind.ATOMIC
+
     def meet(self, value: Any, owner: Any = None, key: Any = None) -> None:
-        """Search a value, which is `owner[key]` if there is an owner."""
+        """Search a value, which is `owner[key]`, or what `owner` refers to, or in a tuple there."""
         kind = self.kind(type(value))
         if kind is Kind.ATOMIC:
             return
@@ -152,7 +184,7 @@ class Reach:
 
     def meet_attribute(self, name: str, value: Any, owner: Any, *, named: bool) -> None:
         """Search an attribute; with `named`, only if code that is reached has its name in it."""
-        if not named or self._everything or name in self._names:
+        if not named or self._everything or name in self.names:
             self.meet(value, owner, name)
         else:
             self._unnamed.append((name, value, owner))
@@ -162,8 +194,12 @@ class Reach:
         for base in cls.__mro__:
             if id(base) not in self._seen and not is_library(base.__module__):
                 self._seen[id(base)] = base
-                for function in _methods(base):
-                    self.meet(function)
+                for key, member in list(vars(base).items()):
+                    function = function_of(member)
+                    if function is None and not key.startswith("__"):
+                        self.meet_attribute(key, member, AttributeRef(base, key), named=True)
+                    elif key not in _NOT_RUN:
+                        self.meet(function)
 
     def _drain(self) -> None:
         while self._queue and self._visits < MOST:
@@ -184,8 +220,16 @@ class Reach:
             self.meet(value.__func__)
             self.meet(value.__self__)
         elif kind is Kind.PARTIAL:
-            for part in (value.func, value.args, value.keywords):
-                self.meet(part)
+            self.meet(value.func)
+            for part in (value.args, value.keywords):
+                self.meet(part, PartialRef(value))
+        elif kind is Kind.CLASS:
+            self.meet_class(value)
+        elif kind is Kind.BUILTIN:
+            if kind_of(type(value.__self__)) is Kind.CONTAINER:  # such as losses.append
+                self.meet(value.__self__)
+        elif kind is Kind.WRAPPER:
+            self.meet((attributes_of(value) or {}).get("__wrapped__"))
         elif kind is Kind.GENERATOR:
             state = private_rng_state(value)
             if state is not None:
@@ -195,11 +239,14 @@ class Reach:
 
     def _visit_container(self, container: Container) -> None:
         self.containers.append(container)
-        if len(container) <= LONG:
-            # The base class's items: those of a subclass may be computed.
+        # The base class's items: those of a subclass may be computed.
+        items = dict.values(container) if isinstance(container, dict) else container
+        if len(container) <= LONG or not all(map(self.is_data, islice(items, 16))):
             pairs = dict.items(container) if isinstance(container, dict) else enumerate(container)
-            for key, item in list(pairs):
-                self.meet(item, container, key)
+            self._items += len(container)
+            owner = SetRef(container) if isinstance(container, set) else container
+            for key, item in list(pairs) if self._items <= MOST_ITEMS else ():
+                self.meet(item, owner, key)
         attributes = attributes_of(container)
         if attributes:
             self._visit_object(container)
@@ -207,36 +254,43 @@ class Reach:
     def _visit_object(self, value: Any) -> None:
         named = kind_of(type(value)) is not Kind.LIBRARY
         self.meet_class(type(value))
-        attributes = attributes_of(value)
+        attributes = self.attributes(value)
         if attributes is not None:
             self.containers.append(attributes)
             for name, content in list(attributes.items()):
                 self.meet_attribute(name, content, attributes, named=named)
         for name, content in slots_of(value):
-            self.meet_attribute(name, content, None, named=named)
+            self.meet_attribute(name, content, AttributeRef(value, name), named=named)
 
     def _visit_function(self, function: FunctionType) -> None:
         # A library's function can refer to what is the user's only in a closure, as decorators do.
         if not function.__closure__ and is_library(function.__module__ or ""):
             return
+        if not _PRIMITIVE.isdisjoint(function.__dict__):
+            return  # one of an AD tool: it has a closure, but none of the user's values in it
         code = function.__code__
-        self._names |= names_in(code)
+        self.code.append(code)
+        self.names |= names_in(code)
         used, assigned = attributes_used(code), assigned_names(code)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            reference, content = CellRef(cell), CellRef(cell).get()
+            reference = CellRef(cell, name)
+            content = reference.get()
             if name in assigned:
                 self._cells_written.add(id(cell))
             if content is not UNSET and id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
                 self._meet_variable(reference, content, used.get(name))
-        for value in (function.__defaults__, function.__kwdefaults__):
-            self.meet(value)
+        if function.__defaults__:
+            self.meet(function.__defaults__, AttributeRef(function, "__defaults__"))
+        self.meet(function.__kwdefaults__)
         namespace, rebound = function.__globals__, assigned_globals(code)
         for name in global_names(code):
             value = namespace.get(name, UNSET)
             if isinstance(value, ModuleType):
                 self._visit_module(value, used.get(name))
-            elif value is not UNSET and name not in rebound and not is_library(function.__module__ or ""):
+            elif value is not UNSET and name in rebound:
+                self.meet(value, ItemRef(namespace, name))
+            elif value is not UNSET and not is_library(function.__module__ or ""):
                 self._meet_variable(ItemRef(namespace, name), value, used.get(name))
         self.meet(function.__dict__.get("__wrapped__"))
 
@@ -259,18 +313,10 @@ class Reach:
             if not self.take_members(value, names):
                 self.meet(value, place)
             return
-        attributes = attributes_of(value)
+        attributes = self.attributes(value)
         if attributes is None or not names <= attributes.keys():  # a method, a property: it may use all
             self.meet(value, place)
             return
         self.containers.append(attributes)
         for name in names:
             self.meet(attributes[name], attributes, name)
-
-
-def _methods(cls: type) -> Iterable[FunctionType]:
-    """The functions of a class that run when an object of it is used."""
-    for key, member in list(vars(cls).items()):
-        function = function_of(member)
-        if function is not None and key not in _NOT_RUN:
-            yield function

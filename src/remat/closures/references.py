@@ -1,4 +1,7 @@
-"""References: variables of a user's program that can be read and rebound: cells, items, attributes, partials."""
+"""References: variables of a user's program that can be read and rebound: cells, items, attributes, partials.
+
+Rebinding changes variables that other threads see, so only one of them may have rebound some at a time (`exclusive`).
+"""
 
 import sys
 import sysconfig
@@ -6,8 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from threading import RLock
 from types import CellType, FunctionType
 from typing import Any
+
+from remat.errors import StepError
 
 __all__ = [
     "UNSET",
@@ -18,13 +24,31 @@ __all__ = [
     "Reference",
     "SetRef",
     "attributes_of",
+    "exclusive",
     "function_of",
     "is_foundation",
     "is_library",
     "slots_of",
 ]
 
+LOCK_TIMEOUT = 60  # seconds that a thread waits for another
+_lock = RLock()
 UNSET = object()  # `get` of a variable without a value; `put` of it deletes the variable
+
+
+class exclusive:  # used as a function
+    """A block that one thread runs at a time, so that it sees variables as the user's program bound them."""
+
+    def __enter__(self) -> None:
+        if not _lock.acquire(timeout=LOCK_TIMEOUT):
+            raise StepError(
+                f"another thread has been running a step for {LOCK_TIMEOUT} seconds, or waits for this one: it has "
+                "replaced what that step closes over. Pass such values through init or xs, or run one thread after "
+                "the other"
+            )
+
+    def __exit__(self, *exception: object) -> None:
+        _lock.release()
 
 
 class Reference(ABC):
@@ -48,6 +72,7 @@ class CellRef(Reference):
     """A variable of an enclosing function."""
 
     cell: CellType
+    name: str = ""
 
     def get(self) -> Any:
         """The content of the cell."""

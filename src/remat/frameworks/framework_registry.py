@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from importlib import import_module
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import ClassVar, NamedTuple, cast
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-from remat.closures.capture import ConvertedClosure
-from remat.closures.capture_filter import BaseCaptureFilter
+from remat.closures.reach import Kind, Reach, kind_of
+from remat.closures.references import exclusive
 from remat.errors import StepError
 from remat.frameworks.framework_protocol import Framework
 from remat.pytree import Leaf, PyTree, flatten
@@ -183,26 +183,23 @@ def _owner_of_captures(functions: Iterable[Callable[..., object]], trait: str) -
     search = _FirstOfTypes(types)
     for function in functions:
         if search.first is None:
-            ConvertedClosure(search, function)
+            with exclusive():
+                search.add([function], everything=True)
     if search.first is None:
         return None
     return next(framework for framework, its_types in candidates if issubclass(search.first, its_types))
 
 
-class _FirstOfTypes(BaseCaptureFilter):
-    """Remembers the type of the first value of some types that a function captures; accepts nothing."""
-
-    opaque_types: ClassVar[tuple[type, ...]] = ()
-    atomic_types: ClassVar[frozenset[type]] = frozenset()
+class _FirstOfTypes(Reach):
+    """Remembers the type of the first value of some types that a function captures."""
 
     def __init__(self, types: tuple[type, ...]) -> None:
+        super().__init__()
         self.first: type | None = None
         self._types = types
 
-    def accepts(self, leaf: object) -> bool:
-        self.visit(leaf, "")
-        return False
+    def kind(self, cls: type) -> Kind:
+        return Kind.TAKEN if issubclass(cls, self._types) else kind_of(cls)
 
-    def visit(self, value: object, name: str) -> None:
-        if self.first is None and isinstance(value, self._types):
-            self.first = type(value)
+    def take(self, value: object, owner: object, key: object) -> None:
+        self.first = self.first or type(value)

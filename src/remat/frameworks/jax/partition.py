@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from enum import Enum
-from functools import partial
 from numbers import Number
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten, treedef_is_leaf
 
-from remat.closures.capture import ConvertedClosure
-from remat.closures.capture_filter import BaseCaptureFilter
+from remat.closures.reach import Kind, Reach, kind_of
 from remat.errors import StepError
 from remat.frameworks.jax.avals import Tracer, innermost_trace, trace_of
 from remat.pytree import Leaf, PyTree, flatten
@@ -68,8 +66,7 @@ def check_no_leaked_tracers(static_values: list[Leaf], name: str) -> None:
         if isinstance(leaf, _ATOMIC_TYPES) or (is_numpy and leaf.dtype != object):
             continue
         tracers = _LeakedTracers()
-        # As the argument of a function the leaf is searched like anything that a function closes over.
-        ConvertedClosure(tracers, partial(len, leaf.tolist() if is_numpy else leaf))
+        tracers.add([leaf.tolist() if is_numpy else leaf], everything=True)
         if tracers.found:
             what = "an array of objects" if is_numpy else f"a {type(leaf).__qualname__}"
             raise StepError(
@@ -78,17 +75,16 @@ def check_no_leaked_tracers(static_values: list[Leaf], name: str) -> None:
             )
 
 
-class _LeakedTracers(BaseCaptureFilter):
-    """Searches a closure for tracers of the innermost trace, which is that of the segment; accepts nothing."""
-
-    opaque_types: ClassVar[tuple[type, ...]] = (jax.Array, Tracer)
-    atomic_types: ClassVar[frozenset[type]] = frozenset()
+class _LeakedTracers(Reach):
+    """Searches for tracers of the innermost trace, which is that of the segment."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.found = False
         self._innermost = innermost_trace()
 
-    def accepts(self, leaf: Leaf) -> bool:
-        if self._innermost is not None and trace_of(leaf) is self._innermost:
-            self.found = True
-        return False
+    def kind(self, cls: type) -> Kind:
+        return Kind.TAKEN if issubclass(cls, jax.Array | Tracer) else kind_of(cls)
+
+    def take(self, value: Leaf, owner: Leaf, key: Leaf) -> None:
+        self.found = self.found or (self._innermost is not None and trace_of(value) is self._innermost)

@@ -20,6 +20,7 @@ import numpy as np
 
 from remat.closures.bytecode import has_augmented_assignment
 from remat.closures.capture import ConvertedClosure
+from remat.closures.closure_search import ClosureSearch
 from remat.closures.new_contents import NewContents
 from remat.execute.python_state import Contents
 from remat.execute.rng_state import private_rng_state
@@ -69,9 +70,12 @@ class CapturedStep(ConvertedClosure):
     def __init__(self, step: Callable[..., PyTree], *others: object, leaves: Sequence[Leaf] = ()) -> None:
         traces = ActiveTraces()
         # The search takes note of a generator wherever it comes upon one.
-        super().__init__(traces, step, *others, *(leaf for leaf in leaves if private_rng_state(leaf) is not None))
-        self.arrays = traces.arrays  # plain ones that it reaches
-        self._others = [*self.replayable_states, *_small(self.arrays)]
+        search = ClosureSearch(
+            traces, [step, *others, *(leaf for leaf in leaves if private_rng_state(leaf) is not None)]
+        )
+        super().__init__(step, search, search.captures)
+        self.arrays, self.containers = traces.arrays, search.containers  # plain ones that it reaches
+        self._others = [*search.generators, *_small(self.arrays)]
         self.replayable_states = [*self._others, *([_NumpyContents(self.containers)] if self.containers else [])]
 
     mode = StepMode.PLAIN

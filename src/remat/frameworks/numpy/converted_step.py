@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from remat.closures.closure_search import CapturedReference
+from remat.closures.captures import CapturedReference
 from remat.execute.python_state import Contents
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy.protection import StepMode

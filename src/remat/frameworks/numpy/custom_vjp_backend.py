@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from remat.closures.closure_search import CapturedReference
+from remat.closures.captures import CapturedReference
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.frameworks.numpy.backend import NumpyBackend

@@ -15,7 +15,7 @@ import numpy as np
 from autograd.extend import vspace
 from autograd.tracer import getval
 
-from remat.closures.closure_search import CapturedReference
+from remat.closures.captures import CapturedReference
 from remat.errors import StepError
 from remat.execute.python_state import Contents
 from remat.execute.rng_state import ReplayableState, global_rng_states

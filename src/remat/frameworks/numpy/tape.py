@@ -118,9 +118,7 @@ class ActiveTraces:
     integer. Forward mode has no `parents`, so a box of forward mode is accepted by its number alone.
     """
 
-    rebinds_sets = False
-    opaque_types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
-    atomic_types: ClassVar[frozenset[type]] = frozenset({np.float64, np.float32})
+    types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
     unpack = staticmethod(unpack)
 
     def __init__(self) -> None:
@@ -139,9 +137,6 @@ class ActiveTraces:
     def arrays(self) -> list[np.ndarray]:
         """The plain arrays that the search has asked about."""
         return list(self._arrays.values())
-
-    def visit(self, value: Leaf, name: str) -> None:
-        """Does nothing: only leaves are of interest."""
 
     def accepts(self, leaf: Leaf) -> bool:
         """Whether a leaf is a box of an open trace; a box that outlived its trace, in a cache for one, is not."""

@@ -33,7 +33,6 @@
 | `tensor_reach.py`, `tensor_state.py` | the modules and tensors that it reaches; what is inside of tensors |
 | `leaf_state.py` | flags and hooks of inputs that are leaves, restored for a recomputation |
 | `checkpointed_module.py` | a module, each call of which is a segment |
-| `capture_filter.py` | what closure conversion accepts in a step |
 | `replayable_state.py`, `autocast.py` | random generators and autocast, restored for steps that run later |
 | `leaves.py`, `storage.py` | operations on leaves; which tensors share memory |
 | `detection.py` | which values are PyTorch's |

@@ -23,6 +23,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from remat.closures.captures import Captures
 from remat.closures.placeholders import filled_in, with_placeholders
 from remat.closures.references import UNSET, ItemRef, Reference
 from remat.execute.python_state import Contents, PythonState
@@ -38,9 +39,9 @@ from remat.segments import mutation_error
 __all__ = ["Environment", "reached", "replayable_states"]
 
 
-def reached(*functions: Any, arguments: Iterable[Any] = ()) -> TorchReach:
+def reached(*functions: Any, arguments: Iterable[Any] = (), captures: Captures | None = None) -> TorchReach:
     """What functions and their arguments reach."""
-    reach = TorchReach()
+    reach = TorchReach(captures)
     reach.add(arguments, everything=True)
     reach.add(functions)
     return reach

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from remat.closures.capture import ConvertedClosure
+from remat.closures.captures import Captures
+from remat.closures.references import exclusive
 from remat.errors import InfeasibleError, StepError
 from remat.execute.python_state import PythonState
 from remat.execute.rng_state import private_rng_state
@@ -17,7 +19,6 @@ from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.activity import Activity
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.autocast import AutocastState
-from remat.frameworks.torch.capture_filter import DifferentiableTensors
 from remat.frameworks.torch.carry_hooks import hand_to_caller
 from remat.frameworks.torch.environment import reached
 from remat.frameworks.torch.environment import replayable_states as reached_states
@@ -33,7 +34,7 @@ from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
 from remat.frameworks.torch.stored_graphs import StoredGraphs
-from remat.frameworks.torch.tensor_reach import TorchReach
+from remat.frameworks.torch.tensor_reach import TorchReach, accepts
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs, infer_length
 from remat.loops.step_runner import StepRunner
@@ -108,9 +109,9 @@ def _call(
         first = trees[0].unflatten(init), trees[1].unflatten([x[0] for x in xs])
         initialize_lazy_modules(reach, lambda: step(*first))
         reach = _reached(step, cond)
-    tensors = DifferentiableTensors(searching=_records())
-    closure = ConvertedClosure(tensors, step, cond)
-    if any_fsdp_module(tensors.modules):  # it exchanges parameters by itself
+    assert reach.captures is not None
+    closure = ConvertedClosure(step, reach, reach.captures)
+    if any_fsdp_module(reach.modules):  # it exchanges parameters by itself
         reach.registries.clear()
     contents = LoopContents([*reach.containers, *reach.registries])
     private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
@@ -120,9 +121,9 @@ def _call(
         *(state for state in reached_states(reach) if not isinstance(state, PythonState)),
         contents,
     ]
-    modes, left_behind = AutocastState(), LeftBehind(closure.containers)
+    modes, left_behind = AutocastState(), LeftBehind(contents.containers)
     analyzed = AnalyzedStep(
-        closure, modes, replayable_states, contents, left_behind, under_functorch, tensors.modules, tensors.compiled
+        closure, modes, replayable_states, contents, left_behind, under_functorch, reach.modules, reach.compiled
     )
     on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
     # A while_loop's condition has been evaluated for the first carry before there is a call.
@@ -134,7 +135,10 @@ def _call(
 
 
 def _reached(*functions: Callable[..., Any] | None) -> TorchReach:
-    return reached(*(function for function in functions if function is not None and _records()))
+    # Autograd shows what steps use of a set. Transforms of torch.func show nothing: all must be rebound.
+    captures = Captures(accepts, sets=in_transform())
+    with exclusive():  # another thread may have rebound variables that this search reads
+        return reached(*(each for each in functions if each is not None and _records()), captures=captures)
 
 
 def _records() -> bool:
@@ -200,7 +204,7 @@ def _run_recorded(
     """The last carry and the outputs of a loop whose steps autograd records."""
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(call, replay=StateReplay(call.step.replayable_states))
-    stored = StoredGraphs(call.step.closure.containers)
+    stored = StoredGraphs(call.step.contents.containers)
     first_step = _probe(call, [*init, *xs], inputs)
     hand_to_caller(first_step.tape.carry_in, init)
     del candidates, inputs

@@ -6,25 +6,29 @@ look after themselves: of these only tensors and children are taken. One module 
 """
 
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from remat.closures.captures import Captures
 from remat.closures.reach import Kind, Reach, kind_of
 from remat.closures.references import is_library
+from remat.frameworks.torch.functorch import is_wrapped, wrapped_by_active_transform
 from remat.frameworks.torch.modules import (
     OWN,
     ModuleParts,
     children_of,
+    is_compiled,
     is_uninitialized,
     parts_of,
     registered_buffers,
     registered_parameters,
 )
 
-__all__ = ["Place", "TorchReach", "is_made"]
+__all__ = ["Place", "TorchReach", "accepts", "is_made"]
 
 Place = tuple[Any, Any]  # a container and a key; a Reference and None; None where a value cannot be exchanged
 
@@ -48,11 +52,25 @@ def is_made(tensor: Tensor) -> bool:
     return tensor.requires_grad and not tensor.is_leaf
 
 
-class TorchReach(Reach):
-    """One search; `made` are the places of tensors that have a graph, `tensors` are all others, each once."""
+def accepts(leaf: Any) -> bool:
+    """Whether a leaf is a tensor that requires a gradient, or that torch.func differentiates or maps."""
+    if not isinstance(leaf, Tensor):
+        return False
+    # A wrapped tensor requires a gradient at the level of its transform, which `requires_grad` does not show here.
+    return wrapped_by_active_transform(leaf) if is_wrapped(leaf) else leaf.requires_grad
 
-    def __init__(self) -> None:
+
+class TorchReach(Reach):
+    """One search; `made` are the places of tensors that have a graph, `tensors` are all others, each once.
+
+    With `captures`, as loops have them, the places of all tensors that require a gradient are noted there.
+    """
+
+    def __init__(self, captures: Captures | None = None) -> None:
         super().__init__()
+        self.captures = captures
+        self.modules: list[nn.Module] = []
+        self.compiled = False  # whether anything is compiled
         self.registries: list[dict[str, Any]] = []  # of the modules' own parameters and buffers
         self.tensors: list[Tensor] = []
         self.made: list[tuple[Tensor, Place]] = []
@@ -67,6 +85,8 @@ class TorchReach(Reach):
     def take(self, value: Any, owner: Any, key: Any) -> None:
         """Note a tensor or a generator, enter a module."""
         if isinstance(value, Tensor):
+            if self.captures is not None and self.captures.accepts(value):
+                self.captures.add(owner, key)
             if is_made(value):
                 self.made.append((value, (owner, key)))
             elif id(value) not in self._seen:
@@ -78,6 +98,15 @@ class TorchReach(Reach):
                 self._enter_modules(value)
             else:
                 self.torch_generators.append(value)
+
+    def is_data(self, value: Any) -> bool:
+        """Whether a value is a number, a text or a tensor without a gradient."""
+        kind = _kind_of(type(value))
+        return kind is Kind.ATOMIC or (isinstance(value, Tensor) and not accepts(value))
+
+    def _visit_function(self, function: FunctionType) -> None:
+        self.compiled = self.compiled or is_compiled(function)
+        super()._visit_function(function)
 
     def take_members(self, value: Any, names: Iterable[str]) -> bool:
         """Enter these attributes and children of a module; False if one of them is a method or a property."""
@@ -103,11 +132,13 @@ class TorchReach(Reach):
         waiting, seen = [root], self._seen
         while waiting:
             module = waiting.pop()
+            self.modules.append(module)
             for child in children_of(module):
                 if child is not None and id(child) not in seen:
                     seen[id(child)] = child
                     waiting.append(child)
             if _is_self_managed(type(module)):
+                self.compiled = self.compiled or is_compiled(module)
                 for tensor in (*registered_parameters(module).values(), *registered_buffers(module).values()):
                     self.meet(tensor)
             else:
