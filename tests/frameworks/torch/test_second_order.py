@@ -149,11 +149,7 @@ def test_functional_calls_of_modules():
 
 
 def test_what_cannot_be_done_is_an_error_that_says_what_to_do():
-    W, h, xs = (v.clone().requires_grad_() for v in values())
-    total = remat.scan(lambda h, x: (torch.nn.functional.dropout(torch.tanh(h @ W + x)), None), h, xs, slots=2)[0].sum()
-    (first,) = torch.autograd.grad(total, W, create_graph=True)
-    with pytest.raises(remat.StepError, match="draw before the loop"):
-        first.sum().backward()
+    W = values()[0].requires_grad_()
     with pytest.raises(remat.StepError, match="use scan"):
         vmap(lambda h: remat.while_loop(lambda h: True, lambda h: h * W.sum(), h, max_steps=3, slots=2))(batch())
 

@@ -146,3 +146,34 @@ def test_numbers_as_outputs_of_a_mapped_loop():
 
     given = numbers(2, 3)
     assert_same([vmap(run)(given)], [vmap(expected)(given)], bitwise=False)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_second_derivatives_of_steps_that_count_and_draw(mapped):
+    def twice(loop):
+        torch.manual_seed(0)
+        counter = {"calls": 0}
+
+        def step(carry, x):
+            h, n = carry
+            counter["calls"] += 1
+            kept = torch.nn.functional.dropout(h, 0.3)
+            return (torch.tanh(h * counter["calls"] * 0.1 + kept * n + x), n + 1), None
+
+        def slope(h):
+            return grad(lambda h: loop(step, (h, 0), XS)[0][0].pow(2).sum())(h)
+
+        second = grad(lambda h: slope(h).pow(2).sum())
+        found = vmap(second, randomness="different")(numbers(2, 3)) if mapped else second(numbers(3))
+        assert counter == {"calls": 9}
+        return [found]
+
+    assert_same(twice(scan), twice(plain_scan), bitwise=False, tolerance=1e-11)
+
+
+def test_inputs_of_integers_are_not_mapped():
+    def run(loop, h):
+        return loop(lambda h, x: (torch.sin(h * int(x)), None), h, torch.arange(5))[0]
+
+    given = numbers(2, 3)
+    assert_same([vmap(partial(run, scan))(given)], [vmap(partial(run, plain_scan))(given)], bitwise=False)

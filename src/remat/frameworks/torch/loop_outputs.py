@@ -22,6 +22,7 @@ class LoopOutputs:
     active: list[bool]  # by leaf: whether it depends on a tensor that requires a gradient
     carry_specs: list[TensorSpec]  # of the last carry: a number in the first one may have become a tensor
     outputs: Any  # the structure of the outputs
+    output_specs: list[TensorSpec]  # of the outputs of one step
 
     @property
     def carry_size(self) -> int:
@@ -53,7 +54,8 @@ class LoopOutputs:
         numbers = [None if isinstance(leaf, Tensor) else leaf for leaf in all_leaves]
         tensors = tuple(leaf for leaf in all_leaves if isinstance(leaf, Tensor))
         backend.release_outputs()
-        return cls(numbers, [*carry_active, *activity.ys], runner.specs, runner.outputs.tree), tensors
+        active, outputs = [*carry_active, *activity.ys], runner.outputs
+        return cls(numbers, active, runner.specs, outputs.tree, outputs.specs), tensors
 
     def tensor_activity(self) -> list[bool]:
         """Whether each of the leaves that are tensors is active."""

@@ -167,7 +167,6 @@ def _adjoint_loop(
     """The gradients of all leaves as a differentiable function of leaves and cotangents; None where not active."""
     from remat.frameworks.torch.scan import scan
 
-    _check_not_random(call)
     assert call.results is not None
     assert call.steps is not None
     init, xs, captured = call.split(leaves)
@@ -232,7 +231,7 @@ def _captured_by(call: TorchLoopCall, captured: Sequence[Any]) -> Callable[[], l
 
 def _with_contents(call: TorchLoopCall, flat: FlatStep, steps: int) -> tuple[FlatStep, list[Tensor]]:
     """The step with the contents of its place in the loop, and one more input, its number; as it is if it has none."""
-    if call.step.under_functorch or not (call.step.contents.containers or call.initial_rng):
+    if not (call.step.contents.containers or call.initial_rng):
         return flat, []
     every = [*global_rng_states(), *call.step.replayable_states]
     # Contents also if steps only read them: a third derivative may be asked for after they have changed.
@@ -252,15 +251,6 @@ def _as_in_the_last_carry(leaf: Any, spec: TensorSpec) -> Any:
     if isinstance(leaf, Tensor) or spec.weak or spec.opaque:
         return leaf
     return torch.tensor(leaf, dtype=spec.dtype, device=spec.device)
-
-
-def _check_not_random(call: TorchLoopCall) -> None:
-    """Raise a StepError if steps draw random numbers, which the loops here would not replay."""
-    if call.draws and call.step.under_functorch:
-        raise StepError(
-            "second derivatives of a step that draws random numbers, or that gathers statistics, are not replayed: "
-            "draw before the loop and pass the numbers in xs"
-        )
 
 
 def _flat_step(call: TorchLoopCall) -> FlatStep:

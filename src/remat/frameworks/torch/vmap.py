@@ -1,7 +1,9 @@
 """Loops under torch.func.vmap: one loop over the whole batch, whose step is `vmap` of the user's step.
 
 In: leaves with or without a batch axis. Out: results with one. Carry and captured tensors have it as axis 0, inputs and
-outputs as axis 1, after the axis of steps. A leaf without a batch axis is expanded, as a view.
+outputs as axis 1, after the axis of steps. A leaf without a batch axis is expanded, as a view: each example has its own
+gradient. Inputs of integers have none and stay as they are, so that a step can ask for their numbers, and so do stacks
+of Python numbers that steps return.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.function import LoopBackward, LoopFunction, TorchLoopCall
+from remat.frameworks.torch.loop_outputs import LoopOutputs
 from remat.loops.step_runner import unpack_output
 from remat.pytree import TreeDef, flatten
 
@@ -26,11 +29,9 @@ def vmap_forward(info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Se
     """The results of a loop for a whole batch, and their batch axes."""
     if call.cond is not None:
         raise StepError("a while_loop cannot be mapped: its examples may take different numbers of steps; use scan")
-    batched = _batched(call, info)
+    batched = _batched(call, info, dims, leaves)
     tensors = LoopFunction.apply(batched, None, *_with_axes(call, info, dims, leaves))
-    results = call.adopt(batched)
-    axes = [int(k >= results.carry_size) for k, number in enumerate(results.numbers) if number is None]
-    return tensors, tuple(axes)
+    return tensors, tuple(_axes(call.adopt(batched)))
 
 
 def vmap_backward(
@@ -49,8 +50,10 @@ def vmap_backward(
     assert call.results is not None
     assert call.batched is not None
     first = int(batch is not None)  # the axis of a batch of cotangents stays the first one
-    axes = iter([int(k >= call.results.carry_size) for k, number in enumerate(call.results.numbers) if number is None])
-    bars = [_with_axis(bar, dim, first + next(axes), size) for bar, dim in zip(cotangents, dims[count:], strict=True)]
+    bars = [
+        _with_axis(bar, dim, first + (axis or 0), size)
+        for bar, dim, axis in zip(cotangents, dims[count:], _axes(call.results), strict=True)
+    ]
     batched_leaves = _with_axes(call, info, dims[:count], leaves)
     gradients = LoopBackward.apply(call.batched, batch, count, *batched_leaves, *bars)
     axes_of_gradients = [None if bar is None else first + int(_is_input(call, k)) for k, bar in enumerate(gradients)]
@@ -73,14 +76,27 @@ def _pull_back_many(
     return tuple(gradients), tuple(None if gradient is None else 0 for gradient in gradients)
 
 
+def _axes(results: LoopOutputs) -> list[int | None]:
+    """The batch axes of the tensors among the results."""
+    axes = [*[0] * results.carry_size, *(None if spec.weak else 1 for spec in results.output_specs)]
+    return [axis for axis, number in zip(axes, results.numbers, strict=True) if number is None]
+
+
 def _is_input(call: TorchLoopCall, k: int) -> bool:
     """Whether leaf k is one of the inputs `xs`, whose axis 0 are the steps."""
     return call.sizes[0] <= k < call.sizes[0] + call.sizes[1]
 
 
+def _is_mapped(call: TorchLoopCall, k: int, leaf: Any, dim: int | None) -> bool:
+    """Whether leaf k has a batch axis, or gets one."""
+    return isinstance(leaf, Tensor) and (dim is not None or not _is_input(call, k) or leaf_ops.is_differentiable(leaf))
+
+
 def _with_axes(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-    pairs = enumerate(zip(leaves, dims, strict=True))
-    return [_with_axis(leaf, dim, int(_is_input(call, k)), info.batch_size) for k, (leaf, dim) in pairs]
+    return [
+        _with_axis(leaf, dim, int(_is_input(call, k)), info.batch_size) if _is_mapped(call, k, leaf, dim) else leaf
+        for k, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))
+    ]
 
 
 def _with_axis(leaf: Any, dim: int | None, axis: int, size: int) -> Any:
@@ -93,7 +109,9 @@ def _with_axis(leaf: Any, dim: int | None, axis: int, size: int) -> Any:
     return leaf.expand(*leaf.shape[:axis], size, *leaf.shape[axis + 1 :])
 
 
-def _batched(call: TorchLoopCall, info: Any) -> TorchLoopCall:
+def _batched(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequence[Any]) -> TorchLoopCall:
+    """The call of the loop over a whole batch."""
+    mapped = [_is_mapped(call, k, leaf, dim) for k, (leaf, dim) in enumerate(zip(leaves, dims, strict=True))]
     step = BatchedStep(
         call.step.closure,
         call.step.autocast,
@@ -105,12 +123,9 @@ def _batched(call: TorchLoopCall, info: Any) -> TorchLoopCall:
         randomness=info.randomness,
         trees=(call.carry, call.xs),
         mapped=frozenset(call.capture_ids),
+        mapped_xs=call.split(mapped)[1],
     )
     return replace(call, step=step, pending=None, results=None, replay=None, batched=None)
-
-
-def _as_tensor(leaf: Any) -> Any:
-    return torch.tensor(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,7 @@ class BatchedStep(AnalyzedStep):
     randomness: str = "error"  # as in torch.func.vmap
     trees: tuple[TreeDef, TreeDef] = (TreeDef(), TreeDef())  # of carry and x
     mapped: frozenset[int] = frozenset()  # indices of the captured tensors that have a batch axis
+    mapped_xs: Sequence[bool] = ()  # by leaf of x: whether it has one
 
     @contextmanager
     def rebind(self, values: Mapping[int, Tensor]) -> Iterator[Callable[..., Any]]:
@@ -132,20 +148,20 @@ class BatchedStep(AnalyzedStep):
         inner, mapped = self.inner, [k for k in bindings if k in self.mapped]
         captured = [bindings[k] for k in mapped]
         leaves = [*captured, *self.trees[0].flatten_like(carry, "carry"), *self.trees[1].flatten_like(x, "x")]
-        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        are_mapped = [*[True] * (len(leaves) - len(self.mapped_xs)), *self.mapped_xs]
+        are_mapped = [isinstance(leaf, Tensor) and on for leaf, on in zip(leaves, are_mapped, strict=True)]
+        tensors = [leaf for leaf, on in zip(leaves, are_mapped, strict=True) if on]
         static: list[Any] = []  # structure and Python numbers of the results, which vmap cannot return
 
         def one_example(*values: Any) -> list[Any]:
             rest = iter(values)
-            filled = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            filled = [next(rest) if on else leaf for leaf, on in zip(leaves, are_mapped, strict=True)]
             a, b = len(captured), len(captured) + self.trees[0].size
             with inner.rebind({**bindings, **dict(zip(mapped, filled[:a], strict=True))}) as step:
                 after, y = unpack_output(
                     leaf_ops, step(self.trees[0].unflatten(filled[a:b]), self.trees[1].unflatten(filled[b:])), 0
                 )
-            # Numbers in the carry stay such, as a step may ask for them; outputs are stacked, with a batch axis.
-            ys, y_tree = flatten(y)
-            outs, tree = flatten((after, y_tree.unflatten([_as_tensor(leaf) for leaf in ys])))
+            outs, tree = flatten((after, y))
             static[:] = [tree, [None if isinstance(out, Tensor) else out for out in outs]]
             return [out for out in outs if isinstance(out, Tensor)]
 
