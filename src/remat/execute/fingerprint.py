@@ -17,6 +17,7 @@ from typing import Any
 __all__ = ["LOOSE", "fingerprint", "relative_difference", "row_fingerprints", "tolerance_of"]
 
 _WIDTH = 4096  # weights per dtype; longer arrays are summed in rows of this many elements
+_SMALL = 2**16  # elements of which a copy may be made
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly and never repeat
 _weights: dict[Any, Any] = {}  # by dtype
 LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
@@ -62,15 +63,22 @@ def fingerprint(leaf: Any) -> float:
 
 
 def row_fingerprints(stacked: Any) -> Any:
-    """The fingerprint of every row of an array, but for rounding; small rows take one product for all of them."""
+    """For every row of an array its fingerprint, but for rounding, and that of its sizes: two columns.
+
+    Small rows take one product for many of them.
+    """
     import numpy as np
 
     size = stacked[:1].size
-    if stacked.dtype.kind != "f" or size > _WIDTH:
-        return np.array([fingerprint(row) for row in stacked])
-    numbers = (stacked.reshape(len(stacked), size) @ weights(stacked.dtype)[:size]).astype(np.float64)
-    for k in np.flatnonzero(~np.isfinite(numbers)):
-        numbers[k] = fingerprint(stacked[k])
+    count = max(1, _SMALL // max(1, size))  # rows at a time: their sizes are a copy
+    fast, numbers = stacked.dtype.kind == "f" and size <= _WIDTH, np.full((len(stacked), 2), np.nan)
+    with np.errstate(all="ignore"):
+        for start in range(0, len(stacked) if fast else 0, count):
+            rows = stacked[start : start + count].reshape(-1, size)
+            factors = weights(stacked.dtype)[:size]
+            numbers[start : start + count] = np.stack([rows @ factors, np.abs(rows) @ factors], 1)
+        for k in np.flatnonzero(~np.isfinite(numbers[:, 0])):
+            numbers[k] = fingerprint(stacked[k]), fingerprint(np.abs(stacked[k]))
     return numbers
 
 

@@ -9,7 +9,6 @@
 | `escaped_values.py` | values that leave a step or segment by a container, whose gradient would be lost |
 | `protection.py` | read-only arrays in every step, and the modes in which steps that write are run |
 | `activity.py` | which leaves of the carry are boxes in the plain program |
-| `result_check.py` | recomputed outputs and the first step are compared |
 | `backend.py` | what the interpreter calls, as far as both backends share it |
 | `autograd_backend.py` | steps that autograd records |
 | `custom_vjp_backend.py` | steps that are pulled back by the user's `vjp=` |

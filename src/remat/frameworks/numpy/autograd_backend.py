@@ -7,8 +7,6 @@ from dataclasses import replace
 from remat.errors import StepError
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
-from remat.execute.rng_state import ReplayableState, global_rng_states
-from remat.execute.state_replay import preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.activity import CarryActivity
 from remat.frameworks.numpy.backend import NumpyBackend
@@ -28,10 +26,8 @@ from remat.pytree import Leaf, PyTree
 __all__ = ["AutogradBackend"]
 
 
-Snapshots = Sequence[tuple[ReplayableState, object]]
 Step = Callable[[PyTree, PyTree], PyTree]
 PIECE = 8  # steps of one graph: few for what a pullback allocates, and enough that to begin another takes no time
-LONG = 4  # recorded steps from which on rounding may have grown so much that a difference of outputs shows nothing
 
 
 class AutogradBackend(NumpyBackend):
@@ -65,18 +61,23 @@ class AutogradBackend(NumpyBackend):
             if probe > start:
                 states.append(super().advance(states.pop(), start, min(probe, stop)))
             if probe < stop:
-                states.append(self.record(states.pop(), probe, probe + 1)[0])
+                states.append(self._record_range(states.pop(), probe, probe + 1, compared=False)[0])
             start = probe + 1
         return states.pop()
 
     def record(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, RecordedRange]:
-        """The carry after steps start..stop-1, and the graphs of all of them, PIECE steps each.
+        """The carry after steps start..stop-1, and the graphs of all of them; outputs are compared."""
+        after, tape = self._record_range(state, start, stop, compared=start < self.runner.outputs_written)
+        self.compare_outputs(start, self.runner.tree.flatten_like(after, "carry"))
+        return after, tape
+
+    def _record_range(self, state: PyTree, start: int, stop: int, *, compared: bool) -> tuple[PyTree, RecordedRange]:
+        """The same without a comparison, in graphs of PIECE steps each; with `compared` the outputs are noted for one.
 
         What a pullback allocates grows with the graph: autograd sorts it before it begins. So the graphs are short, and
         each is freed as soon as it is pulled back. Gradients are added in the same order as in one long graph.
         """
         first_sweep = start >= self.runner.outputs_written
-        origin = None if first_sweep else self._origin(state, start, stop)
         # In a list, from which it is popped into a call: then no frame here keeps a state alive that the step frees.
         states = [state]
         del state
@@ -86,16 +87,13 @@ class AutogradBackend(NumpyBackend):
             with self.step.rebind(captured) as step:
                 for at in range(start, stop, PIECE):
                     tape = recorded.add(at, min(stop, at + PIECE))
-                    states.append(self._record(step, states.pop(), tape, start, trace))
+                    states.append(self._record(step, states.pop(), tape, stop if compared else None, trace))
                     self.activity.observe(tape.stop, tape.carry_out, self.runner.names, first_sweep=first_sweep)
         self.partial_tape = None
-        suspicious = [] if self.output_check is None else self.output_check.take_suspicious()
-        if origin is not None and suspicious:
-            self._confirm(origin, start, suspicious)
         return states.pop(), recorded
 
-    def _record(self, step: Step, state: PyTree, tape: Tape, range_start: int, trace: float) -> PyTree:
-        """The carry after the steps of a tape, whose nodes are filled in."""
+    def _record(self, step: Step, state: PyTree, tape: Tape, compared_at: int | None, trace: float) -> PyTree:
+        """The carry after the steps of a tape, whose nodes are filled in; outputs are compared after some step."""
         runner, needs_grad = self.runner, self.needs_grad
         leaves = self._given(runner.tree.flatten_like(state, "carry"))
         boxes, tape.carry_in[:] = box_leaves(leaves, self.activity.at(tape.start), trace)
@@ -110,7 +108,7 @@ class AutogradBackend(NumpyBackend):
             carry, y = self._call_step(step, runner.tree.unflatten(boxes), x)
             # Counted by `failed_at`, if a later step raises.
             tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
-            tape.ys.append(self._output(y, i, range_start, trace))
+            tape.ys.append(self._output(y, i, compared_at, trace))
             if i == 0:  # measured or not, it must give the same
                 self.compare_first(_unboxed(boxes, runner.names, trace)[0])
         values, tape.carry_out[:] = _unboxed(boxes, runner.names, trace)
@@ -141,7 +139,7 @@ class AutogradBackend(NumpyBackend):
                 self.runner.add_note(error, carry)
             raise
 
-    def _output(self, y: PyTree, i: int, start: int, trace: float) -> list[Node | None]:
+    def _output(self, y: PyTree, i: int, compared_at: int | None, trace: float) -> list[Node | None]:
         """The nodes of the output of step i, by leaf; the first sweep also writes the output to its row."""
         runner, outputs = self.runner, self.runner.outputs
         if outputs.row_of(i) is None:  # nobody asked for it, so no cotangent will come
@@ -150,32 +148,10 @@ class AutogradBackend(NumpyBackend):
             outputs.allocate(y, i)
         values, nodes = _unboxed(outputs.checked_leaves(y, i), outputs.names, trace)
         assert outputs.tree is not None
-        is_first = runner.write_output(i, outputs.tree.unflatten(values))
-        if not is_first and self.output_check is not None:
-            self.output_check.compare(i, values, recorded=i - start + 1)
+        runner.write_output(i, outputs.tree.unflatten(values))
+        if compared_at is not None:
+            self.note_output(i, compared_at, values)
         return nodes
-
-    def _origin(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, Snapshots] | None:
-        """What a long range starts from, to run it again without a tape if one of its outputs is suspicious.
-
-        It costs no memory: the tape of the range refers to that state anyway.
-        """
-        # Over fewer steps rounding stays so small that a difference is a change.
-        if self.output_check is None or stop - start < LONG:
-            return None
-        return state, [(each, each.get()) for each in (*global_rng_states(), *self.replayable_states)]
-
-    def _confirm(self, origin: tuple[PyTree, Snapshots], start: int, suspicious: Sequence[int]) -> None:
-        """Run a range as the first sweep ran it, up to its last suspicious output: then rounding explains nothing."""
-        outputs, check, (state, snapshots) = self.runner.outputs, self.output_check, origin
-        assert check is not None
-        assert outputs.tree is not None
-        with preserved_state(self.replayable_states):
-            for each, snapshot in snapshots:
-                each.set(snapshot)
-            for i in suspicious:
-                state, start = self.advance(state, start, i + 1), i + 1
-                check.compare(i, outputs.tree.flatten_like(self.runner.last_output, "y"), recorded=0)
 
     def pull_back(self, tape: RecordedRange, gradients: Gradients) -> Gradients:
         """The gradients before the range: rows of xs are written, and sums of captured values are added to.

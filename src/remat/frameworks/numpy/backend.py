@@ -12,11 +12,12 @@ from itertools import chain
 import numpy as np
 from autograd.extend import vspace
 
-from remat.execute.fingerprint import LOOSE, tolerance_of
+from remat.execute.determinism import DeterminismCheck
+from remat.execute.fingerprint import row_fingerprints
 from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.numpy.converted_step import ConvertedStep
-from remat.frameworks.numpy.leaves import fingerprint, mismatch, nbytes
+from remat.frameworks.numpy.leaves import fingerprint, nbytes
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.protection import (
     NotAsAutograd,
@@ -26,13 +27,13 @@ from remat.frameworks.numpy.protection import (
     mutation_message,
     readonly_view,
 )
-from remat.frameworks.numpy.result_check import FirstStep, OutputCheck
 from remat.frameworks.numpy.tape import RecordedRange, Sum, tape_size
+from remat.loops.compared_results import ComparedResults
 from remat.loops.stacked_values import SeparateRows
 from remat.loops.step_runner import StepRunner
 from remat.pytree import Leaf, PyTree
 
-__all__ = ["GradientMask", "NumpyBackend"]
+__all__ = ["FirstStep", "GradientMask", "NumpyBackend"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,32 @@ class GradientMask:
     captured: Sequence[bool]
 
 
-class NumpyBackend(ABC):
+class FirstStep:
+    """The fingerprints of what step 0 returned when it was first run, whether measured or not."""
+
+    def __init__(self) -> None:
+        self._numbers: list[float] | None = None
+
+    def expected(self, numbers: list[float]) -> list[float]:
+        """The first ones that were given."""
+        if self._numbers is None:
+            self._numbers = numbers
+        return self._numbers
+
+
+class _Fingerprints:
+    """Fingerprints of arrays and numbers."""
+
+    of = staticmethod(fingerprint)
+    noted = staticmethod(fingerprint)
+    rows = staticmethod(row_fingerprints)
+
+    def on_host(self, noted: Sequence[Sequence[float]]) -> list[list[float]]:
+        """They are there."""
+        return [list(row) for row in noted]
+
+
+class NumpyBackend(ComparedResults, ABC):
     """Runs the steps of one loop on plain arrays; subclasses record them and pull them back.
 
     `mode` says what a step may do with its carry (protection.py).
@@ -60,11 +86,11 @@ class NumpyBackend(ABC):
         mode: StepMode = StepMode.PLAIN,
         first_step: FirstStep | None = None,
     ) -> None:
-        self.step, self.runner, self.needs_grad, self.mode = step, runner, needs_grad, mode
+        super().__init__(runner, _Fingerprints())
+        self.step, self.needs_grad, self.mode = step, needs_grad, mode
         # The caller's own arrays: `r = b; r -= x` must not write into them.
         self.captured = [readonly_view(value) for value in captured]
         self.first_step = first_step
-        self.output_check: OutputCheck | None = None
         self.partial_tape: PyTree = None  # the tape of a range whose recording has not ended, for `failed_at`
         self.shared_outputs: set[int] = set()  # leaves of the outputs whose rows are kept states
 
@@ -83,7 +109,7 @@ class NumpyBackend(ABC):
         del state  # `run` has the only reference, and frees the first carry before the other steps run
         try:
             with self.step.rebind(self.captured) as step:
-                after = self.runner.run(step, states.pop(), start, stop)
+                after = self.runner.run(self.confirming_outputs(step, start), states.pop(), start, stop)
         except ValueError as error:
             if is_readonly_error(error):
                 raise NotAsAutograd(mutation_message(error, self.runner.current_step)) from error
@@ -95,15 +121,16 @@ class NumpyBackend(ABC):
 
     def compare_first(self, leaves: Sequence[Leaf]) -> None:
         """Compare what step 0 has just returned, these leaves of a carry and the last output, with its first result."""
-        if self.first_step is not None:
-            runner = self.runner
-            leaves = [*leaves, *runner.observed_outputs()]
-            self.first_step.compare(leaves, runner.names + runner.outputs.names, runner.specs + runner.outputs.specs)
-
-    def remember_outputs(self) -> None:
-        """Compare the outputs of steps that are recorded from now on with those that are written."""
-        if self.runner.outputs.leaves:
-            self.output_check = OutputCheck(self.runner.outputs)
+        if self.first_step is None:
+            return
+        leaves = [*leaves, *self.runner.observed_outputs()]
+        now = [fingerprint(leaf) for leaf in leaves]
+        expected = self.first_step.expected(now)
+        if now != expected:
+            sizes = [fingerprint(leaf, of_sizes=True) for leaf in leaves]
+            difference = self.describe_mismatch(now, expected, sizes, 0)
+            if difference is not None:
+                DeterminismCheck.raise_mismatch(difference, 1)
 
     @abstractmethod
     def record(self, state: PyTree, start: int, stop: int) -> tuple[PyTree, PyTree]:
@@ -175,33 +202,6 @@ class NumpyBackend(ABC):
     def meter(self) -> NumpyMeter:
         """A meter of Python's allocations, by tracemalloc."""
         return NumpyMeter()
-
-    def fingerprint(self, state: PyTree) -> list[float]:
-        """A fingerprint for each leaf of the carry and of the output of the last step."""
-        with np.errstate(all="ignore"):
-            return [fingerprint(leaf) for leaf in self.runner.observed(state)]
-
-    def recorded_at_first(self, start: int, stop: int) -> int:
-        """None: values with and without a tape are computed by the same NumPy functions."""
-        return 0
-
-    def mismatch(self, state: PyTree, expected: Sequence[float], *, recorded: int) -> str | None:
-        """A description of the first leaf whose fingerprint differs beyond rounding, or None.
-
-        Recorded steps may round differently, so the tolerance grows with their number `recorded`.
-        """
-        if self.fingerprint(state) == list(expected):
-            return None
-        leaves, outputs = self.runner.observed(state), self.runner.outputs
-        names = (self.runner.names + outputs.names)[: len(leaves)]
-        specs = (self.runner.specs + outputs.specs)[: len(leaves)]
-        with np.errstate(all="ignore"):
-            for leaf, name, spec, number in zip(leaves, names, specs, expected, strict=True):
-                tolerance = tolerance_of(spec.eps, recorded)
-                difference = mismatch(leaf, number, tolerance)
-                if difference and tolerance < LOOSE:
-                    return f"{name} was another one by {difference:.1g} of its size"
-        return None
 
     def _output_cotangents(self, cotangents: Sequence[Leaf], i: int) -> list[Leaf] | None:
         """The cotangents of the output of step i by leaf; None if it has no output, or there are no cotangents."""

@@ -18,7 +18,7 @@ from autograd.tracer import getval, isbox
 
 from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint as array_fingerprint
-from remat.execute.fingerprint import relative_difference, weights
+from remat.execute.fingerprint import weights
 from remat.execute.rng_state import private_rng_state
 from remat.loops.stacked_values import SeparateRows
 from remat.pytree import Leaf, PyTree, TreeDef
@@ -37,7 +37,6 @@ __all__ = [
     "is_boxed",
     "is_observation",
     "matches_spec",
-    "mismatch",
     "nbytes",
     "numbers",
     "own",
@@ -314,17 +313,14 @@ def header(array: np.ndarray) -> int:
     return sys.getsizeof(array) - (array.nbytes if array.flags.owndata else 0)
 
 
-def fingerprint(leaf: Leaf) -> float:
-    """The fingerprint of an array or a number; 0 for a generator, whose draws show in other leaves."""
+def fingerprint(leaf: Leaf, *, of_sizes: bool = False) -> float:
+    """The fingerprint of an array or a number, or of its size; 0 for a generator, whose draws show in other leaves."""
     if type(leaf) is np.float64 and np.isfinite(leaf):  # most outputs: the same number in a sixth of the time
-        return float(leaf * _WEIGHT)
-    return 0.0 if isinstance(leaf, _GENERATORS) else array_fingerprint(leaf)
-
-
-def mismatch(leaf: Leaf, expected: float, tolerance: float) -> float:
-    """The relative difference of a leaf from the one whose fingerprint is `expected`; 0 if rounding explains it."""
-    now = fingerprint(leaf)
-    return 0.0 if now == expected else relative_difference(now, expected, fingerprint(np.abs(leaf)), tolerance)
+        return float(abs(leaf) * _WEIGHT if of_sizes else leaf * _WEIGHT)
+    if isinstance(leaf, _GENERATORS):
+        return 0.0
+    with np.errstate(all="ignore"):
+        return array_fingerprint(np.abs(leaf) if of_sizes else leaf)
 
 
 def _type_name(leaf_type: type) -> str:

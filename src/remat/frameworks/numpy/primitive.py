@@ -20,7 +20,7 @@ from remat.execute.rng_state import global_rng_states
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
-from remat.frameworks.numpy.backend import GradientMask, NumpyBackend
+from remat.frameworks.numpy.backend import FirstStep, GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
 from remat.frameworks.numpy.escaped_values import mark_escaped, stored_numbers
 from remat.frameworks.numpy.leaves import ArraySpec, copy, is_boxed, spec_of
@@ -33,7 +33,6 @@ from remat.frameworks.numpy.protection import (
     protector,
     readonly_view,
 )
-from remat.frameworks.numpy.result_check import FirstStep
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner

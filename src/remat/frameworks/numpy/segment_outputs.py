@@ -7,8 +7,8 @@ from numbers import Number
 import numpy as np
 
 from remat.errors import StepError
-from remat.execute.fingerprint import tolerance_of
-from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, mismatch, numbers, unpack
+from remat.execute.fingerprint import relative_difference, tolerance_of
+from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, numbers, unpack
 from remat.frameworks.numpy.multiple_results import Results
 from remat.frameworks.numpy.tape import is_boxable, unbox
 from remat.pytree import Leaf, PyTree, StructureMismatch, flatten
@@ -76,8 +76,10 @@ class SegmentOutputs:
             # Before the fingerprints: those of arrays of other shapes or dtypes cannot be compared.
             if now != spec:
                 raise_nondeterministic(self.name, f"{name} was {spec or 'no array'} and became {now or 'no array'}")
-            difference = 0.0 if recorded is None or spec is None else mismatch(plain, recorded, tolerance_of(spec.eps))
-            if difference:
+            if recorded is None or spec is None or (number := fingerprint(plain)) == recorded:
+                continue
+            size = fingerprint(plain, of_sizes=True)
+            if difference := relative_difference(number, recorded, size, tolerance_of(spec.eps)):
                 raise_nondeterministic(self.name, f"{name}, {spec}, was another one by {difference:.1g} of its size")
         return nodes
 

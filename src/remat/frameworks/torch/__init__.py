@@ -20,7 +20,7 @@
 | `loop_outputs.py` | the results of a loop: tensors, and Python numbers, which the Function does not see |
 | `backend.py` | what the interpreter calls: steps advanced, recorded, pulled back |
 | `tape.py`, `saved_bytes.py`, `seen_nodes.py` | the graph of a recorded range, its pullback, its bytes, its end |
-| `comparison.py`, `output_check.py` | states and outputs of steps that run again, compared with the first ones |
+| `comparison.py` | states and outputs of steps that run again, compared with the first ones |
 | `second_order.py` | the VJP of a loop as two loops, which can be differentiated again |
 | `vmap.py` | loops under `torch.func.vmap` |
 | `agreement.py`, `collectives.py` | one plan in all processes whose steps wait for each other |

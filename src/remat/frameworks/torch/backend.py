@@ -7,7 +7,6 @@ captured tensors are running sums, which every range adds to in the order in whi
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.activity import Activity, ActivityTracker
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
-from remat.frameworks.torch.comparison import ComparedResults
+from remat.frameworks.torch.comparison import ComparedTensors
 from remat.frameworks.torch.first_step import FirstStep, RecordedStep
 from remat.frameworks.torch.fsdp import end_backward
 from remat.frameworks.torch.functorch import HiddenTensorsRefused
@@ -50,7 +49,7 @@ from remat.pytree import Leaf, flatten
 __all__ = ["TorchBackend"]
 
 
-class TorchBackend(ComparedResults):
+class TorchBackend(ComparedTensors):
     """Runs, records and pulls back the steps of one loop.
 
     With `first_step`, which was recorded to find out what the loop depends on, the first sweep begins after it.
@@ -171,8 +170,7 @@ class TorchBackend(ComparedResults):
             self.flow.note(range(start, stop), *reached)
             self.inputs.admit(used, f"one of the steps {start} to {stop - 1}")
         self.flow.note_results(stop, [edge is not None for edge in tape.carry_out])
-        if self.output_check is not None:
-            self.output_check.compare(start, partial(self.largest_element, leaves))
+        self.compare_outputs(start, leaves)
         return runner.tree.unflatten([detached(leaf) for leaf in leaves]), tape
 
     def record_first_step(self, state: Any, *, measured: bool) -> RecordedStep:
@@ -256,8 +254,7 @@ class TorchBackend(ComparedResults):
         tape.ys.append(self._output_edges(leaves))
         self.tracker.output_activity()
         self.tracker.note((), leaves, f"step {i}")
-        if self.output_check is not None and i < tape.stop - 1:  # that of the last step is compared with its state
-            self.output_check.note(i, leaves)
+        self.note_output(i, tape.stop, leaves)
         self._write_output(i, y)
 
     def _write_output(self, i: int, y: Any) -> None:
