@@ -46,13 +46,10 @@ def scan(
         init: The first carry.
         xs: The inputs; each leaf has one row for each step. None: the step gets None.
         length: The number of steps, needed where there is no `xs`.
-        reverse: On JAX, run from the last row to the first, as `jax.lax.scan` does; elsewhere flip `xs` and outputs.
-        unroll: On JAX, how many steps are one iteration of the loop without a derivative; nothing elsewhere.
+        reverse, unroll: On JAX, as in `jax.lax.scan`; elsewhere flip `xs` and the outputs.
         memory: The budget for the peak: bytes, text such as "64 MiB", a fraction of what is free, or a `Memory`.
-        slots: The budget as a count of kept states, instead of `memory`.
-        plan: A plan to run, instead of a budget.
-        vjp: `vjp(carry, x, carry_bar, y_bar) -> (carry_bar, x_bar)`, used instead of differentiating the step; a third
-            result `{"W": W_bar}` has the gradients of traced variables that the step closes over, by name.
+        slots, plan: The budget as a count of kept states, or a plan to run, instead of `memory`.
+        vjp: `vjp(carry, x, carry_bar, y_bar) -> (carry_bar, x_bar)`, and `{"W": W_bar}` for captured variables by name.
         check: When recomputed states are compared with the first ones: the "first" reverse sweep, "always", "never".
         progress: An object with `update(done, total)`.
         driven: On JAX, run op by op outside of jit, with progress and traces; other frameworks always do.
@@ -62,8 +59,7 @@ def scan(
 
     Raises:
         ProblemError, StepError: If arguments contradict each other, or what the step returns is not a pair that fits.
-        InfeasibleError: If no plan fits the budget; it carries the smallest one that works.
-        DeterminismError: If a recomputed state differs from the first one.
+        InfeasibleError, DeterminismError: If no plan fits the budget; if a recomputed state differs from the first one.
 
     Example:
         >>> from autograd import grad, numpy as np
@@ -71,12 +67,11 @@ def scan(
         >>> print(f"{grad(last)(0.3):.15f}")
         0.143826393402950
     """
-    _check_callables(step=step, vjp=step if vjp is None else vjp)
+    _check_callables(step=step, vjp=vjp or step)
     framework = find_framework(init, xs, using=(step,))
     request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call:
-        request = request.for_profile(call, framework.TRAITS.name)
-        options = _scan_options(framework, reverse, unroll)
+        request, options = request.for_profile(call, framework.TRAITS.name), _scan_options(framework, reverse, unroll)
         return framework.scan(step, init, xs, length, request, vjp, driven=driven, **options)
 
 

@@ -1,8 +1,8 @@
 """Modules of flax.nnx in segments: their state goes in and comes out as arrays, as `nnx.remat` has it.
 
-Rule: such a module is an object that its calls change (counters of random streams, statistics). A segment is traced with
-a copy, made from its arrays; what the copy's arrays are at the end is written to the module itself, once. It misses
-attributes that are no variables, and a module that the function closes over: flax refuses to change that one.
+Rule: such a module is an object that its calls change (counters of random streams, statistics). A segment is traced
+with a copy, made from its arrays; what the copy's arrays are at the end is written to the module itself, once. It
+misses attributes that are no variables, and a module that the function closes over: flax refuses to change that one.
 """
 
 import sys

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 
+from remat.errors import StepError
 from remat.frameworks.jax.avals import (
     Array,
     Aval,
@@ -33,7 +34,15 @@ from remat.frameworks.jax.avals import (
 )
 from remat.frameworks.jax.identities import observe
 
-__all__ = ["active_results", "batched_avals", "batched_results", "depends_on", "forwarded_inputs", "grow"]
+__all__ = [
+    "active_results",
+    "batched_avals",
+    "batched_results",
+    "depends_on",
+    "forwarded_inputs",
+    "grow",
+    "no_derivative_error",
+]
 
 
 def batched_avals(avals: Sequence[Aval], axis: BatchAxis, flags: Flags) -> list[Aval]:
@@ -70,8 +79,20 @@ def _active_results(program: ClosedJaxpr, flags: Flags) -> Flags:
         return []
 
     if any(flags):
-        jax.make_jaxpr(observed)(*program.in_avals)
+        try:
+            jax.make_jaxpr(observed)(*program.in_avals)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise no_derivative_error(error) from error
     return tuple(flag and differentiable(aval) for flag, aval in zip(noted[0], program.out_avals, strict=True))
+
+
+def no_derivative_error(error: Exception) -> StepError:
+    """What to say of a step that JAX cannot differentiate."""
+    reason = str(error).partition("\n")[0]
+    advice = "give it a derivative by jax.custom_vjp, or put jax.lax.stop_gradient around what goes into it"
+    if "while_loop" in reason or "fori_loop" in reason:
+        advice = "loops in a step whose length is not known when they are traced are remat.while_loop's"
+    return StepError(f"the step cannot be differentiated: {reason} What to do: {advice}")
 
 
 def active_results(program: ClosedJaxpr, flags: Flags) -> Flags:

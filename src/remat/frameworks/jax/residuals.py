@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from remat.errors import StepError
 from remat.frameworks.jax.avals import (
     Array,
     Aval,
@@ -28,7 +27,7 @@ from remat.frameworks.jax.avals import (
     without_unused,
 )
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
-from remat.frameworks.jax.propagation import depends_on, grow
+from remat.frameworks.jax.propagation import depends_on, grow, no_derivative_error
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.pytree import PyTree
 
@@ -64,15 +63,6 @@ class Residuals(NamedTuple):
 
     per_step: list[Array]
     shared: list[Array]
-
-
-def _no_derivative_error(error: Exception) -> StepError:
-    """What to say of a step that JAX cannot differentiate."""
-    reason = str(error).partition("\n")[0]
-    advice = "give it a derivative by jax.custom_vjp, or put jax.lax.stop_gradient around what goes into it"
-    if "while_loop" in reason or "fori_loop" in reason:
-        advice = "loops in a step whose length is not known when they are traced are remat.while_loop's"
-    return StepError(f"the step cannot be differentiated: {reason} What to do: {advice}")
 
 
 class StepVJP(CacheKeyed):
@@ -157,7 +147,7 @@ class StepVJP(CacheKeyed):
         try:
             return jax.tree.unflatten(self._vjp_tree, leaves)((list(carry_bar), list(y_bar)))
         except (ValueError, NotImplementedError) as error:  # JAX finds out in the transpose, such as for while_loop
-            raise _no_derivative_error(error) from error
+            raise no_derivative_error(error) from error
 
 
 class RecomputedStep(CacheKeyed):
@@ -200,7 +190,7 @@ def _trace_vjp(step: StepJaxpr, activity: Activity) -> tuple[ClosedJaxpr, Any]:
     try:
         return jax.make_jaxpr(record)(*step.avals), trees[-1]
     except (ValueError, TypeError, NotImplementedError) as error:
-        raise _no_derivative_error(error) from error
+        raise no_derivative_error(error) from error
 
 
 def _residuals_that_are_inputs(program: ClosedJaxpr, step: StepJaxpr) -> list[int | None]:

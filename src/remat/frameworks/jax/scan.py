@@ -14,14 +14,21 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat.errors import ProblemError, StepError
-from remat.frameworks.jax.avals import ClosedJaxpr, is_symbolic, lax_scan, merge, row_aval, select, unrepeatable
+from remat.frameworks.jax.avals import Array, ClosedJaxpr, is_symbolic, lax_scan, merge, row_aval, select, unrepeatable
 from remat.frameworks.jax.host_loop import HostLoop
 from remat.frameworks.jax.identities import forward_only
 from remat.frameworks.jax.planning import online_slots, plan_for_jit
 from remat.frameworks.jax.primitives import call
 from remat.frameworks.jax.scan_function import ScanFunction
 from remat.frameworks.jax.sections import run_sections
-from remat.frameworks.jax.step_jaxpr import hoist_invariants, names_of, trace_condition, trace_step, with_hoisted
+from remat.frameworks.jax.step_jaxpr import (
+    TracedStep,
+    hoist_invariants,
+    names_of,
+    trace_condition,
+    trace_step,
+    with_hoisted,
+)
 from remat.frameworks.jax.while_function import WhileFunction
 from remat.loops.request import LoopRequest
 from remat.pytree import Leaf, PyTree
@@ -83,24 +90,30 @@ def scan(
         ends = sorted(rows)
         carry, states = run_sections(whole, [b - a for a, b in pairwise([-1, *ends, steps - 1])])
         return tree_unflatten(whole.carry_tree, carry), tree_unflatten(whole.y_tree, states)
-    traced, invariant = hoist_invariants(whole)
-    n_rows = steps if inputs or traced.step.y_avals else None
-    plain = ScanFunction(traced.step, n_rows, steps, plan_for_jit(request), unroll)
-    loop = HostLoop(traced.step, n_rows, steps, request) if driven else plain
-    args = [*traced.consts, *traced.carry, *inputs]
-    reason = _no_gradient(traced.step.program, steps)
-    if reason is None:
-        results = call(loop, [np.int32(steps), *args])
-    else:
-        plain = ScanFunction(traced.step, steps, steps, plain.planner, unroll)
-        results = list(plain.run(steps, *forward_only(args, reason)))  # type: ignore[arg-type]
-    carry, ys = results[: len(traced.carry)], results[len(traced.carry) :]
+    carry, ys = _run(whole, inputs, steps, request, unroll, driven=driven)
     ys = [jnp.flip(y, 0) for y in ys] if reverse else ys
     if rows is not None:
         selected = np.array(sorted(rows, key=rows.__getitem__), dtype=np.int32)
         ys = [y[selected] for y in ys]
-    carry = merge([not flag for flag in invariant], carry, whole.carry)
     return tree_unflatten(whole.carry_tree, carry), tree_unflatten(whole.y_tree, ys)
+
+
+def _run(
+    whole: TracedStep, inputs: list[Array], steps: int, request: LoopRequest, unroll: int | bool, *, driven: bool
+) -> tuple[list[Array], list[Array]]:
+    """The last carry and the outputs of a loop: differentiable in the budget, or where that cannot be, forward only."""
+    traced, invariant = hoist_invariants(whole)
+    args = [*traced.consts, *traced.carry, *inputs]
+    reason = _no_gradient(traced.step.program, steps)
+    n_rows = steps if inputs or traced.step.y_avals or reason else None
+    plain = ScanFunction(traced.step, n_rows, steps, plan_for_jit(request), unroll)
+    if reason is None:
+        loop = HostLoop(traced.step, n_rows, steps, request) if driven else plain
+        results = call(loop, [np.int32(steps), *args])
+    else:
+        results = list(plain.run(steps, *forward_only(args, reason)))  # type: ignore[arg-type]
+    n_carry = len(traced.carry)
+    return merge([not flag for flag in invariant], results[:n_carry], whole.carry), results[n_carry:]
 
 
 def _no_gradient(program: ClosedJaxpr, steps: object) -> str | None:

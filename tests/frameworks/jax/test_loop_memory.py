@@ -1,0 +1,130 @@
+"""What slots hold, by the temporaries of the compiled gradient: what residuals are computed from, and no more."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import remat
+from remat.errors import InfeasibleError
+
+
+def temporaries(function, *args):
+    return jax.jit(function).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_parts_of_a_carry_that_are_handed_on_are_constants():
+    def loss(table, h, xs, **budget):
+        def step(carry, x):
+            h, table = carry
+            return (jnp.tanh(table @ h + x), table), None
+
+        return jnp.sum(remat.scan(step, (h, table), xs, **budget)[0][0])
+
+    args = jnp.eye(64) / 2, jnp.ones(64), jnp.ones((50, 64))
+    table = 64 * 64 * 8
+    for at in (0, 1):
+        assert temporaries(jax.grad(lambda *args: loss(*args, slots=20), at), *args) < 3 * table
+    want = jax.grad(lambda t, h, xs: jnp.sum(jax.lax.scan(lambda h, x: (jnp.tanh(t @ h + x), None), h, xs)[0]))(*args)
+    np.testing.assert_allclose(jax.grad(lambda *args: loss(*args, slots=20))(*args), want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["scan", "while_loop"])
+def test_a_buffer_that_is_only_written_is_in_no_slot(kind):
+    def loss(w, x, loop):
+        def step(carry):
+            i, x, out = carry
+            x = jnp.sin(w * x) + 0.1
+            return i + 1, x, out.at[i].set(x)
+
+        return jnp.sum(loop(step, (0, x, jnp.zeros((60, 50))))[2] ** 2)
+
+    def plain(step, init):
+        return jax.lax.scan(lambda carry, _: (step(carry), None), init, length=60)[0]
+
+    def ours(step, init):
+        if kind == "while_loop":
+            return remat.while_loop(lambda carry: carry[0] < 60, step, init, slots=20)
+        return remat.scan(lambda carry, _: (step(carry), None), init, length=60, slots=20)[0]
+
+    args = 1.1, jnp.ones(50)
+    buffer = 60 * 50 * 8
+    assert temporaries(jax.grad(lambda *args: loss(*args, ours)), *args) < 5 * buffer
+    np.testing.assert_allclose(
+        jax.grad(lambda *args: loss(*args, ours))(*args), jax.grad(lambda *args: loss(*args, plain))(*args), rtol=1e-12
+    )
+    second = jax.jvp(jax.grad(lambda w: loss(w, args[1], ours)), (1.1,), (1.0,))[1]
+    want = jax.jvp(jax.grad(lambda w: loss(w, args[1], plain)), (1.1,), (1.0,))[1]
+    np.testing.assert_allclose(second, want, rtol=1e-10)
+
+
+def test_a_buffer_of_an_inner_loop_is_in_no_slot_of_the_outer_one():
+    def loss(w, loop):
+        def fill(k, x, out):
+            return loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1].at[3 * k + c[0]].set(x * w)), (0, out))[1]
+
+        def step(carry):
+            k, x, out = carry
+            x = jnp.sin(w * x)
+            return k + 1, x, fill(k, x, out)
+
+        return jnp.sum(loop(lambda c: c[0] < 20, step, (0, 0.5, jnp.zeros(60)))[2] ** 2)
+
+    def ours(cond, body, init):
+        return remat.while_loop(cond, body, init, slots=16)
+
+    want = jax.jacfwd(lambda w: loss(w, jax.lax.while_loop))(0.9)
+    np.testing.assert_allclose(jax.grad(lambda w: loss(w, ours))(0.9), want, rtol=1e-12)
+    assert temporaries(jax.grad(lambda w: loss(w, ours)), 0.9) < 16 * 60 * 8
+
+
+def test_what_a_condition_reads_is_not_forgotten_in_second_derivatives():
+    """The sum is read by no step, but says how many there are."""
+
+    def loss(w):
+        carry = remat.while_loop(
+            lambda c: c[1] < 3.0, lambda c: (jnp.sin(c[0] * w) + 1, c[1] + c[0]), (0.5, 0.0), slots=2
+        )
+        return carry[0] ** 2
+
+    def plain(w):
+        x, total = 0.5, 0.0
+        while total < 3.0:
+            x, total = jnp.sin(x * w) + 1, total + x
+        return x**2
+
+    for order in (jax.grad, lambda f: jax.jacfwd(jax.grad(f))):
+        np.testing.assert_allclose(order(loss)(0.7), jax.jacfwd(plain)(0.7) if order is jax.grad else second(plain))
+
+
+def second(function):
+    """The second derivative of a function that Python runs, by a difference of derivatives."""
+    e = 1e-6
+    return (jax.jacfwd(function)(0.7 + e) - jax.jacfwd(function)(0.7 - e)) / (2 * e)
+
+
+def test_the_program_with_one_slot_does_not_know_the_number_of_steps():
+    def size(steps):
+        def last(k):
+            return remat.scan(lambda s, _: (jnp.sin(s * k), None), 0.5, length=steps, slots=1)[0]
+
+        return len(jax.jit(jax.grad(last)).lower(1.0).as_text())
+
+    assert size(100_000) <= 1.1 * size(100)
+
+
+@pytest.mark.parametrize("wrap", [jax.checkpoint, remat.drop])
+def test_a_budget_counts_what_a_step_that_is_a_checkpoint_computes_again(wrap):
+    def block(p, s):
+        for _ in range(3):
+            s = s + jnp.tanh(jnp.sin(s @ p) @ p.T)
+        return s
+
+    def loss(p, s, memory):
+        return jnp.sum(remat.scan(lambda s, _: (wrap(block)(p, s), None), s, length=20, memory=memory)[0])
+
+    args = jax.ShapeDtypeStruct((16, 1024), float), jax.ShapeDtypeStruct((8, 16), float)
+    with pytest.raises(InfeasibleError) as refused:
+        temporaries(jax.grad(lambda p, s: loss(p, s, "16 KiB")), *args)
+    taken = temporaries(jax.grad(lambda p, s: loss(p, s, refused.value.minimum)), *args) - 16 * 1024 * 8
+    assert taken <= refused.value.minimum

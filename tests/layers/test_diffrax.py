@@ -1,0 +1,73 @@
+"""`remat.diffrax.RematAdjoint`: gradients of diffrax's own adjoint, in both modes, for any number of steps."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import remat
+
+diffrax = pytest.importorskip("diffrax")
+
+
+@pytest.fixture(autouse=True)
+def doubles():
+    with jax.enable_x64(True):
+        yield
+
+
+def solve(w, y0, adjoint, saveat, max_steps=64):
+    term = diffrax.ODETerm(lambda t, y, w: jnp.tanh(w @ y) - 0.1 * y)
+    controller = diffrax.PIDController(rtol=1e-3, atol=1e-3)
+    solution = diffrax.diffeqsolve(
+        term,
+        diffrax.Bosh3(),
+        0.0,
+        2.0,
+        0.2,
+        y0,
+        w,
+        adjoint=adjoint,
+        saveat=saveat,
+        max_steps=max_steps,
+        stepsize_controller=controller,
+    )
+    return jnp.sum(solution.ys**2)
+
+
+W, Y0 = np.array([[0.5, -0.3], [0.2, 0.4]]), np.array([1.0, 0.5])
+SAVEATS = {"t1": lambda: diffrax.SaveAt(t1=True), "ts": lambda: diffrax.SaveAt(ts=jnp.linspace(0.0, 2.0, 7))}
+
+
+@pytest.mark.parametrize("saveat", SAVEATS.values(), ids=SAVEATS)
+def test_gradients_are_those_of_diffrax(saveat):
+    ours, theirs = remat.diffrax.RematAdjoint(slots=3), diffrax.RecursiveCheckpointAdjoint(checkpoints=3)
+    want, got = (jax.jit(jax.grad(lambda w, a=a: solve(w, Y0, a, saveat())))(W) for a in (theirs, ours))
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_members_of_a_batch_and_an_unbounded_number_of_steps():
+    ours, theirs = remat.diffrax.RematAdjoint(slots=3), diffrax.RecursiveCheckpointAdjoint(checkpoints=3)
+    saveat = SAVEATS["t1"]()
+    ys = np.stack([Y0, 3 * Y0])
+    each = jax.jit(jax.vmap(jax.grad(lambda w, y: solve(w, y, ours, saveat, None)), (None, 0)))(W, ys)
+    for got, y in zip(each, ys, strict=True):
+        np.testing.assert_allclose(got, jax.jit(jax.grad(solve), static_argnums=2)(W, y, theirs, saveat), rtol=1e-10)
+
+
+def test_a_hessian_product_and_forward_mode():
+    adjoint, saveat = remat.diffrax.RematAdjoint(memory="64 KiB"), SAVEATS["t1"]()
+
+    def slope(y):
+        return jax.grad(lambda y: solve(W, y, adjoint, saveat))(y)
+
+    product = jax.jit(lambda y: jax.jvp(slope, (y,), (Y0,))[1])(Y0)
+    e = 1e-5
+    gradient = jax.jit(slope)
+    np.testing.assert_allclose(product, (gradient(Y0 + e * Y0) - gradient(Y0 - e * Y0)) / (2 * e), rtol=1e-6)
+
+
+def test_it_takes_one_budget():
+    for budget in ({}, {"slots": 3, "memory": "1 MiB"}):
+        with pytest.raises(remat.errors.ProblemError, match=r"slots= or memory="):
+            remat.diffrax.RematAdjoint(**budget)
