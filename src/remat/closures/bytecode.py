@@ -7,6 +7,7 @@ counts as one that it only reads, and is reset in every sweep.
 
 import dis
 from functools import lru_cache
+from itertools import pairwise
 from types import CodeType
 
 __all__ = [
@@ -69,9 +70,16 @@ def attributes_used(code: CodeType) -> dict[str, frozenset[str] | None]:
 
 @lru_cache(maxsize=4096)
 def has_augmented_assignment(code: CodeType) -> bool:
-    """Whether the code, or a function defined in it, has a `+=` or another operator that may write in place."""
-    operators = (each.argrepr for each in dis.get_instructions(code) if each.opname == "BINARY_OP")
-    return any(each.endswith("=") for each in operators) or any(map(has_augmented_assignment, _nested_code(code)))
+    """Whether the code, or a function defined in it, has a `+=` or such that may write into an array of its own.
+
+    That is an array in a local variable: attributes, items and variables of others are counters and sums, as a rule.
+    """
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    for instruction, following in pairwise(instructions):
+        is_operator = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
+        if is_operator and following.opname.startswith("STORE_FAST"):
+            return True
+    return any(map(has_augmented_assignment, _nested_code(code)))
 
 
 def _both(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:
