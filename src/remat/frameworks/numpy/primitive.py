@@ -100,8 +100,8 @@ class NumpyCall(LoopCall[NumpyBackend]):
     def _boxes_differ(self, leaves: Sequence[Leaf]) -> bool:
         """Whether the first steps return or store other numbers on boxes, of which `t += x` makes a new array.
 
-        What only later steps do is found when they are recomputed. No trace is left of these two runs, which come beside
-        those that are planned, for steps with such operators alone.
+        What only later steps do is found when they are recomputed. No trace is left of these two runs, which come
+        beside those that are planned, for steps with such operators alone.
         """
         call, found = replace(self, first_step=None), []
         for run in (NumpyBackend.advance, AutogradBackend.record):
