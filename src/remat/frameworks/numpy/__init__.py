@@ -4,7 +4,6 @@
 |---|---|
 | `scan.py` | the entry points `scan` and `while_loop`: users' values to flat leaves and back |
 | `primitive.py` | a loop as one autograd primitive: first sweep when it is called, reverse sweep in its VJP |
-| `converted_step.py` | the protocol of a step after closure conversion |
 | `captured_state.py` | what a step or segment changes besides its results: replayed, and put back |
 | `escaped_values.py` | values that leave a step or segment by a container, whose gradient would be lost |
 | `protection.py` | read-only arrays in every step, and the modes in which steps that write are run |
@@ -14,7 +13,6 @@
 | `custom_vjp_backend.py` | steps that are pulled back by the user's `vjp=` |
 | `tape.py` | recorded ranges of steps, their pullback, and all that autograd does not document |
 | `multiple_results.py` | several results of one primitive, whose cotangents are not dense |
-| `derivative_rules.py` | VJP and JVP of that primitive, as autograd calls them |
 | `second_order.py` | VJP and JVP of a loop as loops, which can be differentiated again |
 | `checkpoint.py` | segments: functions that are recomputed in the backward pass |
 | `segment_outputs.py` | the outputs of a segment, and their comparison with recomputed ones |
@@ -26,7 +24,7 @@
 
 from autograd.builtins import tuple as ag_tuple
 
-from remat.frameworks.numpy import derivative_rules as _derivative_rules  # registers them  # noqa: F401
+from remat.frameworks.numpy import second_order as _second_order  # registers rules of derivatives  # noqa: F401
 from remat.frameworks.numpy.checkpoint import checkpoint
 from remat.frameworks.numpy.detection import TRAITS, checkpoint_module, is_module, is_tracing, owns
 from remat.frameworks.numpy.leaves import flatten, own, prepend, separate, stack, unpack

@@ -16,7 +16,7 @@ from remat.execute.determinism import DeterminismCheck
 from remat.execute.fingerprint import row_fingerprints
 from remat.execute.gradients import Gradients
 from remat.execute.rng_state import ReplayableState
-from remat.frameworks.numpy.converted_step import ConvertedStep
+from remat.frameworks.numpy.captured_state import CapturedStep
 from remat.frameworks.numpy.leaves import fingerprint, nbytes
 from remat.frameworks.numpy.meter import NumpyMeter
 from remat.frameworks.numpy.protection import (
@@ -78,7 +78,7 @@ class NumpyBackend(ComparedResults, ABC):
 
     def __init__(
         self,
-        step: ConvertedStep,
+        step: CapturedStep,
         runner: StepRunner,
         captured: Sequence[Leaf],
         needs_grad: GradientMask,

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from functools import partial
 from time import perf_counter
 
-from autograd.extend import defjvp_argnums, defvjp_argnums, primitive, vspace
+from autograd.extend import primitive, vspace
 
 from remat.execute.recomputation import is_recomputing, recomputing
 from remat.frameworks.numpy.captured_state import CapturedStep, Environment
 from remat.frameworks.numpy.escaped_values import has_new_arrays, mark_escaped
 from remat.frameworks.numpy.leaves import is_boxed
-from remat.frameworks.numpy.multiple_results import Results, make_results, sparse_entries
+from remat.frameworks.numpy.multiple_results import Results, define_derivatives, make_results
 from remat.frameworks.numpy.protection import NotAsAutograd, is_readonly_error, readonly_view
 from remat.frameworks.numpy.segment_outputs import SegmentOutputs, nbytes_of
 from remat.frameworks.numpy.tape import ActiveTraces, Node, box_leaves, fresh_trace, pull_back, tape_size
@@ -46,7 +46,7 @@ def checkpoint(
         if boxes:
             out = _segment(segment, *boxes)
             segment.mark_escaped(boxes)
-            return segment.outputs.with_boxes(out)
+            return segment.outputs.tree.unflatten(segment.outputs.with_boxes(out))
     if call is not None:
         call.steps = 1
     name, depth = display_name(fn), nesting_depth()
@@ -148,10 +148,11 @@ class CheckpointCall:
             pass
         return [sums[roots[i]][0] if roots[i] in sums else vspace(values[i]).zeros() for i in indices]
 
-    def tangent(self, values: Sequence[Leaf], tangents: Sequence[Leaf], indices: Sequence[int]) -> PyTree:
-        """The tangents of the results, from those of the inputs with these indices."""
+    def tangent(self, values: Sequence[Leaf], tangents: dict[int, Leaf]) -> PyTree:
+        """The tangents of the results, from those of inputs by index."""
         with self._recomputation(), fresh_trace() as trace:
-            boxes, _ = box_leaves(values, [i in indices for i in range(len(values))], trace, tangents)
+            needed = [i in tangents for i in range(len(values))]
+            boxes, _ = box_leaves(values, needed, trace, list(tangents.values()))
             nodes = self.outputs.compare(self._call_function(boxes), trace)
         # A result that does not depend on these inputs has no node, and a tangent of zero.
         zeros = [vspace(leaf).zeros() for leaf in self.outputs.like]
@@ -183,19 +184,4 @@ def _segment(segment: CheckpointCall, *values: PyTree) -> Results:
     return segment.forward(values)
 
 
-def _vjp(argnums: Sequence[int], ans: Leaf, args: Sequence[Leaf], kwargs: object) -> Callable[[PyTree], Sequence[Leaf]]:
-    segment, values, indices = args[0], args[1:], [argnum - 1 for argnum in argnums]
-
-    def vjp(cotangents: PyTree) -> Sequence[Leaf]:
-        gradients: list[Leaf] = segment.reverse(values, sparse_entries(cotangents), indices)
-        return gradients
-
-    return vjp
-
-
-def _jvp(argnums: Sequence[int], tangents: Sequence[Leaf], ans: Leaf, args: Sequence[Leaf], kwargs: object) -> PyTree:
-    return args[0].tangent(args[1:], tangents, [argnum - 1 for argnum in argnums])
-
-
-defvjp_argnums(_segment, _vjp)
-defjvp_argnums(_segment, _jvp)
+define_derivatives(_segment, CheckpointCall.reverse, CheckpointCall.tangent)

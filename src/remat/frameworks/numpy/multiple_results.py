@@ -8,16 +8,28 @@ entry is the array that came in. Nor does taking a result keep the others alive,
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from autograd.extend import Box, VSpace, defjvp, defjvp_argnum, defvjp, defvjp_argnum, primitive, vspace
+from autograd.extend import (
+    Box,
+    VSpace,
+    defjvp,
+    defjvp_argnum,
+    defjvp_argnums,
+    defvjp,
+    defvjp_argnum,
+    defvjp_argnums,
+    primitive,
+    vspace,
+)
 from autograd.tracer import getval
 
 from remat.pytree import Leaf
 
 Pullback: TypeAlias = Callable[[Leaf], Leaf]
 
-__all__ = ["Results", "make_results", "sparse_entries"]
+__all__ = ["PartlyTraced", "Results", "define_derivatives", "make_results"]
 
 
 class Results:
@@ -33,6 +45,27 @@ class Results:
 
     def __getitem__(self, k: int) -> Leaf | None:
         return self.entries[k]
+
+
+@dataclass
+class PartlyTraced:
+    """All leaves that a primitive returns, of which autograd sees the differentiable ones only."""
+
+    leaves: list[Leaf]
+    differentiable: list[bool]
+
+    def differentiable_leaves(self) -> Results:
+        """The differentiable leaves: what the primitive returns."""
+        return Results([leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True) if active])
+
+    def with_boxes(self, boxes: Sequence[Leaf]) -> list[Leaf]:
+        """All leaves, with what the primitive has returned in the places of the differentiable ones.
+
+        No leaves are left here: this object may live as long as the graph, and they must not.
+        """
+        leaves, self.leaves = self.leaves, []
+        rest = iter([boxes[i] for i in range(len(boxes))])
+        return [next(rest) if active else leaf for leaf, active in zip(leaves, self.differentiable, strict=True)]
 
 
 @primitive  # type: ignore[untyped-decorator]
@@ -105,6 +138,30 @@ def _pull_put(ans: Leaf, entry: Leaf, k: int, count: int) -> Pullback:
 
 def _pull_make(argnum: int, ans: Leaf, args: tuple[Leaf, ...], kwargs: dict[str, object]) -> Pullback:
     return _pull_put(ans, args[argnum], argnum, len(args))
+
+
+def define_derivatives(
+    function: Callable[..., Leaf],
+    gradients: Callable[[Any, Sequence[Leaf], list[Leaf | None], list[int]], Sequence[Leaf]],
+    tangents: Callable[[Any, Sequence[Leaf], dict[int, Leaf]], Leaf],
+) -> None:
+    """Register the rules of a primitive from an object and leaves to results.
+
+    `gradients` are those of the leaves with some indices, from the object, the leaves and a cotangent or None for each
+    result; `tangents` those of the results, from tangents of leaves by index.
+    """
+
+    def vjp(
+        argnums: Sequence[int], ans: Leaf, args: tuple[Leaf, ...], kwargs: object
+    ) -> Callable[[Leaf], Sequence[Leaf]]:
+        indices = [argnum - 1 for argnum in argnums]
+        return lambda bar: gradients(args[0], args[1:], sparse_entries(bar), indices)
+
+    def jvp(argnums: Sequence[int], dots: Sequence[Leaf], ans: Leaf, args: tuple[Leaf, ...], kwargs: object) -> Leaf:
+        return tangents(args[0], args[1:], {argnum - 1: dot for argnum, dot in zip(argnums, dots, strict=True)})
+
+    defvjp_argnums(function, vjp)
+    defjvp_argnums(function, jvp)
 
 
 # Autograd finds boxes, vector spaces and rules by type: from here on results are as good as its own containers.

@@ -7,6 +7,7 @@ is called, the reverse sweep when autograd asks for its VJP. Loops without a box
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
 from remat.frameworks.numpy.escaped_values import mark_escaped, stored_numbers
 from remat.frameworks.numpy.leaves import ArraySpec, copy, is_boxed, spec_of
 from remat.frameworks.numpy.measure import measured
-from remat.frameworks.numpy.multiple_results import Results
+from remat.frameworks.numpy.multiple_results import PartlyTraced, Results
 from remat.frameworks.numpy.protection import (
     NotAsAutograd,
     StepMode,
@@ -59,16 +60,9 @@ class NumpyCall(LoopCall[NumpyBackend]):
         outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
         protect = protector(self.carry) if self.mode is StepMode.PLAIN else private_copies(self.carry)
         runner = StepRunner(leaf_ops, self.carry, specs, inputs, outputs, protect)
+        new = AutogradBackend if self.vjp is None else partial(CustomVjpBackend, vjp=self.vjp)
         needs_grad = GradientMask(*self.split(self.needs_grad))
-        backend: NumpyBackend
-        if self.vjp is None:
-            backend = AutogradBackend(
-                self.step, runner, captured, needs_grad, mode=self.mode, first_step=self.first_step
-            )
-        else:
-            backend = CustomVjpBackend(
-                self.step, runner, captured, needs_grad, vjp=self.vjp, mode=self.mode, first_step=self.first_step
-            )
+        backend = new(self.step, runner, captured, needs_grad, mode=self.mode, first_step=self.first_step)
         return backend, self.carry.unflatten([readonly_view(leaf) for leaf in init])
 
     def run(self, leaves: Sequence[Leaf]) -> "LoopResult":
@@ -174,12 +168,10 @@ def as_truth_value(answer: PyTree) -> bool:
 
 
 @dataclass
-class LoopResult:
-    """The leaves of the last carry and of the outputs. Autograd sees the differentiable ones only."""
+class LoopResult(PartlyTraced):
+    """The leaves of the last carry and of the outputs."""
 
-    leaves: list[Leaf]
     specs: list[ArraySpec]
-    differentiable: list[bool]
     carry_size: int
     outputs: TreeDef
     shapes: list[tuple[int, ...]]  # by leaf
@@ -197,16 +189,7 @@ class LoopResult:
         # Leaves that no gradient flows to are plain arrays for the caller, too, as in the plain program.
         active = [*backend.active(), *(True for _ in outputs)]
         differentiable = [spec.differentiable and is_active for spec, is_active in zip(specs, active, strict=True)]
-        return cls(all_leaves, specs, differentiable, len(leaves), tree, [np.shape(leaf) for leaf in all_leaves])
-
-    def differentiable_leaves(self) -> Results:
-        """The differentiable leaves: what the primitive returns."""
-        return Results([leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True) if active])
-
-    def with_boxes(self, boxes: PyTree) -> list[Leaf]:
-        """All leaves, with what the primitive has returned in the places of the differentiable ones."""
-        rest = iter([boxes[i] for i in range(len(boxes))])
-        return [next(rest) if active else leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True)]
+        return cls(all_leaves, differentiable, specs, len(leaves), tree, [np.shape(leaf) for leaf in all_leaves])
 
     def expand_cotangents(self, cotangents: Sequence[Leaf]) -> tuple[list[Leaf], list[Leaf]]:
         """Cotangents for all leaves, of the carry and of the outputs; None where there is none."""
@@ -237,7 +220,6 @@ def run(call: NumpyCall, leaves: Sequence[Leaf]) -> tuple[PyTree, PyTree]:
     results = call.results
     assert results is not None
     out = results.with_boxes(boxes)
-    results.leaves.clear()  # the call lives as long as the graph, the leaves must not
     return call.carry.unflatten(out[: results.carry_size]), results.outputs.unflatten(out[results.carry_size :])
 
 

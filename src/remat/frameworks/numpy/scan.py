@@ -6,7 +6,6 @@ import numpy as np
 
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.captured_state import CapturedStep
-from remat.frameworks.numpy.converted_step import ConvertedStep
 from remat.frameworks.numpy.leaves import copy, ensure_writable, is_boxed, is_observation, spec_of, unpack
 from remat.frameworks.numpy.primitive import NumpyCall, as_truth_value, run
 from remat.frameworks.numpy.protection import NotAsAutograd, is_readonly_error, mutation_message, readonly_view
@@ -41,7 +40,7 @@ def scan(
 
 
 def scan_flat(
-    step: ConvertedStep,
+    step: CapturedStep,
     init: PyTree,
     xs: PyTree,
     captured: list[Leaf],
@@ -56,7 +55,7 @@ def scan_flat(
 
 
 def _scan(
-    step: ConvertedStep,
+    step: CapturedStep,
     values: tuple[list[Leaf], list[Leaf], list[Leaf]],  # leaves of init, leaves of xs, captured values
     carry: TreeDef,
     inputs: TreeDef,
@@ -66,11 +65,11 @@ def _scan(
     rows: dict[int, int] | None,
 ) -> tuple[PyTree, PyTree]:
     init, xs, captured = values
-    leaves = [*init, *xs, *captured]
-    if any(map(is_boxed, leaves)):
-        sizes, needs_grad = (len(init), len(xs), len(captured)), [is_boxed(leaf) for leaf in leaves]
-        call = NumpyCall(step, carry, inputs, sizes, request, rows, steps, vjp=vjp, needs_grad=needs_grad)
-        return run(call, leaves)
+    traced = [is_boxed(leaf) for part in values for leaf in part]
+    if any(traced):
+        sizes = len(init), len(xs), len(captured)
+        call = NumpyCall(step, carry, inputs, sizes, request, rows, steps, vjp=vjp, needs_grad=traced)
+        return run(call, [*init, *xs, *captured])
     # No gradient is wanted: the loop runs plainly, but what would be an error with one is one here, too.
     request.validate(steps)
     request.record(steps)
@@ -104,11 +103,10 @@ def while_loop(
     # The condition is searched too: it may draw from a generator, which is replayed with those of the body.
     captured = CapturedStep(step, cond, leaves=leaves)
     boxes = captured.take_values()
-    nothing = TreeDef(type(None))
-    if limit != 0 and any(map(is_boxed, [*leaves, *boxes])):
+    nothing, traced = TreeDef(type(None)), [is_boxed(leaf) for leaf in [*leaves, *boxes]]
+    if limit != 0 and any(traced):
         sizes = (len(leaves), 0, len(boxes))
-        needs_grad = [is_boxed(leaf) for leaf in [*leaves, *boxes]]
-        call = NumpyCall(captured, carry, nothing, sizes, request, cond=cond, max_steps=limit, needs_grad=needs_grad)
+        call = NumpyCall(captured, carry, nothing, sizes, request, cond=cond, max_steps=limit, needs_grad=traced)
         return run(call, [*leaves, *boxes])[0]
     runner = _new_runner(carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
     value, done = carry.unflatten([leaf if is_boxed(leaf) else copy(leaf) for leaf in leaves]), 0

@@ -7,7 +7,7 @@ loops like the first, so this works to any order. All states are in memory at on
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import autograd.numpy as anp
@@ -15,15 +15,14 @@ import numpy as np
 from autograd.extend import vspace
 from autograd.tracer import getval
 
-from remat.closures.captures import CapturedReference
 from remat.errors import StepError
-from remat.execute.python_state import Contents
-from remat.execute.rng_state import ReplayableState, global_rng_states
+from remat.execute.rng_state import global_rng_states
 from remat.execute.step_states import StepStates
 from remat.frameworks.numpy import leaves as leaf_ops
-from remat.frameworks.numpy.leaves import ArraySpec, GeneratorSpec, numbers, unpack
-from remat.frameworks.numpy.multiple_results import make_results
-from remat.frameworks.numpy.primitive import NumpyCall
+from remat.frameworks.numpy.captured_state import CapturedStep
+from remat.frameworks.numpy.leaves import ArraySpec, GeneratorSpec, is_boxed, numbers, unpack
+from remat.frameworks.numpy.multiple_results import define_derivatives, make_results
+from remat.frameworks.numpy.primitive import NumpyCall, loop_primitive
 from remat.frameworks.numpy.protection import StepMode, copier
 from remat.frameworks.numpy.scan import scan_flat
 from remat.frameworks.numpy.tape import box_leaves, fresh_trace, pull_back, unbox
@@ -34,34 +33,17 @@ from remat.pytree import Leaf, PyTree, flatten
 __all__ = ["adjoint", "tangent"]
 
 
-@dataclass(frozen=True)
-class _FlatStep:
-    """A step that takes captured values as its first argument."""
+class _FlatStep(CapturedStep):
+    """A step that takes captured values as its first argument: nothing is searched, and it changes nothing."""
 
-    function: Callable[[list[Leaf], Any, Any], Any]
-    mode: StepMode = StepMode.PLAIN
+    cache_key, references, replayable_states, containers = (), (), (), ()  # type: ignore[assignment]
 
-    @property
-    def may_write(self) -> bool:
-        return False
-
-    @property
-    def cache_key(self) -> list[Leaf]:
-        return []
-
-    @property
-    def references(self) -> list[CapturedReference]:
-        return []
-
-    @property
-    def replayable_states(self) -> list[ReplayableState]:
-        return []
-
-    def contents(self) -> Contents:
-        return Contents([])
+    def __init__(self, function: Callable[[list[Leaf], Any, Any], Any], mode: StepMode = StepMode.PLAIN) -> None:
+        self.function, self.mode = function, mode
 
     @contextmanager
     def rebind(self, values: list[Leaf]) -> Iterator[Callable[..., PyTree]]:
+        """The step with these as its captured values."""
         yield lambda carry, x: self.function(values, carry, x)
 
 
@@ -237,3 +219,13 @@ def _for_every_step(bar: Leaf, steps: int, rows: dict[int, int] | None) -> PyTre
         return bar
     indices = np.array([rows.get(i, len(rows)) for i in range(steps)])
     return anp.concatenate([bar, np.zeros((1, *bar.shape[1:]), bar.dtype)])[indices]
+
+
+def _gradients(call: NumpyCall, leaves: Sequence[Leaf], bars: Sequence[Leaf], indices: Sequence[int]) -> list[Leaf]:
+    """The gradients of the leaves with these indices: by the reverse sweep, or if they are traced, by loops again."""
+    is_traced = any(map(is_boxed, [*leaves, *bars]))
+    return adjoint(call, leaves, bars, indices) if is_traced else call.reverse(leaves, bars, indices)
+
+
+# Here, and not beside the primitive: derivatives beyond the first run loops of that primitive themselves.
+define_derivatives(loop_primitive, _gradients, tangent)

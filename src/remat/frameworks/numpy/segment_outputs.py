@@ -9,7 +9,7 @@ import numpy as np
 from remat.errors import StepError
 from remat.execute.fingerprint import relative_difference, tolerance_of
 from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, numbers, unpack
-from remat.frameworks.numpy.multiple_results import Results
+from remat.frameworks.numpy.multiple_results import PartlyTraced
 from remat.frameworks.numpy.tape import is_boxable, unbox
 from remat.pytree import Leaf, PyTree, StructureMismatch, flatten
 from remat.segments import raise_nondeterministic
@@ -17,7 +17,7 @@ from remat.segments import raise_nondeterministic
 __all__ = ["SegmentOutputs", "nbytes_of"]
 
 
-class SegmentOutputs:
+class SegmentOutputs(PartlyTraced):
     """The outputs of a first run, with the specs and fingerprints that recomputed outputs are compared with."""
 
     def __init__(self, out: PyTree, name: str, trace: float = -1.0, *, check: bool) -> None:
@@ -28,34 +28,20 @@ class SegmentOutputs:
         for (value, _), leaf_name in zip(pairs, self._names, strict=True):
             _check_output(value, leaf_name, name)
         # Results are the caller's, who may write into them; a view of an input is read-only.
-        self.leaves = [ensure_writable(value) for value, _ in pairs]
-        self._differentiable = [is_boxable(leaf) for leaf in self.leaves]
+        plain = [ensure_writable(value) for value, _ in pairs]
+        super().__init__(plain, [is_boxable(leaf) for leaf in plain])
         # Integers have no node that a gradient could flow to, even where they were computed from boxes.
-        self.nodes = [node for (_, node), active in zip(pairs, self._differentiable, strict=True) if active]
+        self.nodes = [node for (_, node), active in zip(pairs, self.differentiable, strict=True) if active]
         self._specs = [_spec(leaf) for leaf in self.leaves]
         self._fingerprints = [
             fingerprint(leaf) if check and spec is not None else None
             for leaf, spec in zip(self.leaves, self._specs, strict=True)
         ]
 
-    def differentiable_leaves(self) -> Results:
-        """The differentiable leaves: what the primitive returns."""
-        return Results([leaf for leaf, active in zip(self.leaves, self._differentiable, strict=True) if active])
-
-    def with_boxes(self, boxes: PyTree) -> PyTree:
-        """The outputs, with what the primitive has returned in the places of the differentiable leaves.
-
-        The leaves are dropped here: the segment lives as long as the graph, and they must not.
-        """
-        rest, pairs = iter([boxes[i] for i in range(len(boxes))]), zip(self.leaves, self._differentiable, strict=True)
-        out = self.tree.unflatten([next(rest) if active else leaf for leaf, active in pairs])
-        self.leaves = []
-        return out
-
     @property
     def like(self) -> list[Leaf]:
         """Zeros of the shape and dtype of the differentiable leaves; each takes the memory of one number."""
-        specs = [spec for spec, active in zip(self._specs, self._differentiable, strict=True) if active]
+        specs = [spec for spec, active in zip(self._specs, self.differentiable, strict=True) if active]
         return [np.broadcast_to(np.zeros((), spec.dtype), spec.shape) for spec in specs if spec is not None]
 
     def compare(self, out: PyTree, trace: float) -> list[Leaf]:
@@ -66,7 +52,7 @@ class SegmentOutputs:
             raise_nondeterministic(self.name, str(error))
         nodes = []
         for leaf, name, spec, recorded, active in zip(
-            leaves, self._names, self._specs, self._fingerprints, self._differentiable, strict=True
+            leaves, self._names, self._specs, self._fingerprints, self.differentiable, strict=True
         ):
             value, node = unbox(leaf, trace)
             if active:

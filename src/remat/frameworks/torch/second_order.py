@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.errors import StepError
 from remat.execute.rng_state import global_rng_states
 from remat.execute.step_states import StepStates
 from remat.frameworks.torch import leaves as leaf_ops
