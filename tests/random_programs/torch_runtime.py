@@ -140,6 +140,7 @@ def run(program: Program, remat: Any) -> list[Seen]:
     torch.set_default_dtype(functions["FLOAT"])
     try:
         user = functions["make"]()
+        _shake(user, getattr(remat, "noise", 0.0))
         results = functions["drive"](user)
         # A result is its numbers; whether it is a leaf is nothing that a program relies on.
         given = [seen for seen in observed("result", results) if not seen.path.endswith("grad")]
@@ -148,6 +149,14 @@ def run(program: Program, remat: Any) -> list[Seen]:
         return [*given, *_seen(user, hidden), *global_state(torch)]
     finally:
         torch.set_default_dtype(default)
+
+
+def _shake(user: Any, noise: float) -> None:
+    """Change parameters by so much of each number, up or down, if it is a double; by as many last bits of others."""
+    generator = torch.Generator().manual_seed(0)
+    for leaf in [*leaves_of(user), user.start] if noise else []:
+        signs = torch.randint(0, 2, leaf.shape, generator=generator) * 2 - 1
+        leaf.data *= 1 + signs.to(leaf.dtype) * (noise * 2**52 * torch.finfo(leaf.dtype).eps)
 
 
 def _seen(user: Any, hidden: tuple[str, ...]) -> list[Seen]:
