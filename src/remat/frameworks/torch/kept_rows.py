@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.leaves import copy_tensor
 from remat.frameworks.torch.output_rows import on_storage_of
 from remat.loops.step_runner import StepRunner
@@ -40,25 +41,29 @@ class KeptRows:
         runner, rows = self._runner, self._rows_of_last_output() if self._enabled else {}
         leaves = []
         for leaf in runner.tree.flatten_like(state, "carry"):
-            row = rows.get(_place(leaf)) if rows and type(leaf) is Tensor else None
-            if row is not None:
-                self._outputs.add(_address(row))
-            leaves.append(copy_tensor(leaf) if row is None else row)
+            found = rows.get(_place(leaf)) if rows and type(leaf) is Tensor else None
+            if found is None:
+                leaves.append(copy_tensor(leaf))
+            else:
+                self._outputs.add(_address(found[0]))
+                leaves.append(on_storage_of(*found, leaf.shape))
         return runner.tree.unflatten(leaves)
 
-    def _rows_of_last_output(self) -> dict[tuple[object, ...], Tensor]:
-        """By the place of a tensor that the last step returned as output: the row that holds it."""
+    def _rows_of_last_output(self) -> dict[tuple[object, ...], tuple[Tensor, int]]:
+        """By the place of a tensor that the last step returned as output: the outputs, and the offset of its row."""
         runner, outputs = self._runner, self._runner.outputs
         i = runner.current_step
         row = outputs.row_of(i)
-        # A step that runs again writes no row, and after the first sweep the outputs belong to the caller.
+        # A step that runs again writes no row, and after the first sweep the outputs belong to the caller. Measuring,
+        # which is no first sweep, takes a copy of a state for what a state takes.
         if row is None or outputs.tree is None or not outputs.leaves or i != runner.outputs_written - 1:
+            return {}
+        if is_recomputing():
             return {}
         rows = {}
         for leaf, stacked in zip(outputs.tree.flatten_like(runner.last_output, "y"), outputs.leaves, strict=True):
             if type(leaf) is type(stacked) is Tensor and leaf.device.type == "cpu" and leaf.dtype is stacked.dtype:
-                offset = int(stacked.storage_offset()) + row * leaf.numel()
-                rows[_place(leaf)] = on_storage_of(stacked, offset, leaf.shape)
+                rows[_place(leaf)] = stacked, int(stacked.storage_offset()) + row * leaf.numel()
         return rows
 
     def seal(self, state: PyTree) -> Sequence[object]:
