@@ -157,3 +157,35 @@ def test_masks_that_do_not_repeat_are_an_error_though_they_are_no_floats():
 
     with pytest.raises(remat.DeterminismError, match=r"bool\[8\]"):
         remat.checkpoint(drops, leaf(8)).sum().backward()
+
+
+WRAPPED = {
+    "itself": lambda x: x,
+    "in a list": lambda x: [x],
+    "in a dict": lambda x: {"x": x},
+    "in a tuple": lambda x: (x,),
+}
+
+
+@pytest.mark.parametrize("inner", WRAPPED)
+@pytest.mark.parametrize("outer", WRAPPED)
+def test_nested_segments_that_get_a_tensor_and_also_close_over_it(outer, inner):
+    def unwrapped(value):
+        return value if isinstance(value, torch.Tensor) else value["x"] if isinstance(value, dict) else value[0]
+
+    def result(run):
+        x, w = leaf(3, 4), leaf(4, 4)
+        first = x * 2
+        second = torch.tanh(first @ w)
+
+        def innermost(value):
+            y = unwrapped(value)
+            return torch.where(y > 0, torch.sin(y) * first, 0.1 * second * y)
+
+        def fn(value):
+            return run(innermost, WRAPPED[inner](unwrapped(value))).exp() * second
+
+        outs = [run(fn, WRAPPED[outer](each)) for each in (second, first)]
+        return *(out.detach() for out in outs), *torch.autograd.grad((outs[0] * outs[1]).sum(), (x, w))
+
+    assert all(map(torch.equal, result(remat.checkpoint), result(lambda fn, *args: fn(*args))))

@@ -169,7 +169,7 @@ class CheckpointFrame:
     ) -> None:
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
         self._inputs = SegmentInputs(fn, args, kwargs)
-        self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add)
+        self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add_captured)
         self._inputs.share(self._environment.container_ids)
         self.lazy = self._environment.lazy
         self.saved_bytes = (

@@ -55,6 +55,7 @@ class SegmentInputs:
         leaves, self._tree = (list(args), None) if only_tensors else flatten((args, kwargs))
         self._shared = SharedContainers(() if only_tensors else (list(args), kwargs))
         self._indices: dict[int, int] = {}
+        self._captured: dict[int, ref[Tensor]] = {}
         self.tensors: list[Tensor] = []
         self._at = [self.add(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves]
         self.others = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]  # arguments that are no tensors
@@ -68,6 +69,16 @@ class SegmentInputs:
         index = self._indices.setdefault(id(tensor), len(self.tensors))
         if index == len(self.tensors):
             self.tensors.append(tensor)
+        return index
+
+    def add_captured(self, tensor: Tensor) -> int:
+        """The index of a tensor with a graph that the function reaches otherwise than by its own cells.
+
+        What refers to it is left alone in a recomputation as long as it is there. So it stands for itself everywhere:
+        as an argument, too, it must be the same object.
+        """
+        index = self.add(tensor)
+        self._captured[index] = ref(tensor)
         return index
 
     def share(self, known: Callable[[], Collection[int]]) -> None:
@@ -114,8 +125,8 @@ class SegmentInputs:
             what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
             raise mutation_error(name, what, "since it was first run, or by the segment itself") from error
         tensors = [
-            data.again(tensor) if data is not None else self._leaf(tensor) if tensor.is_leaf else made_again(tensor)
-            for tensor, data in zip(saved, self._data, strict=True)
+            data.again(tensor) if data is not None else self._again(index, tensor)
+            for index, (tensor, data) in enumerate(zip(saved, self._data, strict=True))
         ]
         leaves = [other if at is None else tensors[at] for at, other in zip(self._at, self.others, strict=True)]
         args, kwargs = (leaves, {}) if self._tree is None else self._tree.unflatten(leaves)
@@ -134,9 +145,13 @@ class SegmentInputs:
             [tensor for tensor, data in zip(tensors, self._data, strict=True) if data is not None and data.is_shared],
         )
 
-    def _leaf(self, tensor: Tensor) -> Tensor:
-        """The user's own leaf, which may also be in a container; inside of another segment it was saved as a copy."""
-        return leaf_itself(tensor) if self._inside else tensor
+    def _again(self, index: int, tensor: Tensor) -> Tensor:
+        """An input with a gradient for a recomputation."""
+        if tensor.is_leaf:  # the user's own may also be in a container; inside of another segment a copy was saved
+            return leaf_itself(tensor) if self._inside else tensor
+        captured = self._captured.get(index)
+        original = None if captured is None else captured()
+        return made_again(tensor) if original is None else original
 
 
 class _Data:
