@@ -14,7 +14,7 @@
 | `stored_graphs.py`, `left_behind.py` | tensors that steps store beside their results |
 | `inner_gradients.py` | steps that differentiate themselves |
 | `carry_hooks.py`, `hooks_in_steps.py` | steps that put hooks on their carry, or on tensors inside (second order) |
-| `gradient_flow.py` | leaves that no result depends on, behind which nothing may run |
+| `gradient_flow.py`, `untouched_leaves.py` | inputs without a gradient, behind which nothing may seem to run |
 | `lazy_modules.py` | modules that make their parameters when they are first called |
 | `function.py` | a loop as one autograd Function from leaves to tensors; its reverse sweep as another |
 | `loop_outputs.py` | the results of a loop: tensors, and Python numbers, which the Function does not see |

@@ -43,6 +43,7 @@ from remat.frameworks.torch.tape import (
     seed_accumulators,
     tape_vjp,
 )
+from remat.frameworks.torch.untouched_leaves import pulling_back
 from remat.loops.step_runner import StepRunner, unpack_output
 from remat.pytree import Leaf, flatten
 
@@ -287,7 +288,7 @@ class TorchBackend(ComparedTensors):
             gradients.captured.extend([None] * (len(self.captured) - len(gradients.captured)))
         edges = self._cotangents(tape, gradients, stops)
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
-        with self._segments_allowed():
+        with self._segments_allowed(), pulling_back():
             by_root = accumulate_grads(edges, tape) if self._accumulates else tape_vjp(edges, tape, stops)
         end_backward(self._fsdp_modules)
         size, count = len(tape.carry_in), len(tape.captured)

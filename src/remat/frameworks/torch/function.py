@@ -28,12 +28,13 @@ from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
-from remat.frameworks.torch.graph import backward_hooks, has_hooks, will_get_gradient
+from remat.frameworks.torch.graph import backward_hooks, will_get_gradient
 from remat.frameworks.torch.input_memory import Memory
 from remat.frameworks.torch.leaf_state import restored_leaf_state
-from remat.frameworks.torch.leaves import batched_zeros_like, spec_of
-from remat.frameworks.torch.loop_inputs import LoopInputs, leads_to_hooks
+from remat.frameworks.torch.leaves import spec_of
+from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
+from remat.frameworks.torch.untouched_leaves import gradient_of_unused
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
@@ -218,19 +219,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             by_leaf = [*gradients.carry, *gradients.xs, *gradients.captured]
             check_unconnected(leaves, by_leaf, self.unconnected)
             # The input that stands for sharded parameters was added after the first sweep, which does not know it.
-            return [_for_hooks(*pair, batch) for pair in zip_longest(leaves, by_leaf)]
-
-
-def _for_hooks(leaf: Leaf, gradient: Tensor | None, batch: int | None) -> Tensor | None:
-    """The gradient of an input; zeros instead of none where hooks wait for it, which autograd would call with None.
-
-    None is handed on through the graph behind the input, too, to the hooks of parameters that it was computed from.
-    """
-    if gradient is not None or not isinstance(leaf, Tensor):
-        return gradient
-    if has_hooks(leaf) or (leaf.grad_fn is not None and leads_to_hooks(leaf.grad_fn)):
-        return batched_zeros_like(leaf, batch)
-    return None
+            pairs = zip_longest(leaves, by_leaf)
+            return [gradient_of_unused(leaf, batch) if gradient is None else gradient for leaf, gradient in pairs]
 
 
 def as_truth_value(answer: Any) -> bool:

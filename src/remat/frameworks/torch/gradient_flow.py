@@ -6,8 +6,8 @@ runs. So a leaf of which the recorded steps of the first sweep show that no resu
 recorded range that reaches none of its carry cuts off all that was before it, unless steps return outputs.
 
 What it can miss: steps that ran without a graph are taken for connected, and so are inputs whose results are not used
-by the loss; their hooks see zeros (function.py). A step that is recomputed and depends on such a leaf is an error. The
-cost: none but to compare edges which are looked at in any case.
+by the loss; untouched_leaves.py sees to these. A step that is recomputed and depends on a leaf that was passed detached
+is an error. The cost: none but to compare edges which are looked at in any case.
 """
 
 from collections.abc import Sequence

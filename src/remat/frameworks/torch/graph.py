@@ -30,6 +30,7 @@ __all__ = [
     "leaf_itself",
     "leaf_of",
     "next_sequence_nr",
+    "post_accumulate_hooks",
     "reachable_leaves",
     "saved_tensor_hooks_allowed",
     "sequence_nr",
@@ -168,9 +169,15 @@ def has_hooks(tensor: Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)  # neither has a public name
 
 
-def set_backward_hooks(tensor: Tensor, hooks: Mapping[int, Any]) -> None:
-    """Let a tensor have exactly these hooks; one that never had a hook has nowhere to put them and stays as it is."""
-    registered = tensor._backward_hooks  # the engine reads this very dict, so it is changed in place
+def post_accumulate_hooks(leaf: Tensor) -> Mapping[int, Any]:
+    """The hooks that `register_post_accumulate_grad_hook` has put on a leaf, by their ids."""
+    return dict(leaf._post_accumulate_grad_hooks or ())
+
+
+def set_backward_hooks(tensor: Tensor, hooks: Mapping[int, Any], *, after: bool = False) -> None:
+    """Let a tensor have exactly these hooks, or post-accumulate hooks; one that never had any stays without."""
+    # The engine reads this very dict, so it is changed in place.
+    registered = tensor._post_accumulate_grad_hooks if after else tensor._backward_hooks
     if registered is not None and (registered or hooks):
         registered.clear()
         registered.update(hooks)

@@ -30,7 +30,6 @@ from remat.frameworks.torch.functorch import is_wrapped
 from remat.frameworks.torch.graph import (
     Edge,
     gradient_edge,
-    has_hooks,
     is_forgotten_leaf,
     is_leaf_node,
     leaf_of,
@@ -41,7 +40,7 @@ from remat.frameworks.torch.input_memory import Memory, memory_of
 from remat.frameworks.torch.tape import Stops, Tape, unknown_input_error
 from remat.frameworks.torch.watch import Watch
 
-__all__ = ["LoopInputs", "leads_to_hooks", "with_others_behind"]
+__all__ = ["LoopInputs", "leaves_behind", "with_others_behind"]
 
 MOST_NODES = 1_000  # that are visited in search of inputs behind a made tensor
 
@@ -285,11 +284,10 @@ def _edges_behind(node: Node, most_nodes: float = MOST_NODES) -> Iterator[Edge |
             return
 
 
-def leads_to_hooks(node: Node) -> bool:
-    """Whether a leaf with hooks is among the first nodes behind this one; hooks of made tensors cannot be seen."""
-    return any(
-        edge is not None and is_leaf_node(edge[0]) and has_hooks(leaf_of(edge[0])) for edge in _edges_behind(node)
-    )
+def leaves_behind(node: Node) -> list[Tensor] | None:
+    """The leaves behind a node, None if there are too many nodes to find out."""
+    edges = list(_edges_behind(node))
+    return None if edges[-1:] == [None] else [leaf_of(edge[0]) for edge in {*edges} if edge and is_leaf_node(edge[0])]
 
 
 def _edge(tensor: Tensor) -> Edge:
