@@ -148,3 +148,19 @@ def test_a_leaf_that_is_an_argument_and_in_a_cache_is_one_object_at_every_depth(
         return out.detach(), *torch.autograd.grad(out + cache["sum"].sum(), (x, w)), cache["sum"].detach()
 
     assert all(map(torch.equal, result(remat.checkpoint), result(lambda fn, *args: fn(*args))))
+
+
+def test_segments_around_one_that_enters_a_transform_are_given_up_with_it():
+    w = torch.linspace(-1, 1, 16, dtype=torch.float64).view(4, 4).requires_grad_()
+
+    def gradient(checkpoint):
+        def inner(h):
+            (slope,) = torch.autograd.grad(torch.tanh(h @ w).sum(), h, create_graph=True)
+            return torch.sin(h) - slope - torch.func.grad(lambda q: torch.tanh(q @ w).pow(2).sum())(h)
+
+        def outer(h):
+            return checkpoint(inner, torch.tanh(h @ w))
+
+        return torch.autograd.grad(checkpoint(outer, w * 0.5).square().sum(), w)[0]
+
+    assert torch.equal(gradient(remat.checkpoint), gradient(lambda fn, *args: fn(*args)))

@@ -71,7 +71,7 @@ parameters, layers and hooks, another forward. In the ordinary case nothing has 
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from time import perf_counter
@@ -97,6 +97,7 @@ from remat.frameworks.torch.functorch import (
 from remat.frameworks.torch.graph import (
     call_after_backward,
     current_backward,
+    has_saved_tensor_hooks,
     hooks_suspended,
     saved_tensor_hooks_allowed,
     version,
@@ -147,8 +148,11 @@ def checkpoint(
     if torch.is_grad_enabled() and not in_transform() and not is_tracing and not uses_transforms(fn):
         frame = CheckpointFrame(fn, args, kwargs, options, call)
         if not frame.lazy:
-            with suppress(HooksRefused):  # everything is as before that run
+            try:
                 return frame.forward(fn, args, kwargs)
+            except HooksRefused:  # everything is as before that run
+                if has_saved_tensor_hooks():  # those of a segment around would be refused as well: it is given up, too
+                    raise
     if call is not None:
         call.count_run()
     name, depth = display_name(fn), nesting_depth()
@@ -216,7 +220,7 @@ class CheckpointFrame:
                 self._environment.rewind(given)
                 self._inputs.rewind(given)
                 remember_transforms(fn)
-                raise HooksRefused from error
+                raise HooksRefused(str(error)) from error
             raise
         self._complete = True
         self._environment.finish_forward()

@@ -113,8 +113,11 @@ def _current_level() -> int:
     return _functorch.maybe_current_level() or 0
 
 
-class HooksRefused(Exception):
-    """A function has entered a transform of torch.func, which does not run under saved-tensor hooks."""
+class HooksRefused(RuntimeError):
+    """A function has entered a transform of torch.func, which does not run under saved-tensor hooks.
+
+    Its text is that of PyTorch's own error, by which a segment around knows it, too (`refuses_hooks`).
+    """
 
 
 _transforming: WeakSet[Any] = WeakSet()
