@@ -28,7 +28,7 @@ def test_a_list_of_losses_is_an_error_if_it_is_differentiated(budget):
         assert len(losses) == 6
         return sum(losses)
 
-    with pytest.raises(remat.StepError, match="put into a list"):
+    with pytest.raises(remat.StepError, match="stored in a list"):
         grad(loss)(0.9)
 
 
@@ -64,5 +64,22 @@ def test_what_a_segment_stores_is_an_error_if_it_is_differentiated():
         return np.sum(h) + (stored[0] if use else 0.0)
 
     assert numpy.isfinite(grad(loss)(0.9, use=False))
-    with pytest.raises(remat.StepError, match="put into a list"):
+    with pytest.raises(remat.StepError, match="stored in a list"):
         grad(loss)(0.9, use=True)
+
+
+def test_a_value_in_a_tuple_in_a_list():
+    def loss(w):
+        log = []
+
+        def step(h, x):
+            h = np.sin(h * w)
+            log.append(("loss", np.sum(h)))
+            return h, None
+
+        remat.scan(step, np.ones(3), length=5, slots=2)
+        assert [name for name, _ in log] == ["loss"] * 5
+        return sum(value for _, value in log)
+
+    with pytest.raises(remat.StepError, match="from the step as y"):
+        grad(loss)(0.7)

@@ -1,21 +1,13 @@
-"""Tensors that steps store in lists, dicts and attributes, instead of returning them, with a graph that ends in a tape.
+"""Tensors with a graph that ends in a tape, and that steps store in lists, dicts and attributes.
 
-The rule: a loss that a step appends to a list of the caller's is no output. Steps that advance without a tape store it
-without a graph, and the graph of a recorded step ends where its range begins, so that its gradient would be a part of
-the true one. To store such a tensor, for a log, is no error; to differentiate through it raises a StepError. So it is
-replaced where it is stored, by a tensor of the same memory whose node leads to all inputs of the loop, and raises: a
+`execute/stored_values.py` has what all frameworks share of this.
+
+The rule: such a tensor is replaced by one of the same memory whose node leads to all inputs of the loop, and raises: a
 hook would run only where `torch.autograd.grad` passes on its way to the tensors that it is asked for. Steps that are
 run again find the tensor itself, in the contents of their time.
-
-What it can miss: tensors in containers that the step does not reach when the loop is called (`nonlocal` variables,
-objects with `__slots__`), other references to a stored tensor, and tensors that only steps without a tape have stored,
-which require no gradient. The cost is a copy of the contents of the containers, and their comparison after the first
-sweep.
 """
 
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -23,12 +15,12 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
-from remat.errors import StepError
 from remat.execute.python_state import Container, Contents
+from remat.execute.stored_values import StoredValues, raise_stored
 from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.loop_inputs import LoopInputs
-from remat.pytree import LEAF, Leaf, flatten
+from remat.pytree import Leaf
 
 __all__ = ["StoredGraphs"]
 
@@ -49,27 +41,21 @@ class StoredGraphs:
         """
         # The copy refers to the user's values, which must not live as long as the graph.
         before, self._before = self._before, Contents(())
-        added = before.added()
-        # Of a list all items are of one kind, of a dict (and of attributes) each by itself.
-        kinds = [
-            kind for container, items in added for kind in (zip(items) if isinstance(container, dict) else [items])
-        ]
-        stored = [flatten(kind)[0] for kind in kinds]
-        made = [leaf for leaves in stored for leaf in leaves if self._has_graph(leaf)]
+        stored = StoredValues(before)
+        groups = stored.groups()
+        made = [leaf for leaves in groups for leaf in leaves if self._has_graph(leaf)]
         if not made:
             return
         nodes = self._ending_in_tapes([leaf.grad_fn for leaf in made], {id(tensor) for tensor in captured})
         partial = {id(leaf): leaf for leaf in made if leaf.grad_fn in nodes}
-        for leaves in stored:
+        for leaves in groups:
             numbers = [leaf for leaf in leaves if is_differentiable(leaf)]
             with_graph = [leaf for leaf in numbers if leaf.requires_grad]
             if 0 < len(with_graph) < len(numbers):  # steps without a tape have lost the graphs of the others
                 partial |= {id(leaf): leaf for leaf in numbers}
         sources = [each for each in (*leaves_in, *captured) if isinstance(each, Tensor) and each.requires_grad]
         escaped = _Escaped.apply([*partial.values()], *made, *sources) if partial else ()  # type: ignore[no-untyped-call]
-        replacements = dict(zip(partial, escaped, strict=True))
-        for container, items in added if replacements else ():
-            _replace(container, replacements, {id(item) for item in items})
+        stored.replace(dict(zip(partial, escaped, strict=True)))
 
     def cut_off(self, inputs: LoopInputs) -> frozenset[int]:
         """The inputs that a step of this loop has computed from its carry or from xs, for those after it."""
@@ -112,38 +98,8 @@ class _Escaped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> NoReturn:
-        raise StepError(
-            "a tensor that a step of a loop stored in a list, a dict or an attribute is differentiated through; "
-            "only what steps return has the gradient of the loop. Return it from the step as y: scan gives the "
-            "y of all steps, stacked, to be summed up"
-        )
+        raise_stored()
 
 
 def _is_known(leaf: Tensor, known: set[int]) -> bool:
     return isinstance(leaf, Parameter) or id(leaf) in known
-
-
-def _replace(container: Container, replacements: Mapping[int, Tensor], items: set[int] | None = None) -> None:
-    """Put the replacements of tensors into a container, or into those of its items that have these ids."""
-    if isinstance(container, set):
-        for item in [item for item in container if id(item) in replacements]:
-            container.remove(item)
-            container.add(replacements[id(item)])
-        return
-    for key, item in [*(container.items() if isinstance(container, dict) else enumerate(container))]:
-        new = _replaced(item, replacements) if items is None or id(item) in items else item
-        if new is not item:
-            container[key] = new
-
-
-def _replaced(value: Any, replacements: Mapping[int, Tensor]) -> Any:
-    """A value with the replacements of tensors; only tuples are made anew, since others may refer to the rest."""
-    if isinstance(value, Tensor):
-        return replacements.get(id(value), value)
-    contents = vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else value
-    if isinstance(contents, dict | list | deque):
-        _replace(contents, replacements)
-        return value
-    leaves, tree = flatten(value, only=tuple)
-    new = leaves if tree is LEAF else [_replaced(leaf, replacements) for leaf in leaves]
-    return value if all(a is b for a, b in zip(leaves, new, strict=True)) else tree.unflatten(new)
