@@ -21,7 +21,7 @@ NAMES = {
     "jax._src.checkify": ["checkify_jaxpr", "error_checks"],
     "jax._src.core": ["trace_state_clean"],
     "jax._src.effects": ["remat_allowed_effects"],
-    "jax._src.interpreters.ad": ["fallback_linearize_rule", "primitive_linearizations"],
+    "jax._src.interpreters.ad": ["LinearizeTrace", "fallback_linearize_rule", "primitive_linearizations"],
     "jax._src.lax.control_flow.loops": ["fori_loop", "scan", "while_loop"],
     "jax.core": ["AbstractValue", "Tracer"],
     "jax.extend.core": [

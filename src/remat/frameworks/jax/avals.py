@@ -201,18 +201,17 @@ def register_linearization(primitive: Any, rule: Callable[..., Any]) -> None:
     # The table is private, and rules got `is_vjp` with 0.9; without it the JVP is linearized,
     # which stores a little more.
     module = sys.modules.get("jax._src.interpreters.ad")
-    rules, fallback = (
-        getattr(module, "primitive_linearizations", None),
-        getattr(module, "fallback_linearize_rule", None),
-    )
-    if rules is not None and fallback is not None and "_is_vjp" in inspect.signature(fallback).parameters:
-        rules[primitive] = rule if jax.__version_info__ < (0, 11) else partial(_with_structured_residuals, rule)
+    rules, fallback = (getattr(module, name, None) for name in ("primitive_linearizations", "fallback_linearize_rule"))
+    if rules is None or fallback is None or "_is_vjp" not in inspect.signature(fallback).parameters:
+        return
 
+    def structured(*args: Any, **params: Any) -> Any:
+        outputs, nonzero, residuals, linear = rule(*args, **params)
+        return outputs, nonzero, residuals, None, lambda residuals, _, *tangents: linear(residuals, *tangents)
 
-def _with_structured_residuals(rule: Callable[..., Any], *args: Any, **params: Any) -> Any:
-    """The rule as JAX 0.11 calls it: residuals of a second kind stand beside the others, of which there are none."""
-    outputs, nonzero, residuals, linearized = rule(*args, **params)
-    return outputs, nonzero, residuals, None, lambda residuals, _, *tangents: linearized(residuals, *tangents)
+    # Since 0.11 there are residuals with a structure too, of which we have none.
+    annotations = getattr(getattr(module, "LinearizeTrace", None), "__annotations__", {})
+    rules[primitive] = structured if "structured_residuals" in annotations else rule
 
 
 def primitive_and_context(eqn: Any) -> tuple[Any, Any]:
