@@ -144,6 +144,27 @@ def loops_of_other_lengths():
         remat.scan(lambda h, x: (cell(x, h), None), torch.zeros(4, WIDTH), xs, memory="1 MiB")
 
 
+def loops_of_unknown_length():
+    """A budget in bytes for a `while_loop` with a sharded cell, planned while it runs."""
+    found = []
+    for budget in (None, {"memory": 40_000}):
+        torch.manual_seed(0)
+        cell, h = fully_shard(torch.nn.GRUCell(WIDTH, WIDTH)), random(4, WIDTH, seed=dist.get_rank())
+        x, state = h * 0.1, (h, torch.zeros((), dtype=torch.long))
+
+        def body(state, cell=cell, x=x):
+            return cell(x, state[0]), state[1] + 1
+
+        if budget:
+            state = remat.while_loop(lambda state: state[1] < 20, body, state, **budget)
+        else:
+            while state[1] < 20:
+                state = body(state)
+        state[0].pow(2).mean().backward()
+        found.append([p.grad.full_tensor() for p in cell.parameters()])
+    assert_close(found[1], found[0])
+
+
 def loops_in_one_process_alone():
     """Only the processes of the module's own mesh are asked: here it is one of them, and the other has no loop."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("stage", "shard"))
@@ -292,6 +313,7 @@ CASES = {
         collectives_of_the_users,
         fractions_of_what_is_free,
         loops_of_other_lengths,
+        loops_of_unknown_length,
         loops_in_one_process_alone,
         dtensors_as_carry_and_inputs,
         dtensors_in_segments,
