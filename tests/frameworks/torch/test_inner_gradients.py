@@ -1,5 +1,7 @@
 """Steps that differentiate themselves: forces of energies, samplers, inner updates; by autograd and by torch.func."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.func import grad, jacrev
@@ -151,3 +153,28 @@ def test_loops_in_functions_that_torch_func_differentiates(loss, derive, how):
     w = torch.linspace(-1, 1, 9, dtype=DOUBLE).view(3, 3)
     found, expected = derive(lambda w: loss(w, remat.scan, **how))(w), derive(lambda w: loss(w, plain_scan))(w)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_steps_that_differentiate_themselves_in_a_loop_in_a_segment():
+    def gradients(checkpoint, scan):
+        torch.manual_seed(0)
+        m, w = (torch.randn(4, 4, dtype=torch.float64).requires_grad_() for _ in range(2))
+        cell = SimpleNamespace(m=m)
+
+        def step(h, x):
+            h = torch.tanh(h * cell.made)
+            with torch.enable_grad():
+                q = h if h.requires_grad else h.detach().requires_grad_()
+                (slope,) = torch.autograd.grad(torch.tanh(q @ w).pow(2).sum(), q, create_graph=True)
+            return torch.sin(h) - 0.1 * slope + cell.m.shape[0], None
+
+        def segment(h):
+            cell.made = torch.tanh(cell.m)  # each gradient in a step runs this again
+            return torch.tanh(scan(step, h, length=5)[0])
+
+        checkpoint(segment, torch.ones(4, 4, dtype=torch.float64)).sum().backward()
+        return m.grad, w.grad
+
+    ours = gradients(remat.checkpoint, lambda *args, **how: remat.scan(*args, **how, slots=1))
+    plain = gradients(lambda fn, h: fn(h), lambda step, h, length: plain_scan(step, h, (), length=length))
+    torch.testing.assert_close(ours, plain, rtol=1e-12, atol=0)

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
+from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.graph import torch_function_disabled
 from remat.pytree import flatten
 
@@ -33,7 +34,7 @@ class Watch:
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.used: list[Tensor] = []
-        self._thread = get_ident()
+        self._thread, self._recomputing = get_ident(), is_recomputing()
         self._waiting = {id(tensor): tensor for tensor in tensors if type(tensor) in _WATCHED or _is_watched(tensor)}
         # Two threads may watch the same parameter: its class goes back only when the last of them has let go.
         with _lock:
@@ -48,6 +49,9 @@ class Watch:
 
     def note(self, tensor: Tensor) -> None:
         """Note the use of a tensor, if it is this thread's and the first."""
+        # A step that differentiates itself may have a segment recomputed around it, which uses what the step does not.
+        if is_recomputing() != self._recomputing:
+            return
         if self._thread == get_ident() and id(tensor) in self._waiting:
             self.used.append(tensor)
             self._let_go(tensor)
