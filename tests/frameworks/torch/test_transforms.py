@@ -177,3 +177,22 @@ def test_inputs_of_integers_are_not_mapped():
 
     given = numbers(2, 3)
     assert_same([vmap(partial(run, scan))(given)], [vmap(partial(run, plain_scan))(given)], bitwise=False)
+
+
+@pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f))])
+def test_a_cache_of_constants_that_steps_of_two_loops_fill(transform):
+    def total(loop, h):
+        cache = {"keys": None}
+
+        def step(h, x):
+            new = h.detach()[None]
+            cache["keys"] = new if cache["keys"] is None else torch.cat([cache["keys"], new])
+            return torch.tanh(h * cache["keys"].mean(0) + x), None
+
+        for _ in range(2):
+            h = loop(step, h, XS)[0]
+        return (h * cache["keys"].sum(0)).sum()
+
+    given = numbers(3) if transform is grad else numbers(2, 3)
+    found, expected = (transform(partial(total, loop))(given) for loop in (scan, plain_scan))
+    assert_same([found], [expected], bitwise=False, tolerance=1e-11)

@@ -27,6 +27,7 @@ __all__ = [
     "outside_transforms",
     "refuses_hooks",
     "remember_transforms",
+    "requires_grad_somewhere",
     "uses_transforms",
     "wrapped_by_active_transform",
 ]
@@ -57,6 +58,13 @@ def in_forward_mode() -> bool:
 def is_wrapped(tensor: Tensor) -> bool:
     """Whether a tensor is the wrapper of some transform, running or ended."""
     return bool(_functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def requires_grad_somewhere(leaf: Any) -> bool:
+    """Whether a leaf is a tensor that requires a gradient, in plain autograd or in a transform that has wrapped it."""
+    while isinstance(leaf, Tensor) and not leaf.requires_grad and is_wrapped(leaf):
+        leaf = _functorch.get_unwrapped(leaf)
+    return isinstance(leaf, Tensor) and leaf.requires_grad
 
 
 def wrapped_by_active_transform(leaf: Any) -> bool:

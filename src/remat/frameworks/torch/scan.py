@@ -25,7 +25,7 @@ from remat.frameworks.torch.environment import replayable_states as reached_stat
 from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import FirstCall, any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
-from remat.frameworks.torch.functorch import in_forward_mode, in_transform, is_wrapped
+from remat.frameworks.torch.functorch import in_forward_mode, in_transform, is_wrapped, requires_grad_somewhere
 from remat.frameworks.torch.lazy_modules import initialize_lazy_modules
 from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
 from remat.frameworks.torch.left_behind import LeftBehind
@@ -102,8 +102,7 @@ def _call(
     init, xs = leaves
     under_functorch = in_transform()
     # torch.func runs the loop at another level, where every leaf that can carry a gradient counts as active.
-    xs_active = [is_differentiable(x) if under_functorch else isinstance(x, Tensor) and x.requires_grad for x in xs]
-    activity = Activity(tuple(map(is_differentiable, init)), tuple(xs_active))
+    activity = Activity(tuple(map(is_differentiable, init)), tuple(map(requires_grad_somewhere, xs)))
     reach = _reached(step, cond)
     if reach.lazy and steps != 0:
         first = trees[0].unflatten(init), trees[1].unflatten([x[0] for x in xs])
@@ -169,12 +168,13 @@ class _Candidates(NamedTuple):
         """The inputs where no transform runs: wrapped captured tensors, by index, with values there, and candidates."""
         captured = list(self.captured)
         for k, value in zip(wrapped, values, strict=True):
-            captured[k] = value
+            captured[k] = value.detach()  # two of them may have one value
         others = [tensor for tensor in self.others if not is_wrapped(tensor)]
-        # Wrapped ones are rebound anyway, whatever lies behind their values.
+        # Wrapped ones are rebound, whatever lies behind their values, if any transform differentiates by them.
         rest = [k for k in range(len(captured)) if k not in wrapped]
         dependent = with_others_behind([*(captured[k] for k in rest), *others])
-        inputs = LoopInputs.among(captured, {*wrapped, *(rest[k] for k in dependent if k < len(rest))}, others)
+        rebound = {k for k in wrapped if requires_grad_somewhere(self.captured[k])}
+        inputs = LoopInputs.among(captured, {*rebound, *(rest[k] for k in dependent if k < len(rest))}, others)
         inputs.admit_captured(wrapped)
         return inputs
 
@@ -188,7 +188,7 @@ def _run(
     if call.step.under_functorch:
         ids = [k for k, tensor in enumerate(candidates.captured) if is_wrapped(tensor)]
         wrapped, below = [candidates.captured[k] for k in ids], partial(candidates.below_transforms, ids)
-        call = replace(call, capture_ids=ids, rebound=[True] * len(ids), inputs_below=below)
+        call = replace(call, capture_ids=ids, rebound=list(map(requires_grad_somewhere, wrapped)), inputs_below=below)
         return run(call, [*init, *xs, *wrapped], None)
     sharded: list[torch.nn.Module] = []
     while True:

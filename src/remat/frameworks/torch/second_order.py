@@ -14,7 +14,7 @@ from remat.execute.rng_state import global_rng_states
 from remat.execute.step_states import StepStates
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
-from remat.frameworks.torch.functorch import in_transform
+from remat.frameworks.torch.functorch import in_transform, is_wrapped
 from remat.frameworks.torch.graph import backward_hooks, gradient_edge, gradients_blocked, hooks_suspended, leaf_itself
 from remat.frameworks.torch.hooks_in_steps import LinearHooksOnly
 from remat.frameworks.torch.leaves import TensorSpec, batched_zeros_like
@@ -147,17 +147,19 @@ def _vjp(
         for out, bar in zip(function(*roots), cotangents, strict=True)
         if bar is not None and isinstance(out, Tensor) and out.requires_grad
     ]
-    if not pairs or not roots:
+    wanted = [root for root in roots if root.requires_grad]  # not a constant of transforms, which is used as it is
+    if not pairs or not wanted:
         return [None] * len(roots)
     outputs, output_cotangents = zip(*pairs, strict=True)
     # A made tensor that the function closes over, and another root behind it: its gradient must end there.
     blocked = [(edge.node, edge.output_nr) for k in with_others_behind(roots) for edge in [gradient_edge(roots[k])]]
     keep = bool(blocked) or None  # the engine visits its node, which the caller's backward has yet to go through
     # Given tensors instead of edges, the engine would be called without the mode; loops in a step run theirs again.
-    ends = [gradient_edge(root) for root in roots]
+    ends = [gradient_edge(root) for root in wanted]
     with hooks_suspended(hooked), gradients_blocked(blocked), LinearHooksOnly():
         vjp = batched_vjp if batched else torch.autograd.grad
-        return list(vjp(outputs, ends, output_cotangents, keep, create, allow_unused=True))
+        found = iter(vjp(outputs, ends, output_cotangents, keep, create, allow_unused=True))
+    return [next(found) if root.requires_grad else None for root in roots]
 
 
 def _adjoint_loop(
@@ -216,9 +218,10 @@ def _captured_by(call: TorchLoopCall, captured: Sequence[Any]) -> Callable[[], l
     """A function that returns the captured tensors, in which a loop can rebind those that the first loop has rebound.
 
     Steps close over the others themselves. These are in a frozenset, where nothing is rebound: a loop would exchange
-    the reference here alone, and ask for the gradient of what no step uses.
+    the reference here alone, and ask for the gradient of what no step uses. Tensors of a transform are always rebound.
     """
-    rebound = [each if is_rebound else None for each, is_rebound in zip(captured, call.rebound, strict=False)]
+    pairs = zip(captured, call.rebound, strict=False)
+    rebound = [each if is_rebound or is_wrapped(each) else None for each, is_rebound in pairs]
     closed_over = frozenset((k, each) for k, each in enumerate(captured) if rebound[k] is None)
 
     def all_captured() -> list[Any]:
