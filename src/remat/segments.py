@@ -48,6 +48,8 @@ def display_name(fn: Any) -> str:
         fn = fn.func
     if isinstance(fn, MethodType) and fn.__name__ in ("forward", "__call__", "_wrapped_call_impl"):
         return type(fn.__self__).__qualname__  # a module
+    if hasattr(type(fn), "__getattr__") and "__name__" not in vars(fn):  # a module, whose own search takes 4 us
+        return type(fn).__qualname__
     name, qualified = getattr(fn, "__name__", None), getattr(fn, "__qualname__", None)
     if name is None or qualified is None:
         return type(fn).__qualname__

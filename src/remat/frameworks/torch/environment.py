@@ -31,7 +31,7 @@ from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks
-from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
+from remat.frameworks.torch.replayable_state import generator_state, global_generators
 from remat.frameworks.torch.tensor_reach import TorchReach, is_made
 from remat.frameworks.torch.tensor_state import COPIED, Entered, Storages, TensorStates, TensorValue, is_plain
 from remat.segments import mutation_error
@@ -60,7 +60,7 @@ def replayable_states(reach: TorchReach) -> list[ReplayableState]:
         if not tensor.requires_grad and is_plain(tensor) and (id(tensor) in statistics or tensor.nbytes <= COPIED)
     ]
     contents = [PythonState([*reach.containers, *reach.registries])] if reach.containers or reach.registries else []
-    return [*reach.generators, *map(GeneratorState, reach.torch_generators), *contents, *values]
+    return [*reach.generators, *map(generator_state, reach.torch_generators), *contents, *values]
 
 
 class Environment:
@@ -73,7 +73,7 @@ class Environment:
         reach = reached(fn, arguments=arguments)
         self.lazy = reach.lazy
         self._modes = AutocastState()
-        generators = [*global_generators(_cuda_devices(reach)), *map(GeneratorState, reach.torch_generators)]
+        generators = [*global_generators(_cuda_devices(reach)), *map(generator_state, reach.torch_generators)]
         self._replay = SegmentReplay([*generators, *reach.generators])
         self._tensors = TensorStates(reach.tensors, reach.statistics)
         self._python = _PythonContents(reach, save)

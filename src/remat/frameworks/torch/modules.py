@@ -9,7 +9,7 @@ stands for them. All names below were checked with 2.11 and 2.13.
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from remat.closures.references import attributes_of
 
 __all__ = [
     "OWN",
-    "ModuleParts",
     "children_of",
     "is_compiled",
     "is_uninitialized",
@@ -41,24 +40,7 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-_parts = itemgetter("_parameters", "_buffers", "_modules", *_HOOKS)
-
-
-class ModuleParts(NamedTuple):
-    """What a module consists of, without its children: dicts that can be written into."""
-
-    attributes: dict[str, Any]
-    parameters: dict[str, Any]
-    buffers: dict[str, Any]
-    children: dict[str, nn.Module | None]
-    hooks: tuple[dict[int, Any], ...]
-
-
-def parts_of(module: nn.Module) -> ModuleParts:
-    """What a module consists of; not for those of TorchScript, which have no dicts."""
-    attributes = module.__dict__
-    parameters, buffers, children, *hooks = _parts(attributes)
-    return ModuleParts(attributes, parameters, buffers, children, tuple(hooks))
+parts_of = itemgetter("_parameters", "_buffers", "_modules", *_HOOKS)  # of the attributes of a module: its dicts
 
 
 def children_of(module: nn.Module) -> Iterable[nn.Module | None]:

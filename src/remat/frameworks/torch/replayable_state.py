@@ -1,6 +1,7 @@
 """Random generators of PyTorch as replayable states (rng_state.py)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,29 +9,34 @@ from torch import Tensor
 
 from remat.execute.rng_state import ReplayableState
 
-__all__ = ["GeneratorState", "global_generators"]
+__all__ = ["generator_state", "global_generators"]
 
 
-class GeneratorState:
-    """A `torch.Generator`, on any device."""
+class _Generator:
+    """A generator, by the functions that get and set its state."""
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self.generator = generator
+    def __init__(self, get: Callable[[], Tensor], put: Callable[[Tensor], object]) -> None:
+        self._get, self._put = get, put
+
+    def get(self) -> Tensor:
+        """Its state."""
+        return self._get()
+
+    def set(self, snapshot: Tensor) -> None:
+        """Put a state back."""
+        self._put(snapshot)
 
     def version(self, snapshot: Tensor | None = None) -> Any:
         """All of its state, as bytes."""
         return (self.get() if snapshot is None else snapshot).numpy().tobytes()
 
-    def get(self) -> Tensor:
-        """Its state."""
-        return self.generator.get_state()
 
-    def set(self, snapshot: Tensor) -> None:
-        """Put a state back."""
-        self.generator.set_state(snapshot)
+def generator_state(generator: torch.Generator) -> ReplayableState:
+    """The state of a generator that the program made, on any device."""
+    return _Generator(generator.get_state, generator.set_state)
 
 
-_CPU = GeneratorState(torch.default_generator)
+_CPU = _Generator(torch.get_rng_state, torch.set_rng_state)
 
 
 def global_generators(devices: Iterable[int] | None = None) -> list[ReplayableState]:
@@ -38,4 +44,5 @@ def global_generators(devices: Iterable[int] | None = None) -> list[ReplayableSt
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return [_CPU]
     indices = range(torch.cuda.device_count()) if devices is None else devices
-    return [_CPU, *(GeneratorState(torch.cuda.default_generators[index]) for index in indices)]
+    cuda = torch.cuda
+    return [_CPU, *(_Generator(partial(cuda.get_rng_state, k), partial(cuda.set_rng_state, device=k)) for k in indices)]

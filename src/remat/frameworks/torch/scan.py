@@ -32,7 +32,7 @@ from remat.frameworks.torch.left_behind import LeftBehind
 from remat.frameworks.torch.loop_contents import LoopContents
 from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.probe import probe_first_step
-from remat.frameworks.torch.replayable_state import GeneratorState, global_generators
+from remat.frameworks.torch.replayable_state import generator_state, global_generators
 from remat.frameworks.torch.stored_graphs import StoredGraphs
 from remat.frameworks.torch.tensor_reach import TorchReach, accepts
 from remat.loops.request import LoopRequest
@@ -113,7 +113,7 @@ def _call(
     if any_fsdp_module(reach.modules):  # it exchanges parameters by itself
         reach.registries.clear()
     contents = LoopContents([*reach.containers, *reach.registries])
-    private = [GeneratorState(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
+    private = [generator_state(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
     replayable_states = [
         *global_generators(),
         *(state for state in private if state is not None),

@@ -19,7 +19,6 @@ from remat.closures.references import is_library
 from remat.frameworks.torch.functorch import is_wrapped, wrapped_by_active_transform
 from remat.frameworks.torch.modules import (
     OWN,
-    ModuleParts,
     children_of,
     is_compiled,
     is_uninitialized,
@@ -84,6 +83,11 @@ class TorchReach(Reach):
 
     def take(self, value: Any, owner: Any, key: Any) -> None:
         """Note a tensor or a generator, enter a module."""
+        if type(value) is nn.Parameter and self.captures is None and value.is_leaf:  # nearly all that a segment has
+            if id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self.tensors.append(value)
+            return
         if isinstance(value, Tensor):
             if self.captures is not None and self.captures.accepts(value):
                 self.captures.add(owner, key)
@@ -112,12 +116,13 @@ class TorchReach(Reach):
         """Enter these attributes and children of a module; False if one of them is a method or a property."""
         if not isinstance(value, nn.Module) or _is_self_managed(type(value)):
             return False
-        parts = parts_of(value)
-        spaces = (parts.attributes, parts.children, parts.parameters, parts.buffers)
+        attributes = vars(value)
+        parts = parts_of(attributes)
+        spaces = (attributes, *parts[:3])
         places = [(space, name) for name in names for space in spaces if name in space]
         if len({name for _, name in places}) < len(set(names)):
             return False
-        self._add_own(parts)
+        self._add_own(attributes, parts)
         for space, name in places:
             self.meet(space[name], space, name)
         return True
@@ -146,28 +151,31 @@ class TorchReach(Reach):
 
     def _enter(self, module: nn.Module) -> None:
         """Enter one module, without its children."""
-        parts = parts_of(module)
-        self._add_own(parts)
-        for registry in (parts.parameters, parts.buffers):
+        attributes = module.__dict__
+        parts = parts_of(attributes)
+        self._add_own(attributes, parts)
+        for registry in parts[:2]:
             for name, tensor in registry.items():
                 if tensor is not None:
                     self.take(tensor, registry, name)
-        if parts.buffers and module.training:
-            self.statistics += [buffer for buffer in parts.buffers.values() if buffer is not None]
-        if any(parts.hooks):
-            for hook in (hook for hooks in parts.hooks for hook in hooks.values()):
+        if parts[1] and attributes["training"]:
+            self.statistics += [buffer for buffer in parts[1].values() if buffer is not None]
+        if any(parts[3:]):
+            for hook in (hook for hooks in parts[3:] for hook in hooks.values()):
                 self.meet(hook)
         is_users = not is_library(type(module).__module__)
-        for name, value in parts.attributes.items() if len(parts.attributes) > len(OWN) else ():
-            if name not in OWN and (kind := _kind_of(type(value))) is not Kind.ATOMIC:
-                self.meet_attribute(name, value, parts.attributes, named=is_users and kind is not Kind.TAKEN)
+        if len(attributes) > len(OWN):
+            for name, value in attributes.items():
+                if name not in OWN and (kind := _kind_of(type(value))) is not Kind.ATOMIC:
+                    self.meet_attribute(name, value, attributes, named=is_users and kind is not Kind.TAKEN)
         if is_users:
             self.meet_class(type(module))
 
-    def _add_own(self, parts: ModuleParts) -> None:
+    def _add_own(self, attributes: dict[str, Any], parts: tuple[dict[Any, Any], ...]) -> None:
         """Add what a module consists of: its attributes, children, hooks and registries, without what is in them."""
-        self.containers += (parts.attributes, parts.children, *parts.hooks)
-        self.registries += (parts.parameters, parts.buffers)
+        self.containers.append(attributes)
+        self.containers += parts[2:]
+        self.registries += parts[:2]
 
 
 def _is_self_managed(cls: type) -> bool:
