@@ -175,11 +175,19 @@ def flatten(
 
 
 def _flatten_into(value: Any, unpack: Callable[[Any], Any] | None, only: type, leaves: list[Any]) -> TreeDef:
+    # Segments flatten their arguments and results in every call: leaves and tuples go the shortest way.
+    if type(value) in _leaf_types:
+        leaves.append(value)
+        return LEAF
     if unpack is not None and only is object:
         value = unpack(value)
+    if type(value) is tuple:
+        children = [_flatten_into(child, unpack, only, leaves) for child in value]
+        return TreeDef(tuple, tuple(range(len(children))), tuple(children))
     container = _contents(value) if isinstance(value, only) else None
     if container is None:
         leaves.append(value)
+        _learn_leaf_type(value, unpack)
         return LEAF
     node_type, contents = container
     children = tuple(_flatten_into(child, unpack, only, leaves) for child in contents.values())

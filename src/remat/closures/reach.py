@@ -221,8 +221,10 @@ class Reach:
             self.meet(value.__self__)
         elif kind is Kind.PARTIAL:
             self.meet(value.func)
-            for part in (value.args, value.keywords):
-                self.meet(part, PartialRef(value))
+            place = PartialRef(value)
+            self.meet(value.args, place)
+            if value.keywords:
+                self.meet(value.keywords, place)
         elif kind is Kind.CLASS:
             self.meet_class(value)
         elif kind is Kind.BUILTIN:
