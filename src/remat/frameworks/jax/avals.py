@@ -14,7 +14,6 @@ This file, `identities.py` and `primitives.py` are the only ones that use undocu
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
