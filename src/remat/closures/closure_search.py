@@ -5,14 +5,31 @@ search is that of reach.py; it enters objects of libraries and all attributes, t
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-from remat.closures.capture_filter import CaptureFilter
 from remat.closures.captures import Captures
 from remat.closures.reach import Kind, Reach, kind_of
 from remat.closures.references import AttributeRef, CellRef, ItemRef, PartialRef, SetRef, exclusive
 
-__all__ = ["ClosureSearch"]
+__all__ = ["CaptureFilter", "ClosureSearch"]
+
+
+class CaptureFilter(Protocol):
+    """Which values a framework captures from closures."""
+
+    types: ClassVar[tuple[type, ...]]  # of values that may be captured, and are not searched
+
+    def __bool__(self) -> bool:
+        """Whether there can be anything to capture; if not, nothing is searched."""
+        ...
+
+    def accepts(self, leaf: Any) -> bool:
+        """Whether a leaf is to be captured."""
+        ...
+
+    def unpack(self, value: Any) -> Any:
+        """The framework's own containers as plain ones."""
+        ...
 
 
 class ClosureSearch(Reach):

@@ -9,7 +9,7 @@
 | `activity.py` | which leaves depend on something that requires a gradient, found out step by step |
 | `analyzed_step.py` | a step after closure conversion, with the state that it may change |
 | `loop_inputs.py`, `watch.py` | the tensors outside of a loop that its steps use, with a graph and without one |
-| `input_memory.py`, `input_versions.py` | their memory in the first sweep; whether steps write into what they get |
+| `input_versions.py` | whether steps write into what they are given |
 | `loop_contents.py` | Python contents that steps change |
 | `stored_graphs.py`, `left_behind.py` | tensors that steps store beside their results |
 | `inner_gradients.py` | steps that differentiate themselves |
@@ -31,7 +31,6 @@
 | `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, closures |
 | `environment.py` | everything that a function reaches, as it was at the call, for a run that leaves no trace |
 | `tensor_reach.py`, `tensor_state.py` | the modules and tensors that it reaches; what is inside of tensors |
-| `leaf_state.py` | flags and hooks of inputs that are leaves, restored for a recomputation |
 | `checkpointed_module.py` | a module, each call of which is a segment |
 | `replayable_state.py`, `autocast.py` | random generators and autocast, restored for steps that run later |
 | `leaves.py`, `storage.py` | operations on leaves; which tensors share memory |

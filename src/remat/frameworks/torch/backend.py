@@ -27,7 +27,6 @@ from remat.frameworks.torch.functorch import HiddenTensorsRefused
 from remat.frameworks.torch.gradient_flow import GradientFlow
 from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
 from remat.frameworks.torch.inner_gradients import GradModeTrial
-from remat.frameworks.torch.input_memory import in_memory
 from remat.frameworks.torch.input_versions import InputVersions, step_mutation_error
 from remat.frameworks.torch.kept_rows import KeptRows
 from remat.frameworks.torch.leaves import batched_zeros_like, detached, nbytes, require_grad_roots
@@ -43,6 +42,7 @@ from remat.frameworks.torch.tape import (
     seed_accumulators,
     tape_vjp,
 )
+from remat.frameworks.torch.tensor_state import in_memory
 from remat.frameworks.torch.untouched_leaves import pulling_back
 from remat.loops.step_runner import StepRunner, unpack_output
 from remat.pytree import Leaf, flatten

@@ -99,13 +99,13 @@ from remat.frameworks.torch.graph import (
     current_backward,
     has_saved_tensor_hooks,
     hooks_suspended,
+    restored_leaf_state,
     saved_tensor_hooks_allowed,
     version,
 )
-from remat.frameworks.torch.leaf_state import raise_if_used, restored_leaf_state
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.modules import script_as_written
-from remat.frameworks.torch.recompute import Recomputation
+from remat.frameworks.torch.recompute import Recomputation, raise_if_used
 from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, comparable_storage
 from remat.frameworks.torch.segment_inputs import LoadedInputs, SegmentInputs
 from remat.frameworks.torch.tensor_state import Storages

@@ -28,12 +28,11 @@ from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
-from remat.frameworks.torch.graph import backward_hooks, will_get_gradient
-from remat.frameworks.torch.input_memory import Memory
-from remat.frameworks.torch.leaf_state import restored_leaf_state
+from remat.frameworks.torch.graph import backward_hooks, restored_leaf_state, will_get_gradient
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
+from remat.frameworks.torch.tensor_state import Memory
 from remat.frameworks.torch.untouched_leaves import gradient_of_unused
 from remat.loops.loop_call import LoopCall
 from remat.loops.stacked_values import Inputs, Outputs

@@ -32,6 +32,7 @@ __all__ = [
     "next_sequence_nr",
     "post_accumulate_hooks",
     "reachable_leaves",
+    "restored_leaf_state",
     "saved_tensor_hooks_allowed",
     "sequence_nr",
     "set_backward_hooks",
@@ -181,6 +182,25 @@ def set_backward_hooks(tensor: Tensor, hooks: Mapping[int, Any], *, after: bool 
     if registered is not None and (registered or hooks):
         registered.clear()
         registered.update(hooks)
+
+
+@contextmanager
+def restored_leaf_state(before: Sequence[tuple[Tensor, bool, Mapping[int, Any]]]) -> Iterator[None]:
+    """A block in which tensors have these flags, if they are leaves, and these hooks."""
+    toggled = [tensor for tensor, required, _ in before if tensor.requires_grad != required and tensor.is_leaf]
+    hooked = [(tensor, hooks) for tensor, required, hooks in before if required]
+    hooks_now = [backward_hooks(tensor) for tensor, _ in hooked]
+    try:
+        for tensor in toggled:
+            tensor.requires_grad_(not tensor.requires_grad)
+        for tensor, hooks in hooked:
+            set_backward_hooks(tensor, hooks)
+        yield
+    finally:
+        for (tensor, _), hooks in zip(hooked, hooks_now, strict=True):
+            set_backward_hooks(tensor, hooks)
+        for tensor in toggled:
+            tensor.requires_grad_(not tensor.requires_grad)
 
 
 @contextmanager

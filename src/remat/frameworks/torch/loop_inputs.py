@@ -36,8 +36,8 @@ from remat.frameworks.torch.graph import (
     next_sequence_nr,
     sequence_nr,
 )
-from remat.frameworks.torch.input_memory import Memory, memory_of
 from remat.frameworks.torch.tape import Stops, Tape, unknown_input_error
+from remat.frameworks.torch.tensor_state import Memory, memory_of
 from remat.frameworks.torch.watch import Watch
 
 __all__ = ["LoopInputs", "leaves_behind", "with_others_behind"]

@@ -29,7 +29,7 @@ from remat.frameworks.torch.collectives import is_single_process
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import has_saved_tensor_hooks, without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of
-from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for
+from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for, one_step
 from remat.measuring import MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
 from remat.memory_meter import free_host_bytes
@@ -84,17 +84,10 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
             stack.enter_context(_NoHooks())
         stack.enter_context(torch.no_grad())
         stack.enter_context(recomputing(True))
-        try:
-            free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
-            cost = measure_step(_setup(call, leaves, steps, devices, finish), steps, free)
-            return replace(cost, bookkeeping=0 if device is None else CUDA_OWN)
-        except torch.cuda.OutOfMemoryError as error:
-            raise InfeasibleError(
-                f"CUDA ran out of memory while one step was measured: {error}. Free memory, or make the step smaller; "
-                "a budget cannot help, since a single step does not fit",
-                capacity,
-                "bytes",
-            ) from error
+        stack.enter_context(one_step("while one step was measured", capacity))
+        free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
+        cost = measure_step(_setup(call, leaves, steps, devices, finish), steps, free)
+        return replace(cost, bookkeeping=0 if device is None else CUDA_OWN)
 
 
 def _setup(

@@ -14,10 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 # `remat.pytree.flatten` does not see torch.return_types, and takes three times as long for every op that is counted.
 from torch.utils._pytree import tree_leaves
 
+from remat.errors import InfeasibleError
 from remat.frameworks.torch.storage import is_dense, storage_id
 from remat.pytree import flatten
 
-__all__ = ["CudaMeter", "StorageMeter", "allocations", "cuda_of", "free_bytes", "free_on", "meter_for"]
+__all__ = ["CudaMeter", "StorageMeter", "allocations", "cuda_of", "free_bytes", "free_on", "meter_for", "one_step"]
 
 
 def cuda_of(devices: Sequence[torch.device]) -> torch.device | None:
@@ -43,6 +44,20 @@ def free_bytes(devices: Sequence[torch.device]) -> int | None:
         return None
     reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0] + reserved)
+
+
+@contextmanager
+def one_step(when: str, need: int) -> Iterator[None]:
+    """A block in which a single step runs; where CUDA has no memory for it, it raises an InfeasibleError."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        raise InfeasibleError(
+            f"CUDA ran out of memory {when}: {error}. Free memory, or make the step smaller; a budget cannot help, "
+            "since a single step does not fit",
+            need,
+            "bytes",
+        ) from error
 
 
 @contextmanager

@@ -1,12 +1,13 @@
 """One recomputation of a segment: its saved tensors are compared with those of the first run, and fill the holders."""
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from torch import Tensor
 
 from remat.errors import RematError
 from remat.execute.recomputation import StopRecomputation
 from remat.frameworks.compilers import not_compiled
+from remat.frameworks.torch.graph import reachable_leaves, version
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.saved_tensors import (
     Holder,
@@ -16,9 +17,9 @@ from remat.frameworks.torch.saved_tensors import (
     fingerprint_differences,
     local_part,
 )
-from remat.segments import raise_nondeterministic
+from remat.segments import mutation_error, raise_nondeterministic
 
-__all__ = ["Recomputation"]
+__all__ = ["Recomputation", "raise_if_used"]
 
 
 class Recomputation:
@@ -104,3 +105,12 @@ class Recomputation:
                 )
             suspects.append((index, difference))
         return suspects
+
+
+def raise_if_used(changed: Sequence[tuple[Tensor, int]], outputs: Sequence[Tensor], name: str) -> None:
+    """Raise a StepError if outputs depend on a leaf that was written into since it had this version."""
+    used = reachable_leaves(outputs)
+    for tensor, before in changed:
+        if id(tensor) in used:
+            what = f"a parameter that it uses ({describe(tensor)}, version {before}, now {version(tensor)})"
+            raise mutation_error(name, what, "since it was first run", "Call backward before it changes")

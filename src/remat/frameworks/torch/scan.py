@@ -31,6 +31,7 @@ from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
 from remat.frameworks.torch.left_behind import LeftBehind
 from remat.frameworks.torch.loop_contents import LoopContents
 from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
+from remat.frameworks.torch.meter import one_step
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import generator_state, global_generators
 from remat.frameworks.torch.stored_graphs import StoredGraphs
@@ -205,7 +206,8 @@ def _run_recorded(
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(call, replay=StateReplay(call.step.replayable_states))
     stored = StoredGraphs(call.step.contents.containers)
-    first_step = _probe(call, [*init, *xs], inputs)
+    with one_step("in the first step", sum(map(nbytes, init))):
+        first_step = probe_first_step(call, [*init, *xs], inputs)
     hand_to_caller(first_step.tape.carry_in, init)
     del candidates, inputs
     if not (any(first_step.activity.carry) or any(first_step.activity.ys) or first_step.inputs.may_grow):
@@ -236,18 +238,6 @@ def _rewind(replay: StateReplay | None) -> None:
     """Put generators, statistics and contents back to what they were before the loop."""
     if replay is not None and replay.snapshot() is not replay.initial:  # a snapshot notes what was used
         replay.restore(replay.initial)
-
-
-def _probe(call: TorchLoopCall, leaves: list[Leaf], inputs: LoopInputs) -> FirstStep:
-    try:
-        return probe_first_step(call, leaves, inputs)
-    except torch.cuda.OutOfMemoryError as error:
-        raise InfeasibleError(
-            f"CUDA ran out of memory in the first step: {error}. Free memory, or make the step smaller; a budget "
-            "cannot help, since a single step does not fit",
-            sum(map(nbytes, leaves[: call.sizes[0]])),
-            "bytes",
-        ) from error
 
 
 def _run_plainly(

@@ -11,11 +11,11 @@ What it can miss: numbers of more than HELD bytes that are written without a new
 than the CPU, where comparing them would stop the pipeline, or of more than COPIED bytes outside of statistics. In loops
 on such a device also numbers of any size that are no statistics.
 
-The cost: 1 us for a parameter, 4 us for one that is copied.
+The cost: 1 us for a parameter, 4 us for one that is copied. Former memory lives as long as the graph.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -26,7 +26,16 @@ from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, ver
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import storage_id
 
-__all__ = ["Entered", "Storages", "TensorStates", "TensorValue", "is_plain", "set_data"]
+__all__ = [
+    "Entered",
+    "Memory",
+    "Storages",
+    "TensorStates",
+    "TensorValue",
+    "in_memory",
+    "is_plain",
+    "memory_of",
+]
 
 HELD = 1 << 16  # bytes that are copied and held, without a comparison
 COPIED = 1 << 20  # bytes that are copied, and held if they were changed
@@ -202,6 +211,7 @@ class _Present(NamedTuple):
     required_grad: bool
 
 
+Memory: TypeAlias = Sequence[Tensor | None]  # by tensor: one in its memory, None if it is to stay where it is
 Entered: TypeAlias = tuple[_TensorState, _Present | None]
 
 
@@ -254,3 +264,29 @@ class TensorStates:
 
 def _version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else version(tensor)
+
+
+def memory_of(tensors: Sequence[Tensor]) -> Memory:
+    """The memory that these tensors are in now, of those that are leaves.
+
+    A parameter of a loop that gets other memory (`.data`) before the backward is in its former one while steps run
+    again, and in the present one otherwise: also while a range is pulled back, where plain autograd reads that as well.
+    """
+    return [tensor.data if tensor.is_leaf and is_plain(tensor) else None for tensor in tensors]
+
+
+@contextmanager
+def in_memory(tensors: Sequence[Tensor], memory: Memory) -> Iterator[None]:
+    """A block in which these tensors are in this memory; only those are touched that are in another one."""
+    moved = [
+        (tensor, tensor.data, former)
+        for tensor, former in zip(tensors, memory, strict=False)  # no memory as long as inputs are found
+        if former is not None and not _same_memory(tensor, former)
+    ]
+    try:
+        for tensor, _, former in moved:
+            set_data(tensor, former, None)
+        yield
+    finally:
+        for tensor, present, _ in moved:
+            set_data(tensor, present, None)
