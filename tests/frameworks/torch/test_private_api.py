@@ -37,6 +37,7 @@ IN_TORCH = [
     "_C._functions.AccumulateGrad",
     "_C.DisableTorchFunctionSubclass",
     "_C._current_graph_task_id",
+    "_C._len_torch_function_stack",
     "_C._will_engine_execute_node",
     "_C._get_graph_executor_optimize",
     "_C._set_graph_executor_optimize",
@@ -122,6 +123,12 @@ def test_a_backward_has_an_id_and_calls_back_when_it_has_ended():
     assert seen[0] >= 0
     assert seen[1:] == ["ended"], "queue_callback does not call when a backward has ended any more"
     assert torch._C._current_graph_task_id() == -1, "_current_graph_task_id is not -1 outside of a backward any more"
+
+
+def test_a_default_device_is_a_function_mode():
+    assert torch._C._len_torch_function_stack() == 0
+    with torch.device("meta"):
+        assert torch._C._len_torch_function_stack() == 1, "torch.device does not enter a mode any more"
 
 
 def test_levels_of_transforms():

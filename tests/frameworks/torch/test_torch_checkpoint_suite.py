@@ -1,17 +1,30 @@
 """PyTorch's own tests of `torch.utils.checkpoint`, for segments: what they check, written for remat.
 
-From `TestCheckpoint` (test_utils.py) and the checkpointing tests of `TestAutograd` (test_autograd.py);
-test_torch_nested_checkpoint_suite.py has `TestNestedCheckpoint`. Not here, since there is nothing of the kind in remat:
+| their tests | here |
+|---|---|
+| `TestCheckpoint`: trigger, valid, checkpoint, module_list, rng_cpu, non_tensor, partial_grad | pass, below |
+| the same: non_tensor_inputs_outputs, no_tensors, early_free | pass, below |
+| the same: preserves_device_context, infer_device_state_recursive_meta | pass, in the further suite |
+| the same: rng_gpu, not_preserve_rng_state | generators of GPUs: test_cuda.py; there is no such option |
+| the same: sequential_deprecated_multiple_args and _no_args | no `checkpoint_sequential`: chunks are dropped |
+| the same: get_device_states, infer_device_state_recursive_multi_gpu | helpers of torch's implementation |
+| `TestAutograd`: checkpointing, non_reentrant_autocast_cpu, custom_function_works, correct_grad | pass, below |
+| the same: detects_non_determinism, access_saved_tensor_twice, saved_object_identity | pass, below, see there |
+| the same: without_reentrant, detached_tensor, parameter_used_in_an_out, arbitrary_input_output | pass, below |
+| the same: graph_execution_group, dataparallel, deep_reentrant, callbacks | pass, in the further suite |
+| the same: autocast_gpu, memory_savings | test_cuda.py, on a machine that has a GPU |
+| the same: with_context_fn, warns_if_use_reentrant (two), `debug=True` | remat has no such options |
+| the same: valid_reset_on_error | `torch.autograd.grad` works, which is an error with `use_reentrant` |
+| `TestNestedCheckpoint` | all pass, test_torch_nested_checkpoint_suite.py; `early_stop` is an option of `drop` |
+| `TestSelectiveActivationCheckpoint`: output_already_has_autograd_meta, version_counter | pass, in the further suite |
+| the same: function_with_more_than_one_output, function_with_non_tensor_output | pass, in the further suite |
+| the same: flops_and_mem, bad_inputs, policy_with_state, storage_lifetime | policies: remat has none on PyTorch |
+| the same: subclass_dispatching_sizes, can_only_trigger_recompute_once | the same |
 
-- `use_reentrant` and its warnings, `debug`, `determinism_check`, `context_fn`, `preserve_rng_state=False` and selective
-  checkpoints: remat has no such options. Values are compared by default (test_checkpoint_errors.py).
-- `checkpoint_sequential` as a function, with its errors for several or no arguments: chunks of a model are dropped.
-- `get_device_states`, `_infer_device_type`, `DefaultDeviceType`: helpers that only torch's implementation has.
-- Generators and memory of GPUs, DataParallel, autocast on GPUs: test_cuda.py, on a machine that has one.
-
-Three checks differ. A saved tensor without a gradient is the same memory, where torch gives the same object. A saved
-tensor may be unpacked as often as one likes, where torch raises at the second time in one backward. And
-`torch.autograd.grad` and `backward(inputs=...)` work, which are errors with reentrant checkpoints.
+The further suite is test_torch_further_checkpoint_suite.py. Three checks differ. A saved tensor without a gradient is
+the same memory, where torch gives the same object. A saved tensor may be unpacked as often as one likes, where torch
+raises at the second time in one backward. And `torch.autograd.grad` and `backward(inputs=...)` work, which are errors
+with reentrant checkpoints. Values are compared by default (test_checkpoint_errors.py), and not only their shapes.
 """
 
 import gc

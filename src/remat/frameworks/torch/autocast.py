@@ -1,4 +1,4 @@
-"""Autocast and the default dtype when a loop or segment was called, restored for steps that run in the backward."""
+"""Autocast, the default dtype and device when a loop or segment was called, restored for steps that run later."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
+from remat.frameworks.torch.graph import has_function_modes
+
 __all__ = ["AutocastState"]
 
 _DEVICES = ("cpu", "cuda")
 
 
 class AutocastState:
-    """The state of autocast on the CPU and on CUDA, and the default dtype, when this object was created."""
+    """The state of autocast on the CPU and on CUDA, the default dtype and device, when this object was created."""
 
     def __init__(self) -> None:
-        self._at_call, self._default_dtype = _autocast(), torch.get_default_dtype()
+        self._at_call, self._defaults = _autocast(), _defaults()
         self._enabled = any(enabled for enabled, _ in self._at_call)
 
     def __repr__(self) -> str:
@@ -24,7 +26,7 @@ class AutocastState:
     def active(self, *, grad: bool) -> AbstractContextManager[Any]:
         """A block in which autocast is as it was at the call, and graphs are recorded or not."""
         now = _autocast()
-        if self._at_call == now and not self._enabled and torch.get_default_dtype() is self._default_dtype:
+        if self._at_call == now and not self._enabled and _defaults() == self._defaults:
             return torch.set_grad_enabled(grad)
         return self._active(self._at_call != now, grad)
 
@@ -37,7 +39,10 @@ class AutocastState:
         """
         with ExitStack() as stack:
             stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-            torch.set_default_dtype(self._default_dtype)
+            default_dtype, default_device = self._defaults
+            torch.set_default_dtype(default_dtype)
+            if default_device != _defaults()[1]:
+                stack.enter_context(default_device or torch.device("cpu"))
             if changed:
                 for device, (enabled, dtype) in zip(_DEVICES, self._at_call, strict=True):
                     stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
@@ -45,6 +50,12 @@ class AutocastState:
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(torch.set_grad_enabled(grad))
             yield
+
+
+def _defaults() -> tuple[torch.dtype, torch.device | None]:
+    """The dtype and the device of tensors that are made without naming them; None for the CPU, without any mode."""
+    # To ask for the device takes 8 us. `with torch.device(...)` and `set_default_device` are modes.
+    return torch.get_default_dtype(), torch.get_default_device() if has_function_modes() else None
 
 
 def _autocast() -> list[tuple[bool, torch.dtype]]:

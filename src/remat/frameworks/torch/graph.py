@@ -22,6 +22,7 @@ __all__ = [
     "external_edges",
     "gradient_edge",
     "gradients_blocked",
+    "has_function_modes",
     "has_hooks",
     "has_saved_tensor_hooks",
     "hooks_suspended",
@@ -66,6 +67,11 @@ def torch_function_disabled() -> AbstractContextManager[None]:
     """A block in which functions of PyTorch take a subclass for a tensor; `torch.overrides` has no public name."""
     block: AbstractContextManager[None] = torch._C.DisableTorchFunctionSubclass()
     return block
+
+
+def has_function_modes() -> bool:
+    """Whether modes see the functions that are called in this thread; there is no public way to ask that."""
+    return bool(torch._C._len_torch_function_stack())
 
 
 def sequence_nr(node: Any) -> int:

@@ -1,6 +1,7 @@
 """Random generators of PyTorch as replayable states (rng_state.py)."""
 
 from collections.abc import Callable, Iterable
+from ctypes import string_at
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,8 @@ class _Generator:
 
     def version(self, snapshot: Tensor | None = None) -> Any:
         """All of its state, as bytes."""
-        return (self.get() if snapshot is None else snapshot).numpy().tobytes()
+        state = self.get() if snapshot is None else snapshot
+        return string_at(state.data_ptr(), state.nbytes)  # no function of PyTorch: FakeTensorMode refuses real tensors
 
 
 def generator_state(generator: torch.Generator) -> ReplayableState:
