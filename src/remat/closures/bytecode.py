@@ -7,7 +7,6 @@ counts as one that it only reads, and is reset in every sweep.
 
 import dis
 from functools import lru_cache
-from itertools import pairwise
 from types import CodeType
 
 __all__ = [
@@ -72,12 +71,16 @@ def attributes_used(code: CodeType) -> dict[str, frozenset[str] | None]:
 def has_augmented_assignment(code: CodeType) -> bool:
     """Whether the code, or a function defined in it, has a `+=` or such that may write into an array of its own.
 
-    That is an array in a local variable: attributes, items and variables of others are counters and sums, as a rule.
+    That is an array in a local variable or in an item: attributes and variables of others, and items to which a
+    constant is added, are counters and sums, as a rule.
     """
-    instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
-    for instruction, following in pairwise(instructions):
-        is_operator = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
-        if is_operator and following.opname.startswith("STORE_FAST"):
+    instructions = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "SWAP")]
+    for operand, operator, store in zip(instructions, instructions[1:], instructions[2:], strict=False):
+        if operator.opname != "BINARY_OP" or not operator.argrepr.endswith("="):
+            continue
+        # Of a local variable that an inner function closes over it is STORE_DEREF, as of one that is not in cellvars.
+        is_local = store.opname.startswith("STORE_FAST") or store.argval in code.co_cellvars
+        if is_local or (store.opname == "STORE_SUBSCR" and operand.opname != "LOAD_CONST"):
             return True
     return any(map(has_augmented_assignment, _nested_code(code)))
 

@@ -275,6 +275,27 @@ def test_operators_make_new_arrays_also_in_steps_without_a_tape(budget, check):
     assert_as_plain(lambda a, loop: grad(loss)(a, loop, []), 0.7, check=check, **budget)
 
 
+def test_operators_on_items_and_on_variables_of_inner_functions():
+    def items(a, h):
+        parts = [np.sin(h)]
+        kept = parts[0]
+        parts[0] += 0.1 * a
+        return parts[0] * kept + h
+
+    def inner(a, h):
+        t = kept = np.sin(h)
+        now = lambda: t  # noqa: E731
+        t += 0.1 * a
+        return now() * kept + h
+
+    for step in (items, inner):
+
+        def loss(a, loop, step=step):
+            return np.sum(loop(lambda h, x: (step(a, h), None), a * np.ones(3), numpy.arange(7))[0])
+
+        assert_as_plain(loss, 0.7, slots=2)
+
+
 @pytest.mark.parametrize("check", ["first", "never"])
 def test_operators_make_new_arrays_also_in_segments(check):
     logs = [], []
