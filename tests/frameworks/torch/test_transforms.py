@@ -196,3 +196,22 @@ def test_a_cache_of_constants_that_steps_of_two_loops_fill(transform):
     given = numbers(3) if transform is grad else numbers(2, 3)
     found, expected = (transform(partial(total, loop))(given) for loop in (scan, plain_scan))
     assert_same([found], [expected], bitwise=False, tolerance=1e-11)
+
+
+@pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f))])
+@pytest.mark.parametrize("slots", [1, 20])
+def test_losses_in_a_list_are_logged_and_not_differentiated(slots, transform):
+    def total(loop, used, losses, h):
+        def step(h, x):
+            losses.append(h.pow(2).sum())
+            return torch.tanh(h * x), None
+
+        return loop(step, h, XS)[0].sum() + (sum(losses) if used else 0.0)
+
+    given = numbers(3) if transform is grad else numbers(2, 3)
+    loop, losses = partial(remat.scan, slots=slots), []
+    found = transform(partial(total, loop, False, losses))(given)
+    assert_same([found], [transform(partial(total, plain_scan, False, []))(given)], bitwise=False, tolerance=1e-11)
+    assert len(losses) == 9
+    with pytest.raises(remat.StepError, match="Return it from the step as y"):
+        transform(partial(total, loop, True, []))(given)

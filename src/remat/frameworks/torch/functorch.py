@@ -20,6 +20,7 @@ from remat.pytree import flatten
 __all__ = [
     "HiddenTensorsRefused",
     "HooksRefused",
+    "below_transforms",
     "escaped_its_transform",
     "in_forward_mode",
     "in_transform",
@@ -65,6 +66,13 @@ def requires_grad_somewhere(leaf: Any) -> bool:
     while isinstance(leaf, Tensor) and not leaf.requires_grad and is_wrapped(leaf):
         leaf = _functorch.get_unwrapped(leaf)
     return isinstance(leaf, Tensor) and leaf.requires_grad
+
+
+def below_transforms(leaf: Any) -> Any:
+    """A leaf, or the tensor inside of one that transforms have wrapped."""
+    while isinstance(leaf, Tensor) and is_wrapped(leaf):
+        leaf = _functorch.get_unwrapped(leaf)
+    return leaf
 
 
 def wrapped_by_active_transform(leaf: Any) -> bool:

@@ -190,7 +190,10 @@ def _run(
         ids = [k for k, tensor in enumerate(candidates.captured) if is_wrapped(tensor)]
         wrapped, below = [candidates.captured[k] for k in ids], partial(candidates.below_transforms, ids)
         call = replace(call, capture_ids=ids, rebound=list(map(requires_grad_somewhere, wrapped)), inputs_below=below)
-        return run(call, [*init, *xs, *wrapped], None)
+        stored = StoredGraphs(call.step.contents.containers)
+        results = run(call, [*init, *xs, *wrapped], None)
+        stored.guard([*init, *xs, *wrapped], call.unwrapped)
+        return results
     sharded: list[torch.nn.Module] = []
     while True:
         try:

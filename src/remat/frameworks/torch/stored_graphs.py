@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from remat.execute.python_state import Container, Contents
 from remat.execute.stored_values import StoredValues, raise_stored
+from remat.frameworks.torch.functorch import below_transforms, requires_grad_somewhere
 from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.loop_inputs import LoopInputs
@@ -43,17 +44,18 @@ class StoredGraphs:
         before, self._before = self._before, Contents(())
         stored = StoredValues(before)
         groups = stored.groups()
-        made = [leaf for leaves in groups for leaf in leaves if self._has_graph(leaf)]
+        made = [leaf for leaves in groups for leaf in leaves if self._has_graph(below_transforms(leaf))]
         if not made:
             return
-        nodes = self._ending_in_tapes([leaf.grad_fn for leaf in made], {id(tensor) for tensor in captured})
-        partial = {id(leaf): leaf for leaf in made if leaf.grad_fn in nodes}
+        grad_fns = [below_transforms(leaf).grad_fn for leaf in made]  # steps run below transforms of torch.func
+        nodes = self._ending_in_tapes(grad_fns, {id(tensor) for tensor in captured})
+        partial = {id(leaf): leaf for leaf, node in zip(made, grad_fns, strict=True) if node in nodes}
         for leaves in groups:
             numbers = [leaf for leaf in leaves if is_differentiable(leaf)]
-            with_graph = [leaf for leaf in numbers if leaf.requires_grad]
+            with_graph = [leaf for leaf in numbers if below_transforms(leaf).requires_grad]
             if 0 < len(with_graph) < len(numbers):  # steps without a tape have lost the graphs of the others
                 partial |= {id(leaf): leaf for leaf in numbers}
-        sources = [each for each in (*leaves_in, *captured) if isinstance(each, Tensor) and each.requires_grad]
+        sources = list(filter(requires_grad_somewhere, (*leaves_in, *captured)))
         escaped = _Escaped.apply([*partial.values()], *made, *sources) if partial else ()  # type: ignore[no-untyped-call]
         stored.replace(dict(zip(partial, escaped, strict=True)))
 
@@ -92,9 +94,15 @@ class StoredGraphs:
 class _Escaped(torch.autograd.Function):
     """Tensors that were computed from these sources, and have left by a container; their gradient is an error."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, stored: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
+    def forward(stored: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensor.detach() for tensor in stored)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> NoReturn:
