@@ -215,3 +215,19 @@ def test_losses_in_a_list_are_logged_and_not_differentiated(slots, transform):
     assert len(losses) == 9
     with pytest.raises(remat.StepError, match="Return it from the step as y"):
         transform(partial(total, loop, True, []))(given)
+
+
+@pytest.mark.parametrize("transform", [grad, lambda f: vmap(grad(f))])
+def test_a_tensor_that_steps_use_and_replace_is_refused(transform):
+    def total(h):
+        state = {"v": h * 1.5}
+
+        def step(h, x):
+            h = torch.tanh(h * x + state["v"])
+            state["v"] = h.detach()
+            return h, None
+
+        return remat.scan(step, h, XS, slots=20)[0].sum()
+
+    with pytest.raises(remat.StepError, match=r"shape \[(2, )?3\].*replaces it.*Pass it through the carry"):
+        transform(total)(numbers(3) if transform is grad else numbers(2, 3))
