@@ -89,3 +89,30 @@ def test_kept_states_take_no_memory_beside_the_outputs(values):
         return meter.peak()
 
     assert peak(returned=True) < peak(returned=False) - (STEPS // 2 - 4) * h.nbytes
+
+
+@pytest.mark.parametrize("kind", ["complex", "transposed", "conjugate", "bfloat16", "none"])
+def test_every_kind_of_carry_is_kept(kind):
+    """Also those whose rows would be read otherwise, and are copied."""
+    torch.manual_seed(0)
+    dtype = {"complex": torch.complex128, "conjugate": torch.complex128, "bfloat16": torch.bfloat16}.get(kind, DOUBLE)
+    h = torch.randn(0 if kind == "none" else 4, 4, dtype=dtype, requires_grad=True)
+
+    def step(h, _):
+        h = torch.tanh(h * 1.1 + 0.1)
+        h = h.T if kind == "transposed" else h.conj() if kind == "conjugate" else h
+        return h, h
+
+    def run(loop):
+        final, states = loop(h)
+        value = final.abs().sum() + (states[3:7] * 0.5).abs().sum()
+        return torch.autograd.grad(value, h)[0]
+
+    def plainly(h):
+        states = []
+        for _ in range(12):
+            h, y = step(h, None)
+            states.append(y)
+        return h, torch.stack(states)
+
+    assert torch.equal(run(plainly), run(lambda h: remat.scan(step, h, None, length=12, slots=3)))

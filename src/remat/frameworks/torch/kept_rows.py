@@ -62,7 +62,7 @@ class KeptRows:
             return {}
         rows = {}
         for leaf, stacked in zip(outputs.tree.flatten_like(runner.last_output, "y"), outputs.leaves, strict=True):
-            if type(leaf) is type(stacked) is Tensor and leaf.device.type == "cpu" and leaf.dtype is stacked.dtype:
+            if type(stacked) is Tensor and _can_be_a_row(leaf) and leaf.dtype is stacked.dtype:
                 rows[_place(leaf)] = stacked, int(stacked.storage_offset()) + row * leaf.numel()
         return rows
 
@@ -73,6 +73,13 @@ class KeptRows:
         leaves = self._runner.tree.flatten_like(state, "carry")
         shared = (leaf for leaf in leaves if isinstance(leaf, Tensor) and _address(leaf) in self._outputs)
         return tuple(map(_checksum, shared))
+
+
+def _can_be_a_row(leaf: Leaf) -> bool:
+    """Whether a row would be read as the leaf is, also to the last bit: kernels depend on strides."""
+    if type(leaf) is not Tensor or leaf.device.type != "cpu" or not leaf.numel():
+        return False
+    return leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
 
 
 def _address(leaf: Tensor) -> int:
