@@ -410,3 +410,35 @@ def test_hooks_of_a_first_run_that_is_given_up_are_taken_off():
         return w.grad
 
     assert torch.equal(gradient(remat.checkpoint), gradient(lambda fn, h: fn(h)))
+
+
+def with_module_hooks(loop, hook, order, **how):
+    torch.manual_seed(0)
+    layer, start_at = torch.nn.Linear(3, 3, dtype=DOUBLE), start()[1]
+    calls = Box(0)
+    layer.register_full_backward_hook(
+        lambda _, inputs, outputs: (setattr(calls, "value", calls.value + 1), hook(inputs[0]))[1]
+    )
+    slopes, _ = loop(lambda h, _: (torch.tanh(layer(h)), None), start_at, None, length=5, **how)
+    for _ in range(order):
+        slopes = sum(torch.autograd.grad(slopes.pow(2).sum(), (layer.weight, start_at), create_graph=order > 1))
+    return slopes, calls.value
+
+
+@pytest.mark.parametrize("how", [{"slots": 2}, {"memory": "1 MiB"}], ids=str)
+def test_backward_hooks_of_modules_are_called_once_a_step_and_not_by_measuring(how):
+    found, expected = (
+        with_module_hooks(loop, lambda g: None, 1, **h) for loop, h in [(remat.scan, how), (plain_scan, {})]
+    )
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-12, atol=1e-14)
+    assert found[1] == expected[1] == 5
+
+
+def test_backward_hooks_of_modules_are_exact_in_second_derivatives_or_refused():
+    found, expected = (
+        with_module_hooks(loop, lambda g: (g * 0.5,), 2, **h)[0]
+        for loop, h in [(remat.scan, {"slots": 2}), (plain_scan, {})]
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    with pytest.raises(remat.StepError, match=r"backward hook of Linear changes a gradient.*not linear"):
+        with_module_hooks(remat.scan, lambda g: (g.clamp(-0.01, 0.01),), 2, slots=2)

@@ -61,6 +61,7 @@ ON_OBJECTS = [
     (Empty, "_parameters"),
     (Empty, "_buffers"),
     (Empty, "_modules"),
+    (Empty, "_backward_pre_hooks"),
     (Empty, "_forward_hooks"),
     (Empty, "_forward_pre_hooks"),
 ]

@@ -7,6 +7,8 @@ of the sum. A clipped sum is no sum of clipped terms. Whether a hook is linear i
 magnitudes. Hooks on the carry must not change it in any way: a term of its gradient comes from what the step before
 has saved, which does not know them.
 
+The same holds for backward hooks of modules, of which it is tried out whether they keep multiples.
+
 What it can miss: hooks on nodes (`grad_fn.register_hook`), and hooks that are linear where they are tried out and not
 elsewhere. The cost: a TorchFunctionMode while a step runs, some 2 us for an operation, and nine calls for each call of
 a hook that changes a gradient, in second derivatives only.
@@ -22,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from remat.errors import StepError
 
-__all__ = ["LinearHooksOnly"]
+__all__ = ["LinearHooksOnly", "linear_module_hook"]
 
 Hook: TypeAlias = Callable[[Tensor], Tensor | None]
 
@@ -53,6 +55,37 @@ def _linear(hook: Hook, on_carry: bool, gradient: Tensor) -> Tensor | None:
         f"derivatives would show it a part only{'' if on_carry else ', and is not linear'}. Change it by a "
         "torch.autograd.Function in the step, or differentiate once"
     )
+
+
+def linear_module_hook(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """A backward hook of a module that raises a StepError if it is not linear."""
+    return hook if getattr(hook, "func", None) is _linear_in_module else partial(_linear_in_module, hook)
+
+
+def _linear_in_module(hook: Callable[..., Any], module: Any, *gradients: Any) -> Any:
+    result = hook(module, *gradients)
+    if result is None:
+        return None
+    results = [result] if isinstance(result, Tensor) else list(result)
+    for factor in (-(2.0**-30), 2.0**30):
+        again = hook(module, *([_times(factor, each) for each in row] for row in map(_row, gradients)))
+        again = [again] if isinstance(again, Tensor) else again
+        for one, other in zip(results, again or [None] * len(results), strict=True):
+            if one is not None and (other is None or not torch.allclose(other, factor * one, atol=0)):
+                raise StepError(
+                    f"a backward hook of {type(module).__name__} changes a gradient, of which second derivatives would "
+                    "show it a part only, and is not linear. Change it by a torch.autograd.Function in the step, or "
+                    "differentiate once"
+                )
+    return result
+
+
+def _row(gradients: Any) -> Sequence[Any]:
+    return (gradients,) if isinstance(gradients, Tensor) else gradients
+
+
+def _times(factor: float, gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.detach() * factor
 
 
 def _is_linear(hook: Hook, like: Tensor) -> bool:

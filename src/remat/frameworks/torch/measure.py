@@ -30,6 +30,7 @@ from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import has_saved_tensor_hooks, without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for, one_step
+from remat.frameworks.torch.modules import backward_hooks_exchanged
 from remat.measuring import MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
 from remat.memory_meter import free_host_bytes
@@ -82,6 +83,7 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
         stack.enter_context(without_saved_tensor_hooks())
         if call.step.closure.mentions("register_hook"):
             stack.enter_context(_NoHooks())
+        stack.enter_context(backward_hooks_exchanged(call.step.modules, None))
         stack.enter_context(torch.no_grad())
         stack.enter_context(recomputing(True))
         stack.enter_context(one_step("while one step was measured", capacity))

@@ -7,7 +7,8 @@ attribute of a buffer that was deleted meanwhile. TorchScript's registries are n
 stands for them. All names below were checked with 2.11 and 2.13.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
@@ -19,6 +20,7 @@ from remat.closures.references import attributes_of
 
 __all__ = [
     "OWN",
+    "backward_hooks_exchanged",
     "children_of",
     "is_compiled",
     "is_uninitialized",
@@ -90,3 +92,23 @@ class script_as_written:  # used as a function
 
     def __exit__(self, *_: object) -> None:
         torch._C._set_graph_executor_optimize(self._optimizes)
+
+
+@contextmanager
+def backward_hooks_exchanged(modules: Iterable[nn.Module], exchanged: Callable[[Any], Any] | None) -> Iterator[None]:
+    """A block in which modules have other backward hooks, or none."""
+    every = {child for module in modules for child in module.modules()}
+    hooked = [hooks for each in every for hooks in (each._backward_hooks, each._backward_pre_hooks) if hooks]
+    kept = [dict(hooks) for hooks in hooked]
+    try:
+        for hooks in hooked:
+            for key in [*hooks]:
+                if exchanged is None:
+                    del hooks[key]
+                else:
+                    hooks[key] = exchanged(hooks[key])
+        yield
+    finally:
+        for hooks, before in zip(hooked, kept, strict=True):
+            hooks.clear()
+            hooks.update(before)

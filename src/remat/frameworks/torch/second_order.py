@@ -16,10 +16,11 @@ from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.functorch import in_transform, is_wrapped
 from remat.frameworks.torch.graph import backward_hooks, gradient_edge, gradients_blocked, hooks_suspended, leaf_itself
-from remat.frameworks.torch.hooks_in_steps import LinearHooksOnly
+from remat.frameworks.torch.hooks_in_steps import LinearHooksOnly, linear_module_hook
 from remat.frameworks.torch.leaves import TensorSpec, batched_zeros_like
 from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
+from remat.frameworks.torch.modules import backward_hooks_exchanged
 from remat.frameworks.torch.tape import batched_vjp
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import unpack_output
@@ -261,7 +262,8 @@ def _flat_step(call: TorchLoopCall) -> FlatStep:
     def flat(captured: Sequence[Any], carry: Sequence[Any], x: Sequence[Any]) -> list[Any]:
         assert call.results is not None
         modes = call.step.autocast.active(grad=torch.is_grad_enabled())
-        with modes, call.rebind(captured) as step, LinearHooksOnly(carry):
+        of_modules = backward_hooks_exchanged(call.step.modules, linear_module_hook)
+        with modes, call.rebind(captured) as step, LinearHooksOnly(carry), of_modules:
             after, y = unpack_output(leaf_ops, step(call.carry.unflatten(carry), call.xs.unflatten(x)), 0)
         outputs = call.results.outputs
         ys = [] if outputs is None or call.rows == {} else outputs.flatten_like(y, "y")
