@@ -182,8 +182,8 @@ def _flatten_into(value: Any, unpack: Callable[[Any], Any] | None, only: type, l
     if unpack is not None and only is object:
         value = unpack(value)
     if type(value) is tuple:
-        children = [_flatten_into(child, unpack, only, leaves) for child in value]
-        return TreeDef(tuple, tuple(range(len(children))), tuple(children))
+        children = tuple([_flatten_into(child, unpack, only, leaves) for child in value])
+        return TreeDef(tuple, tuple(range(len(children))), children)
     container = _contents(value) if isinstance(value, only) else None
     if container is None:
         leaves.append(value)
