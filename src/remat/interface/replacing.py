@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from remat.frameworks import load_framework
@@ -46,7 +47,6 @@ def replace_loops(*, slots: int | None = None, memory: Capacity | float = None) 
     framework = load_framework("jax")
     new_request()  # a budget that makes no sense is refused here, and not in the first loop
     budget = f"memory={memory!r}" if slots is None else f"slots={slots}"
-    from remat.frameworks.jax.replacement import replace_loops as replace
-
-    with replace(new_request, budget) as loops:
+    # By its name: JAX may not be installed, and nobody asks for its loops then.
+    with import_module("remat.frameworks.jax.replacement").replace_loops(new_request, budget) as loops:
         yield loops
