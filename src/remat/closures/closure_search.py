@@ -52,7 +52,7 @@ class ClosureSearch(Reach):
     def is_data(self, value: Any) -> bool:
         """Whether a value is a number, a text or an array that is not captured."""
         kind = self.kind(type(value))
-        return kind is Kind.ATOMIC or (kind is Kind.TAKEN and not self._filter.accepts(value))
+        return kind in (Kind.ATOMIC, Kind.ARRAY) or (kind is Kind.TAKEN and not self._filter.accepts(value))
 
     def take(self, value: Any, owner: Any, key: Any) -> None:
         """Note where a value is, if the filter accepts it."""

@@ -77,7 +77,7 @@ def _inside(values: Iterable[Any], known: Collection[int]) -> tuple[list[Contain
         kind = kind_of(type(value))
         if kind is Kind.TUPLE:
             waiting.extend(value)
-        elif kind is Kind.ATOMIC and type(value) not in _NUMBERS:
+        elif kind in (Kind.ATOMIC, Kind.ARRAY) and type(value) not in _NUMBERS:
             leaves[id(value)] = value
         elif kind in (Kind.CONTAINER, Kind.OBJECT, Kind.LIBRARY):
             parts = [value] if kind is Kind.CONTAINER else []

@@ -70,6 +70,7 @@ class Kind(Enum):
     OBJECT = auto()  # of a class of the user's
     LIBRARY = auto()  # an object of a library's class
     GENERATOR = auto()  # of random numbers
+    ARRAY = auto()  # of NumPy
     TAKEN = auto()  # by a framework
 
 
@@ -105,6 +106,8 @@ def _classified(cls: type) -> Kind:
             return kind
     if issubclass(cls, ModuleType | CellType):
         return Kind.ATOMIC
+    if cls.__module__ == "numpy" and cls.__name__ == "ndarray":
+        return Kind.ARRAY
     if issubclass(cls, random.Random) or cls.__module__.startswith("numpy.random"):
         return Kind.GENERATOR
     if cls.__module__ in _PLAIN_OBJECTS or not is_library(cls.__module__):
@@ -121,6 +124,7 @@ class Reach:
     def __init__(self) -> None:
         self.containers: list[Container] = []
         self.generators: list[ReplayableState] = []
+        self.arrays: list[Any] = []  # of NumPy
         self.code: list[CodeType] = []  # of all functions that were reached
         self.names: set[str] = set()  # in all code that was reached
         self._variables: list[tuple[Reference, Any]] = []
@@ -166,7 +170,7 @@ class Reach:
 
     def is_data(self, value: Any) -> bool:
         """Whether a value, one of the first in a long container, shows that this is a table of data."""
-        return self.kind(type(value)) is Kind.ATOMIC
+        return self.kind(type(value)) in (Kind.ATOMIC, Kind.ARRAY)
 
     def meet(self, value: Any, owner: Any = None, key: Any = None) -> None:
         """Search a value, which is `owner[key]`, or what `owner` refers to, or in a tuple there."""
@@ -232,6 +236,8 @@ class Reach:
                 self.meet(value.__self__)
         elif kind is Kind.WRAPPER:
             self.meet((attributes_of(value) or {}).get("__wrapped__"))
+        elif kind is Kind.ARRAY:
+            self.arrays.append(value)
         elif kind is Kind.GENERATOR:
             state = private_rng_state(value)
             if state is not None:

@@ -368,25 +368,3 @@ def test_what_hooks_write_in_the_backward_stays():
 
     remat.scan(step, torch.ones_like(w), length=6, slots=2)[0].sum().backward()
     assert len(log) == 6
-
-
-@pytest.mark.parametrize("how", [{"slots": 1}, {"slots": 4}, {"memory": "1 MiB"}], ids=str)
-def test_a_running_mean_that_the_first_step_makes(how):
-    class Normalized(Base):
-        mean = None
-
-        def forward(self, h, x):
-            self.mean = torch.zeros(6).double() if self.mean is None else self.mean
-            self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
-            return self.activation(h - self.mean + x), None
-
-    def run(scan):
-        cell, start = Normalized(), rand(3, 6)
-        last = scan(cell, start)
-        gradients = torch.autograd.grad(last.pow(2).sum(), [*cell.parameters()])
-        return last.detach(), cell.mean, *gradients
-
-    xs = rand(9, 6)
-    ours = run(lambda cell, h: remat.scan(cell, h, xs, **how)[0])
-    plain = run(lambda cell, h: functools.reduce(lambda h, x: cell(h, x)[0], xs, h))
-    assert all(map(torch.equal, ours, plain))

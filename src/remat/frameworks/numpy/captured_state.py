@@ -6,15 +6,14 @@ step for its recomputation, and as they were before it afterwards. So counters, 
 every step once.
 
 What it can miss: iterators, generators of other libraries, objects with `__slots__`, arrays of more than SMALL bytes
-in all. The comparison of recomputed states finds out a step that depends on those.
+in all (`execute/array_state.py`). The comparison of recomputed states finds out a step that depends on those.
 
 The cost, at each kept state as long as nothing has changed: a comparison of the contents, and a checksum of the arrays,
 20 us for all of SMALL.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from zlib import crc32
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from remat.closures.bytecode import has_augmented_assignment
 from remat.closures.capture import ConvertedClosure
 from remat.closures.closure_search import ClosureSearch
 from remat.closures.new_contents import NewContents
+from remat.execute.array_state import ArrayContents, small_arrays
 from remat.execute.python_state import Contents
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import SegmentReplay
@@ -29,28 +29,7 @@ from remat.frameworks.numpy.protection import StepMode
 from remat.frameworks.numpy.tape import ActiveTraces
 from remat.pytree import Leaf, PyTree
 
-__all__ = ["ArrayContents", "CapturedStep", "Environment"]
-
-SMALL = 2**16  # bytes of all arrays whose numbers are put back; the smallest ones first
-
-
-class ArrayContents:
-    """The numbers in an array as a replayable state (rng_state.py)."""
-
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array  # the user's own, which is written into when it is put back
-
-    def version(self, snapshot: np.ndarray | None = None) -> int:
-        """A checksum: unequal ones mean that the numbers have changed."""
-        return crc32(self.array.tobytes())
-
-    def get(self) -> np.ndarray:
-        """A copy of the numbers."""
-        return self.array.copy()
-
-    def set(self, snapshot: np.ndarray) -> None:
-        """Write them back."""
-        np.copyto(self.array, snapshot)
+__all__ = ["CapturedStep", "Environment"]
 
 
 class _NumpyContents(NewContents):
@@ -58,7 +37,7 @@ class _NumpyContents(NewContents):
 
     def value_of(self, leaf: object) -> ArrayContents | None:
         """The numbers of a new array."""
-        return next(iter(_small([leaf])), None) if isinstance(leaf, np.ndarray) else None
+        return next(iter(small_arrays([leaf])), None) if isinstance(leaf, np.ndarray) else None
 
 
 class CapturedStep(ConvertedClosure):
@@ -75,7 +54,7 @@ class CapturedStep(ConvertedClosure):
         )
         super().__init__(step, search, search.captures)
         self.arrays, self.containers = traces.arrays, search.containers  # plain ones that it reaches
-        self._others = [*search.generators, *_small(self.arrays)]
+        self._others = [*search.generators, *small_arrays(self.arrays)]
         self.replayable_states = [*self._others, *([_NumpyContents(self.containers)] if self.containers else [])]
 
     mode = StepMode.PLAIN
@@ -124,16 +103,3 @@ class Environment:
                 yield
         finally:
             outside.restore()
-
-
-def _small(arrays: Iterable[np.ndarray]) -> list[ArrayContents]:
-    """The contents of the arrays that can be written into, as far as they have no more than SMALL bytes together."""
-    room, found = SMALL, []
-    for array in sorted(arrays, key=lambda array: array.nbytes):
-        room -= array.nbytes
-        if room < 0:
-            break
-        # Bytes of objects are addresses, and a copy of them would not be one of the objects.
-        if array.flags.writeable and not array.dtype.hasobject:
-            found.append(ArrayContents(array))
-    return found

@@ -26,6 +26,7 @@ from torch import Tensor
 from remat.closures.captures import Captures
 from remat.closures.placeholders import filled_in, with_placeholders
 from remat.closures.references import UNSET, ItemRef, Reference
+from remat.execute.array_state import small_arrays
 from remat.execute.python_state import Contents, PythonState
 from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import SegmentReplay
@@ -60,7 +61,8 @@ def replayable_states(reach: TorchReach) -> list[ReplayableState]:
         if not tensor.requires_grad and is_plain(tensor) and (id(tensor) in statistics or tensor.nbytes <= COPIED)
     ]
     contents = [PythonState([*reach.containers, *reach.registries])] if reach.containers or reach.registries else []
-    return [*reach.generators, *map(generator_state, reach.torch_generators), *contents, *values]
+    generators = [*reach.generators, *map(generator_state, reach.torch_generators)]
+    return [*generators, *contents, *values, *small_arrays(reach.arrays)]
 
 
 class Environment:
@@ -74,7 +76,7 @@ class Environment:
         self.lazy = reach.lazy
         self._modes = AutocastState()
         generators = [*global_generators(_cuda_devices(reach)), *map(generator_state, reach.torch_generators)]
-        self._replay = SegmentReplay([*generators, *reach.generators])
+        self._replay = SegmentReplay([*generators, *reach.generators, *small_arrays(reach.arrays)])
         self._tensors = TensorStates(reach.tensors, reach.statistics)
         self._python = _PythonContents(reach, save)
 

@@ -11,7 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from remat.closures.new_contents import NewContents
+from remat.execute.array_state import small_arrays
 from remat.execute.python_state import Container, Contents
+from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.graph import version
 from remat.frameworks.torch.tensor_state import COPIED, TensorValue, is_plain
 
@@ -25,11 +27,13 @@ class LoopContents(NewContents):
         super().__init__(containers)
         self._cached: list[tuple[Any, Any, Tensor]] = []  # a dict or list, and its item
 
-    def value_of(self, leaf: Any) -> TensorValue | None:
+    def value_of(self, leaf: Any) -> ReplayableState | None:
         """The numbers of a tensor that a step has made and that was written into since, as a running mean is.
 
         One that never was is a result, such as the last state; to copy it would cost memory for every kept state.
         """
+        if type(leaf).__module__ == "numpy" and hasattr(leaf, "flags"):
+            return next(iter(small_arrays([leaf])), None)
         if not isinstance(leaf, Tensor) or leaf.requires_grad or not is_plain(leaf):
             return None
         return TensorValue(leaf, is_statistic=False) if version(leaf) and leaf.nbytes <= COPIED else None

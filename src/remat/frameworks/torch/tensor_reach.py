@@ -106,7 +106,7 @@ class TorchReach(Reach):
     def is_data(self, value: Any) -> bool:
         """Whether a value is a number, a text or a tensor without a gradient."""
         kind = _kind_of(type(value))
-        return kind is Kind.ATOMIC or (isinstance(value, Tensor) and not accepts(value))
+        return kind in (Kind.ATOMIC, Kind.ARRAY) or (isinstance(value, Tensor) and not accepts(value))
 
     def _visit_function(self, function: FunctionType) -> None:
         self.compiled = self.compiled or is_compiled(function)
