@@ -207,7 +207,7 @@ class LoopResult(PartlyTraced):
 
 @primitive  # type: ignore[untyped-decorator]
 def loop_primitive(call: NumpyCall, *leaves: PyTree) -> Results:
-    """The differentiable results of a loop; `derivative_rules.py` has its VJP and JVP."""
+    """The differentiable results of a loop; `second_order.py` has its VJP and JVP."""
     return call.run(leaves).differentiable_leaves()
 
 
