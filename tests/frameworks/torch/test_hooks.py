@@ -442,3 +442,29 @@ def test_backward_hooks_of_modules_are_exact_in_second_derivatives_or_refused():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     with pytest.raises(remat.StepError, match=r"backward hook of Linear changes a gradient.*not linear"):
         with_module_hooks(remat.scan, lambda g: (g.clamp(-0.01, 0.01),), 2, slots=2)
+
+
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+@pytest.mark.parametrize("wanted", [["w"], ["v"], ["start"], ["xs"], ["made"], ["v", "made"]], ids=str)
+def test_no_hook_is_called_on_the_way_to_gradients_that_nobody_asks_for(wanted, how):
+    def run(loop, **how):
+        w, start_at = start()
+        leaves = {"w": w, "start": start_at, "v": torch.ones(3, dtype=DOUBLE), "xs": torch.ones(4, 3, dtype=DOUBLE),
+                  "made": torch.ones(3, dtype=DOUBLE)}  # fmt: skip
+        for leaf in leaves.values():
+            leaf.requires_grad_()
+        made, calls = leaves["made"].sin(), Box(0)
+
+        def step(h, x):
+            h = h @ w
+            h.register_hook(lambda g: setattr(calls, "value", calls.value + 1))
+            scaled = x * 2
+            scaled.register_hook(lambda g: setattr(calls, "value", calls.value + 100))
+            return torch.tanh(h * leaves["v"] + scaled * made), None
+
+        last, _ = loop(step, start_at, leaves["xs"], **how)
+        return torch.autograd.grad(last.sum(), [leaves[name] for name in wanted]), calls.value
+
+    (found, often), (expected, expected_often) = run(remat.scan, **how), run(plain_scan)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert often == expected_often

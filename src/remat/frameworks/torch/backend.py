@@ -78,6 +78,7 @@ class TorchBackend(ComparedTensors):
         self._nodes_per_step = 0  # in the graph of the last recorded range
         self._grad_mode = GradModeTrial(step, tracker)
         self.flow = GradientFlow()
+        self._wanted: Sequence[Sequence[bool]] = ((), (), ())
         self._carry_hooks: dict[int, CarryHooks] = {}  # by its first step: of the range that was pulled back last
 
     @property
@@ -275,8 +276,14 @@ class TorchBackend(ComparedTensors):
         batch: int | None = None,
         *,
         of_parameters: bool = True,
+        wanted: Sequence[Sequence[bool]] = ((), (), ()),
     ) -> Gradients:
-        """The gradients at the turn, from cotangents; `of_parameters`: whether sharded parameters get theirs, too."""
+        """The gradients at the turn, from cotangents.
+
+        `of_parameters`: whether sharded parameters get theirs, too; `wanted`: which leaves of the first carry, of `xs`
+        and of what is captured do. As in a plain loop, nothing is computed, and no hook called, for others alone.
+        """
+        self._wanted = wanted
         self._steps, self._batch, self._accumulates = steps, batch, of_parameters and bool(self._fsdp_modules)
         outputs = outputs if any(bar is not None for bar in outputs) else ()
         return Gradients(carry, outputs, [None] * len(self.runner.inputs.leaves), [None] * len(self.captured))
@@ -288,6 +295,7 @@ class TorchBackend(ComparedTensors):
             gradients.captured.extend([None] * (len(self.captured) - len(gradients.captured)))
         edges = self._cotangents(tape, gradients, stops)
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
+        tape.want(*self._wanted)
         with self._segments_allowed(), pulling_back():
             by_root = accumulate_grads(edges, tape) if self._accumulates else tape_vjp(edges, tape, stops)
         end_backward(self._fsdp_modules)

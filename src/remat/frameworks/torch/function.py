@@ -28,7 +28,7 @@ from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
-from remat.frameworks.torch.graph import backward_hooks, restored_leaf_state, will_get_gradient
+from remat.frameworks.torch.graph import backward_hooks, is_wanted, restored_leaf_state, will_get_gradient
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
@@ -215,8 +215,11 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
             # The last leaf stands for sharded parameters.
-            wanted = not self.fsdp_modules or will_get_gradient(leaves[-1])
-            start = backend.new_gradients(carry, outputs, self.steps, batch, of_parameters=wanted)
+            of_parameters = not self.fsdp_modules or will_get_gradient(leaves[-1])
+            wanted = [self.step.under_functorch or is_wanted(leaf) for leaf in leaves]
+            start = backend.new_gradients(
+                carry, outputs, self.steps, batch, of_parameters=of_parameters, wanted=self.split(wanted)
+            )
             gradients = interpreter.reverse(start)
             if any(gradients.captured[k] is not None for k in self.cut_off):
                 raise StepError(
@@ -226,8 +229,10 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             by_leaf = [*gradients.carry, *gradients.xs, *gradients.captured]
             check_unconnected(leaves, by_leaf, self.unconnected)
             # The input that stands for sharded parameters was added after the first sweep, which does not know it.
-            pairs = zip_longest(leaves, by_leaf)
-            return [gradient_of_unused(leaf, batch) if gradient is None else gradient for leaf, gradient in pairs]
+            return [
+                gradient_of_unused(leaf, batch) if gradient is None and is_used else gradient
+                for leaf, gradient, is_used in zip_longest(leaves, by_leaf, wanted)
+            ]
 
 
 def as_truth_value(answer: Any) -> bool:

@@ -28,6 +28,7 @@ __all__ = [
     "hooks_suspended",
     "is_forgotten_leaf",
     "is_leaf_node",
+    "is_wanted",
     "leaf_itself",
     "leaf_of",
     "next_sequence_nr",
@@ -301,6 +302,16 @@ def current_backward() -> int:
 def call_after_backward(callback: Callable[[], None]) -> None:
     """Call a function when the backward that runs now has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # as DDP and FSDP do
+
+
+def is_wanted(tensor: Any) -> bool:
+    """Whether the backward that runs goes on from a tensor, or was asked for its gradient; True where it is unknown."""
+    if not isinstance(tensor, Tensor) or not tensor.requires_grad:
+        return True
+    try:
+        return bool(torch._C._will_engine_execute_node(gradient_edge(tensor).node))
+    except RuntimeError:  # a leaf that torch.autograd.grad was asked for, or there is no backward
+        return True
 
 
 def will_get_gradient(leaf: Tensor) -> bool:

@@ -43,6 +43,7 @@ class Tape:
     carry_in: list[Any]
     captured: list[Tensor]  # the roots of the loop's inputs; the list is theirs, and grows in the first sweep
     inactive: Sequence[Any] = ()  # roots of carry leaves that turned out not to be active
+    unwanted: Collection[int] = ()  # indices of captured leaves whose gradients are not asked for
     xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
     ys: list[list[Any]] = field(default_factory=list)
     carry_out: list[Any] = field(default_factory=list)
@@ -71,6 +72,16 @@ class Tape:
         """Ask for no gradients of those carry leaves that are not active; their roots stay known as such."""
         self.inactive = self.carry_in
         self.carry_in = [root if is_active else None for root, is_active in zip(self.carry_in, active, strict=True)]
+
+    def want(self, carry: Sequence[bool], xs: Sequence[bool], captured: Sequence[bool]) -> None:
+        """Ask for no gradients of those leaves of the first carry, of xs and of what is captured that are False."""
+        if self.start == 0 and not all(carry):
+            self.deactivate(carry)
+        if not all(xs):
+            self.xs = [[root if on else None for root, on in zip(row, xs, strict=True)] for row in self.xs]
+        # The engine stops at a made tensor only if it is asked for it.
+        pairs = zip(captured, self.captured, strict=False)  # the last flag may be that of sharded parameters
+        self.unwanted = {k for k, (on, root) in enumerate(pairs) if not on and root.is_leaf}
 
     def look_at_graph(
         self, results: Sequence[GradientEdge | None] = (), stops: Collection[Edge] = ()
@@ -186,7 +197,7 @@ def seed_accumulators(
 
 def tape_vjp(edges: OutputEdges, tape: Tape, stops: Stops | None = None) -> list[Any]:
     """The gradients of the roots by one call of the engine, None for those without; hooks of captured tensors wait."""
-    captured = requiring_grad(tape.captured)
+    captured = [None if k in tape.unwanted else root for k, root in enumerate(requiring_grad(tape.captured))]
     if stops is not None:
         captured = [root if k in stops.used else None for k, root in enumerate(captured)]
     roots = [*tape.carry_in, *captured, *(root for row in tape.xs for root in row)]
