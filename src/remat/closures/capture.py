@@ -94,15 +94,11 @@ class ConvertedClosure:
                 return True
         return False
 
-    @property
-    def indices(self) -> set[int]:
-        """The indices of captured values in variables that no step has rewritten."""
-        return {index for captured in self.references for _, index in captured.values}
-
     def restrict_to(self, indices: set[int], values: Mapping[int, Any]) -> None:
         """Capture only the values with these indices from now on; `values` are all values that were captured.
 
         Others in the same tuple as one of these are bound to what they were.
         """
         self.references = [c for c in self.references if any(index in indices for _, index in c.values)]
-        self._uncaptured = {index: values[index] for index in self.indices - indices}
+        remaining = {index for captured in self.references for _, index in captured.values}
+        self._uncaptured = {index: values[index] for index in remaining - indices}

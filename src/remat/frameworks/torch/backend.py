@@ -208,7 +208,7 @@ class TorchBackend(ComparedTensors):
             stack.enter_context(self._segments_allowed())
             stack.enter_context(self.step.autocast.active(grad=grad))
             stack.enter_context(in_memory(self.inputs.roots, self.inputs.memory))
-            if self.step.under_functorch and not self.step.compiled and self._steps is None:  # before the turn
+            if self.step.under_functorch and not self.step.compiled:
                 stack.enter_context(HiddenTensorsRefused())
             yield stack.enter_context(self.step.rebind(self.inputs.bindings))
 

@@ -132,14 +132,6 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         wrapped = len(inputs.tensors)
         tensors = self._sweep_with(inputs, leaves[: sum(self.sizes)])
         self.unwrapped = inputs.tensors[wrapped:]
-        still_bound = self.step.closure.indices
-        for k, tensor, rebound in zip(self.capture_ids, inputs.tensors[:wrapped], self.rebound, strict=False):
-            if rebound and k not in still_bound:
-                raise StepError(
-                    f"under torch.func a step uses a tensor of shape {list(tensor.shape)} in a variable, an attribute "
-                    "or a container, and replaces it there: when the step is recomputed its gradient would be lost. "
-                    "Pass it through the carry"
-                )
         return tensors
 
     def _sweep_with(self, inputs: LoopInputs, leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:

@@ -89,36 +89,44 @@ class HiddenTensorsRefused(TorchFunctionMode):
     """A block of steps that run below a transform, where using a tensor of that transform would lose its gradient.
 
     What the search in closures has found is rebound to values of the level at which the steps run; this is what it has
-    not found. PyTorch takes the numbers of such a tensor, and says nothing. The error is raised when the block has
-    ended: a TypeError inside of an operator such as `*` means that its operands do not fit, and is replaced.
+    not found, or what a step has replaced, so that it is found again when the step is recomputed. PyTorch takes the
+    numbers of such a tensor, and says nothing. The error is raised when the block has ended: a TypeError inside of an
+    operator such as `*` means that its operands do not fit, and is replaced.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._shape: list[int] | None = None  # of what was computed with such a tensor
+        self._shape: list[int] | None = None  # of such a tensor
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        hidden = [leaf for leaf in flatten((args, kwargs))[0] if _is_hidden(leaf)]
+        try:
+            result = func(*args, **(kwargs or {}))
+        except RuntimeError:  # under vmap, where PyTorch does not expect such a tensor
+            self._shape = list(hidden[0].shape) if hidden else self._shape
+            raise
         # A function that returns no tensor is a getter, by which no gradient can flow.
-        if isinstance(result, Tensor) and any(map(_is_hidden, flatten((args, kwargs))[0])):
-            self._shape = list(result.shape)
+        if hidden and isinstance(result, Tensor):
+            self._shape = list(hidden[0].shape)
         return result
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        if self._shape is not None and exception[0] is None:
+        if self._shape is not None:
             raise StepError(
-                f"a step uses a tensor of shape {self._shape} that torch.func differentiates or maps, or computes "
-                "with it, and that was not found in what the step closes over, so its gradient would be lost. Pass it "
-                "through init or xs, or let the step close over it: closures, partials, attributes, and items of "
-                "lists, dicts and sets are searched"
-            )
+                f"a step uses a tensor of shape {self._shape} that torch.func differentiates or maps, and that was not "
+                "found in what the step closes over, or that it has replaced there, so its gradient would be lost. "
+                "Pass it through init or xs, or let the step close over it: closures, partials, attributes, and items "
+                "of lists, dicts and sets are searched"
+            ) from exception[1]
 
 
 def _is_hidden(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor) and is_wrapped(leaf) and _level(leaf) > _current_level()
+    is_inside = isinstance(leaf, Tensor) and is_wrapped(leaf) and _level(leaf) > _current_level()
+    # The numbers of a constant are right; under vmap they are not those of one example.
+    return is_inside and (_current_level() > 0 or requires_grad_somewhere(leaf))
 
 
 def _level(tensor: Tensor) -> int:
