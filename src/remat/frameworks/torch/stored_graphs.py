@@ -8,7 +8,7 @@ run again find the tensor itself, in the contents of their time.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,11 +102,14 @@ class _Escaped(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
+        ctx.set_materialize_grads(False)
+        ctx.count = len(inputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> NoReturn:
-        raise_stored()
+    def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
+        if any(gradient is not None for gradient in gradients):
+            raise_stored()
+        return (None,) * int(ctx.count)  # a later loop has only reached the tensor, and replaced it
 
 
 def _is_known(leaf: Tensor, known: set[int]) -> bool:
