@@ -29,7 +29,7 @@ from remat.frameworks.torch.graph import gradient_edge, next_sequence_nr, saved_
 from remat.frameworks.torch.inner_gradients import GradModeTrial
 from remat.frameworks.torch.input_versions import InputVersions, step_mutation_error
 from remat.frameworks.torch.kept_rows import KeptRows
-from remat.frameworks.torch.leaves import batched_zeros_like, detached, nbytes, require_grad_roots
+from remat.frameworks.torch.leaves import batched_zeros_like, by_step, detached, nbytes, require_grad_roots
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.meter import allocations, meter_for
 from remat.frameworks.torch.saved_bytes import saved_bytes
@@ -299,16 +299,15 @@ class TorchBackend(ComparedTensors):
         with self._segments_allowed(), pulling_back():
             by_root = accumulate_grads(edges, tape) if self._accumulates else tape_vjp(edges, tape, stops)
         end_backward(self._fsdp_modules)
-        size, count = len(tape.carry_in), len(tape.captured)
-        for k, gradient in enumerate(by_root[size : size + count]):
+        size, rows = len(tape.carry_in), iter(by_root[len(tape.carry_in) + len(tape.captured) :])
+        for k, gradient in enumerate(by_root[size : size + len(tape.captured)]):
             gradients.captured[k] = gradients.captured[k] if gradient is None else gradient
-        rows = iter(by_root[size + count :])
         for i, row in enumerate(tape.xs, tape.start):
             for k, gradient in enumerate([next(rows) for _ in row]):
                 if gradient is not None:
                     if gradients.xs[k] is None:
                         gradients.xs[k] = batched_zeros_like(self.runner.inputs.leaves[k], self._batch)
-                    self._rows(gradients.xs[k])[i] = gradient
+                    by_step(gradients.xs[k], self._batch)[i] = gradient
         return replace(gradients, carry=by_root[:size])
 
     def _cotangents(self, tape: Tape, gradients: Gradients, stops: Stops | None) -> OutputEdges:
@@ -334,12 +333,8 @@ class TorchBackend(ComparedTensors):
         return edges
 
     def _output_cotangent(self, cotangents: Sequence[Any], i: int, j: int) -> Any:
-        row = self.runner.outputs.row_of(i)
-        return None if row is None or cotangents[j] is None else self._rows(cotangents[j])[row]
-
-    def _rows(self, stacked: Tensor) -> Tensor:
-        """By step: cotangents or gradients."""
-        return stacked if self._batch is None else stacked.transpose(0, 1)
+        row, bar = self.runner.outputs.row_of(i), cotangents[j]
+        return None if row is None or bar is None else by_step(bar, self._batch)[row]
 
     def close(self) -> Activity:
         """The activity at the end of the first sweep, which stays as it is."""

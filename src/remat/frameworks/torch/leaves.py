@@ -24,6 +24,7 @@ __all__ = [
     "TensorSpec",
     "astype",
     "batched_zeros_like",
+    "by_step",
     "copy_tensor",
     "detached",
     "device_fingerprint",
@@ -71,6 +72,11 @@ def own(leaf: Any) -> Any:
 def batched_zeros_like(leaf: Tensor, batch: int | None) -> Tensor:
     """Zeros in the shape of a tensor, or so many of them."""
     return torch.zeros_like(leaf) if batch is None else leaf.new_zeros((batch, *leaf.shape))
+
+
+def by_step(stacked: Tensor, batch: int | None) -> Tensor:
+    """Stacked cotangents or gradients with the axis of steps before that of their batch, or after it again."""
+    return stacked if batch is None else stacked.transpose(0, 1)
 
 
 @dataclass(frozen=True)

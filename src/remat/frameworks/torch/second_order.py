@@ -17,7 +17,7 @@ from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.functorch import in_transform, is_wrapped
 from remat.frameworks.torch.graph import backward_hooks, gradient_edge, gradients_blocked, hooks_suspended, leaf_itself
 from remat.frameworks.torch.hooks_in_steps import LinearHooksOnly, linear_module_hook
-from remat.frameworks.torch.leaves import TensorSpec, batched_zeros_like
+from remat.frameworks.torch.leaves import TensorSpec, batched_zeros_like, by_step
 from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
 from remat.frameworks.torch.modules import backward_hooks_exchanged
@@ -202,7 +202,7 @@ def _adjoint_loop(
     _, states = scan(forward, init, xs, steps, request)
     last = zip(init, carry_bars, active, strict=True)
     last_bars = [batched_zeros_like(leaf, batch) if bar is None else bar for leaf, bar, is_active in last if is_active]
-    rows = [None if bar is None else _for_every_step(_swapped(bar, batch), steps, call.rows).flip(0) for bar in y_bars]
+    rows = [None if bar is None else _for_every_step(by_step(bar, batch), steps, call.rows).flip(0) for bar in y_bars]
     flipped = [state.flip(0) for state in states], [x.flip(0) for x in xs], rows
     (init_bars, totals), x_bars = scan(
         backward, (last_bars, [batched_zeros_like(leaf, batch) for leaf in all_captured()]), flipped, steps, request
@@ -210,7 +210,7 @@ def _adjoint_loop(
     rest = iter(init_bars)
     return [
         *(next(rest) if is_active else None for is_active in active),
-        *(None if bar is None else _swapped(bar.flip(0), batch) for bar in x_bars[: len(activity.xs)]),
+        *(None if bar is None else by_step(bar.flip(0), batch) for bar in x_bars[: len(activity.xs)]),
         *totals,
     ]
 
@@ -286,11 +286,6 @@ def _roots(
         return list(rest), filled[: len(carry)], filled[len(carry) :]
 
     return [*roots, *captured], put
-
-
-def _swapped(bar: Tensor, batch: int | None) -> Tensor:
-    """Stacked cotangents with the axis of steps before that of the batch, or after it again."""
-    return bar if batch is None else bar.transpose(0, 1)
 
 
 def _for_every_step(bar: Tensor, steps: int, rows: dict[int, int] | None) -> Tensor:
