@@ -278,21 +278,16 @@ class TorchBackend(ComparedTensors):
         of_parameters: bool = True,
         wanted: Sequence[Sequence[bool]] = ((), (), ()),
     ) -> Gradients:
-        """The gradients at the turn, from cotangents.
-
-        `of_parameters`: whether sharded parameters get theirs, too; `wanted`: which leaves of the first carry, of `xs`
-        and of what is captured do. As in a plain loop, nothing is computed, and no hook called, for others alone.
-        """
-        self._wanted = wanted
-        self._steps, self._batch, self._accumulates = steps, batch, of_parameters and bool(self._fsdp_modules)
+        """The gradients at the turn, of `wanted` leaves (first carry, `xs`, captured) and of sharded parameters."""
+        self._steps, self._batch, self._wanted = steps, batch, wanted
+        self._accumulates = of_parameters and bool(self._fsdp_modules)
         outputs = outputs if any(bar is not None for bar in outputs) else ()
         return Gradients(carry, outputs, [None] * len(self.runner.inputs.leaves), [None] * len(self.captured))
 
     def pull_back(self, tape: Tape, gradients: Gradients) -> Gradients:
         """The gradients before the range: rows of xs are written, and sums of captured tensors are added to."""
         stops = self.inputs.stops(tape)
-        if len(gradients.captured) < len(self.captured):  # while a step is measured, inputs may be found
-            gradients.captured.extend([None] * (len(self.captured) - len(gradients.captured)))
+        gradients.captured.extend([None] * (len(self.captured) - len(gradients.captured)))  # found while measuring
         edges = self._cotangents(tape, gradients, stops)
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
         tape.want(*self._wanted)
