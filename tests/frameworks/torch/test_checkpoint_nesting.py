@@ -164,3 +164,19 @@ def test_segments_around_one_that_enters_a_transform_are_given_up_with_it():
         return torch.autograd.grad(checkpoint(outer, w * 0.5).square().sum(), w)[0]
 
     assert torch.equal(gradient(remat.checkpoint), gradient(lambda fn, *args: fn(*args)))
+
+
+def test_a_loop_whose_states_are_rows_of_its_outputs_inside_of_a_segment():
+    """When it runs again its states are copies, which were never written into, and no rows."""
+
+    def result(run, scan):
+        x = leaf(3, 4)
+        out = run(lambda x: scan(lambda h, _: ((h * 2).sin(),) * 2, x, length=6), x)
+        return *(each.detach() for each in out), *torch.autograd.grad(sum(each.sum() for each in out), x)
+
+    def plain(step, h, length):
+        ys = [h := step(h, None)[0] for _ in range(length)]
+        return h, torch.stack(ys)
+
+    ours = result(remat.checkpoint, functools.partial(remat.scan, slots=2))
+    assert all(map(torch.equal, ours, result(lambda fn, x: fn(x), plain)))

@@ -171,7 +171,9 @@ class SavedTensorMeta:
                 f"{describe(self)} and became {describe(tensor)}",
             )
         now = None if self.version is None else _version(tensor)
-        if now != self.version and now is not None and comparable_storage(tensor) not in changing:
+        # Versions only grow: a lower one is that of another tensor, as of a copy where the first run had a row of many.
+        written = now is not None and self.version is not None and now > self.version
+        if written and comparable_storage(tensor) not in changing:
             what = f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {now})"
             raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
