@@ -5,7 +5,7 @@ The outputs are the caller's, who may write into them before the backward. So ea
 of its bits, and one whose seal is broken is computed again from the state that is kept before it (`Interpreter`).
 
 What it can miss: nothing that one number of a row shows; other changes with a probability of 2**-64. Not used for
-devices other than the CPU, subclasses of Tensor and torch.func, where leaves are copied.
+devices other than the CPU, subclasses of Tensor, torch.func and rows of odd sizes, where leaves are copied.
 
 Cost: 1 ns a number when a state is kept and when it is fetched, instead of its memory.
 """
@@ -26,6 +26,7 @@ from remat.pytree import Leaf, PyTree
 __all__ = ["KeptRows"]
 
 WIDTH = 4096  # numbers that have different weights
+ALIGNMENT = 64  # bytes: PyTorch's allocator starts every tensor at a multiple, and so must a row
 
 
 class KeptRows:
@@ -76,8 +77,8 @@ class KeptRows:
 
 
 def _can_be_a_row(leaf: Leaf) -> bool:
-    """Whether a row would be read as the leaf is, also to the last bit: kernels depend on strides."""
-    if type(leaf) is not Tensor or leaf.device.type != "cpu" or not leaf.numel():
+    """Whether a row would be read as the leaf is, also to the last bit: kernels depend on strides and on alignment."""
+    if type(leaf) is not Tensor or leaf.device.type != "cpu" or not leaf.numel() or leaf.nbytes % ALIGNMENT:
         return False
     return leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
 
