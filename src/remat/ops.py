@@ -49,6 +49,10 @@ class Record:
     stop: int
     option: int = 0
 
+    def __repr__(self) -> str:
+        option = f", option={self.option}" if self.option else ""
+        return f"Record(start={self.start}, stop={self.stop}{option})"
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:

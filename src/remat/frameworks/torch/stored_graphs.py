@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from remat.execute.python_state import Container, Contents
 from remat.execute.stored_values import StoredValues, raise_stored
-from remat.frameworks.torch.functorch import below_transforms, requires_grad_somewhere
+from remat.frameworks.torch.functorch import below_transforms, outside_transforms, requires_grad_somewhere
 from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.loop_inputs import LoopInputs
@@ -107,9 +107,17 @@ class _Escaped(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
-        if any(gradient is not None for gradient in gradients):
+        if any(map(_counts, gradients)):
             raise_stored()
         return (None,) * int(ctx.count)  # a later loop has only reached the tensor, and replaced it
+
+
+def _counts(gradient: Tensor | None) -> bool:
+    """Whether there is a gradient to be lost: transforms of torch.func make zeros where there is none."""
+    if gradient is None:
+        return False
+    with outside_transforms():
+        return bool(below_transforms(gradient).any())
 
 
 def _is_known(leaf: Tensor, known: set[int]) -> bool:
