@@ -156,9 +156,9 @@ def test_a_schedule_is_read_as_ranges_inside_ranges():
 def test_wrong_arguments_say_what_to_give():
     with pytest.raises(ProblemError, match="one of the two"):
         remat.chain([np.sin], 1.0)
-    with pytest.raises(ProblemError, match="9 stages, and there are 1 stages"):
+    with pytest.raises(ProblemError, match="a Chain of 9 stages; this is a chain of 1 stages"):
         remat.chain([np.sin], 1.0, plan=PLANS[0])
-    with pytest.raises(ProblemError, match="10 steps"):
+    with pytest.raises(ProblemError, match="a Loop of 10 steps"):
         remat.chain([np.sin], 1.0, plan=plan(Loop(10), slots=3))
     with pytest.raises(ProblemError, match="a function or a module"):
         remat.chain([3], 1.0, memory=100)

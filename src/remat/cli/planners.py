@@ -15,5 +15,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each planner."""
     for name, planner in PLANNERS.items():
-        print(f"{name:<12}{planner.summary}")
+        print(f"{name:<{max(map(len, PLANNERS)) + 2}}{planner.summary}")
     return 0

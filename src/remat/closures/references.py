@@ -209,6 +209,8 @@ def is_library(module: str) -> bool:
     # By name: builtins have no file, and a development install is not in site-packages.
     if module.partition(".")[0] in ("builtins", "autograd", "numpy", "remat"):
         return True
+    if module == "__main__":  # under a profiler or debugger its file is that of this tool
+        return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return "site-packages" in file or (bool(file) and file.startswith(_STANDARD))
 

@@ -49,7 +49,8 @@ def chain(
         stages: Functions or modules of one argument.
         x: The input of the first one, an array or any nesting of containers with arrays.
         memory: The bytes that may be live above those at the call until the backward has ended, such as "2 GiB": the
-            stages are measured, and planned for the least time (PyTorch).
+            stages are measured, and planned for the least time (PyTorch). That is done in every call: in a training
+            loop measure and plan once, and give the plan.
         plan: A plan for a `Chain` of as many stages, instead of `memory`.
 
     Returns:
@@ -69,11 +70,13 @@ def chain(
     functions = _functions(stages)
     if (memory is None) == (plan is None):
         raise ProblemError("give a chain its budget, memory=, or a plan, plan=: one of the two")
+    if isinstance(memory, float):
+        raise ProblemError(f'memory={memory!r}: the budget of a chain is bytes, such as "2 GiB", and no fraction yet')
     if plan is None:
         plan = make_plan(measure(functions, x), memory)
     if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain) or plan.problem.units != len(functions):
-        planned = plan.problem.title if isinstance(plan, Plan) else repr(plan)[:40]
-        raise ProblemError(f"the plan is for {planned}, and there are {len(functions)} stages in this chain")
+        planned = f"a {type(plan.problem).__name__} of {plan.problem.title}" if isinstance(plan, Plan) else repr(plan)
+        raise ProblemError(f"the plan is for {planned:.60}; this is a chain of {len(functions)} stages")
     for function in _segments(functions, nested_ranges(plan.schedule, len(functions))):
         x = function(x)
     return x
