@@ -189,8 +189,12 @@ def register_checks(primitive: Any, program_of: Callable[..., ClosedJaxpr]) -> N
     # it is a module that users import or not: the rule is there once they do.
     from jax._src import checkify
 
-    def check(error: Any, enabled_errors: Any, *args: Array, **params: Any) -> Any:
-        return checkify.checkify_jaxpr(program_of(args, **params), enabled_errors, error, *args)
+    # Since 0.11.2 a context comes first, in rules and in what they call.
+    contexts = int("ctx" in inspect.signature(checkify.checkify_jaxpr).parameters)
+
+    def check(*given: Any, **params: Any) -> Any:
+        context, (error, enabled_errors, *args) = given[:contexts], given[contexts:]
+        return checkify.checkify_jaxpr(*context, program_of(args, **params), enabled_errors, error, *args)
 
     checkify.error_checks[primitive] = check
 
