@@ -39,13 +39,17 @@ W, Y0 = np.array([[0.5, -0.3], [0.2, 0.4]]), np.array([1.0, 0.5])
 SAVEATS = {"t1": lambda: diffrax.SaveAt(t1=True), "ts": lambda: diffrax.SaveAt(ts=jnp.linspace(0.0, 2.0, 7))}
 
 
-@pytest.mark.parametrize("saveat", SAVEATS.values(), ids=SAVEATS)
+@pytest.mark.parametrize(
+    "saveat",
+    [pytest.param(value, marks=[pytest.mark.full] * (name != "t1"), id=name) for name, value in SAVEATS.items()],
+)
 def test_gradients_are_those_of_diffrax(saveat):
     ours, theirs = remat.diffrax.RematAdjoint(slots=3), diffrax.RecursiveCheckpointAdjoint(checkpoints=3)
     want, got = (jax.jit(jax.grad(lambda w, a=a: solve(w, Y0, a, saveat())))(W) for a in (theirs, ours))
     np.testing.assert_allclose(got, want, rtol=1e-12)
 
 
+@pytest.mark.full
 def test_members_of_a_batch_and_an_unbounded_number_of_steps():
     ours, theirs = remat.diffrax.RematAdjoint(slots=3), diffrax.RecursiveCheckpointAdjoint(checkpoints=3)
     saveat = SAVEATS["t1"]()
@@ -56,6 +60,7 @@ def test_members_of_a_batch_and_an_unbounded_number_of_steps():
         np.testing.assert_allclose(got, want(W, y), rtol=1e-10)
 
 
+@pytest.mark.full
 def test_a_hessian_product_and_forward_mode():
     adjoint, saveat = remat.diffrax.RematAdjoint(memory="64 KiB"), SAVEATS["t1"]()
 

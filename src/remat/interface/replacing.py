@@ -38,7 +38,7 @@ def replace_loops(*, slots: int | None = None, memory: Capacity | float = None) 
         ...     slope = jax.grad(last)(1.0)
         >>> print(loops.explain())
         1 exchanged, each with slots=5:
-          fori_loop of <lambda>, 100 steps
+          fori_loop of last.<locals>.<lambda>, 100 steps
     """
 
     def new_request() -> LoopRequest:

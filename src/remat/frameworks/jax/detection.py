@@ -12,12 +12,13 @@ from remat.pytree import Leaf
 __all__ = ["TRAITS", "is_module", "is_tracing", "owns"]
 
 ARRAY_TYPES: tuple[type, ...] = (jax.Array, Tracer)
+DECIDING_TYPES = (*ARRAY_TYPES, *filter(None, [getattr(jax, "Ref", None)]))  # mutable arrays, since 0.7
 TRAITS = FrameworkTraits(
     "jax",
     "JAX",
     array_types=ARRAY_TYPES,
-    decides_loops=ARRAY_TYPES,
-    decides_segments=ARRAY_TYPES,
+    decides_loops=DECIDING_TYPES,
+    decides_segments=DECIDING_TYPES,
     mixes=False,
     conversion="jax.numpy.from_dlpack(array)",
     has_policies=True,
