@@ -46,7 +46,7 @@ def agree(request: LoopRequest, steps: int | None, state: int, first: FirstStep)
     if -shortest != longest:
         raise ProblemError(
             f"the plans of this loop differ: it has {length} steps in rank {dist.get_rank()}, and {-shortest} to "
-            f"{longest} in the ranks that its steps wait for. Give all of them loops of one length, or slots="
+            f"{longest} in the ranks that its steps wait for. Give all of them loops of one length"
         )
     budget = Memory(levels=[Level(memory.device.name, -capacity)])
     loop = Loop(**{**cost.loop.to_dict(), "state": state, "tape": tape})
