@@ -16,7 +16,7 @@ other reference to it (methods, decorators, objects that hold it) with the old v
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from remat.closures.captures import Captures
@@ -52,13 +52,21 @@ class ConvertedClosure:
         """A block in which the references are bound to `values`, by index; it yields the step."""
         if self._uncaptured:
             values = {**self._uncaptured, **values}
-        return self._rebind(values) if self._changes_anything(values) else nullcontext(self.step)
+        return self._rebind(values) if self._changes_anything(values) else self._as_they_are(values)
+
+    @contextmanager
+    def _as_they_are(self, values: Any) -> Iterator[Callable[..., Any]]:
+        """A block for variables that have their values already, so that threads need not wait."""
+        try:
+            yield self.step
+        finally:
+            self._leave_out_rewritten([(each.reference, each.with_values(values)) for each in self.references])
 
     @contextmanager
     def _rebind(self, values: Any) -> Iterator[Callable[..., Any]]:
         with exclusive():
             previous: list[tuple[Reference, Any]] = []
-            rebound: list[tuple[Reference, Any]] = []
+            bound: list[tuple[Reference, Any]] = []
             try:
                 for cell_reference, content in self._cells:
                     current = cell_reference.get()
@@ -68,19 +76,26 @@ class ConvertedClosure:
                 for captured in self.references:
                     reference, value = captured.reference, captured.with_values(values)
                     old = reference.get()
-                    if value is old:
-                        continue
-                    rebound.append((reference, value))
-                    previous.append((reference, old))
-                    reference.put(value)
+                    bound.append((reference, value))
+                    if value is not old:
+                        previous.append((reference, old))
+                        reference.put(value)
                 yield self.step
             finally:
-                rewritten = {id(reference) for reference, value in rebound if reference.was_rewritten(value)}
+                rewritten = self._leave_out_rewritten(bound)
                 for reference, value in reversed(previous):
                     if id(reference) not in rewritten:
                         reference.put(value)
-                if rewritten:  # the step uses these as variables of its own (a cache, a counter): what it wrote stays
-                    self.references = [c for c in self.references if id(c.reference) not in rewritten]
+
+    def _leave_out_rewritten(self, bound: list[tuple[Reference, Any]]) -> set[int]:
+        """Let variables that the step has bound to something else be its own (a cache, a counter): what it wrote stays.
+
+        Returns the ids of these references.
+        """
+        rewritten = {id(reference) for reference, value in bound if reference.was_rewritten(value)}
+        if rewritten:
+            self.references = [each for each in self.references if id(each.reference) not in rewritten]
+        return rewritten
 
     def _changes_anything(self, values: Any) -> bool:
         """Whether any variable must be rebound; if all have their values already, threads need not wait."""

@@ -273,3 +273,17 @@ def test_a_tensor_that_cannot_be_found_is_no_lost_gradient_under_torch_func():
 
     with pytest.raises(remat.StepError, match=r"shape \[3\].*torch.func.*not found.*Pass it through init or xs"):
         torch.func.grad(loss)(torch.ones(3))
+
+
+@pytest.mark.parametrize("length", [2, 3, 7])
+def test_a_step_that_replaces_what_it_keeps_in_a_dict_is_refused_whatever_the_length(length):
+    # The second step must not find the value of the call again: results would be others than those of a plain loop.
+    w, start = torch.randn(3, 3).requires_grad_(), torch.randn(3).requires_grad_()
+    past = {"k": start * 1.0}
+
+    def step(h, _):
+        past["k"] = past["k"] * 0.5 + torch.tanh(h @ w)
+        return torch.tanh(h + past["k"]), None
+
+    with pytest.raises(remat.StepError, match="used a tensor that AddBackward0 made"):
+        torch.autograd.grad(remat.scan(step, torch.ones(3), length=length, slots=2)[0].sum(), w)
