@@ -20,7 +20,11 @@ KNOWN = {
     ("torch", 181): "hooks inside of steps are called again in derivatives of derivatives",
     ("torch", 202): "a new tensor that a step writes into, in a transform of torch.func",
 }
-BLOCKS = [(name, first) for name, count in COUNTS.items() for first in range(0, count, SIZE)]
+BLOCKS = [  # as many as half a minute allows; `make test-all` runs them all
+    pytest.param(name, first, marks=[pytest.mark.full] * (first >= 140))
+    for name, count in COUNTS.items()
+    for first in range(0, count, SIZE)
+]
 
 
 @pytest.mark.parametrize(("framework", "first"), BLOCKS)

@@ -12,7 +12,14 @@ PROGRAM = Path(__file__).with_name("sharding_program.py")
 
 
 @pytest.mark.parametrize(
-    ("part", "count"), [("jit", 11), ("check_vma=True", 9), ("check_vma=False", 9), ("explicit", 3), ("buffers", 2)]
+    ("part", "count"),
+    [
+        ("jit", 11),
+        ("check_vma=True", 9),
+        pytest.param("check_vma=False", 9, marks=pytest.mark.full),
+        ("explicit", 3),
+        ("buffers", 2),
+    ],
 )
 def test_gradients_and_buffers_are_those_of_one_device(part, count):
     env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
