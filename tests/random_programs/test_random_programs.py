@@ -13,13 +13,6 @@ COUNTS = {"torch": 240, "numpy": 120}
 SIZE = 20  # programs in a test
 ROOMS = {name: importlib.import_module(f"tests.random_programs.{name}_program") for name in COUNTS}
 PLAINS = {name: importlib.import_module(f"tests.random_programs.{name}_runtime").plain for name in COUNTS}
-# Programs that are not right yet, and why. A seed that is mended is taken off.
-KNOWN = {
-    ("torch", 159): "int() of an integer input under jacrev, which maps the recomputed step",
-    ("torch", 169): "jacrev maps the recomputed step",
-    ("torch", 181): "hooks inside of steps are called again in derivatives of derivatives",
-    ("torch", 202): "a new tensor that a step writes into, in a transform of torch.func",
-}
 BLOCKS = [  # as many as half a minute allows; `make test-all` runs them all
     pytest.param(name, first, marks=[pytest.mark.full] * (first >= 140))
     for name, count in COUNTS.items()
@@ -33,7 +26,7 @@ def test_programs_are_exact_and_leave_no_trace(framework, first):
     for seed in range(first, first + SIZE):
         program = ROOMS[framework].write_program(seed)
         verdict = judge(program, remat, PLAINS[framework])
-        if verdict.fails and (framework, seed) not in KNOWN:
+        if verdict.fails:
             failed.append(f"seed {seed}: {verdict.word}: {verdict.what}\n{program.text}")
     assert not failed, "\n\n".join(failed)
 
