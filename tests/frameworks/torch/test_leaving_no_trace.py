@@ -9,19 +9,9 @@ import torch
 from torch import nn
 
 import remat
-from tests.frameworks.torch.checkpoint_programs import leaf, rand
+from tests.frameworks.torch.checkpoint_programs import Base, leaf, rand
 
 WAYS = {"checkpoint": remat.checkpoint, "drop": lambda module, *args: remat.drop(module)(*args)}
-
-
-class Base(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(6, 6).double()
-
-    def activation(self, x):
-        return torch.tanh(self.linear(x))
 
 
 class Counts(Base):

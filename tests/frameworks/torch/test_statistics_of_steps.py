@@ -5,20 +5,9 @@ import functools
 import numpy
 import pytest
 import torch
-from torch import nn
 
 import remat
-from tests.frameworks.torch.checkpoint_programs import rand
-
-
-class Base(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(6, 6).double()
-
-    def activation(self, x):
-        return torch.tanh(self.linear(x))
+from tests.frameworks.torch.checkpoint_programs import Base, rand
 
 
 @pytest.mark.parametrize("how", [{"slots": 1}, {"slots": 4}, {"memory": "1 MiB"}], ids=str)

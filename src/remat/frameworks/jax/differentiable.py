@@ -32,7 +32,7 @@ from jax.typing import ArrayLike
 from remat.errors import StepError
 from remat.frameworks.jax.avals import Array, Aval, BatchAxis, ClosedJaxpr, Flags, aval_of, inputs_needed
 
-__all__ = ["Arrays", "CacheKeyed", "DifferentiableFunction", "Linearization"]
+__all__ = ["Arrays", "CacheKeyed", "DifferentiableFunction", "ForwardModeOnly", "Linearization"]
 
 Arrays = Sequence[Array]
 
@@ -136,3 +136,28 @@ class Linearization(CacheKeyed, ABC):
     @abstractmethod
     def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
         """The same, from the arguments alone, by operations that can be differentiated in both modes."""
+
+
+class ForwardModeOnly(Linearization):
+    """The part that linearizations share of functions with tangents, but no VJP: in reverse mode they are refused."""
+
+    extra_inputs = 0
+    error: StepError
+
+    @property
+    def forward_function(self) -> DifferentiableFunction:
+        """The function itself."""
+        return self.function
+
+    @property
+    def needed_inputs(self) -> Flags:
+        """None: there is no VJP."""
+        return (False,) * len(self.active_inputs)
+
+    def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
+        """The results; there are no residuals."""
+        return self.function.run(*args), ()
+
+    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
+        """Raise the StepError that says why there is no VJP."""
+        raise self.error

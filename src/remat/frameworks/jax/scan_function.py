@@ -29,7 +29,7 @@ from remat.frameworks.jax.avals import (
 )
 from remat.frameworks.jax.binomial_tables import binomial_table, initial_positions, round_up
 from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
-from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
+from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, ForwardModeOnly, Linearization
 from remat.frameworks.jax.primitives import call
 from remat.frameworks.jax.residuals import Activity, Residuals, StepVJP
 from remat.frameworks.jax.reverse_sweep import CheckpointStack, reverse_sweep
@@ -289,35 +289,14 @@ class ScanLinearization(Linearization):
         return self.input_cotangents(adjoint_loop(scan, step_vjp, consts, states, xs, carry_bar, y_bars))
 
 
-class _ForwardModeScan(ScanLinearization):
+class _ForwardModeScan(ForwardModeOnly, ScanLinearization):
     """The linearization of a loop whose step has tangents, but no VJP: in reverse mode it is refused."""
-
-    extra_inputs = 0
-    error: StepError
 
     def __init__(self, loop: ScanFunction, activity: Activity, active_inputs: Flags, error: StepError) -> None:
         self.function = self.loop = loop
         self.activity, self.active_inputs, self.error = activity, active_inputs, error
         self._set_outputs()
         self.key = None if loop.key is None else (loop, active_inputs)
-
-    @property
-    def forward_function(self) -> DifferentiableFunction:
-        """The loop."""
-        return self.loop
-
-    @property
-    def needed_inputs(self) -> Flags:
-        """None: there is no VJP."""
-        return (False,) * len(self.active_inputs)
-
-    def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
-        """The results; there are no residuals."""
-        return self.loop.run(*args), ()
-
-    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
-        """Raise the StepError that says why there is no VJP."""
-        raise self.error
 
     def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
         """Raise the StepError that says why there is no VJP."""

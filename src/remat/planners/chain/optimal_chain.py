@@ -6,7 +6,7 @@ taken. The same grid with sizes rounded down bounds how much better any other pl
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
@@ -70,8 +70,7 @@ class OptimalChain(ChainPlanner):
                 break
         del grid, tables, table  # before the next grid is made
         bound = ChainGrid(costs, budget, self.units // 2, down=True).seconds() * (1 - ROUNDING)
-        claim = Claim(max(1.0, plan.seconds / bound), PERSISTENT)
-        return self.plan_of(plan.schedule, problem, memory, claim)
+        return replace(plan, claim=Claim(max(1.0, plan.seconds / bound), PERSISTENT))
 
 
 def _budgets(grid: ChainGrid, budget: int) -> Iterator[int]:

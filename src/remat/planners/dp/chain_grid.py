@@ -11,7 +11,7 @@ about 0.3 s for 100 stages and 500 budgets, 5 s for 339.
 
 from typing import TYPE_CHECKING
 
-from remat.planners.dp.chain_parts import ChainCosts, Move, Part
+from remat.planners.dp.chain_parts import ChainCosts, Move, Part, TableInBudget
 from remat.progress import report_progress
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class ChainGrid:
         extra = float(self._extra[0, n, budget]) - float(self._forward[n])
         return float("inf") if extra > _INFINITE / 2 else self.costs.least + extra
 
-    def in_budget(self, budget: int) -> "_Within":
-        """The table as one that plans in `budget` units."""
-        return _Within(self, budget)
+    def in_budget(self, budget: int) -> TableInBudget:
+        """The table as one that plans in `budget` units beside the chain's input."""
+        return TableInBudget(self, budget, owned=False)
 
     def choose(self, part: Part) -> Move:
         """The move of least seconds; the values are computed again, which is cheaper than to store all choices."""
@@ -145,15 +145,3 @@ class ChainGrid:
             np.add(right[j:end, least:stop], self._extra[s, j:end, least:stop], out=block)
             np.minimum(extra[least:stop], block.min(axis=0) - forward[s], out=extra[least:stop])
             j = end
-
-
-class _Within:
-    """A table with the budget that its whole part has."""
-
-    def __init__(self, grid: ChainGrid, budget: int) -> None:
-        self._grid, self._budget = grid, budget
-        self.choose = grid.choose
-
-    def whole(self) -> Part:
-        """The part that is all of the chain; its input is paid for outside of the grid."""
-        return Part(0, self._grid.costs.units, self._budget, False)

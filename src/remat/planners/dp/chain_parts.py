@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from remat.problem import Chain
 
-__all__ = ["ChainCosts", "ChainTable", "Move", "OptionCosts", "Part"]
+__all__ = ["ChainCosts", "ChainTable", "Move", "OptionCosts", "Part", "TableInBudget"]
 
 
 class Part(NamedTuple):
@@ -44,6 +44,32 @@ class ChainTable(Protocol):
 
     def choose(self, part: Part) -> Move:
         """The move of least seconds."""
+
+
+class PlannedParts(Protocol):
+    """A table of all budgets: it knows the chain's costs, and the best move of every part."""
+
+    costs: "ChainCosts"
+
+    def choose(self, part: Part) -> Move:
+        """The move of least seconds."""
+
+
+@dataclass(frozen=True)
+class TableInBudget:
+    """A table with the budget of the whole chain, in the table's unit, in which the chain's input is if it is owned."""
+
+    table: PlannedParts
+    budget: int
+    owned: bool
+
+    def whole(self) -> Part:
+        """The part that is all of the chain."""
+        return Part(0, self.table.costs.units, self.budget, self.owned)
+
+    def choose(self, part: Part) -> Move:
+        """The move of least seconds."""
+        return self.table.choose(part)
 
 
 class OptionCosts(NamedTuple):

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
 
-from remat.planners.dp.chain_parts import ChainCosts, Move, Part
+from remat.planners.dp.chain_parts import ChainCosts, Move, Part, TableInBudget
 from remat.planners.dp.step_functions import StepFunction, added, lowest, moved
 from remat.progress import report_progress
 
@@ -63,9 +63,9 @@ class ChainSteps:
         """The least seconds in `budget` bytes, which is not below `least`."""
         return self.costs.least + float(self._whole.extras[self._whole.place(budget)])
 
-    def in_budget(self, budget: int) -> "_Within":
+    def in_budget(self, budget: int) -> TableInBudget:
         """The table as one that plans in `budget` bytes."""
-        return _Within(self, budget)
+        return TableInBudget(self, budget, owned=True)
 
     def choose(self, part: Part) -> Move:
         """The move of least seconds."""
@@ -164,18 +164,6 @@ class ChainSteps:
         if self._left < 0:
             raise TooManyPoints
         return lowest(there)
-
-
-class _Within:
-    """A table with the budget that its whole part has."""
-
-    def __init__(self, steps: ChainSteps, budget: int) -> None:
-        self._steps, self._budget = steps, budget
-        self.choose = steps.choose
-
-    def whole(self) -> Part:
-        """The part that is all of the chain, owning the chain's input."""
-        return Part(0, self._steps.costs.units, self._budget, True)
 
 
 def _point(budget: int, extra: float, move: int) -> StepFunction:
