@@ -4,7 +4,21 @@ import random
 
 import pytest
 
-from remat import Chain, InfeasibleError, Memory, Option, Plan, Schedule, Stage, plan, simulate, sweep, verify
+from remat import (
+    Advance,
+    Chain,
+    InfeasibleError,
+    Keep,
+    Memory,
+    Option,
+    Plan,
+    Schedule,
+    Stage,
+    plan,
+    simulate,
+    sweep,
+    verify,
+)
 from remat.planners.chain.optimal_chain import OptimalChain
 from remat.planners.chain.periodic_segments import PeriodicSegments
 from remat.testing import check_plan
@@ -53,6 +67,24 @@ def test_random_chains_are_planned_as_well_as_exhaustive_search_finds(seeds):
         assert found == best or seed in NOT_PERSISTENT
         if found == float("inf"):
             check_plan(plan(chain, least))  # what the error says works
+
+
+def test_stages_that_cannot_be_repeated_are_recorded_when_they_run():
+    for seed in range(16):
+        chain, rng = random_chain(seed)
+        stages = [Stage.from_dict({**stage.to_dict(), "repeatable": rng.random() < 0.6}) for stage in chain.stages]
+        chain = Chain(stages, chain.input)
+        most = plan(chain, 10**9, planner="chain-keep-all").peak
+        memory = rng.randint(most // 2, most + 1)
+        best, _ = outcome(chain, memory, "chain-exhaustive")
+        found, least = outcome(chain, memory, "chain")
+        rounded, _ = outcome(chain, memory, GRID)
+        assert best == found <= rounded
+        once = {i for i, stage in enumerate(chain.stages) if not stage.repeatable}
+        ops = plan(chain, memory if found < float("inf") else least).schedule
+        assert not any(once & set(range(op.start, op.stop)) for op in ops if isinstance(op, Advance))
+    once = Chain([Stage(repeatable=False), Stage(), Stage()])
+    assert "unit 0 cannot be repeated" in str(verify([Keep(0, "ram"), Advance(0, 3)], once, 100))
 
 
 def test_a_chain_for_which_no_persistent_schedule_is_best_is_not_called_optimal_among_all():

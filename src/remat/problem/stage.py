@@ -75,7 +75,8 @@ class Stage:
     """One stage of a chain: its time and sizes without a tape, and one or more options to record it.
 
     The arguments `backward`, `record`, `tape`, `backward_workspace`, `holds_input` and `holds_output` describe the only
-    option; `options` gives several, the one that keeps most first.
+    option; `options` gives several, the one that keeps most first. A stage that is not `repeatable` runs once, and is
+    recorded then: no plan advances over it.
 
     >>> Stage(forward=1.0, backward=2.0, output="1 MiB", tape="4 MiB", name="layer3.0").output
     1048576
@@ -89,6 +90,7 @@ class Stage:
     backward_workspace: int
     name: str
     options: tuple[Option, ...]
+    repeatable: bool
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class Stage:
         holds_input: bool = True,
         holds_output: bool = True,
         options: Iterable[Option] | None = None,
+        repeatable: bool = True,
     ) -> None:
         put = object.__setattr__
         put(self, "forward", to_seconds(forward, "forward"))
@@ -115,6 +118,9 @@ class Stage:
             seconds = self.forward if record is None else to_seconds(record, "record")
             options = [Option(tape, seconds, backward, holds_input=holds_input, holds_output=holds_output)]
         put(self, "options", tuple(options))
+        if not isinstance(repeatable, bool):
+            raise ProblemError(f"repeatable must be True or False, not {repeatable!r}")
+        put(self, "repeatable", repeatable)
         self._check_options()
 
     def _check_options(self) -> None:

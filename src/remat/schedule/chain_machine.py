@@ -44,6 +44,10 @@ class ChainMachine(Machine):
         """By how many options each of the stages can be recorded."""
         return min(len(stage.options) for stage in self.problem.stages[start:stop])
 
+    def unrepeatable(self, start: int, stop: int) -> int | None:
+        """The first of these stages that can be run only once, if there is one."""
+        return next((i for i in range(start, stop) if not self.problem.stages[i].repeatable), None)
+
     def _advance(self, op: Advance) -> None:
         self.working = op.stop
         peak = max(self._unheld(i) + self.problem.stages[i].running_peak for i in range(op.start, op.stop))

@@ -50,6 +50,10 @@ class Machine:
         """Bytes of tapes that are stored for later: all but the one just recorded, which may be pulled back at once."""
         return self._after_tape - self.just_recorded_size
 
+    def unrepeatable(self, start: int, stop: int) -> int | None:
+        """The first of these units that can be run only once, if there is one."""
+        return None
+
     def option_count(self, start: int, stop: int) -> int:
         """By how many options each of the units can be recorded: by one, but in chains."""
         return 1

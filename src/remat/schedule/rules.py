@@ -55,6 +55,8 @@ def _exists(now: Machine, op: Any) -> str | None:
         return f"{op.start} to {op.stop} is no range of units inside 0..{now.units}"
     elif isinstance(op, Record) and op.option and not 0 <= op.option < now.option_count(op.start, op.stop):
         return f"there is no option {op.option} for units {op.start}..{op.stop - 1}; options count from 0"
+    elif isinstance(op, Advance) and (unit := now.unrepeatable(op.start, op.stop)) is not None:
+        return f"unit {unit} cannot be repeated: it is recorded when it runs"
     return None
 
 

@@ -120,7 +120,7 @@ def _moves(chain: Chain, now: _Now, level: str) -> Iterator[tuple[Op, float, int
     there = 0 if working < 0 or working in held else chain.state_size(working)
     if 0 <= working < top:
         stage = chain.stages[working]
-        if cotangent < 0 or working + 1 < cotangent:
+        if stage.repeatable and (cotangent < 0 or working + 1 < cotangent):
             live = base + there + stage.running_peak
             yield Advance(working, working + 1), stage.forward, live, now._replace(working=working + 1)
         if not any(recorded == working for recorded, _ in tapes):

@@ -29,6 +29,13 @@ class PeriodicSegments(ChainPlanner):
     name: ClassVar[str] = "chain-segments"
     summary: ClassVar[str] = "equal segments, each run once more: the usual checkpointing, for comparison"
 
+    def refuses(self, problem: Chain, memory: Memory) -> str | None:
+        """The reason, unless every stage can be run again."""
+        once = [i for i, stage in enumerate(problem.stages) if not stage.repeatable]
+        if once:
+            return f"it runs every stage again, and stage {once[0]} can be run only once"
+        return super().refuses(problem, memory)
+
     def plan(self, problem: Chain, memory: Memory) -> Plan:
         """The plan of the fastest number of segments that fits, or of `k`."""
         if self.k is not None and not 1 <= self.k <= max(problem.units, 1):

@@ -67,11 +67,12 @@ class ChainGrid:
                 value = option.extra + (0.0 if t == s + 1 else float(self._extra[s + 1, t, rest] - forward[t]))
                 if value < best:
                     best, move = value, Move(k, Part(s + 1, t, rest, False) if t > s + 1 else None, None)
-        if t > s + 1:
-            splits = np.arange(s + 1, t)
-            rests = budget - np.array(self._states[s + 1 : t])
+        end = min(t, self.costs.furthest[s] + 1)
+        if end > s + 1:
+            splits = np.arange(s + 1, end)
+            rests = budget - np.array(self._states[s + 1 : end])
             right = np.where(rests >= 0, self._extra[splits, t, np.maximum(rests, 0)] - forward[t], _INFINITE)
-            values = right + (self._extra[s, s + 1 : t, budget] - forward[s])
+            values = right + (self._extra[s, s + 1 : end, budget] - forward[s])
             j = int(values.argmin())
             if values[j] < best:
                 at = s + 1 + j
@@ -135,12 +136,12 @@ class ChainGrid:
         """The splits of s..t-1. A split at j costs the seconds up to j at least: larger budgets are left out."""
         import numpy as np
 
-        forward, j, stop = self._forward, s + 1, len(extra)
-        while j < t:
+        forward, j, stop, last = self._forward, s + 1, len(extra), min(t, self.costs.furthest[s] + 1)
+        while j < last:
             stop = least + int(np.searchsorted(-extra[least:stop], -(forward[j] - forward[s])))
             if stop <= least:
                 return
-            end = min(j + _BLOCK, t)
+            end = min(j + _BLOCK, last)
             block = sums[: end - j, : stop - least]
             np.add(right[j:end, least:stop], self._extra[s, j:end, least:stop], out=block)
             np.minimum(extra[least:stop], block.min(axis=0) - forward[s], out=extra[least:stop])

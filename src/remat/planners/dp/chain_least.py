@@ -57,8 +57,9 @@ class ChainLeast:
             (max(option.record_peak + waiting, option.pullback_peak, option.tape + after), k)
             for k, option in enumerate(self.costs.options[s])
         )
-        if t == s + 1:
+        end = min(t, self.costs.furthest[s] + 1)
+        if end <= s + 1:
             return record, record[0] + 1, s
-        sizes = np.maximum(self._states[s + 1 : t] + self._least[s + 1 : t, t], self._least[s, s + 1 : t])
+        sizes = np.maximum(self._states[s + 1 : end] + self._least[s + 1 : end, t], self._least[s, s + 1 : end])
         j = int(sizes.argmin())
         return record, int(sizes[j]), s + 1 + j

@@ -96,6 +96,7 @@ class ChainCosts:
     forward: Sequence[float]  # sums of forward seconds: stages i..j-1 take forward[j] - forward[i]
     options: Sequence[tuple[OptionCosts, ...]]
     least: float
+    furthest: Sequence[int]  # the last state to which one can advance from each
 
     @classmethod
     def of(cls, chain: Chain) -> "ChainCosts":
@@ -117,7 +118,8 @@ class ChainCosts:
             for i, stage in enumerate(chain.stages)
         ]
         forward = [chain.advance_time(0, i) for i in range(chain.units + 1)]
-        return cls(states, [stage.running_peak for stage in chain.stages], forward, options, sum(fastest))
+        running = [stage.running_peak for stage in chain.stages]
+        return cls(states, running, forward, options, sum(fastest), _furthest(chain))
 
     @property
     def units(self) -> int:
@@ -132,3 +134,11 @@ class ChainCosts:
     def waiting(self, stop: int) -> int:
         """Bytes of the cotangent that waits while stages before `stop` run: none before the turn."""
         return self.states[stop] if stop < self.units else 0
+
+
+def _furthest(chain: Chain) -> list[int]:
+    """For each stage, the first one from there on that cannot be repeated, or the number of stages."""
+    found = [chain.units]
+    for i in reversed(range(chain.units)):
+        found.append(found[-1] if chain.stages[i].repeatable else i)
+    return found[:0:-1]

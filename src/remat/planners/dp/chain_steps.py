@@ -96,7 +96,9 @@ class ChainSteps:
         costs, n = self.costs, self.costs.units
         names: dict[object, int] = {}
         kind = [
-            names.setdefault((costs.states[i], costs.states[i + 1], costs.running[i], costs.options[i], f), len(names))
+            names.setdefault(
+                (*costs.states[i : i + 2], costs.running[i], costs.options[i], f, costs.furthest[i] == i), len(names)
+            )
             for i, f in enumerate(_differences(costs.forward))
         ]
         if len(names) * n > MOST_KINDS:
@@ -121,7 +123,7 @@ class ChainSteps:
         ]
         recorded = lowest([candidate for candidate in candidates if candidate is not None])
         running = costs.running[s]
-        for j in range(s + 1, t):
+        for j in range(s + 1, min(t, costs.furthest[s] + 1)):
             advance = costs.forward[j] - costs.forward[s]
             left, right = self._held[s, j], self._owned[j, t]
             shift = costs.states[j] if costs.pinned else 0
@@ -140,7 +142,7 @@ class ChainSteps:
                 least = max(own + option.record_peak + waiting, option.pullback_peak)
                 candidates.append(self._recorded(s, t, k, least))
         running = own + costs.running[s]
-        for j in range(s + 1, t):
+        for j in range(s + 1, min(t, costs.furthest[s] + 1)):
             advance = costs.forward[j] - costs.forward[s]
             left, right = self._owned[s, j], self._owned[j, t]
             candidates.append(added(right, own, left, running + waiting, _ANY, advance, j - s))
