@@ -30,7 +30,7 @@ class NewContents(PythonState):
 
     def __init__(self, containers: Iterable[Container]) -> None:
         super().__init__(containers)
-        self._first = super().get()
+        self.first = super().get()  # what was there when this object was made
 
     def value_of(self, leaf: Any) -> ReplayableState | None:
         """What is inside of a new leaf that steps may write into, or None."""
@@ -39,7 +39,7 @@ class NewContents(PythonState):
     def get(self) -> Contents:
         """The present contents, with those of new containers."""
         contents = super().get()
-        new = [item for _, items in self._first.added(longest=LONG) for item in items[-LAST:]]
+        new = [item for _, items in self.first.added(longest=LONG) for item in items[-LAST:]]
         if not new:
             return contents
         containers, leaves = _inside(new, {id(container) for container in self.containers})

@@ -13,6 +13,7 @@ and one in values that are no part of the state. Steps that are never recomputed
 
 import sys
 from array import array
+from collections.abc import Sequence
 from typing import Any, Literal, NoReturn, get_args
 
 from remat.errors import DeterminismError, ProblemError
@@ -44,9 +45,9 @@ class DeterminismCheck:
         self.units, self.most = units, most
         self.stride = sys.maxsize if kept_only else 0  # 0 until the first fingerprint shows how many floats one has
         self._width = 0  # floats of one fingerprint
-        self._numbers = array("d")  # the fingerprints of states stride, 2·stride, …, one after the other
+        self._numbers: Any = array("d")  # the fingerprints of states stride, 2·stride, …, one after the other
         # Of kept states besides: recomputed ranges begin and end there, and so can always be compared.
-        self._kept: dict[int, Any] = {}
+        self._kept: dict[int, Sequence[Any]] = {}
 
     def next_stop(self, start: int, stop: int) -> int:
         """The next state after `start` to be recorded, or `stop` if that comes first."""
@@ -54,11 +55,14 @@ class DeterminismCheck:
             return start + 1
         return min(stop, (start // self.stride + 1) * self.stride)
 
+    def fingerprint(self, backend: FingerprintedBackend, state: Any) -> Sequence[Any]:
+        """The fingerprint of a state."""
+        return backend.fingerprint(state)
+
     def record(self, position: int, backend: FingerprintedBackend, state: Any) -> None:
         """Record the fingerprint of a state that the first sweep reached, if it is due there."""
         if self.stride == 0:
-            fingerprint = backend.fingerprint(state)
-            self._width = len(fingerprint)
+            self._width = len(self.fingerprint(backend, state))
             most_states = max(FEWEST_STATES, self.most // max(1, self._width))
             self.stride = 1 if self.units is None else -(-self.units // most_states)
         if position % self.stride == 0:
@@ -71,11 +75,11 @@ class DeterminismCheck:
             missing = offset - len(self._numbers)
             if missing >= 0:
                 self._numbers.extend([float("nan")] * missing)
-                self._numbers.extend(backend.fingerprint(state))
+                self._numbers.extend(self.fingerprint(backend, state))
 
     def record_kept(self, position: int, backend: FingerprintedBackend, state: Any) -> None:
         """Record the fingerprint of a state that the first sweep keeps."""
-        self._kept[position] = backend.fingerprint(state)
+        self._kept[position] = self.fingerprint(backend, state)
 
     def fingerprint_at(self, position: int) -> Any:
         """The recorded fingerprint of the state at a position, or None."""
@@ -123,6 +127,6 @@ class DeterminismCheck:
         """Double the stride: every second fingerprint is dropped."""
         width = self._width
         # Index 0 belongs to state `stride`, so the multiples of the doubled stride are those with an odd index.
-        kept = [self._numbers[i : i + width] for i in range(width, len(self._numbers), 2 * width)]
-        self._numbers = array("d", [number for fingerprint in kept for number in fingerprint])
+        for i in reversed(range(0, len(self._numbers), 2 * width)):
+            del self._numbers[i : i + width]
         self.stride *= 2

@@ -11,7 +11,7 @@
 | `loop_inputs.py`, `watch.py` | the tensors outside of a loop that its steps use, with a graph and without one |
 | `input_versions.py` | whether steps write into what they are given |
 | `loop_contents.py` | Python contents that steps change |
-| `stored_graphs.py`, `left_behind.py` | tensors that steps store beside their results |
+| `stored_graphs.py` | tensors that steps store beside their results |
 | `inner_gradients.py` | steps that differentiate themselves |
 | `carry_hooks.py`, `hooks_in_steps.py` | steps that put hooks on their carry, or on tensors inside (second order) |
 | `gradient_flow.py`, `untouched_leaves.py` | inputs without a gradient, behind which nothing may seem to run |
@@ -25,7 +25,6 @@
 | `vmap.py` | loops under `torch.func.vmap` |
 | `agreement.py`, `collectives.py` | one plan in all processes whose steps wait for each other |
 | `measure.py`, `measure_chain.py`, `meter.py` | what steps and stages cost; allocated bytes on CUDA and on the CPU |
-| `device_determinism.py` | the determinism check on a device, without synchronization |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
 | `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, closures |

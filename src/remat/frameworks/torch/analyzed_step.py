@@ -11,7 +11,6 @@ from torch.nn import Module
 from remat.closures.capture import ConvertedClosure
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.autocast import AutocastState
-from remat.frameworks.torch.left_behind import LeftBehind
 from remat.frameworks.torch.loop_contents import LoopContents
 
 __all__ = ["AnalyzedStep"]
@@ -25,7 +24,6 @@ class AnalyzedStep:
     autocast: AutocastState
     replayable_states: Sequence[ReplayableState]  # random generators, buffers and Python contents that steps may change
     contents: LoopContents  # one of them
-    left_behind: LeftBehind
     under_functorch: bool = False  # whether torch.func runs the loop at another level
     modules: Sequence[Module] = ()  # that it closes over
     compiled: bool = False  # whether it, or something that it closes over, is compiled

@@ -33,6 +33,7 @@ from remat.frameworks.torch.leaves import batched_zeros_like, by_step, detached,
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.meter import allocations, meter_for
 from remat.frameworks.torch.saved_bytes import saved_bytes
+from remat.frameworks.torch.stored_graphs import lost_graphs_refused
 from remat.frameworks.torch.tape import (
     OutputEdges,
     Stops,
@@ -147,7 +148,7 @@ class TorchBackend(ComparedTensors):
             stack.enter_context(recomputing(runner.outputs_written > start))
             step = stack.enter_context(self._steps_may_run(grad=True))
             if self.inputs.left_by_steps:
-                stack.enter_context(self.step.left_behind.refused(start))
+                stack.enter_context(lost_graphs_refused(self.step.contents.first, start))
             if first_step is not None and start == 0:
                 tape, carry, done = first_step.tape, first_step.carry, 1
                 tape.extend(stop)

@@ -23,7 +23,7 @@ from remat.frameworks.torch.activity import Activity, ActivityTracker
 from remat.frameworks.torch.agreement import agree
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.backend import TorchBackend
-from remat.frameworks.torch.device_determinism import DeviceDeterminismCheck
+from remat.frameworks.torch.comparison import DeviceDeterminismCheck
 from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform

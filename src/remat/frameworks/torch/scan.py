@@ -28,7 +28,6 @@ from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform, is_wrapped, requires_grad_somewhere
 from remat.frameworks.torch.lazy_modules import initialize_lazy_modules
 from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
-from remat.frameworks.torch.left_behind import LeftBehind
 from remat.frameworks.torch.loop_contents import LoopContents
 from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.meter import one_step
@@ -121,9 +120,8 @@ def _call(
         *(state for state in reached_states(reach) if not isinstance(state, PythonState)),
         contents,
     ]
-    modes, left_behind = AutocastState(), LeftBehind(contents.containers)
     analyzed = AnalyzedStep(
-        closure, modes, replayable_states, contents, left_behind, under_functorch, reach.modules, reach.compiled
+        closure, AutocastState(), replayable_states, contents, under_functorch, reach.modules, reach.compiled
     )
     on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
     # A while_loop's condition has been evaluated for the first carry before there is a call.
@@ -190,7 +188,7 @@ def _run(
         ids = [k for k, tensor in enumerate(candidates.captured) if is_wrapped(tensor)]
         wrapped, below = [candidates.captured[k] for k in ids], partial(candidates.below_transforms, ids)
         call = replace(call, capture_ids=ids, rebound=list(map(requires_grad_somewhere, wrapped)), inputs_below=below)
-        stored = StoredGraphs(call.step.contents.containers)
+        stored = StoredGraphs(call.step.contents.first)
         results = run(call, [*init, *xs, *wrapped], None)
         stored.guard([*init, *xs, *wrapped], call.unwrapped)
         return results
@@ -208,7 +206,7 @@ def _run_recorded(
     """The last carry and the outputs of a loop whose steps autograd records."""
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(call, replay=StateReplay(call.step.replayable_states))
-    stored = StoredGraphs(call.step.contents.containers)
+    stored = StoredGraphs(call.step.contents.first)
     with one_step("in the first step", sum(map(nbytes, init))):
         first_step = probe_first_step(call, [*init, *xs], inputs)
     hand_to_caller(first_step.tape.carry_in, init)

@@ -1,13 +1,23 @@
-"""Tensors with a graph that ends in a tape, and that steps store in lists, dicts and attributes.
+"""Tensors that steps store in lists, dicts and attributes, where their graphs end in a tape, or are lost.
 
 `execute/stored_values.py` has what all frameworks share of this.
 
-The rule: such a tensor is replaced by one of the same memory whose node leads to all inputs of the loop, and raises: a
-hook would run only where `torch.autograd.grad` passes on its way to the tensors that it is asked for. Steps that are
-run again find the tensor itself, in the contents of their time.
+The rule for the caller: a stored tensor whose graph ends in a tape is replaced by one of the same memory whose node
+leads to all inputs of the loop, and raises: a hook would run only where `torch.autograd.grad` passes on its way to the
+tensors that it is asked for. Steps that are run again find the tensor itself, in the contents of their time.
+
+The rule for later steps: gradients may flow from step to step through what one leaves for another beside the carry, and
+are lost where a range begins: steps that ran without a tape have left it there without a graph. So once a recorded step
+was seen to use a tensor with a graph that an earlier step has left, a range that uses one without a graph raises a
+StepError. A tensor that is made once and kept, in a cache, is an input of the loop instead (loop_inputs.py), and one
+that is stored and not used is no error.
+
+What it can miss: such a flow that begins late, in steps which were not recorded in the first sweep. The cost is a
+comparison of the contents after the first sweep, and for each range once such a flow is seen.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,34 +25,33 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
-from remat.execute.python_state import Container, Contents
+from remat.errors import StepError
+from remat.execute.python_state import Contents
 from remat.execute.stored_values import StoredValues, raise_stored
 from remat.frameworks.torch.functorch import below_transforms, outside_transforms, requires_grad_somewhere
 from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.loop_inputs import LoopInputs
+from remat.frameworks.torch.watch import Watch
 from remat.pytree import Leaf
 
-__all__ = ["StoredGraphs"]
+__all__ = ["StoredGraphs", "lost_graphs_refused"]
 
 MOST_NODES = 2_000  # that are looked at: they get Python objects, which the user's tensors then free by recursion
 
 
 class StoredGraphs:
-    """Watches containers while the steps of one loop run forward, and guards what they have stored there."""
+    """What the steps of one loop store while they run forward; `before` are the contents before the first of them."""
 
-    def __init__(self, containers: Iterable[Container]) -> None:
-        self._before = Contents.of(containers)
-        self._number = next_sequence_nr()
+    def __init__(self, before: Contents) -> None:
+        self._before, self._number = before, next_sequence_nr()
 
     def guard(self, leaves_in: Iterable[Leaf], captured: Sequence[Tensor]) -> None:
         """Let every stored tensor raise that depends on more than parameters and `captured` tensors, if it is used.
 
         `leaves_in` are the other inputs of the loop, those of init and xs.
         """
-        # The copy refers to the user's values, which must not live as long as the graph.
-        before, self._before = self._before, Contents(())
-        stored = StoredValues(before)
+        stored = StoredValues(self._before)
         groups = stored.groups()
         made = [leaf for leaves in groups for leaf in leaves if self._has_graph(below_transforms(leaf))]
         if not made:
@@ -89,6 +98,22 @@ class StoredGraphs:
                 if end in found or (end is not None and is_leaf_node(end) and not _is_known(leaf_of(end), known)):
                     found.add(node)
         return found
+
+
+@contextmanager
+def lost_graphs_refused(before: Contents, start: int) -> Iterator[None]:
+    """A block that records steps from `start` on; raises if they use what others have left since without a graph."""
+    # Watched, since a tensor without a graph leaves no edge that would show its use.
+    watch = Watch(leaf for leaf in before.added_leaves() if is_differentiable(leaf) and not leaf.requires_grad)
+    try:
+        yield
+    finally:
+        watch.end()
+    if watch.used:
+        raise StepError(
+            f"step {start} or one after it uses a tensor of shape {list(watch.used[0].shape)} that an earlier step "
+            "has left in an attribute or a container: its gradient would be lost there. Pass it through the carry"
+        )
 
 
 class _Escaped(torch.autograd.Function):
