@@ -19,6 +19,8 @@ __all__ = [
     "backward_hooks",
     "call_after_backward",
     "current_backward",
+    "edge_of",
+    "edges_behind",
     "external_edges",
     "gradient_edge",
     "gradients_blocked",
@@ -49,6 +51,7 @@ __all__ = [
 # attribute, `variable` too, so the type is compared.
 _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined]
 
+MOST_NODES = 1_000  # that are visited in search of what lies behind a tensor
 _NO_HOOKS: Mapping[int, Any] = MappingProxyType({})
 _autograd: Any = torch._C._autograd  # the stack of hooks on saved tensors has no public names
 
@@ -62,6 +65,12 @@ def gradient_edge(tensor: Tensor) -> GradientEdge:
         return get_gradient_edge(tensor)
     with torch_function_disabled():  # get_gradient_edge calls view_as, which a subclass may redefine
         return get_gradient_edge(tensor)
+
+
+def edge_of(tensor: Tensor) -> Edge:
+    """The same as a pair."""
+    node, output, *_ = gradient_edge(tensor)
+    return node, output
 
 
 def torch_function_disabled() -> AbstractContextManager[None]:
@@ -129,11 +138,22 @@ def external_edges(
     return {edge: is_leaf_node(edge[0]) for edge in outside}
 
 
-def reachable_leaves(tensors: Iterable[Tensor]) -> set[int]:
-    """The ids of all leaves that these tensors depend on."""
-    tensors = list(tensors)
-    leaves = {id(tensor) for tensor in tensors if tensor.is_leaf}
-    return leaves | {id(leaf_of(node)) for node, _ in _boundary([(t.grad_fn, 0) for t in tensors], is_leaf_node)}
+def reachable_leaves(tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+    """All leaves that these tensors depend on, by their ids."""
+    nodes = _boundary([(tensor.grad_fn, 0) for tensor in tensors], is_leaf_node)
+    leaves = (*(tensor for tensor in tensors if tensor.is_leaf), *(leaf_of(node) for node, _ in nodes))
+    return {id(leaf): leaf for leaf in leaves}
+
+
+def edges_behind(node: Node, most_nodes: int = MOST_NODES) -> set[Edge] | None:
+    """The edges in the graph behind a node; None if it has more nodes than that."""
+    stack, seen, edges = [node], {node}, set[Edge]()
+    while stack and len(seen) <= most_nodes:
+        behind = [(each, output) for each, output in stack.pop().next_functions if each is not None]
+        edges.update(behind)
+        stack += {each for each, _ in behind if each not in seen}
+        seen.update(each for each, _ in behind)
+    return edges if len(seen) <= most_nodes else None
 
 
 def _boundary(

@@ -14,7 +14,7 @@ made tensor, if no other input lies behind it. Where one does (w and tanh(w @ x)
 
 What it can miss: nothing silently. The cost: a walk through the graph of recorded steps, as often as
 `TorchBackend._should_check_inputs` says; and once a call, if there are made candidates, through the graphs behind them,
-which ends after MOST_NODES nodes, where the candidate is taken for one with others behind it.
+which ends after 1,000 nodes, where the candidate is taken for one with others behind it.
 """
 
 import gc
@@ -29,7 +29,8 @@ from torch.autograd.graph import Node
 from remat.frameworks.torch.functorch import is_wrapped
 from remat.frameworks.torch.graph import (
     Edge,
-    gradient_edge,
+    edge_of,
+    edges_behind,
     is_forgotten_leaf,
     is_leaf_node,
     leaf_of,
@@ -40,9 +41,7 @@ from remat.frameworks.torch.tape import Stops, Tape, unknown_input_error
 from remat.frameworks.torch.tensor_state import Memory, memory_of
 from remat.frameworks.torch.watch import Watch
 
-__all__ = ["LoopInputs", "leaves_behind", "with_others_behind"]
-
-MOST_NODES = 1_000  # that are visited in search of inputs behind a made tensor
+__all__ = ["LoopInputs", "with_others_behind"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class LoopInputs:
         self.bindings = {each.capture_id: each.root for each in candidates}
         candidates += [_Input(tensor, tensor) for tensor in others]
         self._candidates = {id(each.root): each for each in candidates}
-        self._made = {_edge(each.root): each.root for each in candidates if not each.root.is_leaf}
+        self._made = {edge_of(each.root): each.root for each in candidates if not each.root.is_leaf}
         return self
 
     def admit_captured(self, indices: Iterable[int]) -> None:
@@ -222,13 +221,13 @@ class LoopInputs:
         What is saved in a checkpoint comes back as a new tensor with the old edge, which a step of an adjoint loop uses
         beside the old one. As two inputs, both would get the gradient of both.
         """
-        if not candidate.root.requires_grad or _edge(candidate.root) not in self._indices:
+        if not candidate.root.requires_grad or edge_of(candidate.root) not in self._indices:
             self._add(candidate)
 
     def _add(self, new: _Input) -> None:
         self._behind = None
         if new.root.requires_grad:  # a parameter may have been frozen before the backward
-            self._indices[_edge(new.root)] = len(self.roots)
+            self._indices[edge_of(new.root)] = len(self.roots)
         self.tensors.append(new.tensor)
         self.roots.append(new.root)
         self.capture_ids.append(new.capture_id)
@@ -237,62 +236,25 @@ class LoopInputs:
         """By the edge of each made input: the inputs behind it, None if that is not known."""
         if self._behind is None:
             made = [edge for edge in self._indices if not is_leaf_node(edge[0])]
-            self._behind = {edge: _behind(edge[0], self._indices) for edge in made}
+            self._behind = {edge: self._indices_behind(edge[0]) for edge in made}
         return self._behind
 
-
-def with_others_behind(tensors: Sequence[Tensor], most_nodes: float = MOST_NODES) -> set[int]:
-    """The indices of those tensors which were computed from another one of them, or from so many nodes or more."""
-    if all(tensor.is_leaf for tensor in tensors):
-        return set()
-    leaves = {id(tensor) for tensor in tensors if tensor.is_leaf}
-    made = {_edge(tensor) for tensor in tensors if not tensor.is_leaf}
-    return {
-        k
-        for k, tensor in enumerate(tensors)
-        if tensor.grad_fn is not None
-        and any(
-            edge is None or edge in made or (is_leaf_node(edge[0]) and id(leaf_of(edge[0])) in leaves)
-            for edge in _edges_behind(tensor.grad_fn, most_nodes)
-        )
-    }
+    def _indices_behind(self, node: Node) -> frozenset[int] | None:
+        """The inputs behind a node, None if there are too many nodes to find out."""
+        edges = edges_behind(node)
+        return None if edges is None else frozenset(self._indices[edge] for edge in edges if edge in self._indices)
 
 
-def _behind(node: Node, indices: Mapping[Edge, int]) -> frozenset[int] | None:
-    """The inputs behind a node, None if there are too many nodes to find out."""
-    found = set()
-    for edge in _edges_behind(node):
-        if edge is None:
-            return None
-        found |= {indices[edge]} if edge in indices else set()
-    return frozenset(found)
+def with_others_behind(tensors: Sequence[Tensor]) -> set[int]:
+    """The indices of those tensors which were computed from another one of them, or from too many nodes to find out."""
+    made = {k: edge_of(tensor) for k, tensor in enumerate(tensors) if tensor.grad_fn is not None}
+    known, leaves = {*made.values()}, {id(tensor) for tensor in tensors if made and tensor.is_leaf}
 
+    def is_one(edge: Edge) -> bool:
+        return edge in known or (is_leaf_node(edge[0]) and id(leaf_of(edge[0])) in leaves)
 
-def _edges_behind(node: Node, most_nodes: float = MOST_NODES) -> Iterator[Edge | None]:
-    """The edges in the graph behind a node; a None at the end if there are too many."""
-    stack, seen = [node], {node}
-    while stack:
-        for following, output in stack.pop().next_functions:
-            if following is None:
-                continue
-            yield following, output
-            if following not in seen:
-                seen.add(following)
-                stack.append(following)
-        if len(seen) > most_nodes:
-            yield None
-            return
-
-
-def leaves_behind(node: Node) -> list[Tensor] | None:
-    """The leaves behind a node, None if there are too many nodes to find out."""
-    edges = list(_edges_behind(node))
-    return None if edges[-1:] == [None] else [leaf_of(edge[0]) for edge in {*edges} if edge and is_leaf_node(edge[0])]
-
-
-def _edge(tensor: Tensor) -> Edge:
-    edge = gradient_edge(tensor)
-    return edge.node, edge.output_nr
+    behind = {k: edges_behind(node) for k, (node, _) in made.items()}
+    return {k for k, edges in behind.items() if edges is None or any(map(is_one, edges))}
 
 
 def _find_tensor(edge: Edge) -> Tensor | None:

@@ -25,7 +25,7 @@ from torch.autograd.function import Function
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.environment import reached, replayable_states
-from remat.frameworks.torch.graph import hooks_suspended, without_saved_tensor_hooks
+from remat.frameworks.torch.graph import hooks_suspended, reachable_leaves, without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.meter import cuda_of, meter_for
 from remat.frameworks.torch.replayable_state import global_generators
@@ -77,7 +77,7 @@ class _Measurement:
     def stage(self, name: str) -> Stage:
         """The measured stage."""
         with torch.enable_grad():
-            self._roots = _graph_leaves(self._stage(self._x))  # a first run, to warm up
+            self._roots = [*reachable_leaves(_tensors(self._stage(self._x))).values()]  # a first run, to warm up
         with self._gradients_there():
             self._run()
             self._pull_back(self._record())
@@ -200,22 +200,6 @@ class _Cotangent(Function):
 def _loss(out: Any) -> Tensor | None:
     active = [leaf for leaf in _tensors(out) if leaf.requires_grad]
     return _Cotangent.apply(*active) if active else None  # type: ignore[no-untyped-call]
-
-
-def _graph_leaves(out: Any) -> list[Tensor]:
-    """The parameters that outputs depend on."""
-    from_nodes, seen = [leaf.grad_fn for leaf in _tensors(out) if leaf.grad_fn is not None], set()
-    leaves: list[Tensor] = []
-    while from_nodes:
-        node = from_nodes.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            leaves.append(variable)
-        from_nodes += [before for before, _ in node.next_functions if before is not None]
-    return leaves
 
 
 def _tensors(value: Any) -> list[Tensor]:

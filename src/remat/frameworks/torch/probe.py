@@ -19,7 +19,7 @@ from remat.frameworks.torch.collectives import groups_of, groups_used
 from remat.frameworks.torch.first_step import FirstStep, RecordedStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called, meshes_of
 from remat.frameworks.torch.function import TorchLoopCall
-from remat.frameworks.torch.graph import Edge, external_edges, gradient_edge
+from remat.frameworks.torch.graph import Edge, edge_of, external_edges
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.loops.step_runner import StepRunner
 from remat.pytree import Leaf, PyTree
@@ -123,7 +123,4 @@ def _result_leaves(runner: StepRunner, recorded: RecordedStep) -> tuple[list[Lea
 
 
 def _edge(leaf: Leaf) -> Edge | None:
-    if not isinstance(leaf, Tensor) or not leaf.requires_grad:
-        return None
-    edge = gradient_edge(leaf)
-    return edge.node, edge.output_nr
+    return edge_of(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else None

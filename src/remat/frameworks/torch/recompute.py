@@ -15,8 +15,8 @@ from remat.frameworks.torch.saved_tensors import (
     comparable_storage,
     describe,
     fingerprint_differences,
-    local_part,
 )
+from remat.frameworks.torch.storage import local_part
 from remat.segments import mutation_error, raise_nondeterministic
 
 __all__ = ["Recomputation", "raise_if_used"]

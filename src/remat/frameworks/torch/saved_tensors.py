@@ -11,7 +11,7 @@ from remat.execute.fingerprint import relative_difference, tolerance_of
 from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.graph import version, view_base
 from remat.frameworks.torch.leaves import device_fingerprint
-from remat.frameworks.torch.storage import StorageBytes, is_dense, storage_id
+from remat.frameworks.torch.storage import StorageBytes, is_dense, local_part, storage_id
 from remat.segments import mutation_error, raise_nondeterministic
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "comparable_storage",
     "describe",
     "fingerprint_differences",
-    "local_part",
     "made_again",
     "tolerated_difference",
 ]
@@ -137,7 +136,7 @@ class SavedTensorMeta:
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.version = _version(tensor)
         self.may_be_filled = self.version == 0 and tensor.is_floating_point() and not tensor.requires_grad
-        local = local_part(tensor) if checked else tensor
+        local = local_part(tensor) if checked else tensor  # each process compares what it has of a DTensor
         self.fingerprint = device_fingerprint(local) if checked and _is_plain(local) else None
         self.written = False
         self._counter, self._saved = _counter(tensor), version(tensor)
@@ -217,15 +216,6 @@ def is_parameter(tensor: Tensor) -> bool:
     """Whether this is a leaf that requires a gradient, or a view of one."""
     origin = view_base(tensor)
     return origin.is_leaf and origin.requires_grad
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """The tensor, or of a DTensor what this process has of it: each process compares its own values."""
-    if _is_plain(tensor) or not hasattr(type(tensor), "to_local"):
-        return tensor
-    with torch.no_grad():
-        local: Tensor = tensor.to_local()  # type: ignore[attr-defined]
-        return local
 
 
 def comparable_storage(tensor: Tensor) -> int:

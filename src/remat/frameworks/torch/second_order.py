@@ -15,7 +15,14 @@ from remat.execute.step_states import StepStates
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.functorch import in_transform, is_wrapped
-from remat.frameworks.torch.graph import backward_hooks, gradient_edge, gradients_blocked, hooks_suspended, leaf_itself
+from remat.frameworks.torch.graph import (
+    backward_hooks,
+    edge_of,
+    gradient_edge,
+    gradients_blocked,
+    hooks_suspended,
+    leaf_itself,
+)
 from remat.frameworks.torch.hooks_in_steps import LinearHooksOnly, linear_module_hook
 from remat.frameworks.torch.leaves import TensorSpec, batched_zeros_like, by_step
 from remat.frameworks.torch.loop_inputs import with_others_behind
@@ -153,7 +160,7 @@ def _vjp(
         return [None] * len(roots)
     outputs, output_cotangents = zip(*pairs, strict=True)
     # A made tensor that the function closes over, and another root behind it: its gradient must end there.
-    blocked = [(edge.node, edge.output_nr) for k in with_others_behind(roots) for edge in [gradient_edge(roots[k])]]
+    blocked = [edge_of(roots[k]) for k in with_others_behind(roots)]
     keep = bool(blocked) or None  # the engine visits its node, which the caller's backward has yet to go through
     # Given tensors instead of edges, the engine would be called without the mode; loops in a step run theirs again.
     ends = [gradient_edge(root) for root in wanted]

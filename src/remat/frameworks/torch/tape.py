@@ -11,6 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 from remat.errors import StepError
 from remat.frameworks.torch.graph import (
     Edge,
+    edge_of,
     external_edges,
     gradient_edge,
     gradients_blocked,
@@ -105,10 +106,7 @@ class Tape:
         """These edges without those of its carry and inputs; and which leaves of carry and inputs are among them."""
 
         def take(root: Tensor | None) -> bool:
-            if root is None:
-                return False
-            edge = gradient_edge(root)
-            return outside.pop((edge.node, edge.output_nr), None) is not None
+            return root is not None and outside.pop(edge_of(root), None) is not None
 
         carry = [take(root) for root in self.carry_in]
         rows = [[take(root) for root in row] for row in self.xs]

@@ -6,7 +6,7 @@ up for in the backward: such an input gets zeros, since hooks of made tensors wo
 whose whole gradient is zero calls no hooks, and keeps its `.grad`.
 
 What it can miss: hooks of made tensors, which see zeros, and a gradient that other uses make zero. The cost: nothing
-where all inputs have gradients; else a walk of at most MOST_NODES nodes, where longer graphs are left to None.
+where all inputs have gradients; else a walk of at most 1,000 nodes, where longer graphs are left to None.
 """
 
 from contextvars import ContextVar
@@ -17,13 +17,15 @@ from remat.execute.recomputation import variable_set
 from remat.frameworks.torch.graph import (
     backward_hooks,
     call_after_backward,
+    edges_behind,
     has_hooks,
+    is_leaf_node,
     leaf_itself,
+    leaf_of,
     post_accumulate_hooks,
     set_backward_hooks,
 )
 from remat.frameworks.torch.leaves import batched_zeros_like
-from remat.frameworks.torch.loop_inputs import leaves_behind
 from remat.pytree import Leaf
 
 __all__ = ["gradient_of_unused", "pulling_back"]
@@ -47,10 +49,11 @@ def gradient_of_unused(leaf: Leaf, batch: int | None) -> Tensor | None:
         if has_hooks(leaf):
             _Untouched(leaf_itself(leaf))
         return None
-    leaves = leaves_behind(leaf.grad_fn)
-    for each in leaves or ():
-        _Untouched(each)
-    return None if leaves is None else batched_zeros_like(leaf, batch)
+    edges = edges_behind(leaf.grad_fn)
+    for node, _ in edges or ():
+        if is_leaf_node(node):
+            _Untouched(leaf_of(node))
+    return None if edges is None else batched_zeros_like(leaf, batch)
 
 
 class _Untouched:
