@@ -67,6 +67,7 @@ bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/older_loops.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torch_loops.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/segments.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torch_chains.py gpt
 	$(BIN)/python benchmarks/jax_loops.py
 
 clean:
