@@ -3,13 +3,14 @@
 The rule. Entered are: dicts, lists, sets, deques, tuples; functions (cells, defaults, the globals that they read),
 methods and partials; attributes of objects of the user's own classes, if their name occurs in code that is reached.
 Of a variable whose attributes alone are used (`self.block(x)`), only these are entered. Objects of libraries are
-entered where they are arguments, or inside of one (key-value caches), and where a framework says so (`take`). So the
-search does not get to trainers, loaders and data sets, unless the function names them. User code is never run:
-attributes are looked up in `__dict__`, so that `__getattr__` is not called.
+entered where they are arguments, or inside of one (key-value caches), and where a framework says so (`take`). The
+package of the function itself is the user's, also where it is installed (libraries.py). So the search does
+not get to trainers, loaders and data sets, unless the function names them. User code is never run: attributes are
+looked up in `__dict__`, so that `__getattr__` is not called.
 
-What it can miss: attributes that library code alone reads by name from an object of the user's in a closure, containers
-of more than LONG items that begin with numbers, texts or arrays (tables of data, which are compared, and not entered),
-and what comes after MOST objects and MOST_ITEMS items.
+What it can miss: attributes that library code alone reads by name from an object of the user's in a closure, globals of
+what counts as a library (libraries.py), containers of more than LONG items that begin with numbers, texts or arrays
+(tables of data, which are compared, and not entered), and what comes after MOST objects and MOST_ITEMS items.
 
 The cost: about 1 us for an object, 3 us for a function; nothing is cached but what belongs to code and to classes.
 """
@@ -24,6 +25,7 @@ from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodT
 from typing import Any
 
 from remat.closures.bytecode import assigned_globals, assigned_names, attributes_used, global_names, names_in
+from remat.closures.libraries import add_users_package, is_always_library, is_foundation, is_library
 from remat.closures.references import (
     UNSET,
     AttributeRef,
@@ -34,8 +36,6 @@ from remat.closures.references import (
     SetRef,
     attributes_of,
     function_of,
-    is_foundation,
-    is_library,
     slots_of,
 )
 from remat.execute.python_state import LONG, Container
@@ -45,6 +45,7 @@ __all__ = ["Kind", "Reach", "kind_of"]
 
 MOST = 2_000  # functions and objects; what is farther away than that is not used by a step
 MOST_ITEMS = 100_000  # of containers
+DEEPEST = 3  # modules in modules: `import lab.models.blocks` and `lab.models.blocks.apply(x)`
 _PLAIN_OBJECTS = (
     "types",
     "argparse",
@@ -81,7 +82,7 @@ _CALLABLES = (
     (type, Kind.CLASS),
     (BuiltinFunctionType, Kind.BUILTIN),
 )
-_kinds: dict[type, Kind] = {}  # of libraries' classes alone: one of the user's is not kept alive here
+_kinds: dict[type, Kind] = {}  # of libraries' classes alone, which stay such: one of the user's is not kept alive here
 
 
 def kind_of(cls: type) -> Kind:
@@ -89,7 +90,7 @@ def kind_of(cls: type) -> Kind:
     kind = _kinds.get(cls)
     if kind is None:
         kind = _classified(cls)
-        if is_library(cls.__module__):
+        if is_always_library(cls.__module__):
             _kinds[cls] = kind
     return kind
 
@@ -138,6 +139,10 @@ class Reach:
     def add(self, roots: Iterable[Any], *, everything: bool = False) -> None:
         """Search what these values reach; `everything` is for arguments: all attributes, and objects of libraries."""
         self._everything = everything
+        roots = list(roots)
+        for root in roots:
+            if callable(root):
+                add_users_package(root)
         for root in roots:
             self.meet(root)
         self._drain()
@@ -285,7 +290,9 @@ class Reach:
             content = reference.get()
             if name in assigned:
                 self._cells_written.add(id(cell))
-            if content is not UNSET and id(cell) not in self._seen:
+            if isinstance(content, ModuleType):
+                self._visit_module(content, used.get(name), code)
+            elif content is not UNSET and id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
                 self._meet_variable(reference, content, used.get(name))
         if function.__defaults__:
@@ -295,20 +302,24 @@ class Reach:
         for name in global_names(code):
             value = namespace.get(name, UNSET)
             if isinstance(value, ModuleType):
-                self._visit_module(value, used.get(name))
+                self._visit_module(value, used.get(name), code)
             elif value is not UNSET and name in rebound:
                 self.meet(value, ItemRef(namespace, name))
             elif value is not UNSET and not is_library(function.__module__ or ""):
                 self._meet_variable(ItemRef(namespace, name), value, used.get(name))
         self.meet(function.__dict__.get("__wrapped__"))
 
-    def _visit_module(self, module: ModuleType, names: frozenset[str] | None) -> None:
-        """Search the attributes of a module of the user's that a function names."""
-        if names and not is_library(module.__name__):
-            for name in names:
-                value = vars(module).get(name, UNSET)
-                if value is not UNSET and not isinstance(value, ModuleType):
+    def _visit_module(self, module: ModuleType, names: Iterable[str] | None, code: CodeType, depth: int = 0) -> None:
+        """Search the attributes of a module of the user's that a function names, and those of modules in it."""
+        if not names or is_library(module.__name__):
+            return
+        for name in names:
+            value = vars(module).get(name, UNSET)
+            if not isinstance(value, ModuleType):
+                if value is not UNSET:
                     self._meet_variable(ItemRef(vars(module), name), value, None)
+            elif depth < DEEPEST:
+                self._visit_module(value, names_in(code) & vars(value).keys(), code, depth + 1)
 
     def _meet_variable(self, place: Reference, value: Any, names: frozenset[str] | None) -> None:
         """Search a variable; with `names`, these attributes of its value alone."""

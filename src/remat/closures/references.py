@@ -3,12 +3,10 @@
 Rebinding changes variables that other threads see, so only one of them may have rebound some at a time (`exclusive`).
 """
 
-import sys
-import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from threading import RLock
 from types import CellType, FunctionType
 from typing import Any
@@ -26,8 +24,6 @@ __all__ = [
     "attributes_of",
     "exclusive",
     "function_of",
-    "is_foundation",
-    "is_library",
     "slots_of",
 ]
 
@@ -201,25 +197,3 @@ def slots_of(value: Any) -> Iterable[tuple[str, Any]]:
                     yield name, member.__get__(value)
                 except AttributeError:
                     continue
-
-
-@lru_cache(maxsize=4096)
-def is_library(module: str) -> bool:
-    """Whether a module is installed or built in: then its functions and classes capture no arrays of the user's."""
-    # By name: builtins have no file, and a development install is not in site-packages.
-    if module.partition(".")[0] in ("builtins", "autograd", "numpy", "remat"):
-        return True
-    if module == "__main__":  # under a profiler or debugger its file is that of this tool
-        return False
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return "site-packages" in file or (bool(file) and file.startswith(_STANDARD))
-
-
-@lru_cache(maxsize=4096)
-def is_foundation(module: str) -> bool:
-    """Whether a module belongs to Python itself, or to a framework: objects of its classes have no state of users."""
-    return module.partition(".")[0] in sys.stdlib_module_names.union(_FOUNDATIONS)
-
-
-_FOUNDATIONS = ("builtins", "autograd", "jax", "jaxlib", "numpy", "remat", "torch")
-_STANDARD = sysconfig.get_paths()["stdlib"]  # the folder of the standard library

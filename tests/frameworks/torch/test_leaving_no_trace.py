@@ -358,3 +358,41 @@ def test_what_hooks_write_in_the_backward_stays():
 
     remat.scan(step, torch.ones_like(w), length=6, slots=2)[0].sum().backward()
     assert len(log) == 6
+
+
+PACKAGE = """
+import torch
+
+norm = torch.nn.BatchNorm1d(3)
+weight = torch.nn.Parameter(torch.ones(3))
+losses = []
+
+
+class Block(torch.nn.Module):
+    def forward(self, x):
+        return normalized(x)
+
+
+def normalized(x):
+    return torch.tanh(norm(x) * weight)
+
+
+def step(h, x):
+    losses.append(h.sum())
+    return normalized(h + x), None
+"""
+
+
+def test_modules_in_globals_of_an_installed_package_are_replayed(installed):
+    package = installed(PACKAGE)
+    h = remat.scan(package.step, torch.randn(4, 3), torch.randn(20, 4, 3), slots=2)[0]
+    h.sum().backward()
+    assert package.norm.num_batches_tracked == 20
+    with pytest.raises(remat.StepError, match="stored in a list"):
+        sum(package.losses).backward()
+
+
+def test_a_segment_in_a_module_of_an_installed_package_is_counted_once(installed):
+    package = installed(PACKAGE)
+    remat.checkpoint(torch.nn.Sequential(package.Block()), torch.randn(4, 3, requires_grad=True)).sum().backward()
+    assert package.norm.num_batches_tracked == 1

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from remat.closures.captures import Captures
+from remat.closures.libraries import add_users_package, is_always_library, is_library
 from remat.closures.reach import Kind, Reach, kind_of
-from remat.closures.references import is_library
 from remat.frameworks.torch.functorch import is_wrapped, wrapped_by_active_transform
 from remat.frameworks.torch.modules import (
     OWN,
@@ -41,7 +41,7 @@ def _kind_of(cls: type) -> Kind:
     kind = _torch_kinds.get(cls)
     if kind is None:
         kind = Kind.TAKEN if issubclass(cls, _TAKEN) else Kind.ATOMIC if issubclass(cls, _ATOMIC) else kind_of(cls)
-        if is_library(cls.__module__):  # a class of the user's is not kept alive here
+        if is_always_library(cls.__module__):  # a class of the user's is not kept alive here
             _torch_kinds[cls] = kind
     return kind
 
@@ -75,6 +75,7 @@ class TorchReach(Reach):
         self.made: list[tuple[Tensor, Place]] = []
         self.statistics: list[Tensor] = []  # buffers of modules in training, which are written into whatever their size
         self.torch_generators: list[torch.Generator] = []
+        self._users: dict[type, bool] = {}  # whether a class of modules is the user's
         self.lazy = False  # whether a module makes parameters when it is first called
 
     def kind(self, cls: type) -> Kind:
@@ -163,13 +164,21 @@ class TorchReach(Reach):
         if any(parts[3:]):
             for hook in (hook for hooks in parts[3:] for hook in hooks.values()):
                 self.meet(hook)
-        is_users = not is_library(type(module).__module__)
+        is_users = self._is_users(type(module))
         if len(attributes) > len(OWN):
             for name, value in attributes.items():
                 if name not in OWN and (kind := _kind_of(type(value))) is not Kind.ATOMIC:
                     self.meet_attribute(name, value, attributes, named=is_users and kind is not Kind.TAKEN)
         if is_users:
             self.meet_class(type(module))
+
+    def _is_users(self, cls: type[nn.Module]) -> bool:
+        """Whether a class of modules is the user's, as are all that are not of a framework or its companions."""
+        is_users = self._users.get(cls)
+        if is_users is None:
+            add_users_package(cls)
+            is_users = self._users[cls] = not is_library(cls.__module__)
+        return is_users
 
     def _add_own(self, attributes: dict[str, Any], parts: tuple[dict[Any, Any], ...]) -> None:
         """Add what a module consists of: its attributes, children, hooks and registries, without what is in them."""
