@@ -22,7 +22,7 @@ from remat.schedule.machine import Machine
 from remat.schedule.notation import format_op
 from remat.schedule.rules import BEFORE, unfinished
 
-__all__ = ["Interpreter", "Observer"]
+__all__ = ["Interpreter", "LiveSizes", "Observer"]
 
 B = TypeVar("B", bound=Backend)
 
@@ -84,7 +84,9 @@ class Interpreter(Generic[B]):
         self.backend, self.units, self.observer = backend, units, observer
         self._fingerprinted: Any = backend  # with `determinism`, it is a FingerprintedBackend
         self.determinism, self.progress, self.total = determinism, progress, total
-        sizes, memory = (_Unsized(restartable), None) if observer is None else (observer.sizes, observer.memory)
+        sizes, memory = (
+            (LiveSizes(restartable=restartable), None) if observer is None else (observer.sizes, observer.memory)
+        )
         self.machine = Machine(sizes, memory)
         self.machine.memory = None  # a plan's levels are used as it names them; profiled runs are no exception
         self.machine.units = UNKNOWN_LENGTH if units is None else units
@@ -310,25 +312,35 @@ _RUN: dict[type, Any] = {
 }
 
 
-class _Unsized:
-    """Sizes for a run without an observer: all 0, since the machine then only tracks which values are live."""
+class LiveSizes:
+    """The sizes of one run, as far as they are known, in the form that the machine expects of a problem.
+
+    Without an observer they are all 0, since the machine then only tracks which values are live.
+    """
 
     units = 0
 
-    def __init__(self, restartable: bool) -> None:
+    def __init__(self, state: int = 0, *, restartable: bool) -> None:
         self.restartable = restartable
+        self.state = self._cotangent = state
+        self.tapes: dict[tuple[int, int], int] = {}
 
     def unit_name(self, unit: int) -> str:
+        """No unit of a run has a name."""
         return ""
 
     def state_size(self, state: int) -> int:
-        return 0
+        """Bytes of a state: all are taken to be like the last one."""
+        return self.state
 
     def tape_size(self, start: int, stop: int) -> int:
-        return 0
+        """Bytes of the tape of a range."""
+        return self.tapes.get((start, stop), 0)
 
     def running_size(self, start: int, stop: int, *, record: bool) -> int:
-        return 0
+        """Bytes of a state that goes into a step, and of one that comes out."""
+        return 2 * self.state
 
     def pulling_size(self, start: int, stop: int) -> int:
-        return 0
+        """The same of cotangents."""
+        return 2 * self._cotangent

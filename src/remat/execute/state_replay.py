@@ -5,14 +5,14 @@ In: replayable states (`rng_state.py`), to which the generators of `random` and 
 costs memory where no state is used: unused states share their initial snapshot, or are forgotten.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from remat.execute.python_state import PythonState
 from remat.execute.rng_state import ReplayableState, global_rng_states
 
-__all__ = ["SegmentReplay", "StateReplay", "preserved_state"]
+__all__ = ["SegmentReplay", "StateReplay", "exchanged", "preserved_state", "set_states"]
 
 
 class StateReplay:
@@ -129,41 +129,34 @@ class SegmentReplay:
         ]
         self._versions = []
 
-    @property
-    def used(self) -> bool:
-        """Whether any state was used."""
-        return bool(self._snapshots)
-
     def rewind(self) -> None:
         """Set the states back to what they were before the first run."""
-        for replayable, snapshot in self._snapshots:
-            replayable.set(snapshot)
+        set_states(self._snapshots)
 
-    @contextmanager
-    def rewound(self) -> Iterator[None]:
+    def rewound(self) -> AbstractContextManager[None]:
         """A block in which the states start as they were before the first run; afterwards they are as before it."""
-        outside = [(replayable, replayable.get()) for replayable, _ in self._snapshots]
-        try:
-            self.rewind()
-            yield
-        finally:
-            for replayable, snapshot in outside:
-                replayable.set(snapshot)
+        return exchanged(self._snapshots) if self._snapshots else nullcontext()
 
 
 @contextmanager
-def preserved_state(replayable_states: Sequence[ReplayableState], to: Any = None) -> Iterator[None]:
-    """A block after which the states are as before it; with `to`, a snapshot, they start from that in the block.
-
-    A state whose snapshot is None starts as it is.
-    """
-    every = [*global_rng_states(), *replayable_states]
-    outside = [replayable.get() for replayable in every]
+def exchanged(snapshots: Iterable[tuple[ReplayableState, Any]]) -> Iterator[None]:
+    """A block in which states start from these snapshots, or as they are if that is None; then they are as before."""
+    snapshots = list(snapshots)
+    outside = [(replayable, replayable.get()) for replayable, _ in snapshots]
     try:
-        for replayable, snapshot in zip(every, to or (), strict=bool(to)):
-            if snapshot is not None:
-                replayable.set(snapshot)
+        set_states((replayable, snapshot) for replayable, snapshot in snapshots if snapshot is not None)
         yield
     finally:
-        for replayable, snapshot in zip(every, outside, strict=True):
-            replayable.set(snapshot)
+        set_states(outside)
+
+
+def set_states(snapshots: Iterable[tuple[ReplayableState, Any]]) -> None:
+    """Set states back to snapshots."""
+    for replayable, snapshot in snapshots:
+        replayable.set(snapshot)
+
+
+def preserved_state(states: Sequence[ReplayableState], to: Sequence[Any] | None = None) -> AbstractContextManager[None]:
+    """A block after which these and the global generators are as before it; `to`: the snapshots that it starts from."""
+    every = [*global_rng_states(), *states]
+    return exchanged(zip(every, to or [None] * len(every), strict=True))

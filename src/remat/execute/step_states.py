@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from remat.execute.rng_state import ReplayableState
+from remat.execute.state_replay import exchanged
 
 __all__ = ["StepStates"]
 
@@ -23,24 +24,12 @@ class StepStates:
     """
 
     def __init__(self, states: Sequence[ReplayableState], first: Sequence[Any]) -> None:
-        pairs = [(state, snapshot) for state, snapshot in zip(states, first, strict=True) if snapshot is not None]
-        self._states, self._before = [state for state, _ in pairs], {0: [snapshot for _, snapshot in pairs]}
+        self._before = {0: [pair for pair in zip(states, first, strict=True) if pair[1] is not None]}
 
     def run(self, index: int, step: Callable[[], T]) -> T:
         """Run a step with the states of its place in the loop."""
-        present = self._get()
-        try:
-            self._set(self._before[index])
+        with exchanged(self._before[index]):
             result = step()
             if index + 1 not in self._before:
-                self._before[index + 1] = self._get()
+                self._before[index + 1] = [(state, state.get()) for state, _ in self._before[0]]
             return result
-        finally:
-            self._set(present)
-
-    def _get(self) -> list[Any]:
-        return [state.get() for state in self._states]
-
-    def _set(self, snapshots: Sequence[Any]) -> None:
-        for state, snapshot in zip(self._states, snapshots, strict=True):
-            state.set(snapshot)

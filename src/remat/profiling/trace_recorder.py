@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from remat.execute.backend_protocol import ObservableBackend
-from remat.execute.interpreter import Interpreter
+from remat.execute.interpreter import Interpreter, LiveSizes
 from remat.memory_meter import Meter
 from remat.problem import Memory
 from remat.schedule import Advance, Op, Pullback, Record, Trace, Turn
@@ -165,15 +165,8 @@ class TraceRecorder:
         return ()
 
 
-class MeasuredSizes:
-    """The sizes that were measured last, in the form that the machine expects of a problem."""
-
-    units = 0
-
-    def __init__(self, state: int, *, restartable: bool) -> None:
-        self.restartable = restartable
-        self.state = self._cotangent = state
-        self.tapes: dict[tuple[int, int], int] = {}
+class MeasuredSizes(LiveSizes):
+    """The sizes that were measured last."""
 
     def measure(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
         """Measure the working state, and the tape if the op recorded one."""
@@ -185,18 +178,3 @@ class MeasuredSizes:
         elif isinstance(op, Pullback):
             self.tapes.pop((op.start, op.stop), None)
         self.units = run.units or 0
-
-    def unit_name(self, unit: int) -> str:
-        return ""
-
-    def state_size(self, state: int) -> int:
-        return self.state
-
-    def tape_size(self, start: int, stop: int) -> int:
-        return self.tapes[start, stop]
-
-    def running_size(self, start: int, stop: int, *, record: bool) -> int:
-        return 2 * self.state
-
-    def pulling_size(self, start: int, stop: int) -> int:
-        return 2 * self._cotangent

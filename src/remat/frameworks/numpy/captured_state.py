@@ -13,7 +13,7 @@ The cost, at each kept state as long as nothing has changed: a comparison of the
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class Environment:
         outside = Contents.of(self.contents.containers())
         try:
             self.contents.restore()
-            with self._replay.rewound() if self._replay.used else nullcontext():
+            with self._replay.rewound():
                 yield
         finally:
             outside.restore()

@@ -18,7 +18,7 @@ from remat.errors import StepError
 from remat.execute import Interpreter
 from remat.execute.determinism import DeterminismCheck
 from remat.execute.rng_state import global_rng_states
-from remat.execute.state_replay import preserved_state
+from remat.execute.state_replay import preserved_state, set_states
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import FirstStep, GradientMask, NumpyBackend
@@ -84,8 +84,7 @@ class NumpyCall(LoopCall[NumpyBackend]):
             except NotAsAutograd:
                 if mode is StepMode.TRACED:
                     raise
-                for state, snapshot in before:
-                    state.set(snapshot)
+                set_states(before)
         if self.request.check != "always":
             self.first_step = None  # later sweeps, for further cotangents, are not compared
         self.results = LoopResult.of(backend, interpreter.take())

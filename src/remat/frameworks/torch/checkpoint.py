@@ -302,7 +302,7 @@ class CheckpointFrame:
                 call_after_backward(partial(_release_values, ref(self), task))
             self._backward_tasks[task] = task in self._backward_tasks
             holders = {holder.index: holder for holder in self._live_holders()}
-        changed = self._environment.written_since() if self._complete else []
+        changed = self._environment.tensors.written_since() if self._complete else []
         out: Any = None
         with self._again() as (inputs, storages):
             recomputation = Recomputation(
@@ -356,7 +356,9 @@ class CheckpointFrame:
     def _complete_run(self, suspects: list[int], replaced: bool) -> CompleteRun:
         """Run the function to its end, and its backward; `replaced`: with other numbers in suspects of floats."""
         with self._again() as (inputs, _):
-            roots = [tensor for tensor in (*inputs.tensors, *self._environment.parameters()) if tensor.requires_grad]
+            roots = [
+                tensor for tensor in (*inputs.tensors, *self._environment.tensors.parameters()) if tensor.requires_grad
+            ]
             with hooks_suspended(roots):
                 return CompleteRun.of(
                     lambda: inputs.fn(*inputs.args, **inputs.kwargs), roots, suspects, replaced=replaced

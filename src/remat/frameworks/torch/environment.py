@@ -15,9 +15,9 @@ For a loop or a measurement, `replayable_states(TorchReach)` has the same as rep
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 from weakref import ref
 
 import torch
@@ -34,8 +34,7 @@ from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks
 from remat.frameworks.torch.replayable_state import generator_state, global_generators
 from remat.frameworks.torch.tensor_reach import TorchReach, is_made
-from remat.frameworks.torch.tensor_state import COPIED, Entered, Storages, TensorStates, TensorValue, is_plain
-from remat.segments import mutation_error
+from remat.frameworks.torch.tensor_state import COPIED, Storages, TensorStates, TensorValue, is_plain
 
 __all__ = ["Environment", "reached", "replayable_states"]
 
@@ -77,7 +76,7 @@ class Environment:
         self._modes = AutocastState()
         generators = [*global_generators(_cuda_devices(reach)), *map(generator_state, reach.torch_generators)]
         self._replay = SegmentReplay([*generators, *reach.generators, *small_arrays(reach.arrays)])
-        self._tensors = TensorStates(reach.tensors, reach.statistics)
+        self.tensors = TensorStates(reach.tensors, reach.statistics)
         self._python = _PythonContents(reach, save)
 
     def container_ids(self) -> set[int]:
@@ -87,15 +86,7 @@ class Environment:
     def finish_forward(self) -> None:
         """Called after the first run: copies of what it has not changed are dropped."""
         self._replay.forget_unused()
-        self._tensors.finish_forward()
-
-    def written_since(self) -> list[tuple[Tensor, int]]:
-        """The parameters that were written into since the first run, and the versions that they had then."""
-        return self._tensors.written_since()
-
-    def parameters(self) -> list[Tensor]:
-        """The leaves that the function reaches and that required a gradient at the call."""
-        return self._tensors.parameters()
+        self.tensors.finish_forward()
 
     @contextmanager
     def restored(self, name: str, made: Sequence[Tensor]) -> Iterator[Storages]:
@@ -104,25 +95,16 @@ class Environment:
         Yields the memory that is written into. Raises a StepError for a function of this name that has written other
         numbers than at first into a tensor whose numbers at the call were not copied.
         """
-        # Found before anything is entered, so that what goes back is what the program has now.
-        exchange, entered = self._python.exchange(made), list[Entered]()
-        with self._replay.rewound() if self._replay.used else nullcontext(), self._modes.active(grad=True):
-            try:
-                exchange.enter()
-                self._tensors.enter(entered)
-                yield self._tensors.storages()
-            finally:
-                # In the opposite order: tensors were entered in the contents of the call.
-                repeats = self._tensors.leave(entered)
-                exchange.leave()
-        if not repeats:
-            raise mutation_error(name, "a parameter or a large tensor that it reaches", "by it, with other numbers")
+        # Tensors last: they are those in the contents of the call.
+        contents, tensors = self._python.restored(made), self.tensors.restored(name)
+        with self._replay.rewound(), self._modes.active(grad=True), contents, tensors as storages:
+            yield storages
 
     def rewind(self, made: Sequence[Tensor]) -> None:
         """Put everything back to what it was at the call, after a first run that has failed."""
         self._replay.rewind()
         self._python.rewind(made)
-        self._tensors.enter([])
+        self.tensors.rewind()
 
 
 class _PythonContents:
@@ -161,17 +143,30 @@ class _PythonContents:
         """The containers."""
         return [*self._contents.containers(), *(container for container, _, _ in self._open)]
 
-    def exchange(self, made: Sequence[Tensor]) -> "_Exchange":
-        """What to exchange so that contents and variables are as they were: only what differs."""
-        at_call = self._at_call(made)
-        differing = self._exchangeable(at_call.changed())
-        hooks = [(tensor, backward_hooks(tensor)) for reference in self._made if (tensor := reference()) is not None]
-        afterwards = _with_present(at_call, differing) if differing else at_call
-        return _Exchange(differing, afterwards, self._rebound(made), hooks, self._exchangeable)
-
     def rewind(self, made: Sequence[Tensor]) -> None:
         """Put contents and variables back to what they were."""
-        self.exchange(made).enter()
+        self._exchangeable(self._at_call(made).changed()).restore()
+        for place, _, value in self._rebound(made):
+            place.put(value)
+
+    @contextmanager
+    def restored(self, made: Sequence[Tensor]) -> Iterator[None]:
+        """A block in which contents and variables are as they were; only what differs is exchanged."""
+        at_call, rebound = self._at_call(made), self._rebound(made)
+        differing = self._exchangeable(at_call.changed())
+        afterwards = _with_present(at_call, differing) if differing else at_call
+        hooks = [(tensor, backward_hooks(tensor)) for reference in self._made if (tensor := reference()) is not None]
+        try:
+            differing.restore()
+            for place, _, value in rebound:
+                place.put(value)
+            yield
+        finally:
+            for tensor, registered in hooks:
+                set_backward_hooks(tensor, registered)
+            for place, now, _ in rebound:
+                place.put(now)
+            self._exchangeable(afterwards.changed()).restore()
 
     def _at_call(self, made: Sequence[Tensor]) -> Contents:
         """The contents with tensors in the places of placeholders: the original ones, where they still are."""
@@ -199,30 +194,6 @@ class _PythonContents:
         pairs = [(c, _plain_items(c, items) if id(c) in self._registries else items) for c, items in contents.pairs]
         filled = [(c, _plain_items(c, {})) for c in contents.empty if id(c) in self._registries]
         return Contents([*pairs, *filled], [c for c in contents.empty if id(c) not in self._registries])
-
-
-class _Exchange(NamedTuple):
-    """What to put in, and what to put back: contents, variables, and hooks on tensors that have a graph."""
-
-    contents: Contents
-    contents_afterwards: Contents
-    variables: Sequence[tuple[Reference, Any, Any]]  # their places, present and former values
-    hooks: Sequence[tuple[Tensor, Mapping[int, Any]]]
-    exchangeable: Callable[[Contents], Contents]
-
-    def enter(self) -> None:
-        """Put in what was there at the call."""
-        self.contents.restore()
-        for place, _, value in self.variables:
-            place.put(value)
-
-    def leave(self) -> None:
-        """Put back what was there before."""
-        for tensor, registered in self.hooks:
-            set_backward_hooks(tensor, registered)
-        for place, now, _ in self.variables:
-            place.put(now)
-        self.exchangeable(self.contents_afterwards.changed()).restore()
 
 
 def _with_present(contents: Contents, differing: Contents) -> Contents:

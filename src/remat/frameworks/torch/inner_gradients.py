@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from remat.execute.rng_state import global_rng_states
+from remat.execute.state_replay import set_states
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.activity import ActivityTracker
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
@@ -45,7 +46,7 @@ class GradModeTrial:
     def _advance(self, step: Step, carry: Any, x: Any) -> Any:
         if self._needs_grad is not None:
             return self.wrap(step)(carry, x)
-        before = [state.get() for state in self._states]
+        before = [(state, state.get()) for state in self._states]
         try:
             out = step(carry, x)
             self._needs_grad = False
@@ -54,8 +55,7 @@ class GradModeTrial:
             if "grad" not in str(error):
                 raise
             # The failed attempt may have drawn random numbers or counted: the second one must not see that.
-            for state, snapshot in zip(self._states, before, strict=True):
-                state.set(snapshot)
+            set_states(before)
             out = self._with_grad(step)(carry, x)
             self._needs_grad = True
         return out

@@ -25,9 +25,9 @@ from remat.frameworks.torch.functorch import is_wrapped, outside_transforms
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import storage_id
+from remat.segments import mutation_error
 
 __all__ = [
-    "Entered",
     "Memory",
     "Storages",
     "TensorStates",
@@ -212,7 +212,6 @@ class _Present(NamedTuple):
 
 
 Memory: TypeAlias = Sequence[Tensor | None]  # by tensor: one in its memory, None if it is to stay where it is
-Entered: TypeAlias = tuple[_TensorState, _Present | None]
 
 
 class Storages(NamedTuple):
@@ -242,24 +241,33 @@ class TensorStates:
         """The tensors that required a gradient at the call."""
         return [state.tensor for state in self._states if state.required_grad]
 
-    def storages(self) -> "Storages":
-        """The memory that a repetition cares for."""
+    def _storages(self) -> Storages:
         restored = [state for state in self._states if state.is_restored]
         return Storages(
             frozenset(storage_id(state.tensor) for state in restored),
             frozenset(storage_id(state.tensor) for state in restored if state.written),
         )
 
-    def enter(self, entered: list["Entered"]) -> None:
-        """Give the tensors what they had at the call; what each had before is added to `entered` one by one."""
+    def rewind(self) -> None:
+        """Give the tensors what they had at the call."""
         for state in self._states:
-            entered.append((state, state.enter()))
+            state.enter()
 
-    @staticmethod
-    def leave(entered: Sequence["Entered"]) -> bool:
-        """Give the tensors what they had before; whether a repetition has not changed what it must not."""
-        repeats = [state.leave(present) for state, present in entered]
-        return all(repeats)
+    @contextmanager
+    def restored(self, name: str) -> Iterator[Storages]:
+        """A block in which the tensors have what they had at the call; it yields the memory that it cares for.
+
+        Raises a StepError for a function of this name that has changed what a repetition must not.
+        """
+        entered: list[tuple[_TensorState, _Present | None]] = []
+        try:
+            for state in self._states:
+                entered.append((state, state.enter()))
+            yield self._storages()
+        finally:
+            repeats = [state.leave(present) for state, present in entered]
+        if not all(repeats):
+            raise mutation_error(name, "a parameter or a large tensor that it reaches", "by it, with other numbers")
 
 
 def _version_of(tensor: Tensor) -> int:
