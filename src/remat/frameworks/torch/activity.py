@@ -22,7 +22,7 @@ from remat.frameworks.torch.leaves import TensorSpec, detached, require_grad_roo
 from remat.loops.step_runner import StepRunner, unpack_output
 from remat.pytree import Leaf, PyTree, StructureMismatch, TreeDef, flatten
 
-__all__ = ["Activity", "ActivityTracker"]
+__all__ = ["Activity", "ActivityTracker", "with_roots", "without_graph"]
 
 Step: TypeAlias = Callable[[PyTree, PyTree], PyTree]
 Specs: TypeAlias = list[TensorSpec]
@@ -140,8 +140,8 @@ class ActivityTracker:
             runner = self._runner
             # New roots for every step: the graph of one step is freed with it, and is never joined to the next one.
             if graph:
-                carry = _with_roots(runner.tree, carry, self.activity.carry)
-                x = _with_roots(runner.inputs.tree, x, self.activity.xs)
+                carry = with_roots(runner.tree, carry, self.activity.carry)
+                x = with_roots(runner.inputs.tree, x, self.activity.xs)
             out = unpack_output(leaf_ops, step(carry, x), runner.current_step)
             try:
                 self.note_aliases(*out)
@@ -158,9 +158,18 @@ class ActivityTracker:
         ys, y_tree = flatten(y) if outputs.tree is None else (outputs.tree.flatten_like(y, "y"), outputs.tree)
         kept = outputs.tree is not None and outputs.row_of(self._runner.current_step) is not None
         self.note(leaves, ys if kept else (), f"step {self._runner.current_step}")
-        return tree.unflatten(list(map(detached, leaves))), y_tree.unflatten(list(map(detached, ys)))
+        return without_graph(tree, leaves, y_tree, ys)
 
 
-def _with_roots(tree: TreeDef, value: PyTree, active: Sequence[bool]) -> PyTree:
+def without_graph(tree: TreeDef, carry: Sequence[Leaf], y_tree: TreeDef, ys: Sequence[Leaf]) -> tuple[PyTree, PyTree]:
+    """A carry and an output with these leaves, detached; one tensor that is in both stays one tensor."""
+    detached_by_id = {id(leaf): detached(leaf) for leaf in (*carry, *ys)}
+    return (
+        tree.unflatten([detached_by_id[id(leaf)] for leaf in carry]),
+        y_tree.unflatten([detached_by_id[id(leaf)] for leaf in ys]),
+    )
+
+
+def with_roots(tree: TreeDef, value: PyTree, active: Sequence[bool]) -> PyTree:
     """A carry or input whose active leaves are roots of a new graph."""
     return tree.unflatten(require_grad_roots(tree.flatten_like(value, "x"), active)) if any(active) else value

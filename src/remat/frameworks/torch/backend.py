@@ -65,10 +65,13 @@ class TorchBackend(ComparedTensors):
         tracker: ActivityTracker,
         first_step: FirstStep | None = None,
         fsdp_modules: Sequence[Any] = (),
+        *,
+        measured: bool = False,
     ) -> None:
         super().__init__(runner)
         self.step, self.inputs, self.tracker = step, inputs, tracker
-        kept_rows = KeptRows(runner, enabled=not step.under_functorch)
+        # A measurement takes a copy of a state for what a state takes.
+        kept_rows = KeptRows(runner, enabled=not step.under_functorch and not measured)
         self.copy, self.seal = kept_rows.copy, kept_rows.seal
         self.replayable_states: Sequence[ReplayableState] = step.replayable_states
         self.output_bytes = 0  # bytes of the outputs, once they are released

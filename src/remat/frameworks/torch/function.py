@@ -68,7 +68,13 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     unwrapped: Sequence[Tensor] = ()  # under torch.func: those inputs, the last ones, that no transform knows
 
     def backend_on(
-        self, leaves: Sequence[Leaf], steps: int, inputs: LoopInputs, first_step: FirstStep | None = None
+        self,
+        leaves: Sequence[Leaf],
+        steps: int,
+        inputs: LoopInputs,
+        first_step: FirstStep | None = None,
+        *,
+        measured: bool = False,
     ) -> tuple[TorchBackend, PyTree]:
         """A backend for that many steps with these inputs, and the first carry, detached."""
         init, xs, _ = self.split([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
@@ -77,13 +83,11 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         runner = StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), outputs)
         activity = self.activity if first_step is None else first_step.activity
         tracker = ActivityTracker(activity, runner, closed=inputs.closed)
-        backend = TorchBackend(self.step, runner, inputs, tracker, first_step, self.fsdp_modules)
+        backend = TorchBackend(self.step, runner, inputs, tracker, first_step, self.fsdp_modules, measured=measured)
         return backend, self.carry.unflatten(init)
 
     def new_backend(self, leaves: Sequence[Leaf], steps: int) -> tuple[TorchBackend, PyTree]:
         """A backend for that many steps, and the first carry, detached."""
-        if self.inputs is not None:
-            return self.backend_on(leaves, steps, self.inputs.copy())
         inputs = LoopInputs(self.split(leaves)[2], self.capture_ids, self.rebound, self.memory, closed=True)
         return self.backend_on(leaves, steps, inputs)
 

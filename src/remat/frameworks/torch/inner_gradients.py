@@ -13,14 +13,12 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 
 from remat.execute.rng_state import global_rng_states
 from remat.execute.state_replay import set_states
 from remat.frameworks.torch import leaves as leaf_ops
-from remat.frameworks.torch.activity import ActivityTracker
+from remat.frameworks.torch.activity import ActivityTracker, with_roots, without_graph
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
-from remat.frameworks.torch.leaves import require_grad_roots
 from remat.loops.step_runner import unpack_output
 from remat.pytree import flatten
 
@@ -64,21 +62,12 @@ class GradModeTrial:
         """The step, run with grad; its results have no graph."""
 
         def run(carry: Any, x: Any) -> tuple[Any, Any]:
-            carry_leaves, carry_tree = flatten(carry)
-            x_leaves, x_tree = flatten(x)
+            activity = self._tracker.activity
             with torch.enable_grad():
-                carry = carry_tree.unflatten(require_grad_roots(carry_leaves, self._tracker.activity.carry))
-                x = x_tree.unflatten(require_grad_roots(x_leaves, self._tracker.activity.xs))
+                carry = with_roots(flatten(carry)[1], carry, activity.carry)
+                x = with_roots(flatten(x)[1], x, activity.xs)
                 after, y = unpack_output(leaf_ops, step(carry, x), 0)
-            # One tensor that is returned twice stays one tensor.
-            detached: dict[int, Tensor] = {}
-            results = []
-            for value in (after, y):
-                leaves, tree = flatten(value)
-                for leaf in leaves:
-                    if isinstance(leaf, Tensor) and leaf.requires_grad:
-                        detached.setdefault(id(leaf), leaf.detach())
-                results.append(tree.unflatten([detached.get(id(leaf), leaf) for leaf in leaves]))
-            return results[0], results[1]
+            (leaves, tree), (ys, y_tree) = flatten(after), flatten(y)
+            return without_graph(tree, leaves, y_tree, ys)
 
         return run

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.leaves import copy_tensor
 from remat.frameworks.torch.output_rows import on_storage_of
 from remat.loops.step_runner import StepRunner
@@ -55,11 +54,8 @@ class KeptRows:
         runner, outputs = self._runner, self._runner.outputs
         i = runner.current_step
         row = outputs.row_of(i)
-        # A step that runs again writes no row, and after the first sweep the outputs belong to the caller. Measuring,
-        # which is no first sweep, takes a copy of a state for what a state takes.
+        # A step that runs again writes no row, and after the first sweep the outputs belong to the caller.
         if row is None or outputs.tree is None or not outputs.leaves or i != runner.outputs_written - 1:
-            return {}
-        if is_recomputing():
             return {}
         rows = {}
         for leaf, stacked in zip(outputs.tree.flatten_like(runner.last_output, "y"), outputs.leaves, strict=True):

@@ -10,7 +10,7 @@ the same code, on leaves of the same specs, whose first run saved and allocated 
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -72,38 +72,25 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
     devices = [leaf.device for leaf in leaves if isinstance(leaf, Tensor)]
     device = cuda_of(devices)
     _check_it_fits(tape_bytes, devices)
-
-    def finish() -> None:
-        if device is not None:
-            torch.cuda.synchronize(device)
-
+    init, xs, captured = call.split(leaves)
+    assert call.inputs is not None
     # Steps that are measured are no part of the program: whatever they change or register is taken back.
-    with ExitStack() as stack:
-        stack.enter_context(preserved_state(call.step.replayable_states))
-        stack.enter_context(without_saved_tensor_hooks())
-        if call.step.closure.mentions("register_hook"):
-            stack.enter_context(_NoHooks())
-        stack.enter_context(backward_hooks_exchanged(call.step.modules, None))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(recomputing(True))
-        stack.enter_context(one_step("while one step was measured", capacity))
+    with (
+        preserved_state(call.step.replayable_states),
+        without_saved_tensor_hooks(),
+        _NoHooks() if call.step.closure.mentions("register_hook") else nullcontext(),
+        backward_hooks_exchanged(call.step.modules, None),
+        torch.no_grad(),
+        recomputing(True),
+        one_step("while one step was measured", capacity),
+    ):
+        first = [*init, *(x[:steps] for x in xs), *captured]
+        backend, state = call.backend_on(first, steps, call.inputs.copy(), measured=True)
+        finish = (lambda: None) if device is None else partial(torch.cuda.synchronize, device)
+        meter, ones, timed = meter_for(devices), partial(_ones, backend), is_single_process()
         free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
-        cost = measure_step(_setup(call, leaves, steps, devices, finish), steps, free)
+        cost = measure_step(MeasurementSetup(backend, meter, state, ones, finish, timed=timed), steps, free)
         return replace(cost, bookkeeping=0 if device is None else CUDA_OWN)
-
-
-def _setup(
-    call: TorchLoopCall, leaves: Sequence[Any], steps: int, devices: Sequence[torch.device], finish: Any = lambda: None
-) -> MeasurementSetup:
-    backend, state = call.new_backend([_truncate_inputs(call, leaves, k, steps) for k in range(len(leaves))], steps)
-    return MeasurementSetup(
-        backend, meter_for(devices), state, partial(_ones, backend), finish, timed=is_single_process()
-    )
-
-
-def _truncate_inputs(call: TorchLoopCall, leaves: Sequence[Any], k: int, steps: int) -> Any:
-    """Leaf k; if it is one of the inputs `xs`, only its rows for the first steps."""
-    return leaves[k][:steps] if call.sizes[0] <= k < call.sizes[0] + call.sizes[1] else leaves[k]
 
 
 def _ones(backend: TorchBackend, state: Any, gradients: Gradients | None) -> Gradients:

@@ -55,9 +55,7 @@ def double_backward(
     ]
 
     def gradients(*values: Any) -> list[Any]:
-        full = list(args)
-        for k, value in zip(active, values, strict=True):
-            full[k] = value
+        full = _put(args, active, values)
         by_leaf = _adjoint_loop(call, full[: len(leaves)], full[len(leaves) :], batch)
         return [batched_zeros_like(leaves[k], batch) if by_leaf[k] is None else by_leaf[k] for k in outputs]
 
@@ -65,10 +63,13 @@ def double_backward(
     closed_over = [captured_at <= k < len(leaves) and not call.rebound[k - captured_at] for k in active]
     roots, output_cotangents = [args[k] for k in active], [gradient_cotangents[k] for k in outputs]
     cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over)
-    by_arg: list[Any] = [None] * len(args)
-    for k, cotangent in zip(active, cotangents, strict=True):
-        by_arg[k] = cotangent
-    return by_arg
+    return _put([None] * len(args), active, cotangents)
+
+
+def _put(values: Sequence[Any], places: Sequence[int], others: Sequence[Any]) -> list[Any]:
+    """The values, with others in these places."""
+    by_place = dict(zip(places, others, strict=True))
+    return [by_place.get(k, value) for k, value in enumerate(values)]
 
 
 def _vjp_of(
@@ -128,9 +129,7 @@ class _Vjp(torch.autograd.Function):
         outputs = [k for k, cotangent in enumerate(cotangents) if cotangent is not None]
 
         def gradients(*values: Any) -> list[Any]:
-            full: list[Any] = [None] * len(args)
-            for k, value in zip(tensors, values, strict=True):
-                full[k] = value
+            full = _put(args, tensors, values)
             by_root = _vjp(function, full[:count], full[count:], batched=ctx.batched, create=True)
             zeros = [cotangents[k].new_zeros(()).expand_as(cotangents[k]) for k in outputs]
             return [zero if by_root[k] is None else by_root[k] for k, zero in zip(outputs, zeros, strict=True)]
@@ -138,10 +137,7 @@ class _Vjp(torch.autograd.Function):
         closed_over = [k < count and ctx.closed_over[k] for k in tensors]
         roots, output_cotangents = [args[k] for k in tensors], [cotangents[k] for k in outputs]
         root_cotangents = _vjp_of(gradients, roots, output_cotangents, closed_over)
-        by_arg: list[Any] = [None] * len(args)
-        for k, cotangent in zip(tensors, root_cotangents, strict=True):
-            by_arg[k] = cotangent
-        return None, None, None, *by_arg
+        return None, None, None, *_put(args, tensors, root_cotangents)
 
 
 def _vjp(
@@ -283,16 +279,14 @@ def _roots(
     carry: list[Any], active: list[bool], x: list[Any], active_xs: Sequence[bool], captured: list[Any]
 ) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[list[Any], list[Any], list[Any]]]]:
     """The active inputs of one step, and a function that puts other values in their places."""
-    mask = [*active, *active_xs]
     leaves = [*carry, *x]
-    roots = [leaf for leaf, is_active in zip(leaves, mask, strict=True) if is_active]
+    places = [k for k, is_active in enumerate((*active, *active_xs)) if is_active]
 
     def put(values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        rest = iter(values)
-        filled = [next(rest) if is_active else leaf for leaf, is_active in zip(leaves, mask, strict=True)]
-        return list(rest), filled[: len(carry)], filled[len(carry) :]
+        filled = _put(leaves, places, values[: len(places)])
+        return list(values[len(places) :]), filled[: len(carry)], filled[len(carry) :]
 
-    return [*roots, *captured], put
+    return [*(leaves[k] for k in places), *captured], put
 
 
 def _for_every_step(bar: Tensor, steps: int, rows: dict[int, int] | None) -> Tensor:
