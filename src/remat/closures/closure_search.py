@@ -1,63 +1,42 @@
 """The search for captured values in everything that functions reach, for frameworks that capture by value.
 
-In: functions, and the framework's filter. Out: references to the values that the filter accepts, with their names. The
+In: functions, and what is captured of the values of some types. Out: references to these values, with their names. The
 search is that of reach.py; it enters objects of libraries and all attributes, too.
 """
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from remat.closures.captures import Captures
 from remat.closures.reach import Kind, Reach, kind_of
 from remat.closures.references import AttributeRef, CellRef, ItemRef, PartialRef, SetRef, exclusive
 
-__all__ = ["CaptureFilter", "ClosureSearch"]
-
-
-class CaptureFilter(Protocol):
-    """Which values a framework captures from closures."""
-
-    types: ClassVar[tuple[type, ...]]  # of values that may be captured, and are not searched
-
-    def __bool__(self) -> bool:
-        """Whether there can be anything to capture; if not, nothing is searched."""
-        ...
-
-    def accepts(self, leaf: Any) -> bool:
-        """Whether a leaf is to be captured."""
-        ...
-
-    def unpack(self, value: Any) -> Any:
-        """The framework's own containers as plain ones."""
-        ...
+__all__ = ["ClosureSearch"]
 
 
 class ClosureSearch(Reach):
     """One search; it refers to the user's values, so it should not outlive the call that it is made for."""
 
-    def __init__(self, capture_filter: CaptureFilter, functions: Iterable[Any]) -> None:
+    def __init__(self, captures: Captures, taken: tuple[type, ...], functions: Iterable[Any]) -> None:
         super().__init__()
-        self.captures = Captures(capture_filter.accepts, capture_filter.unpack)
-        self._filter = capture_filter
+        self.captures, self.taken = captures, taken
         self._places: dict[int, tuple[Any, Any]] = {}  # by id: where a value was found first
         self._objects: dict[int, Any] = {}  # by the id of their attributes
-        if capture_filter:
-            with exclusive():  # another thread may have rebound variables that this search reads
-                self.add((function for function in functions if function is not None), everything=True)
-
-    def kind(self, cls: type) -> Kind:
-        """What to do with values of a type."""
-        return Kind.TAKEN if issubclass(cls, self._filter.types) else kind_of(cls)
+        with exclusive():  # another thread may have rebound variables that this search reads
+            self.add((function for function in functions if function is not None), everything=True)
 
     def is_data(self, value: Any) -> bool:
         """Whether a value is a number, a text or an array that is not captured."""
         kind = self.kind(type(value))
-        return kind in (Kind.ATOMIC, Kind.ARRAY) or (kind is Kind.TAKEN and not self._filter.accepts(value))
+        return kind in (Kind.ATOMIC, Kind.ARRAY) or (kind is Kind.TAKEN and not self.captures.accepts(value))
 
     def take(self, value: Any, owner: Any, key: Any) -> None:
-        """Note where a value is, if the filter accepts it."""
-        if self._filter.accepts(value):
+        """Note where a value is, if it is captured, or that it is a plain array."""
+        if self.captures.accepts(value):
             self.captures.add(owner, key)
+        elif kind_of(type(value)) is Kind.ARRAY and id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self.arrays.append(value)
 
     def meet(self, value: Any, owner: Any = None, key: Any = None) -> None:
         """Search a value."""

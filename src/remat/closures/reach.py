@@ -122,6 +122,8 @@ def _classified(cls: type) -> Kind:
 class Reach:
     """One search; it refers to what it found, so that it should not outlive the call that it is made for."""
 
+    taken: tuple[type, ...] = ()  # types of values that are not searched, and given to `take`
+
     def __init__(self) -> None:
         self.containers: list[Container] = []
         self.generators: list[ReplayableState] = []
@@ -155,8 +157,8 @@ class Reach:
         return [pair for pair in self._variables if not isinstance(pair[0], CellRef) or id(pair[0].cell) not in written]
 
     def kind(self, cls: type) -> Kind:
-        """What to do with values of a type; a framework overrides it to take its own."""
-        return kind_of(cls)
+        """What to do with values of a type."""
+        return Kind.TAKEN if issubclass(cls, self.taken) else kind_of(cls)
 
     def take(self, value: Any, owner: Any, key: Any) -> None:
         """Called for a value of a kind that a framework takes; `owner[key]` is where it is, if that is a container."""

@@ -11,7 +11,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
-from remat.closures.reach import Kind, Reach, kind_of
+from remat.closures.reach import Reach
 from remat.closures.references import exclusive
 from remat.errors import StepError
 from remat.frameworks.framework_protocol import Framework
@@ -196,10 +196,7 @@ class _FirstOfTypes(Reach):
     def __init__(self, types: tuple[type, ...]) -> None:
         super().__init__()
         self.first: type | None = None
-        self._types = types
-
-    def kind(self, cls: type) -> Kind:
-        return Kind.TAKEN if issubclass(cls, self._types) else kind_of(cls)
+        self.taken = types
 
     def take(self, value: object, owner: object, key: object) -> None:
         self.first = self.first or type(value)

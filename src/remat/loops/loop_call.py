@@ -14,7 +14,10 @@ from remat.execute.backend_protocol import ObservableBackend
 from remat.execute.determinism import DeterminismCheck
 from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import StateReplay, preserved_state
+from remat.loops.leaf_spec import LeafOps
 from remat.loops.request import LoopRequest
+from remat.loops.stacked_values import Inputs, Outputs
+from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
 from remat.planners import Plan
 from remat.problem import Memory
@@ -76,6 +79,19 @@ class LoopCall(ABC, Generic[V]):
     @abstractmethod
     def measured(self, leaves: Sequence[Any]) -> StepCost:
         """The measured cost of a step."""
+
+    def new_runner(
+        self,
+        leaf_ops: LeafOps,
+        init: Sequence[Any],
+        xs: Sequence[Any],
+        steps: int,
+        protect: Callable[[Any], Any] | None = None,
+    ) -> StepRunner:
+        """A runner for that many steps, from these leaves of the carry on."""
+        specs = [leaf_ops.spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
+        outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
+        return StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), outputs, protect)
 
     def split(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """The leaves of the carry, of the inputs, and the captured ones."""

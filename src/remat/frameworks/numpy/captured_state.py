@@ -16,20 +16,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+from autograd.extend import Box
 
 from remat.closures.bytecode import has_augmented_assignment
 from remat.closures.capture import ConvertedClosure
+from remat.closures.captures import Captures
 from remat.closures.closure_search import ClosureSearch
 from remat.closures.new_contents import NewContents
 from remat.execute.array_state import ArrayContents, small_arrays
 from remat.execute.python_state import Contents
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import SegmentReplay
+from remat.frameworks.numpy.leaves import unpack
 from remat.frameworks.numpy.protection import StepMode
-from remat.frameworks.numpy.tape import ActiveTraces
+from remat.frameworks.numpy.tape import ActiveTraces, Node
 from remat.pytree import Leaf, PyTree
 
 __all__ = ["CapturedStep", "Environment"]
+
+
+_TAKEN = (np.ndarray, np.generic, Box, Node)  # types of values that may be captured
 
 
 class _NumpyContents(NewContents):
@@ -48,12 +54,11 @@ class CapturedStep(ConvertedClosure):
 
     def __init__(self, step: Callable[..., PyTree], *others: object, leaves: Sequence[Leaf] = ()) -> None:
         traces = ActiveTraces()
-        # The search takes note of a generator wherever it comes upon one.
-        search = ClosureSearch(
-            traces, [step, *others, *(leaf for leaf in leaves if private_rng_state(leaf) is not None)]
-        )
+        # The search takes note of a generator wherever it comes upon one. Without traces there is nothing to capture.
+        generators = [leaf for leaf in leaves if private_rng_state(leaf) is not None]
+        search = ClosureSearch(Captures(traces.accepts, unpack), _TAKEN, [step, *others, *generators] if traces else ())
         super().__init__(step, search, search.captures)
-        self.arrays, self.containers = traces.arrays, search.containers  # plain ones that it reaches
+        self.arrays, self.containers = search.arrays, search.containers  # plain ones that it reaches
         self._others = [*search.generators, *small_arrays(self.arrays)]
         self.replayable_states = [*self._others, *([_NumpyContents(self.containers)] if self.containers else [])]
 

@@ -24,7 +24,7 @@ from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import FirstStep, GradientMask, NumpyBackend
 from remat.frameworks.numpy.custom_vjp_backend import CustomVjpBackend
 from remat.frameworks.numpy.escaped_values import mark_escaped, stored_numbers
-from remat.frameworks.numpy.leaves import ArraySpec, copy, is_boxed, spec_of
+from remat.frameworks.numpy.leaves import ArraySpec, copy, is_boxed
 from remat.frameworks.numpy.measure import measured
 from remat.frameworks.numpy.multiple_results import PartlyTraced, Results
 from remat.frameworks.numpy.protection import (
@@ -35,8 +35,6 @@ from remat.frameworks.numpy.protection import (
     readonly_view,
 )
 from remat.loops.loop_call import LoopCall
-from remat.loops.stacked_values import Inputs, Outputs
-from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
 from remat.pytree import Leaf, PyTree, TreeDef
 
@@ -55,11 +53,8 @@ class NumpyCall(LoopCall[NumpyBackend]):
     def new_backend(self, leaves: Sequence[Leaf], steps: int) -> tuple[NumpyBackend, Any]:
         """A backend for that many steps on plain leaves, and the first carry."""
         init, xs, captured = self.split(leaves)
-        specs = [spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
-        inputs = Inputs([readonly_view(leaf[:steps]) for leaf in xs], self.xs)
-        outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
         protect = protector(self.carry) if self.mode is StepMode.PLAIN else private_copies(self.carry)
-        runner = StepRunner(leaf_ops, self.carry, specs, inputs, outputs, protect)
+        runner = self.new_runner(leaf_ops, init, [readonly_view(leaf[:steps]) for leaf in xs], steps, protect)
         new = AutogradBackend if self.vjp is None else partial(CustomVjpBackend, vjp=self.vjp)
         needs_grad = GradientMask(*self.split(self.needs_grad))
         backend = new(self.step, runner, captured, needs_grad, mode=self.mode, first_step=self.first_step)

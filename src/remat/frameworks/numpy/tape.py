@@ -15,15 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
-from typing import ClassVar
 
 import numpy as np
 from autograd.core import add_outgrads
-from autograd.extend import Box, JVPNode, VJPNode, VSpace
+from autograd.extend import JVPNode, VJPNode, VSpace
 from autograd.tracer import Node, box_type_mappings, isbox, new_box, trace, trace_stack
 from autograd.util import toposort
 
-from remat.frameworks.numpy.leaves import header, unpack
+from remat.frameworks.numpy.leaves import header
 from remat.pytree import Leaf, PyTree
 
 __all__ = [
@@ -96,7 +95,7 @@ def fresh_trace() -> Iterator[float]:
 
 
 class ActiveTraces:
-    """The traces that are open now: our own, and autograd's; as a capture filter it accepts boxes of these.
+    """The traces that are open now: our own, and autograd's; boxes of these are captured.
 
     Closure conversion must rebind the boxes of open traces, since gradients go to them, and must leave alone boxes that
     an earlier `grad` left in a cache or a log. A box has only the number of its trace, and autograd numbers traces by
@@ -118,11 +117,7 @@ class ActiveTraces:
     integer. Forward mode has no `parents`, so a box of forward mode is accepted by its number alone.
     """
 
-    types: ClassVar[tuple[type, ...]] = (np.ndarray, np.generic, Box, Node)
-    unpack = staticmethod(unpack)
-
     def __init__(self) -> None:
-        self._arrays: dict[int, np.ndarray] = {}  # by id: plain arrays that the search came upon
         self._roots: dict[float, Node] = {}  # of autograd's traces, by number
         frame = sys._getframe()
         while frame is not None:
@@ -133,16 +128,9 @@ class ActiveTraces:
     def __bool__(self) -> bool:
         return bool(self._roots or _open)
 
-    @property
-    def arrays(self) -> list[np.ndarray]:
-        """The plain arrays that the search has asked about."""
-        return list(self._arrays.values())
-
     def accepts(self, leaf: Leaf) -> bool:
         """Whether a leaf is a box of an open trace; a box that outlived its trace, in a cache for one, is not."""
         if not isbox(leaf):
-            if type(leaf) is np.ndarray:
-                self._arrays[id(leaf)] = leaf
             return False
         number, node = leaf._trace, leaf._node
         if number % 1:  # one of our own

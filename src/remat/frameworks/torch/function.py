@@ -29,14 +29,11 @@ from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
 from remat.frameworks.torch.graph import backward_hooks, is_wanted, restored_leaf_state, will_get_gradient
-from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
 from remat.frameworks.torch.tensor_state import Memory
 from remat.frameworks.torch.untouched_leaves import gradient_of_unused
 from remat.loops.loop_call import LoopCall
-from remat.loops.stacked_values import Inputs, Outputs
-from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
 from remat.pytree import Leaf, PyTree
 
@@ -78,9 +75,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     ) -> tuple[TorchBackend, PyTree]:
         """A backend for that many steps with these inputs, and the first carry, detached."""
         init, xs, _ = self.split([leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
-        specs = [spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
-        outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
-        runner = StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), outputs)
+        runner = self.new_runner(leaf_ops, init, xs, steps)
         activity = self.activity if first_step is None else first_step.activity
         tracker = ActivityTracker(activity, runner, closed=inputs.closed)
         backend = TorchBackend(self.step, runner, inputs, tracker, first_step, self.fsdp_modules, measured=measured)

@@ -27,7 +27,7 @@ from remat.frameworks.torch.fsdp import FirstCall, any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform, is_wrapped, requires_grad_somewhere
 from remat.frameworks.torch.lazy_modules import initialize_lazy_modules
-from remat.frameworks.torch.leaves import is_differentiable, nbytes, spec_of
+from remat.frameworks.torch.leaves import is_differentiable, nbytes
 from remat.frameworks.torch.loop_contents import LoopContents
 from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.meter import one_step
@@ -36,8 +36,7 @@ from remat.frameworks.torch.replayable_state import generator_state, global_gene
 from remat.frameworks.torch.stored_graphs import StoredGraphs
 from remat.frameworks.torch.tensor_reach import TorchReach, accepts
 from remat.loops.request import LoopRequest
-from remat.loops.stacked_values import Inputs, Outputs, infer_length
-from remat.loops.step_runner import StepRunner
+from remat.loops.stacked_values import infer_length
 from remat.loops.structure_check import flatten_leaves
 from remat.pytree import Leaf, PyTree, TreeDef
 from remat.units import to_count
@@ -245,9 +244,7 @@ def _run_plainly(
     call: TorchLoopCall, step: Step, init: list[Leaf], xs: list[Leaf], first_step: FirstStep | None
 ) -> tuple[PyTree, PyTree]:
     """The results of a plain loop, of which the first step may have been run."""
-    specs = [spec_of(leaf, name) for leaf, name in zip(init, call.carry.paths("init"), strict=True)]
-    outputs = Outputs(leaf_ops, call.steps or 0, call.rows, spare=call.request.spare_row)
-    runner = StepRunner(leaf_ops, call.carry, specs, Inputs(xs, call.xs), outputs)
+    runner = call.new_runner(leaf_ops, init, xs, call.steps or 0)
     value, done = call.carry.unflatten(init), 0
     if first_step is not None:
         value, done = first_step.carry, 1
@@ -255,7 +252,7 @@ def _run_plainly(
         runner.write_output(0, first_step.y)
     if call.cond is None:
         value = runner.run(step, value, done, call.steps or 0)
-        return value, outputs.tree and outputs.tree.unflatten(outputs.leaves)
+        return value, runner.outputs.tree and runner.outputs.tree.unflatten(runner.outputs.leaves)
     while done == 0 or (done != call.max_steps and as_truth_value(call.cond(value))):
         value = runner.run(step, value, done, done + 1)
         done += 1
