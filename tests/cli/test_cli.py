@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from remat import Loop, Plan, plan
+from remat import Chain, Loop, Plan, Stage, plan
 from remat.cli import main
 
 
@@ -196,3 +196,24 @@ def test_simulating_an_illegal_schedule_is_a_no(run, tmp_path):
     status, _, err = run("simulate", str(tmp_path / "ops.txt"), "--steps", "3")
     assert status == 1
     assert "R2" in err
+
+
+def test_what_would_be_ignored_beside_a_saved_problem_is_refused(run, tmp_path):
+    Loop(9, state=4, tape=8).save(tmp_path / "loop.json")
+    assert run("plan", "--problem", str(tmp_path / "loop.json"), "--slots", "3")[0] == 0
+    for words in (("--state", "1MiB"), ("--per-range", "0"), ("--restartable",)):
+        status, out, err = run("plan", "--problem", str(tmp_path / "loop.json"), "--slots", "3", *words)
+        assert (status, out) == (2, "")
+        assert f"{words[0]}: sizes and times of a loop of --steps N" in err
+    plan(Loop(9), slots=3).save(tmp_path / "plan.json")
+    assert run("verify", str(tmp_path / "plan.json"))[0] == 0
+    assert "--tape" in run("verify", str(tmp_path / "plan.json"), "--tape", "3")[2]
+
+
+@pytest.mark.parametrize("command", ["verify", "simulate", "report"])
+def test_a_file_of_another_kind_is_named(run, tmp_path, command):
+    Chain([Stage()]).save(tmp_path / "chain.json")
+    status, _, err = run(command, str(tmp_path / "chain.json"))
+    assert status == 2
+    assert "chain.json" in err
+    assert "'chain'" in err

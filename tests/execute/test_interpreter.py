@@ -79,7 +79,7 @@ class Numbers:
         return [state.value]
 
     def mismatch(self, state, fingerprint, *, recorded):
-        return None if state.value == fingerprint[0] else "state was another one"
+        return None if state.value == fingerprint[0] else "state had other values"
 
     def recorded_at_first(self, start, stop):
         return 0

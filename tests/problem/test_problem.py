@@ -137,3 +137,24 @@ def test_a_problem_describes_itself():
     ]
     assert "largest tape (7 B)" in chain.shrink_advice()
     assert Chain([]).describe() == [("stages", "states up to 1 B, tapes up to 0 B")]
+
+
+def test_a_chain_is_printed_as_a_table_of_its_stages():
+    stages = [Stage(2.5, 5, 3, "1 MiB", "4 MiB", name="0 Embedding"), *(Stage(name=f"{i} Block") for i in range(1, 9))]
+    stages += [Stage(output=8, options=[Option(24), Option(0, backward=3, name="keep nothing")])]
+    lines = [line.split() for line in str(Chain(stages, input="2 KiB")).splitlines()]
+    assert lines[0] == ["chain", "of", "10", "stages,", "input", "2", "KiB"]
+    assert lines[1] == ["stage", "forward", "record", "backward", "output", "tape"]
+    assert lines[2] == ["0", "Embedding", "2.5", "3", "5", "1", "MiB", "4", "MiB"]
+    assert lines[3] == ["1", "Block", "to", "8", "1", "1", "2", "1", "B", "1", "B"]
+    assert lines[5] == ["or", "keep", "nothing", "1", "3", "0", "B"]
+    assert lines[6][:4] == ["all", "11.5", "12", "23"]
+    many = str(Chain([Stage(output=size) for size in range(1, 400)]))
+    assert "and 339 more" in many
+    assert max(map(len, many.splitlines())) < 80
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    Chain([Stage()]).save(tmp_path / "chain.json")
+    with pytest.raises(FileError, match=r"chain\.json: this is a saved 'chain', not a loop"):
+        Loop.load(tmp_path / "chain.json")

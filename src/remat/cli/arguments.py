@@ -12,7 +12,7 @@ from remat.planners.plan import saved_ops
 from remat.planners.planner import Planner
 from remat.planners.registry import planner_for
 from remat.problem import Level, Loop, Memory, Problem, load_problem
-from remat.problem.serialization import check_envelope, read_json, read_limited
+from remat.problem.serialization import check_envelope, in_file, read_json, read_limited
 from remat.schedule import Op, Schedule
 from remat.schedule.notation import ScheduleFile, parse_lines, short_lines
 
@@ -28,6 +28,10 @@ __all__ = [
     "read_whole",
     "refuse_to_overwrite",
 ]
+
+
+LOOP_SIZES = ("state", "tape")
+LOOP_TIMES = ("forward", "record", "backward", "per_range")
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,30 +52,40 @@ def add_problem(parser: argparse.ArgumentParser, *, required: bool) -> None:
     either = group.add_mutually_exclusive_group(required=required)
     either.add_argument("--steps", metavar="N", help='how many steps the loop has, or "unknown"')
     either.add_argument("--problem", metavar="FILE", help="a saved Chain or Loop (chain.save) instead of a loop")
-    group.add_argument("--state", default="1", metavar="SIZE", help="bytes of a state, such as 1MiB (default 1)")
-    group.add_argument("--tape", default="1", metavar="SIZE", help="bytes of one step's tape (default 1)")
-    group.add_argument("--forward", default="1", metavar="TIME", help="time of a step without tape (default 1)")
+    group.add_argument("--state", metavar="SIZE", help="bytes of a state, such as 1MiB (default 1)")
+    group.add_argument("--tape", metavar="SIZE", help="bytes of one step's tape (default 1)")
+    group.add_argument("--forward", metavar="TIME", help="time of a step without tape (default 1)")
     group.add_argument("--record", metavar="TIME", help="time of a step with tape (default: as forward)")
-    group.add_argument("--backward", default="2", metavar="TIME", help="time of pulling back a step (default 2)")
-    group.add_argument("--per-range", default="0", metavar="TIME", help="time of each recorded range (default 0)")
+    group.add_argument("--backward", metavar="TIME", help="time of pulling back a step (default 2)")
+    group.add_argument("--per-range", metavar="TIME", help="time of each recorded range (default 0)")
     group.add_argument("--restartable", action="store_true", help="a step's tape also holds its output")
 
 
 def read_problem(arguments: argparse.Namespace) -> Problem:
     """The problem that the arguments describe or name."""
     if arguments.problem is not None:
-        return load_problem(read_json(read_limited(arguments.problem)))
-    steps = arguments.steps
-    return Loop(
-        None if steps == "unknown" else read_whole(steps, "steps"),
-        arguments.state,
-        arguments.tape,
-        _time(arguments.forward),
-        None if arguments.record is None else _time(arguments.record),
-        _time(arguments.backward),
-        arguments.restartable,
-        _time(arguments.per_range),
-    )
+        _refuse_loop_options(arguments, arguments.problem)
+        with in_file(arguments.problem):
+            return load_problem(read_json(read_limited(arguments.problem)))
+    steps = None if arguments.steps == "unknown" else read_whole(arguments.steps, "steps")
+    return Loop(steps, **_loop_options(arguments))
+
+
+def _loop_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that say more of a loop than its steps, by the names of its fields."""
+    values: dict[str, Any] = {name: getattr(arguments, name) for name in (*LOOP_SIZES, *LOOP_TIMES)}
+    given = {name: value for name, value in values.items() if value is not None}
+    given |= {name: _time(value) for name, value in given.items() if name in LOOP_TIMES}
+    return given | ({"restartable": True} if arguments.restartable else {})
+
+
+def _refuse_loop_options(arguments: argparse.Namespace, file: str) -> None:
+    """Raise a ProblemError for arguments that would be ignored, as what is saved in `file` has its own."""
+    if given := [f"--{name.replace('_', '-')}" for name in _loop_options(arguments)]:
+        raise ProblemError(
+            f"{', '.join(given)}: sizes and times of a loop of --steps N; what is saved in {file} has its own. "
+            "Leave them out, or save another problem"
+        )
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
@@ -124,9 +138,12 @@ def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Problem, Memo
     has_budget = any(value is not None for value in (arguments.slots, arguments.memory, arguments.level))
     memory = read_memory(arguments) if has_budget else None
     if arguments.file != "-" and _is_json(Path(arguments.file)):
-        data = check_envelope(read_json(read_limited(arguments.file)), Plan.kind, Plan.version)
-        problem = problem or load_problem(data.get("problem"))
-        return saved_ops(data), problem, memory or Memory.from_envelope(data.get("memory"))
+        if problem is None:
+            _refuse_loop_options(arguments, arguments.file)
+        with in_file(arguments.file):
+            data = check_envelope(read_json(read_limited(arguments.file)), Plan.kind, Plan.version)
+            problem = problem or load_problem(data.get("problem"))
+            return saved_ops(data), problem, memory or Memory.from_envelope(data.get("memory"))
     if problem is None:
         raise ProblemError("a schedule in text does not say how long the loop is: give --steps, or --problem")
     return Schedule(_text_ops(arguments.file)), problem, memory

@@ -11,7 +11,7 @@ from remat.cli.arguments import refuse_to_overwrite
 from remat.cli.progress_bars import Bars
 from remat.errors import FileError
 from remat.planners import Plan
-from remat.problem.serialization import read_json, read_limited
+from remat.problem.serialization import in_file, read_json, read_limited
 from remat.profiling import Profile
 from remat.reporting import report
 from remat.reporting.formats import check_path
@@ -55,11 +55,12 @@ def _same(a: str, b: str) -> bool:
 
 def read_shown(name: str) -> Plan | Trace | Profile:
     """The plan, trace or profile that was saved in a file."""
-    data = read_json(read_limited(name))
-    tag = data.get("remat") if isinstance(data, dict) else None
-    for saved_type in _SAVED_TYPES:
-        if tag == saved_type.kind:
-            return saved_type.from_envelope(data)
+    with in_file(name):
+        data = read_json(read_limited(name))
+        tag = data.get("remat") if isinstance(data, dict) else None
+        for saved_type in _SAVED_TYPES:
+            if tag == saved_type.kind:
+                return saved_type.from_envelope(data)
     what = "no saved remat value" if tag is None else f"a saved {str(tag)[:40]!r}"
     raise FileError(f"{name} is {what}; a report is about a saved plan, trace or profile")
 

@@ -14,7 +14,7 @@ program may run then (a fused kernel, a traced step), and its rounding errors ma
 
 from typing import Any
 
-__all__ = ["LOOSE", "fingerprint", "relative_difference", "row_fingerprints", "tolerance_of"]
+__all__ = ["LOOSE", "fingerprint", "other_values", "relative_difference", "row_fingerprints", "tolerance_of"]
 
 _WIDTH = 4096  # weights per dtype; longer arrays are summed in rows of this many elements
 _SMALL = 2**16  # elements of which a copy may be made
@@ -107,3 +107,8 @@ def relative_difference(
     size = max(absolute, abs(recorded), 1e-300)
     difference = abs(recomputed - recorded)
     return difference / size if difference > tolerance * size + noise else 0.0
+
+
+def other_values(difference: float) -> str:
+    """What messages say of an array that was computed again and differs so far, as `relative_difference` has it."""
+    return f"had other values (relative difference {difference:.1g})"

@@ -10,6 +10,7 @@ from remat.interface.checkpointing import check_callable, checkpoint
 from remat.planners import Plan
 from remat.planners import plan as make_plan
 from remat.problem import Chain
+from remat.profiling.profiler import recorded_call
 
 __all__ = ["chain", "measure"]
 
@@ -77,9 +78,12 @@ def chain(
     if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain) or plan.problem.units != len(functions):
         planned = f"a {type(plan.problem).__name__} of {plan.problem.title}" if isinstance(plan, Plan) else repr(plan)
         raise ProblemError(f"the plan is for {planned:.60}; this is a chain of {len(functions)} stages")
-    for function in _segments(functions, nested_ranges(plan.schedule, len(functions))):
-        x = function(x)
-    return x
+    with recorded_call("chain", None) as call:
+        if call is not None:
+            call.framework, call.steps = find_framework(x, using=functions).TRAITS.name, len(functions)
+        for function in _segments(functions, nested_ranges(plan.schedule, len(functions))):
+            x = function(x)
+        return x
 
 
 def _segments(functions: Sequence[Callable[[Any], Any]], items: Sequence[Item]) -> list[Callable[[Any], Any]]:

@@ -7,6 +7,7 @@ from remat.errors import ProblemError
 from remat.execute.determinism import Check
 from remat.frameworks import Framework, find_framework
 from remat.frameworks.compilers import not_compiled
+from remat.loops.common_mistakes import explaining_mistakes
 from remat.loops.request import LoopRequest
 from remat.planners import Plan
 from remat.problem.memory import Capacity
@@ -70,7 +71,7 @@ def scan(
     _check_callables(step=step, vjp=vjp or step)
     framework = find_framework(init, xs, using=(step,))
     request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
-    with recorded_call("scan", step) as call:
+    with recorded_call("scan", step) as call, explaining_mistakes(step, xs):
         request, options = request.for_profile(call, framework.TRAITS.name), _scan_options(framework, reverse, unroll)
         return framework.scan(step, init, xs, length, request, vjp, driven=driven, **options)
 

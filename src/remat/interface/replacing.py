@@ -8,6 +8,7 @@ from typing import Any
 from remat.frameworks import load_framework
 from remat.loops.request import LoopRequest
 from remat.problem.memory import Capacity
+from remat.units import to_count
 
 __all__ = ["replace_loops"]
 
@@ -28,7 +29,7 @@ def replace_loops(*, slots: int | None = None, memory: Capacity | float = None) 
         An object whose `explain()` lists the loops that were met.
 
     Raises:
-        ProblemError: If neither or both budgets are given.
+        ProblemError: If neither or both budgets are given, or one that keeps nothing.
 
     Example:
         >>> import jax, remat
@@ -44,6 +45,8 @@ def replace_loops(*, slots: int | None = None, memory: Capacity | float = None) 
     def new_request() -> LoopRequest:
         return LoopRequest.parse(memory, slots, None, "never", None, lambda: framework.free_bytes())
 
+    if slots is not None:
+        to_count(slots, "slots", least=1)
     framework = load_framework("jax")
     new_request()  # a budget that makes no sense is refused here, and not in the first loop
     budget = f"memory={memory!r}" if slots is None else f"slots={slots}"

@@ -17,7 +17,7 @@ from math import inf, prod
 from typing import Any, Protocol
 
 from remat.execute.determinism import DeterminismCheck
-from remat.execute.fingerprint import LOOSE, relative_difference, tolerance_of
+from remat.execute.fingerprint import LOOSE, other_values, relative_difference, tolerance_of
 from remat.loops.stacked_values import Outputs
 from remat.loops.step_runner import StepRunner, unpack_output
 from remat.pytree import Leaf, PyTree
@@ -146,7 +146,7 @@ class ComparedResults:
         After a suspicion about the outputs of a range, no state at its end is accepted before that is confirmed.
         """
         if recorded == 0 and self.output_check is not None and self.output_check.suspicious:
-            return f"the output of step {min(self.output_check.suspicious)} was another one"
+            return f"the output of step {min(self.output_check.suspicious)} had other values"
         now = self.fingerprint(state)
         if now == list(expected):
             return None
@@ -206,7 +206,7 @@ def _difference(
         tolerance = tolerance_of(spec.eps, recorded)
         difference = relative_difference(number, before, size, tolerance, _noise_of(spec, largest, recorded))
         if difference and tolerance < LOOSE:
-            return f"{name} was another one by {difference:.1g} of its size"
+            return f"{name} {other_values(difference)}"
     return None
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from remat.errors import ProblemError, StepError
+from remat.loops.common_mistakes import LIST_OF_STEPS
 from remat.loops.leaf_spec import LeafOps
 from remat.loops.structure_check import flatten_checked, never_matches, structure_check
 from remat.pytree import LEAF, Leaf, TreeDef, flatten
@@ -129,15 +130,15 @@ def infer_length(leaf_ops: LeafOps, leaves: Sequence[Any], tree: TreeDef, length
         shape = leaf_ops.spec_of(leaf, name).shape
         if not shape:
             raise StepError(
-                f"{name} is a single number: the leaves of xs have one row for each step. A list is taken for a "
-                "container of inputs: give an array of a list with one entry for each step"
+                f"{name} is a single number: the leaves of xs have one row for each step. A list is a "
+                "container of inputs: if it has one entry for each step give an array, such as numpy.array(xs)"
             )
         counts[name] = shape[0]
     if not counts:
         raise ProblemError("the number of steps is not known: give xs, or length= if there are none")
     if len(set(counts.values())) > 1:
         said_by = ", ".join(f"{name} says {count}" for name, count in list(counts.items())[:6])
-        hint = "; a list is taken for a container of inputs: stack a list with one entry for each step"
+        hint = f"; {LIST_OF_STEPS}"
         raise ProblemError(
             f"the number of steps is not clear: {said_by}; every leaf of xs has one row for each step"
             + (hint if tree.node_type in (list, tuple) else "")

@@ -9,6 +9,7 @@ from typing import Any
 
 from remat.errors import StepError
 from remat.execute.recomputation import is_recomputing, recomputing
+from remat.loops.common_mistakes import LIST_OF_STEPS
 from remat.loops.leaf_spec import LeafOps
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.structure_check import flatten_checked, never_matches, structure_check
@@ -124,7 +125,7 @@ class StepRunner:
         if is_recomputing():
             note += "; the step had run before, and was recomputed for the gradient"
         if self.inputs.tree.node_type in (list, tuple) and self.current_step == 0:
-            note += f"; x is a {self.inputs.tree.describe()[2:]}, as xs is: stack a list with one entry for each step"
+            note += f"; x is a {self.inputs.tree.describe()[2:]}, as xs is: {LIST_OF_STEPS}"
         error.add_note(note)
 
 

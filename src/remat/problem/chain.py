@@ -5,9 +5,9 @@ States are shared: one that is kept, worked on and held by tapes counts once, as
 comes with the first pullback, which counts it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any, ClassVar
 
 from remat.errors import ProblemError
@@ -16,6 +16,8 @@ from remat.problem.stage import Option, Stage
 from remat.units import bytes_text, count_text, to_bytes
 
 __all__ = ["Chain"]
+
+MOST_ROWS = 60  # kinds of stages that are printed
 
 
 @dataclass(frozen=True, init=False)
@@ -43,6 +45,18 @@ class Chain(Serializable):
                 raise ProblemError(f"stage {position} must be a Stage, not {type(stage).__name__}")
         put(self, "input", to_bytes(input, "input"))
         put(self, "_forward", tuple(accumulate((stage.forward for stage in self.stages), initial=0.0)))
+
+    def __str__(self) -> str:
+        """A table: one row for each stage, and for each option beside its first; equal neighbours share one."""
+        head = ("stage", "forward", "record", "backward", "output", "tape")
+        groups = [list(group) for _, group in groupby(enumerate(self.stages), key=lambda pair: _unnamed(pair[1]))]
+        rows = [row for group in groups[:MOST_ROWS] for row in _rows(group)]
+        if len(groups) > MOST_ROWS:
+            rows.append((f"and {count_text(sum(map(len, groups[MOST_ROWS:])))} more", *[""] * 5))
+        times = (f(0, self.units) for f in (self.advance_time, self.record_time, self.pullback_time))
+        total = ("all", *map("{:.3g}".format, times), "", bytes_text(self.tape_size(0, self.units)))
+        lines = ["{:<26.26}{:>9}{:>9}{:>9}{:>13}{:>13}".format(*row) for row in (head, *rows, total)]
+        return "\n".join([f"chain of {self.title}, input {bytes_text(self.input)}", *lines])
 
     @property
     def units(self) -> int:
@@ -122,3 +136,21 @@ class Chain(Serializable):
         """Bytes of the largest state and of the largest tape."""
         states = [self.state_size(state) for state in range(self.units + 1)]
         return max(states), max((option.tape for stage in self.stages for option in stage.options), default=0)
+
+
+def _unnamed(stage: Stage) -> tuple[Any, ...]:
+    """What tells stages of a table apart: all but their names."""
+    data = stage.to_dict()
+    return tuple(value if name != "options" else stage.options for name, value in data.items() if name != "name")
+
+
+def _rows(group: Sequence[tuple[int, Stage]]) -> Iterator[tuple[str, ...]]:
+    """The rows of a table for equal stages, with their positions."""
+    (first, stage), (last, _) = group[0], group[-1]
+    name = (stage.name or str(first)) + (f" to {last}" if last > first else "")
+    for option in stage.options:
+        times = (f"{stage.forward:.3g}", f"{option.record:.3g}", f"{option.backward:.3g}")
+        if option is stage.options[0]:
+            yield name, *times, bytes_text(stage.output), bytes_text(option.tape)
+        else:
+            yield f"  or {option.name}", "", *times[1:], "", bytes_text(option.tape)

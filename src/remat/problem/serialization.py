@@ -6,12 +6,14 @@ what is wrong with the file.
 
 import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from remat.errors import FileError, ProblemError
 
-__all__ = ["Serializable", "check_envelope", "envelope_kind", "read_json", "read_limited", "wrong_kind"]
+__all__ = ["Serializable", "check_envelope", "envelope_kind", "in_file", "read_json", "read_limited", "wrong_kind"]
 
 LARGEST = 256 * 2**20  # bytes of JSON that are read at the most; a million-step plan takes about half
 
@@ -62,7 +64,19 @@ class Serializable(ABC):
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """The value that `save` wrote to `path`."""
-        return cls.from_json(read_limited(path))
+        with in_file(path):
+            return cls.from_json(read_limited(path))
+
+
+@contextmanager
+def in_file(path: str | Path) -> Iterator[None]:
+    """A block whose FileErrors are about the file at `path`, and name it."""
+    try:
+        yield
+    except FileError as error:
+        if str(path) in str(error):
+            raise
+        raise FileError(f"{path}: {error}") from error
 
 
 def read_limited(path: str | Path) -> bytes:

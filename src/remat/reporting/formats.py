@@ -19,7 +19,7 @@ from remat.reporting.plain_text import text_of
 from remat.reporting.report_subject import ReportSubject, subjects_of
 from remat.reporting.summary import Summary, summarise
 from remat.reporting.svg import below_each_other, liveness_svg, standalone
-from remat.reporting.tables import Table, compare, profile_table
+from remat.reporting.tables import Table, compare, passes_table, profile_table
 from remat.schedule import Trace
 from remat.version import __version__
 
@@ -35,6 +35,8 @@ _SUFFIXES = {
     ".svg": "svg",
     ".png": "png",
 }
+
+WITH_TABLES = ("html", "txt", "json")  # the other forms are pictures, and lists of events
 
 Subjects = Plan | Trace | Profile | CallRecord
 
@@ -77,9 +79,9 @@ def report(
     check_path(path, form)
     check_progress(progress)
     with reporting_to(progress):
-        summaries = _summaries(
-            subjects, labels, anonymous, tradeoff if file_format in ("html", "txt", "json") else False
-        )
+        summaries = _summaries(subjects, labels, anonymous, tradeoff if file_format in WITH_TABLES else False)
+        if not summaries and file_format not in WITH_TABLES:
+            raise ReportError("the profile has no run of a loop to draw. Write its tables as .html, .txt or .json")
         all_tables = [*tables, *_overview(subjects, summaries, anonymous)]
         _write_atomically(
             Path(path), FORMATS[file_format](summaries, title or _heading(subjects, summaries), all_tables)
@@ -155,7 +157,8 @@ def _with_distinct_labels(subjects: list[ReportSubject]) -> list[ReportSubject]:
 def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) -> list[Table]:
     """The first table of a report: all calls of a profile, or several subjects compared."""
     if len(values) == 1 and isinstance(values[0], Profile):
-        return [profile_table(values[0], anonymous=anonymous)]
+        tables = (profile_table(values[0], anonymous=anonymous), passes_table(values[0], anonymous=anonymous))
+        return [table for table in tables if table.rows]
     return [compare(summaries)] if len(summaries) > 1 else []
 
 

@@ -47,6 +47,6 @@ def _summaries_if_small(subject: Any) -> list[Summary] | None:
         subjects = subjects_of(subject)
     except ReportError:
         return None
-    if any(each.trace.totals.ops > 10 * MOST_UNITS for each in subjects):
+    if not subjects or any(each.trace.totals.ops > 10 * MOST_UNITS for each in subjects):
         return None
     return [summarise(each, curve_for(each, None)) for each in subjects]

@@ -22,7 +22,7 @@ _PHASES = "FRB-"
 def text_of(summaries: list[Summary], title: str, tables: list[Table]) -> str:
     """The whole report; the tables come first."""
     lines = [*wrap(title, WIDTH), "=" * min(WIDTH, len(title)), ""]
-    most = max(summary.subject.trace.peak for summary in summaries)
+    most = max((summary.subject.trace.peak for summary in summaries), default=0)
     for table in tables:
         lines += [*_table(table), ""]
     for summary in summaries:

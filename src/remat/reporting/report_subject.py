@@ -19,6 +19,7 @@ from remat.units import count_text
 __all__ = ["ReportSubject", "subjects_of"]
 
 MOST_SITES = 6  # call sites of a profile that a report shows
+SEGMENT_CALLS = ("checkpoint", "drop", "chain")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ def _plan_label(plan: Plan) -> str:
 
 
 def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
-    """Of the calls at a site with the same number of steps, the one with the largest peak; largest peaks first."""
+    """Of the calls at a site with the same number of steps, the one with the largest peak; largest peaks first.
+
+    A profile of segments alone has none: passes over segments have an order and seconds, and no events to draw.
+    """
     best: list[tuple[CallRecord, int, int]] = []
     for place in profile.places():
         by_steps: dict[int | None, list[CallRecord]] = {}
@@ -69,10 +73,8 @@ def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
         for group in by_steps.values():
             call = max(group, key=lambda call: call.runs[-1].peak)
             best.append((call, group.index(call), len(group)))
-    if not best and profile.passes:
-        raise ReportError(
-            "the profile has no run of a loop to draw: it has passes over segments, in order, which print(run) shows"
-        )
+    if not best and any(call.what in SEGMENT_CALLS for call in profile.calls):
+        return []  # there is nothing to draw; the tables of the profile have it all
     if not best and any(call.compiled for call in profile.calls):
         raise ReportError(
             "the profile has no run to show: its loops run inside of compiled functions, where nobody sees them. Show "

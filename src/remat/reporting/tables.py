@@ -3,17 +3,20 @@
 from dataclasses import dataclass
 
 from remat.profiling import Profile
+from remat.profiling.profiler import MOST_PASSES
+from remat.profiling.segment_passes import PASS_KINDS, SegmentPass
 from remat.reporting.cards import item_text
 from remat.reporting.summary import Summary
 from remat.schedule import Trace
 from remat.units import bytes_text, count_text
 
-__all__ = ["RUNS", "Table", "compare", "profile_table", "tables_of"]
+__all__ = ["RUNS", "Table", "compare", "passes_table", "profile_table", "tables_of"]
 
 RUNS = "How often steps run"
 MOST_ITEMS = 12
 MOST_LISTED = 4  # kept states of a level, or tapes, that have a row each; more of them share one
 MOST_RUNS = 20  # rows of the table of how often steps run
+MOST_SEGMENTS = 60  # rows of the table of segments
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,28 @@ def profile_table(profile: Profile, *, anonymous: bool) -> Table:
     ]
     head = ("calls by place", "calls", "steps run", "largest peak", "time in all")
     return Table("All calls of the profile", head, tuple(rows))
+
+
+def passes_table(profile: Profile, *, anonymous: bool) -> Table:
+    """The segments of a profile: how often each was run, recomputed and pulled back, and the seconds of that."""
+    by_name: dict[str, list[SegmentPass]] = {}
+    for each in tuple(profile.passes):
+        by_name.setdefault(each.name, []).append(each)
+    rows = [
+        (
+            f"segment {number}" if anonymous else name.rpartition("<locals>.")[2],
+            *(count_text(sum(each.what == kind for each in passes)) for kind in PASS_KINDS),
+            f"{sum(each.seconds for each in passes if each.what == 'recompute'):.3g} s",
+        )
+        for number, (name, passes) in enumerate(by_name.items(), 1)
+    ]
+    note = "print(profile) lists the passes in order. "
+    if len(rows) > MOST_SEGMENTS:
+        note += f"{count_text(len(rows) - MOST_SEGMENTS)} more segments are not shown. "
+    if len(profile.passes) == MOST_PASSES:
+        note += f"Of all passes the first {count_text(MOST_PASSES)} are kept. "
+    head = ("segment", "run forward", "recomputed", "pulled back", "recomputing took")
+    return Table("Passes over segments", head, tuple(rows[:MOST_SEGMENTS]), note.strip())
 
 
 def _live_at_peak(summary: Summary) -> Table:

@@ -344,3 +344,31 @@ def test_an_illegal_schedule_is_refused_at_the_op_that_breaks_it(framework, text
             lambda h: remat.scan(step_of(framework), h, ones(framework, 3), plan=plan, **framework.any_plan)[0],
             framework.array(0.1),
         )
+
+
+def test_a_list_with_one_entry_for_each_step_is_explained(framework):
+    """It is a container, whose first rows the step gets in a list; only a step that fails by that shows the mistake."""
+    rows = [ones(framework, 4, 2) for _ in range(3)]
+    with pytest.raises(remat.StepError, match=r"xs is a list of 3 arrays of shape \[4, 2\].* stack it: torch\.stack"):
+        remat.scan(lambda h, x: (h + x.sum(), None), ones(framework, 2), rows, slots=2)
+    with pytest.raises(remat.ProblemError, match=r"length says 3, xs\[0\] says 4.* numpy\.stack\(xs\)"):
+        remat.scan(lambda h, x: (h + x.sum(), None), ones(framework, 2), rows, 3, slots=2)
+    # The same list where it is meant, and errors that are not about it.
+    assert remat.scan(lambda h, x: (h + x[2], None), ones(framework, 2), rows, slots=2)[0].shape == (2,)
+    for xs, message in ((rows, "of my own"), (rows[0], "'list'")):
+        with pytest.raises(TypeError, match=message) as caught:
+            remat.scan(lambda h, x, said=message: fail(said), ones(framework, 2), xs, slots=2)
+        assert not isinstance(caught.value, remat.StepError)
+
+
+def fail(message):
+    raise TypeError(message)
+
+
+def test_a_step_that_takes_its_input_first_is_told_the_order(framework):
+    def cell(x, hidden):
+        return fail("shapes do not fit") if x.shape == (3,) else (hidden, None)
+
+    with pytest.raises(TypeError, match="shapes do not fit") as caught:
+        remat.scan(cell, ones(framework, 3), ones(framework, 5, 2), slots=2)
+    assert "takes (x, hidden)" in "".join(caught.value.__notes__)

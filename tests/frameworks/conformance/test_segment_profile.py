@@ -3,6 +3,7 @@
 import functools
 
 import numpy
+import pytest
 
 import remat
 
@@ -69,3 +70,31 @@ def test_a_profile_sees_every_segment(framework, x):
     loaded = remat.Profile.from_json(run.to_json())
     assert loaded.passes == run.passes
     assert "checkpoint" in str(loaded)
+
+
+def test_a_profile_of_segments_alone_has_a_report(framework, x, tmp_path):
+    """Passes have an order and seconds, and no events to draw: a page, text and data have them in tables."""
+    np = framework.np
+
+    def net_of_mine(x):
+        return np.exp(np.sin(x))
+
+    with remat.profile() as run:
+        framework.gradient(lambda x: np.sum(remat.checkpoint(net_of_mine, x)), x)
+    for name in ("run.html", "run.txt", "run.json"):
+        text = run.report(tmp_path / name).read_text()
+        assert "Passes over segments" in text
+        assert "checkpoint at test_segment" in text
+        assert "net_of_mine" in text
+        assert "net_of_mine" not in remat.report(run, tmp_path / name, anonymous=True).read_text()
+    with pytest.raises(remat.errors.ReportError, match=r"no run of a loop to draw.* Write its tables as \.html"):
+        run.report(tmp_path / "run.svg")
+
+
+def test_a_chain_is_in_its_profile_also_if_nothing_is_recomputed(framework, x, tmp_path):
+    np = framework.np
+    everything = remat.plan(remat.Chain([remat.Stage()] * 3), memory=100)
+    with remat.profile() as run:
+        framework.gradient(lambda x: np.sum(remat.chain([np.sin] * 3, x, plan=everything)), x)
+    assert [(call.what, call.framework, call.steps) for call in run.calls][:1] == [("chain", framework.name, 3)]
+    assert "chain at test_segment" in run.report(tmp_path / "run.txt").read_text()

@@ -89,7 +89,7 @@ def test_other_threads_keep_their_loops():
 
 
 def test_a_budget_that_makes_no_sense_is_refused_at_once():
-    for budget in ({}, {"slots": 2, "memory": "1 MiB"}):
+    for budget in ({}, {"slots": 2, "memory": "1 MiB"}, {"slots": 0}, {"slots": 1.5}):
         with pytest.raises(remat.errors.ProblemError), remat.replace_loops(**budget):
             pass
     assert in_place()

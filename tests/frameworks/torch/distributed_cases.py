@@ -144,6 +144,28 @@ def loops_of_other_lengths():
         remat.scan(lambda h, x: (cell(x, h), None), torch.zeros(4, WIDTH), xs, memory="1 MiB")
 
 
+def loops_of_other_slots_or_plans():
+    """In slots, too: a step would meet another one of the other process, and seem not to repeat itself."""
+    cell, other = torch.nn.Linear(WIDTH, WIDTH), dist.get_rank()
+
+    def step(h, x):
+        return torch.tanh(cell(h) + x - collective.all_reduce(h.detach().mean(0))), None
+
+    def run(steps, **budget):
+        return remat.scan(step, torch.zeros(4, WIDTH), random(steps, 4, WIDTH), **budget)
+
+    with pytest.raises(remat.ProblemError, match=r"differ: it has [34] slots in rank [01], and 3 to 4 in the ranks"):
+        run(9, slots=3 + other)
+    with pytest.raises(remat.ProblemError, match=r"differ: it has (9|10) steps in rank [01], and 9 to 10 in the ranks"):
+        run(9 + other, slots=3)
+    plan = remat.plan(remat.Loop(9), slots=2 + other)
+    with pytest.raises(remat.ProblemError, match=r"differ: it has \d+ forward steps in its plan in rank [01]"):
+        run(9, plan=plan)
+    with pytest.raises(remat.ProblemError, match=r"differ: it has [03] slots in rank [01], and 0 to 3 in the ranks"):
+        run(9, **({"memory": "1 MiB"} if other else {"slots": 3}))
+    run(9, slots=3)[0].pow(2).mean().backward()
+
+
 def loops_of_unknown_length():
     """A budget in bytes for a `while_loop` with a sharded cell, planned while it runs."""
     found = []
@@ -313,6 +335,7 @@ CASES = {
         collectives_of_the_users,
         fractions_of_what_is_free,
         loops_of_other_lengths,
+        loops_of_other_slots_or_plans,
         loops_of_unknown_length,
         loops_in_one_process_alone,
         dtensors_as_carry_and_inputs,

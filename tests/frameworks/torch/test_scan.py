@@ -85,3 +85,26 @@ def test_smaller_dtypes_go_through(dtype):
         return h, h
 
     assert_same(gradients(remat.scan, step, h, xs, [W, h], slots=2)[1], gradients(plain_scan, step, h, xs, [W, h])[1])
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (torch.nn.GRUCell, r"def step\(carry, x\): h = cell\(x, carry\); return h, h"),
+        (torch.nn.RNNCell, r"nn\.RNNCell takes its input first"),
+        (torch.nn.LSTMCell, r"\(h, c\) = cell\(x, carry\); return \(h, c\), h"),
+        (torch.nn.LSTM, r"nn\.LSTM runs over all steps by itself.* nn\.LSTMCell"),
+    ],
+)
+def test_a_recurrent_layer_as_the_step_says_how_to_write_it(layer, said):
+    with pytest.raises(remat.StepError, match=said):  # the sizes are such that it would run
+        remat.scan(layer(4, 4), torch.zeros(2, 4), torch.ones(5, 2, 4), slots=2)
+
+
+def test_a_cell_with_a_forward_of_its_own_is_a_step():
+    class Step(torch.nn.GRUCell):
+        def forward(self, h, x):
+            h = super().forward(x, h)
+            return h, h
+
+    assert remat.scan(Step(3, 4), torch.zeros(2, 4), torch.ones(5, 2, 3), slots=2)[1].shape == (5, 2, 4)

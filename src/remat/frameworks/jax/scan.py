@@ -30,6 +30,7 @@ from remat.frameworks.jax.step_jaxpr import (
     with_hoisted,
 )
 from remat.frameworks.jax.while_function import WhileFunction
+from remat.loops.common_mistakes import LIST_OF_STEPS
 from remat.loops.request import LoopRequest
 from remat.pytree import Leaf, PyTree
 from remat.units import to_count
@@ -148,7 +149,10 @@ def _count_steps(leaves: list[Leaf], names: list[str], length: int | None) -> in
         raise ProblemError("the number of steps is not known: give xs, or length= if there are none")
     if len(set(counts.values())) > 1:
         claims = ", ".join(f"{name} says {count}" for name, count in list(counts.items())[:6])
-        raise ProblemError(f"the number of steps is not clear: {claims}; every leaf of xs has one row for each step")
+        hint = f"; {LIST_OF_STEPS}" if any(name.startswith("xs[0]") for name in counts) else ""
+        raise ProblemError(
+            f"the number of steps is not clear: {claims}; every leaf of xs has one row for each step{hint}"
+        )
     steps = next(iter(counts.values()))
     if isinstance(steps, int) and steps >= MOST:
         raise ProblemError(f"{steps} steps are more than can be counted on a device: {MOST - 1} are the most")

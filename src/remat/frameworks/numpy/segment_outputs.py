@@ -7,7 +7,7 @@ from numbers import Number
 import numpy as np
 
 from remat.errors import StepError
-from remat.execute.fingerprint import relative_difference, tolerance_of
+from remat.execute.fingerprint import other_values, relative_difference, tolerance_of
 from remat.frameworks.numpy.leaves import ArraySpec, ensure_writable, fingerprint, is_boxed, numbers, unpack
 from remat.frameworks.numpy.multiple_results import PartlyTraced
 from remat.frameworks.numpy.tape import is_boxable, unbox
@@ -66,7 +66,7 @@ class SegmentOutputs(PartlyTraced):
                 continue
             size = fingerprint(plain, of_sizes=True)
             if difference := relative_difference(number, recorded, size, tolerance_of(spec.eps)):
-                raise_nondeterministic(self.name, f"{name}, {spec}, was another one by {difference:.1g} of its size")
+                raise_nondeterministic(self.name, f"{name}, {spec}, {other_values(difference)}")
         return nodes
 
 

@@ -4,13 +4,15 @@ The rule: a step that waits for other processes (a module of FSDP2, DTensors, co
 often in all of them, so their plans must be the same. A budget in bytes leads to one plan only from the same numbers.
 So the processes of the groups that the first step was seen to use take the largest sizes and the smallest budget of
 all, and the same number of steps, or each of them raises an error. Others are not asked: stages of a pipeline and
-parts of a mesh plan on their own, and so do processes whose steps wait for nobody (DDP). With `slots=` or `plan=` all
-plans are equal anyway, and nothing is exchanged.
+parts of a mesh plan on their own, and so do processes whose steps wait for nobody (DDP). With `slots=` or `plan=` the
+plans are equal if the processes were given the same: if not, each raises an error, too. A step would meet another step
+of the other processes, and look as if it did not repeat itself.
 
 What it can miss: a collective that only a later step has, or a compiled one. Then the plans may differ, and the group's
 own time limit ends the wait.
 
-Cost: one mode around the first step, and one reduction of a few numbers, in loops with a budget in bytes.
+Cost: one mode around the first step where there are several processes, and one reduction of a few numbers for each
+loop whose steps wait for others.
 """
 
 from collections.abc import Sequence
@@ -34,23 +36,37 @@ __all__ = ["agree"]
 def agree(request: LoopRequest, steps: int | None, state: int, first: FirstStep) -> tuple[LoopRequest, StepCost | None]:
     """The smallest budget and the largest cost of a step in all processes that wait for each other, if any do.
 
-    `state` are the bytes of a carry. Raises a ProblemError in each process if their loops differ in length.
+    `state` are the bytes of a carry. Raises a ProblemError in each process if their loops differ in length, or if they
+    were given several numbers of slots or plans.
     """
-    memory = request.memory
-    if memory is None or memory.device.capacity is None or not (first.groups or first.fsdp_modules):
+    if not (first.groups or first.fsdp_modules):
         return request, None
-    length = -1 if steps is None else steps
-    cost = _estimate(first, state)
-    numbers = [cost.loop.state, cost.loop.tape, cost.workspace, -memory.device.capacity, -length, length]
-    state, tape, workspace, capacity, shortest, longest = _largest(numbers, first.groups)
-    if -shortest != longest:
-        raise ProblemError(
-            f"the plans of this loop differ: it has {length} steps in rank {dist.get_rank()}, and {-shortest} to "
-            f"{longest} in the ranks that its steps wait for. Give all of them loops of one length"
-        )
-    budget = Memory(levels=[Level(memory.device.name, -capacity)])
+    cost, capacity = _estimate(first, state), 0 if request.memory is None else request.memory.device.capacity or 0
+    equal = _equal_numbers(request, steps)
+    ends = [end for number in equal.values() for end in (number, -number)]
+    largest = _largest([cost.loop.state, cost.loop.tape, cost.workspace, -capacity, *ends], first.groups)
+    for (what, number), most, least in zip(equal.items(), largest[4::2], largest[5::2], strict=True):
+        if most != -least:
+            raise ProblemError(
+                f"the plans of this loop differ: it has {number} {what} in rank {dist.get_rank()}, and {-least} to "
+                f"{most} in the ranks that its steps wait for. Give all of them the same"
+            )
+    if request.memory is None or not capacity:
+        return request, None
+    state, tape, workspace, capacity = largest[:4]
+    budget = Memory(levels=[Level(request.memory.device.name, -capacity)])
     loop = Loop(**{**cost.loop.to_dict(), "state": state, "tape": tape})
     return replace(request, memory=budget), replace(cost, loop=loop, workspace=workspace)
+
+
+def _equal_numbers(request: LoopRequest, steps: int | None) -> dict[str, int]:
+    """What must be the same in all processes, by how messages name it; 0 where there is no such number."""
+    slots = None if request.memory is None else request.memory.device.slots
+    return {
+        "steps": -1 if steps is None else steps,
+        "slots": slots or 0,
+        "forward steps in its plan": 0 if request.plan is None else request.plan.forward_steps,
+    }
 
 
 def _estimate(first: FirstStep, state: int) -> StepCost:
@@ -77,7 +93,7 @@ def _largest(numbers: Sequence[int], groups: Sequence[Any]) -> list[int]:
             raise ProblemError(
                 f"rank {dist.get_rank()} did not get an answer from all of the ranks "
                 f"{dist.get_process_group_ranks(group)}, which its steps wait for, to agree on one plan for a loop "
-                f"({error}). All of them must call the loop; with slots= nothing is to be agreed on"
+                f"({error}). All of them must call the loop"
             ) from error
         numbers = largest.tolist()
     return list(numbers)

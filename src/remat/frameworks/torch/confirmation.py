@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remat.execute.fingerprint import other_values
 from remat.frameworks.torch.leaves import device_fingerprint, is_differentiable
 from remat.frameworks.torch.saved_tensors import SavedTensorMeta, describe, tolerated_difference
 from remat.pytree import flatten
@@ -108,7 +109,7 @@ def confirm_work_space(
             raise_nondeterministic(
                 name,
                 f"tensor {index} of the {len(metas)} that it saves for its backward, {describe(tensor)}, "
-                f"was another one by {difference:.1g} of its size",
+                f"{other_values(difference)}",
             )
 
 

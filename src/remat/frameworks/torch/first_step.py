@@ -31,4 +31,4 @@ class FirstStep(RecordedStep):
     inputs: LoopInputs
     reached: tuple[list[bool], list[bool]]  # by leaf of the carry, and of `xs`: whether a result depends on it
     fsdp_modules: list[Any]  # FSDP modules that steps call, as far as they have run
-    groups: Sequence[Any]  # the process groups that the step waits for, if the loop has a budget in bytes
+    groups: Sequence[Any]  # the process groups that the step waits for, as far as they were seen

@@ -35,7 +35,10 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     backend, state = call.backend_on(leaves, 1, inputs)
     memory, fsdp_modules = call.request.memory, [*call.fsdp_modules]
     measured = memory is not None and memory.device.capacity is not None
-    with fsdp_modules_called(call.step.modules, fsdp_modules), groups_used(enabled=measured) as groups:
+    with (
+        fsdp_modules_called(call.step.modules, fsdp_modules),
+        groups_used(enabled=measured or not call.step.compiled) as groups,
+    ):
         recorded = backend.record_first_step(state, measured=measured)
     tape = recorded.tape
     # The tape has the carry that it needs; another reference would keep the rest alive while the step is measured.

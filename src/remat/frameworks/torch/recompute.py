@@ -5,6 +5,7 @@ from collections.abc import Container, Sequence
 from torch import Tensor
 
 from remat.errors import RematError
+from remat.execute.fingerprint import other_values
 from remat.execute.recomputation import StopRecomputation
 from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.graph import reachable_leaves, version
@@ -101,7 +102,7 @@ class Recomputation:
                 raise_nondeterministic(
                     self.name,
                     f"tensor {index} of the {expected} that it saves for its backward, {describe(tensor)}, "
-                    f"was another one by {difference:.1g} of its size",
+                    f"{other_values(difference)}",
                 )
             suspects.append((index, difference))
         return suspects

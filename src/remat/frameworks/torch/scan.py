@@ -59,6 +59,7 @@ def scan(
     """The last carry and the outputs of all steps, or of those in `rows`; `driven` has no meaning here (JAX)."""
     if vjp is not None:
         raise StepError("vjp= is for NumPy; on PyTorch write a torch.autograd.Function and call it in the step")
+    _refuse_recurrent_layer(step)
     init_leaves, carry = flatten_leaves(leaf_ops, init, "init")
     xs_leaves, inputs = flatten_leaves(leaf_ops, xs, "xs")
     steps = infer_length(leaf_ops, xs_leaves, inputs, length)
@@ -66,6 +67,22 @@ def scan(
     request.record(steps)
     call, candidates = _call(step, None, (init_leaves, xs_leaves), (carry, inputs), request, rows=rows, steps=steps)
     return _run(call, step, init_leaves, xs_leaves, candidates)
+
+
+def _refuse_recurrent_layer(step: Step) -> None:
+    """Raise a StepError for a recurrent layer of torch.nn, whose arguments and results are none of a step's."""
+    if not isinstance(step, torch.nn.RNNCellBase | torch.nn.RNNBase):
+        return
+    if type(step).forward.__module__ != torch.nn.RNNBase.__module__:  # a subclass with a forward of its own
+        return
+    name = type(step).__name__
+    if isinstance(step, torch.nn.RNNBase):
+        raise StepError(f"nn.{name} runs over all steps by itself: the step of a loop is one step, of an nn.{name}Cell")
+    carry, y = ("(h, c)", "h") if isinstance(step, torch.nn.LSTMCell) else ("h", "h")
+    raise StepError(
+        f"nn.{name} takes its input first and returns its state, and a step takes (carry, x) and returns (carry, y). "
+        f"Write a step around it: def step(carry, x): {carry} = cell(x, carry); return {carry}, {y}"
+    )
 
 
 def while_loop(

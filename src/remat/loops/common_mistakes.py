@@ -1,0 +1,70 @@
+"""Errors of the first step that come of arguments which are meant otherwise: a list of inputs, an order.
+
+The rule: nothing is refused that can run. `xs` is a container of arrays that have one row for each step, as in
+jax.lax.scan: a list with one entry for each step cannot be told from that by its type, nor a step that takes its
+arguments the other way round. So the step runs, and if it fails its error says what may have been meant.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from remat.errors import StepError
+from remat.pytree import PyTree
+
+__all__ = ["LIST_OF_STEPS", "explaining_mistakes"]
+
+LIST_OF_STEPS = (
+    "a list is a container of inputs, each with one row for each step, as in jax.lax.scan. If it has one entry for "
+    "each step, stack it: torch.stack(xs), jax.numpy.stack(xs) or numpy.stack(xs)"
+)
+# Names of parameters of steps that take their input first.
+INPUTS = ("x", "xs", "x_t", "xt", "inp", "input", "inputs")
+STATES = ("h", "hx", "hc", "h_prev", "hidden", "hidden_state", "state", "carry")
+
+
+@contextmanager
+def explaining_mistakes(step: Callable[..., Any], xs: PyTree) -> Iterator[None]:
+    """A block that runs a loop: an error of its first step says what is wrong with the step or `xs`, if that is why."""
+    try:
+        yield
+    except Exception as error:
+        notes = [note for note in getattr(error, "__notes__", ()) if "of a loop that remat runs" in note]
+        if not notes or "in step 0 " in notes[0]:
+            if notes or isinstance(error, TypeError):  # errors of steps that JAX traces have no notes
+                _explain_order(step, error)
+            if isinstance(error, TypeError | AttributeError) and not isinstance(error, StepError):
+                _explain_list(xs, error)
+        raise
+
+
+def _explain_order(step: Callable[..., Any], error: Exception) -> None:
+    """Add a note if the names of the step's parameters say that it takes its input first."""
+    try:
+        names = list(inspect.signature(getattr(step, "forward", step)).parameters)[:2]
+    except (TypeError, ValueError):  # of a builtin nothing is known
+        return
+    if len(names) == 2 and names[0] in INPUTS and names[1] in STATES:
+        error.add_note(
+            f"a step is called with (carry, x), and this one takes ({', '.join(names)}): if its input comes first, "
+            "give lambda carry, x: step(x, carry) instead"
+        )
+
+
+def _explain_list(xs: PyTree, error: Exception) -> None:
+    """Raise a StepError if the error is about `x` being a list, as `xs` is."""
+    if type(xs) not in (list, tuple) or len(set(map(_kind, xs))) != 1:
+        return  # arrays of several shapes are meant as a container
+    kind, shape = type(xs).__name__, getattr(xs[0], "shape", None)
+    if shape is None or not re.search(rf"\b{kind}\b", str(error)):
+        return
+    raise StepError(
+        f"xs is a {kind} of {len(xs)} arrays of shape {list(shape)}, so x is a {kind} of {len(xs)} rows of shape "
+        f"{list(shape[1:])}, and the step does not take that ({str(error).splitlines()[0]}): {LIST_OF_STEPS}"
+    ) from error
+
+
+def _kind(x: Any) -> tuple[str, str]:
+    return str(getattr(x, "shape", "")), str(getattr(x, "dtype", ""))
