@@ -137,6 +137,20 @@ def frontier(ways, most):
     return best[:: max(1, -(-len(best) // most))]
 
 
+def under_budgets(bench, budgets):
+    """Ways of remat; instead of those with too little, one with the smallest budget that works."""
+    least = 0
+    for name, budget, beside in budgets:
+        if budget < least:
+            continue
+        way = bench.check(by_remat(bench.case, budget, name, beside))
+        say(f"  {name} ({bytes_text(budget)}): {way.error or bytes_text(way.peak)}, planned in {way.planning:.1f} s")
+        yield way
+        if way.least:
+            least = way.least
+            yield bench.check(by_remat(bench.case, least, "remat, the smallest budget"))
+
+
 def measure(bench, args):
     """All ways, checked, with their peaks and times."""
     ways = []
@@ -145,10 +159,7 @@ def measure(bench, args):
         if not way.error:
             way.times = [bench.seconds(way)]  # to choose the best ones, and thrown away
         say(f"  {way.name}: {way.error or bytes_text(way.peak)}")
-    for name, budget, beside in budgets(args, ways):
-        way = bench.check(by_remat(bench.case, budget, name, beside))
-        ways.append(way)
-        say(f"  {name} ({bytes_text(budget)}): {way.error or bytes_text(way.peak)}, planned in {way.planning:.1f} s")
+    ways += under_budgets(bench, budgets(args, ways))
     running = [way for way in ways if not way.error]
     for way in running:
         way.times = []

@@ -28,7 +28,7 @@ def markdown(ways):
     for way in ways:
         cells = [way.name, "" if way.budget is None else bytes_text(way.budget)]
         if way.error:
-            lines.append(f"| {' | '.join(cells)} | {way.error[:220]} |")
+            lines.append(f"| {' | '.join(cells)} | {way.error[:120]} |")
             continue
         seconds = median(way.times)
         cells += [bytes_text(way.peak), f"{way.peak / plain.peak:.3f}", *_predicted(way, "peak", way.peak, bytes_text)]
@@ -50,7 +50,7 @@ def _predicted(way, what, measured, text):
 def checks(ways):
     """What is to hold, each with how far it does."""
     plain, ours = ways[0], [way for way in ways if way.is_ours and not way.error]
-    yield from (f"REFUSED {way.name}: {way.error}" for way in ways if way.error)
+    yield from (f"{'refused' if way.least else 'FAIL'} {way.name}: {way.error}" for way in ways if way.error)
     over = [f"{way.name}: {bytes_text(way.peak - way.budget)} over" for way in ours if way.peak > way.budget]
     yield _verdict("peaks are inside the budget", len(ours), over)
     falling = sorted(ours, key=lambda way: -way.budget)

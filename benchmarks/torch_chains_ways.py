@@ -36,6 +36,7 @@ class Way:
     gradients: str = ""
     buffers: bool = True
     error: str = ""
+    least: int = 0  # the smallest budget that works, where this one does not
 
     @property
     def is_ours(self):
@@ -75,7 +76,8 @@ def by_remat(case, budget, name, beside=""):
     try:
         remat.auto_checkpoint(way.model, memory=budget, sample=case.sample, loss=case.loss)
         way.plan = way.model.remat_plan
-    except remat.errors.RematError as error:
+    except Exception as error:
+        way.least = getattr(error, "minimum", 0)
         way.error = f"{type(error).__name__}: {' '.join(str(error).split())}"
     way.planning = perf_counter() - began
     return way
