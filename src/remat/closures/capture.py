@@ -52,15 +52,7 @@ class ConvertedClosure:
         """A block in which the references are bound to `values`, by index; it yields the step."""
         if self._uncaptured:
             values = {**self._uncaptured, **values}
-        return self._rebind(values) if self._changes_anything(values) else self._as_they_are(values)
-
-    @contextmanager
-    def _as_they_are(self, values: Any) -> Iterator[Callable[..., Any]]:
-        """A block for variables that have their values already, so that threads need not wait."""
-        try:
-            yield self.step
-        finally:
-            self._leave_out_rewritten([(each.reference, each.with_values(values)) for each in self.references])
+        return self._rebind(values) if self._changes_anything(values) else _Unchanged(self, values)
 
     @contextmanager
     def _rebind(self, values: Any) -> Iterator[Callable[..., Any]]:
@@ -82,12 +74,12 @@ class ConvertedClosure:
                         reference.put(value)
                 yield self.step
             finally:
-                rewritten = self._leave_out_rewritten(bound)
+                rewritten = self.leave_out_rewritten(bound)
                 for reference, value in reversed(previous):
                     if id(reference) not in rewritten:
                         reference.put(value)
 
-    def _leave_out_rewritten(self, bound: list[tuple[Reference, Any]]) -> set[int]:
+    def leave_out_rewritten(self, bound: list[tuple[Reference, Any]]) -> set[int]:
         """Let variables that the step has bound to something else be its own (a cache, a counter): what it wrote stays.
 
         Returns the ids of these references.
@@ -117,3 +109,19 @@ class ConvertedClosure:
         self.references = [c for c in self.references if any(index in indices for _, index in c.values)]
         remaining = {index for captured in self.references for _, index in captured.values}
         self._uncaptured = {index: values[index] for index in remaining - indices}
+
+
+class _Unchanged(AbstractContextManager[Callable[..., Any]]):
+    """A block for variables that have their values already, so that threads need not wait; it yields the step."""
+
+    __slots__ = ("_closure", "_values")
+
+    def __init__(self, closure: ConvertedClosure, values: Any) -> None:
+        self._closure, self._values = closure, values
+
+    def __enter__(self) -> Callable[..., Any]:
+        return self._closure.step
+
+    def __exit__(self, *exception: object) -> None:
+        closure, values = self._closure, self._values
+        closure.leave_out_rewritten([(each.reference, each.with_values(values)) for each in closure.references])

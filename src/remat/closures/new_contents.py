@@ -38,6 +38,8 @@ class NewContents(PythonState):
 
     def get(self) -> Contents:
         """The present contents, with those of new containers."""
+        if not self.first.changed():
+            return self.first
         contents = super().get()
         new = [item for _, items in self.first.added(longest=LONG) for item in items[-LAST:]]
         if not new:

@@ -86,6 +86,8 @@ class Contents:
             _fill(container, ())
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if not isinstance(other, Contents) or len(self._others) != len(other._others) or self._dicts != other._dicts:
             return False
         if len(self.empty) != len(other.empty) or any(map(is_not, self.empty, other.empty)):

@@ -26,6 +26,9 @@ class StateReplay:
             replayable.version(snapshot)
             for replayable, snapshot in zip(self.replayable_states, self.initial, strict=True)
         ]
+        read = [k for k, state in enumerate(self.replayable_states) if getattr(state, "is_read", False)]
+        contents = [k for k in read if isinstance(self.replayable_states[k], PythonState)]
+        self._read = {True: contents, False: [k for k in read if k not in contents]}  # by whether they are contents
 
     @property
     def used(self) -> bool:
@@ -43,9 +46,8 @@ class StateReplay:
 
         A generator that they did not draw from is none that they read.
         """
-        for k, (state, version) in enumerate(zip(self.replayable_states, self._versions, strict=True)):
-            if getattr(state, "is_read", False) and state.version() != version:
-                self.used_flags[k] = True
+        for k in (*self._read_unseen(contents=True), *self._read_unseen(contents=False)):
+            self.used_flags[k] = True
 
     def settle(self, *, contents: bool) -> None:
         """Put back what was not seen to change, and has changed since: it had returned to its initial state.
@@ -69,15 +71,8 @@ class StateReplay:
 
     def _read_unseen(self, contents: bool) -> list[int]:
         """The indices of states that steps may read, that were not seen to change and are other than at first."""
-        rows = enumerate(zip(self.replayable_states, self.used_flags, self._versions, strict=True))
-        return [
-            k
-            for k, (state, used, version) in rows
-            if not used
-            and isinstance(state, PythonState) == contents
-            and getattr(state, "is_read", False)
-            and state.version() != version
-        ]
+        states, versions, used = self.replayable_states, self._versions, self.used_flags
+        return [k for k in self._read[contents] if not used[k] and states[k].version() != versions[k]]
 
     def initial_of_read(self) -> list[Any]:
         """The initial states of what the steps have changed or may have read, to repeat them later; None for others."""

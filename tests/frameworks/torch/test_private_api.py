@@ -48,7 +48,9 @@ IN_TORCH = [
     "_C._autograd._saved_tensors_hooks_enable",
     "_C._autograd._saved_tensors_hooks_disable",
     "autograd.forward_ad._current_level",
+    "_C._autograd._get_sequence_nr",
     "autograd.Variable._execution_engine.queue_callback",
+    "autograd.graph._engine_run_backward",
     "utils._python_dispatch.TorchDispatchMode",
     "utils._pytree.tree_leaves",
 ]

@@ -6,7 +6,6 @@ captured tensors are running sums, which every range adds to in the order in whi
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -147,11 +146,10 @@ class TorchBackend(ComparedTensors):
         first_step, self._first_step = self._first_step, None
         leaves = runner.tree.flatten_like(state, "carry")
         del state
-        with ExitStack() as stack:
-            stack.enter_context(recomputing(runner.outputs_written > start))
-            step = stack.enter_context(self._steps_may_run(grad=True))
-            if self.inputs.left_by_steps:
-                stack.enter_context(lost_graphs_refused(self.step.contents.first, start))
+        lost_graphs = (
+            lost_graphs_refused(self.step.contents.first, start) if self.inputs.left_by_steps else nullcontext()
+        )
+        with recomputing(runner.outputs_written > start), self._steps_may_run(grad=True) as step, lost_graphs:
             if first_step is not None and start == 0:
                 tape, carry, done = first_step.tape, first_step.carry, 1
                 tape.extend(stop)
@@ -171,7 +169,7 @@ class TorchBackend(ComparedTensors):
         leaves = runner.check_carry(carry, stop - 1)
         tape.end_with(self._output_edges(leaves))
         self.tracker.note(leaves, (), f"step {stop - 1}")
-        if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number - 1) and not self._fsdp_modules:
+        if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number) and not self._fsdp_modules:
             used, *reached = tape.take_reached(tape.look_at_graph(stops=self.inputs.made_edges))
             self.flow.note(range(start, stop), *reached)
             self.inputs.admit(used, f"one of the steps {start} to {stop - 1}")
@@ -208,13 +206,15 @@ class TorchBackend(ComparedTensors):
     @contextmanager
     def _steps_may_run(self, *, grad: bool) -> Iterator[Callable[[Any, Any], Any]]:
         """A block in which the step, which it yields, runs as at the call of the loop, with this backend's tensors."""
-        with ExitStack() as stack:
-            stack.enter_context(self._segments_allowed())
-            stack.enter_context(self.step.autocast.active(grad=grad))
-            stack.enter_context(in_memory(self.inputs.roots, self.inputs.memory))
-            if self.step.under_functorch and not self.step.compiled:
-                stack.enter_context(HiddenTensorsRefused())
-            yield stack.enter_context(self.step.rebind(self.inputs.bindings))
+        step, inputs = self.step, self.inputs
+        with (
+            self._segments_allowed(),
+            step.autocast.active(grad=grad),
+            in_memory(inputs.roots, inputs.memory),
+            HiddenTensorsRefused() if step.under_functorch and not step.compiled else nullcontext(),
+            step.rebind(inputs.bindings) as function,
+        ):
+            yield function
 
     def _segments_allowed(self) -> AbstractContextManager[None]:
         """A block in which steps may contain segments, which torch.func does not allow where it records by itself."""
@@ -296,7 +296,10 @@ class TorchBackend(ComparedTensors):
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
         tape.want(*self._wanted)
         with self._segments_allowed(), pulling_back():
-            by_root = accumulate_grads(edges, tape) if self._accumulates else tape_vjp(edges, tape, stops)
+            if self._accumulates:
+                by_root = accumulate_grads(edges, tape)
+            else:
+                by_root = tape_vjp(edges, tape, self.inputs.leaves_themselves(), stops)
         end_backward(self._fsdp_modules)
         size, rows = len(tape.carry_in), iter(by_root[len(tape.carry_in) + len(tape.captured) :])
         for k, gradient in enumerate(by_root[size : size + len(tape.captured)]):
@@ -307,7 +310,7 @@ class TorchBackend(ComparedTensors):
                     if gradients.xs[k] is None:
                         gradients.xs[k] = batched_zeros_like(self.runner.inputs.leaves[k], self._batch)
                     by_step(gradients.xs[k], self._batch)[i] = gradient
-        return replace(gradients, carry=by_root[:size])
+        return Gradients(by_root[:size], gradients.outputs, gradients.xs, gradients.captured)
 
     def _cotangents(self, tape: Tape, gradients: Gradients, stops: Stops | None) -> OutputEdges:
         """The cotangents of all results of a range, and the running sums, at the edges where they enter its graph."""

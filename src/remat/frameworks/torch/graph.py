@@ -5,14 +5,14 @@ The only file that uses private names of autograd. Each helper says why; all wer
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_gradient_edge
 
 __all__ = [
     "Edge",
@@ -21,6 +21,7 @@ __all__ = [
     "current_backward",
     "edge_of",
     "edges_behind",
+    "engine_gradients",
     "external_edges",
     "gradient_edge",
     "gradients_blocked",
@@ -34,6 +35,7 @@ __all__ = [
     "leaf_itself",
     "leaf_of",
     "next_sequence_nr",
+    "own_hooks_suspended",
     "post_accumulate_hooks",
     "reachable_leaves",
     "restored_leaf_state",
@@ -90,9 +92,8 @@ def sequence_nr(node: Any) -> int:
 
 
 def next_sequence_nr() -> int:
-    """A sequence number between those of all nodes so far and those of all later nodes of this thread."""
-    with torch.enable_grad():
-        return sequence_nr(torch.zeros((), requires_grad=True).view(()).grad_fn)
+    """The sequence number of the next node of this thread: above those of all nodes so far."""
+    return int(_autograd._get_sequence_nr())  # of the next node; no public name
 
 
 def is_leaf_node(node: Any) -> bool:
@@ -230,16 +231,27 @@ def restored_leaf_state(before: Sequence[tuple[Tensor, bool, Mapping[int, Any]]]
             tensor.requires_grad_(not tensor.requires_grad)
 
 
-@contextmanager
-def hooks_suspended(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """A block in which the hooks of these tensors do not run; a hook that is registered in it stays.
+def hooks_suspended(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """A block in which the hooks of these tensors do not run; a hook that is registered in it stays."""
+    return own_hooks_suspended([*map(leaf_itself, tensors)])
+
+
+def own_hooks_suspended(tensors: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """The same for tensors each of which is the user's object (`leaf_itself`).
 
     A range of steps computes one term of a captured tensor's gradient. Hooks see the whole gradient, once, when the
     loop's node hands it on.
     """
-    suspended = [(tensor, hooks) for tensor in map(leaf_itself, tensors) if (hooks := backward_hooks(tensor))]
+    suspended = [(tensor, backward_hooks(tensor)) for tensor in tensors if tensor._backward_hooks]
     # A made tensor with `retain_grad` adds the term to its `.grad`, by a hook of autograd's own that cannot be removed.
     retained = [(tensor, tensor.grad) for tensor in tensors if tensor.retains_grad and not tensor.is_leaf]
+    return _suspended(suspended, retained) if suspended or retained else nullcontext()
+
+
+@contextmanager
+def _suspended(
+    suspended: Sequence[tuple[Tensor, Mapping[int, Any]]], retained: Sequence[tuple[Tensor, Tensor | None]]
+) -> Iterator[None]:
     for tensor, _ in suspended:
         set_backward_hooks(tensor, {})
     try:
@@ -322,6 +334,18 @@ def current_backward() -> int:
 def call_after_backward(callback: Callable[[], None]) -> None:
     """Call a function when the backward that runs now has ended."""
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # as DDP and FSDP do
+
+
+def engine_gradients(
+    outputs: Sequence[GradientEdge], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep: bool
+) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad` for edges, without its checks, which take as long as the pullback of a small step.
+
+    Nor does it ask the modes that are active here.
+    """
+    return _engine_run_backward(
+        tuple(outputs), tuple(cotangents), keep, False, tuple(inputs), True, accumulate_grad=False
+    )
 
 
 def is_wanted(tensor: Any) -> bool:

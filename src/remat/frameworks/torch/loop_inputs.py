@@ -33,6 +33,7 @@ from remat.frameworks.torch.graph import (
     edges_behind,
     is_forgotten_leaf,
     is_leaf_node,
+    leaf_itself,
     leaf_of,
     next_sequence_nr,
     sequence_nr,
@@ -78,9 +79,10 @@ class LoopInputs:
         self._candidates: dict[int, _Input] = {}  # by id of the root: those that were not used so far
         self._made: dict[Edge, Tensor] = {}  # candidates that are no leaves, whose nodes do not refer to them
         self._behind: dict[Edge, frozenset[int] | None] | None = None  # see `_inputs_behind`
+        self._leaves: list[Tensor] | None = None  # see `leaves_themselves`
         self._watch: Watch | None = None
         self._only_rebound = False
-        self._first = next_sequence_nr()  # the nodes of the loop's own steps have higher numbers
+        self._first = next_sequence_nr()  # the nodes of the loop's own steps have this number or a higher one
         self.left_by_steps: list[Tensor] = []  # inputs that a step of the loop has made
         inputs = [
             _Input.of(tensor, capture_id, rebound=is_rebound)
@@ -156,7 +158,7 @@ class LoopInputs:
             if self.closed or root is None or is_wrapped(root):
                 raise unknown_input_error(edge[0], is_leaf, steps)
             # One that was there before the loop may have a higher number, from another thread.
-            if not is_leaf and edge not in self._made and sequence_nr(edge[0]) > self._first:
+            if not is_leaf and edge not in self._made and sequence_nr(edge[0]) >= self._first:
                 self.left_by_steps.append(root)
             self._add(self._candidates.pop(id(root), _Input(root, root)))
 
@@ -207,6 +209,8 @@ class LoopInputs:
         Those of the inputs that the range does not use may lie behind one that it uses, or a made one inside of it.
         """
         behind = self._inputs_behind()
+        if not behind:  # the common case
+            return None
         if not self.dependent and not any(sequence_nr(node) >= tape.number for node, _ in behind):
             return None
         used = tape.used_inputs(behind)
@@ -214,6 +218,12 @@ class LoopInputs:
         made = {edge: behind[edge] for edge in used if edge in behind}
         blocked = [edge for edge, inputs in made.items() if inputs is None or inputs & indices]
         return Stops(frozenset(indices), tuple(blocked))
+
+    def leaves_themselves(self) -> list[Tensor]:
+        """The roots, each as the user's object, which has its hooks."""
+        if self._leaves is None:
+            self._leaves = [*map(leaf_itself, self.roots)]
+        return self._leaves
 
     def _add_new(self, candidate: _Input) -> None:
         """Add a candidate, unless it is an input by another object.
@@ -225,7 +235,7 @@ class LoopInputs:
             self._add(candidate)
 
     def _add(self, new: _Input) -> None:
-        self._behind = None
+        self._behind = self._leaves = None
         if new.root.requires_grad:  # a parameter may have been frozen before the backward
             self._indices[edge_of(new.root)] = len(self.roots)
         self.tensors.append(new.tensor)

@@ -1,6 +1,7 @@
 """Tapes of PyTorch: the graph of a recorded range of steps, its pullback by one call of the engine, its saved bytes."""
 
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ from remat.errors import StepError
 from remat.frameworks.torch.graph import (
     Edge,
     edge_of,
+    engine_gradients,
     external_edges,
     gradient_edge,
     gradients_blocked,
-    hooks_suspended,
     leaf_of,
+    own_hooks_suspended,
 )
 from remat.frameworks.torch.seen_nodes import SeenNodes
 from remat.pytree import Leaf
@@ -81,8 +83,9 @@ class Tape:
         if not all(xs):
             self.xs = [[root if on else None for root, on in zip(row, xs, strict=True)] for row in self.xs]
         # The engine stops at a made tensor only if it is asked for it.
-        pairs = zip(captured, self.captured, strict=False)  # the last flag may be that of sharded parameters
-        self.unwanted = {k for k, (on, root) in enumerate(pairs) if not on and root.is_leaf}
+        if not all(captured):
+            pairs = zip(captured, self.captured, strict=False)  # the last flag may be that of sharded parameters
+            self.unwanted = {k for k, (on, root) in enumerate(pairs) if not on and root.is_leaf}
 
     def look_at_graph(
         self, results: Sequence[GradientEdge | None] = (), stops: Collection[Edge] = ()
@@ -193,9 +196,10 @@ def seed_accumulators(
     edges.add(gradient_edge(zero), zero.detach())
 
 
-def tape_vjp(edges: OutputEdges, tape: Tape, stops: Stops | None = None) -> list[Any]:
-    """The gradients of the roots by one call of the engine, None for those without; hooks of captured tensors wait."""
-    captured = [None if k in tape.unwanted else root for k, root in enumerate(requiring_grad(tape.captured))]
+def tape_vjp(edges: OutputEdges, tape: Tape, hooked: Sequence[Tensor], stops: Stops | None = None) -> list[Any]:
+    """The gradients of the roots by one call of the engine, None for those without; hooks of `hooked` tensors wait."""
+    unwanted = tape.unwanted
+    captured = [root if root.requires_grad and k not in unwanted else None for k, root in enumerate(tape.captured)]
     if stops is not None:
         captured = [root if k in stops.used else None for k, root in enumerate(captured)]
     roots = [*tape.carry_in, *captured, *(root for row in tape.xs for root in row)]
@@ -204,14 +208,21 @@ def tape_vjp(edges: OutputEdges, tape: Tape, stops: Stops | None = None) -> list
         return [None] * len(roots)
     blocked = () if stops is None else stops.blocked
     # A blocked node is visited, and would be freed; the caller's backward has yet to go through it.
-    keep = bool(blocked) or None
-    # Edges instead of tensors: with these, torch.autograd.grad would leave a TorchFunctionMode that is active here.
-    ends = [gradient_edge(leaf) for leaf in leaves]
-    with hooks_suspended(tape.captured), gradients_blocked(blocked):
-        vjp = batched_vjp if edges.batched else torch.autograd.grad
-        gradients = iter(vjp(edges.edges, ends, edges.cotangents, keep, allow_unused=True))
+    keep = bool(blocked)
+    with own_hooks_suspended(hooked), gradients_blocked(blocked) if blocked else nullcontext():
+        vjp = _batched_gradients if edges.batched else engine_gradients
+        gradients = iter(vjp(edges.edges, leaves, edges.cotangents, keep=keep))
     edges.clear()  # the tape is the last to refer to its graph
     return [None if root is None else next(gradients) for root in roots]
+
+
+def _batched_gradients(
+    outputs: Sequence[GradientEdge], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep: bool
+) -> tuple[Tensor | None, ...]:
+    # Edges instead of tensors: with these, torch.autograd.grad would leave a TorchFunctionMode that is active here.
+    ends = [gradient_edge(leaf) for leaf in inputs]
+    gradients: tuple[Tensor | None, ...] = batched_vjp(outputs, ends, cotangents, keep or None, allow_unused=True)
+    return gradients
 
 
 def batched_vjp(

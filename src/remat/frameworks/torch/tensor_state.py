@@ -15,7 +15,7 @@ The cost: 1 us for a parameter, 4 us for one that is copied. Former memory lives
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -283,14 +283,18 @@ def memory_of(tensors: Sequence[Tensor]) -> Memory:
     return [tensor.data if tensor.is_leaf and is_plain(tensor) else None for tensor in tensors]
 
 
-@contextmanager
-def in_memory(tensors: Sequence[Tensor], memory: Memory) -> Iterator[None]:
+def in_memory(tensors: Sequence[Tensor], memory: Memory) -> AbstractContextManager[None]:
     """A block in which these tensors are in this memory; only those are touched that are in another one."""
     moved = [
         (tensor, tensor.data, former)
         for tensor, former in zip(tensors, memory, strict=False)  # no memory as long as inputs are found
         if former is not None and not _same_memory(tensor, former)
     ]
+    return _moved(moved) if moved else nullcontext()
+
+
+@contextmanager
+def _moved(moved: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Iterator[None]:
     try:
         for tensor, _, former in moved:
             set_data(tensor, former, None)
