@@ -17,7 +17,20 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.errors import *  # noqa: F403
     from remat.errors import InfeasibleError
     from remat.execute import is_recomputing
-    from remat.interface import adaptive_checkpoint, chain, checkpoint, drop, measure, replace_loops, scan, while_loop
+    from remat.interface import LargestBatch as LargestBatch
+    from remat.interface import (
+        adaptive_checkpoint,
+        auto_checkpoint,
+        chain,
+        checkpoint,
+        drop,
+        explain,
+        largest_batch,
+        measure,
+        replace_loops,
+        scan,
+        while_loop,
+    )
     from remat.legacy import *  # noqa: F403
     from remat.ops import Advance as Advance
     from remat.ops import Drop as Drop
@@ -58,15 +71,18 @@ __all__ = [  # noqa: RUF022 (in groups)
     "while_loop",
     # segments and chains
     "adaptive_checkpoint",
+    "auto_checkpoint",
     "chain",
     "checkpoint",
     "drop",
     "is_recomputing",
+    "largest_batch",
     "measure",
     # see
     "Profile",
     "Schedule",
     "Trace",
+    "explain",
     "profile",
     "report",
     "simulate",
@@ -86,7 +102,10 @@ _HOMES = {
         "ScheduleError StepError"
     ),
     "execute": "is_recomputing",
-    "interface": "adaptive_checkpoint chain checkpoint drop measure replace_loops scan while_loop",
+    "interface": (
+        "LargestBatch adaptive_checkpoint auto_checkpoint chain checkpoint drop explain largest_batch measure "
+        "replace_loops scan while_loop"
+    ),
     "legacy": (
         "CheckpointGroup CheckpointProfiler ag_tuple binomial_checkpoint checkpoint_segment checkpoint_segment_flex "
         "checkpointed_loop compute_checkpoint_positions estimate_checkpoint_savings get_memory_savings "

@@ -37,6 +37,7 @@
 | `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, as in `meter.py`, `collectives.py` |
 """
 
+from remat.frameworks.torch.auto_checkpoint import auto_checkpoint, largest_batch
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
@@ -48,12 +49,14 @@ from remat.frameworks.torch.scan import scan, while_loop
 
 __all__ = [
     "TRAITS",
+    "auto_checkpoint",
     "checkpoint",
     "checkpoint_module",
     "flatten",
     "free_bytes",
     "is_module",
     "is_tracing",
+    "largest_batch",
     "measure_chain",
     "own",
     "owns",

@@ -107,7 +107,7 @@ from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.modules import script_as_written
 from remat.frameworks.torch.recompute import Recomputation, raise_if_used
 from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, comparable_storage
-from remat.frameworks.torch.segment_inputs import LoadedInputs, SegmentInputs
+from remat.frameworks.torch.segment_inputs import LoadedInputs, RecomputedInputs, SegmentInputs
 from remat.frameworks.torch.tensor_state import Storages
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
@@ -136,17 +136,19 @@ def checkpoint(
     kwargs: dict[str, Any],
     options: CheckpointOptions,
     call: CallRecord | None = None,
+    frame_of: "Callable[..., CheckpointFrame] | None" = None,
 ) -> Any:
     """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
 
     Without gradients it is a plain call, and inside and around transforms of torch.func, and in traces of torch.jit,
     which refuse saved-tensor hooks, and if lazy modules are initialized: with draws that would not be made again.
+    `frame_of` makes the frame; the default is the class itself.
     """
     if call is not None:
         call.begin_segment("torch")
     is_tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     if torch.is_grad_enabled() and not in_transform() and not is_tracing and not uses_transforms(fn):
-        frame = CheckpointFrame(fn, args, kwargs, options, call)
+        frame = (frame_of or CheckpointFrame)(fn, args, kwargs, options, call)
         if not frame.lazy:
             try:
                 return frame.forward(fn, args, kwargs)
@@ -170,9 +172,10 @@ class CheckpointFrame:
         kwargs: dict[str, Any],
         options: CheckpointOptions,
         call: CallRecord | None,
+        recomputed: RecomputedInputs | None = None,
     ) -> None:
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
-        self._inputs = SegmentInputs(fn, args, kwargs)
+        self._inputs = SegmentInputs(fn, args, kwargs, recomputed)
         self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add_captured)
         self._inputs.share(self._environment.container_ids)
         self.lazy = self._environment.lazy
@@ -294,9 +297,22 @@ class CheckpointFrame:
             self._note_pullback(task)
         return value
 
-    def _recompute(self, task: int, requested: Holder) -> None:
-        """Fill the holders for one backward; if that was done before in it, they keep their values until it ends."""
-        holders = {requested.index: requested}
+    def run_again(self) -> Any:
+        """What the function returned: it is run once more, without a graph."""
+        with _RECOMPUTE_LOCK, self._again() as (inputs, _), torch.no_grad():
+            return inputs.fn(*inputs.args, **inputs.kwargs)
+
+    def record_again(self, task: int) -> Any:
+        """What the function returned: it is recomputed to its end, and its holders are filled for a backward."""
+        with _RECOMPUTE_LOCK:
+            return self._recompute(task) if self._live_holders() else self.run_again()
+
+    def _recompute(self, task: int, requested: Holder | None = None) -> Any:
+        """Fill the holders for one backward; if that was done before in it, they keep their values until it ends.
+
+        It stops when they are full if one is `requested`; otherwise it ends with what the function returns.
+        """
+        holders = {} if requested is None else {requested.index: requested}
         if task != -1:
             if task not in self._backward_tasks:
                 call_after_backward(partial(_release_values, ref(self), task))
@@ -312,7 +328,7 @@ class CheckpointFrame:
                 holders,
                 storages.restored,
                 storages.written | {comparable_storage(tensor) for tensor in inputs.data},
-                stops=self.options.early_stop and not changed,
+                stops=self.options.early_stop and not changed and requested is not None,
             )
             try:
                 with saved_tensors_hooks(recomputation.pack, _identity):
@@ -333,6 +349,7 @@ class CheckpointFrame:
         if self.check.wanted and self._complete and recomputation.count >= len(self.metas):
             self.check.mark_passed()
         self._recomputed_at = perf_counter()
+        return out
 
     @contextmanager
     def _again(self) -> Iterator[tuple[LoadedInputs, Storages]]:

@@ -34,7 +34,7 @@ from remat.frameworks.torch.fsdp import share_fsdp_state
 from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
 
-__all__ = ["CheckpointedModule", "checkpoint_module"]
+__all__ = ["CheckpointedModule", "checkpoint_module", "entry_of"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -120,12 +120,17 @@ def _new_dropped(cls: type[nn.Module], options: CheckpointOptions) -> object:
 
 def _dropped_class(module: nn.Module, options: CheckpointOptions) -> type:
     """The subclass of the module's class whose calls are segments."""
+    return _subclass(type(module), options, entry_of(module))
+
+
+def entry_of(module: nn.Module) -> str:
+    """The method at which calls of a module are to be caught: `forward`, unless that would miss what it does."""
     cls = type(module)
     calls_forward = getattr_static(cls, "__call__") is nn.Module.__call__ or isinstance(module, torch.fx.GraphModule)
     # What is set on the object comes before the class: its own forward, or the code that `module.compile()` made.
     is_patched = "forward" in vars(module) or vars(module).get("_compiled_call_impl") is not None
     is_function = isinstance(getattr_static(cls, "forward", None), FunctionType)
-    return _subclass(cls, options, "forward" if calls_forward and is_function and not is_patched else "__call__")
+    return "forward" if calls_forward and is_function and not is_patched else "__call__"
 
 
 def _subclass(cls: type[nn.Module], options: CheckpointOptions, entry: str) -> type:

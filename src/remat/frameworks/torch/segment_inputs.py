@@ -9,7 +9,7 @@ which a copy was made if they have COPIED bytes or less, are given to the recomp
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 from torch import Tensor
@@ -28,7 +28,17 @@ from remat.frameworks.torch.tensor_state import COPIED, is_plain
 from remat.pytree import TreeDef, flatten
 from remat.segments import mutation_error
 
-__all__ = ["LoadedInputs", "SegmentInputs"]
+__all__ = ["LoadedInputs", "RecomputedInputs", "SegmentInputs"]
+
+
+class RecomputedInputs(Protocol):
+    """Tensors among the arguments that are not saved, since they can be computed again from what others save."""
+
+    def place_of(self, tensor: Tensor) -> int | None:
+        """The place of the tensor in what `load` returns, if it is one of them."""
+
+    def load(self) -> Mapping[int, Tensor]:
+        """All of them, by their places."""
 
 
 class LoadedInputs(NamedTuple):
@@ -46,7 +56,14 @@ class LoadedInputs(NamedTuple):
 class SegmentInputs:
     """The inputs of one call, in the order in which they were added; `save` lets go of them."""
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        recomputed: RecomputedInputs | None = None,
+    ) -> None:
+        self._recomputed = recomputed
         while isinstance(fn, partial):  # so that its arguments are inputs too
             args, kwargs = fn.args + args, {**fn.keywords, **kwargs}
             fn = fn.func
@@ -91,9 +108,15 @@ class SegmentInputs:
         self._inside = has_saved_tensor_hooks()
         self._required_grad = [tensor.requires_grad for tensor in inputs]
         self._hooks = [backward_hooks(tensor) for tensor in inputs]
-        self._data = [None if tensor.requires_grad else _Data(tensor) for tensor in inputs]
+        places = [] if self._recomputed is None else [self._recomputed.place_of(tensor) for tensor in inputs]
+        self._later = {at: place for at, place in enumerate(places) if place is not None}
+        self._data = [
+            None if tensor.requires_grad or at in self._later else _Data(tensor) for at, tensor in enumerate(inputs)
+        ]
         # `.data` has a version of its own: the segment may write into an input without gradient in its first run.
-        self._saved = SaveInputs.save([tensor if tensor.requires_grad else tensor.data for tensor in inputs])
+        self._saved = SaveInputs.save(
+            [t if t.requires_grad else t.data for at, t in enumerate(inputs) if at not in self._later]
+        )
         return inputs
 
     def finish_forward(self) -> None:
@@ -118,12 +141,16 @@ class SegmentInputs:
             if data is not None:
                 data.check(name)
         try:
-            saved = SaveInputs.load(self._saved)
+            saved = list(SaveInputs.load(self._saved))
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
             what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
             raise mutation_error(name, what, "since it was first run, or by the segment itself") from error
+        if self._recomputed is not None:
+            again = self._recomputed.load()
+            for at, place in self._later.items():
+                saved.insert(at, again[place])
         tensors = [
             data.again(tensor) if data is not None else self._again(index, tensor)
             for index, (tensor, data) in enumerate(zip(saved, self._data, strict=True))
@@ -146,7 +173,9 @@ class SegmentInputs:
         )
 
     def _again(self, index: int, tensor: Tensor) -> Tensor:
-        """An input with a gradient for a recomputation."""
+        """An input with a gradient, or one that was recomputed, for a recomputation."""
+        if index in self._later:
+            return made_again(tensor) if self._required_grad[index] else tensor
         if tensor.is_leaf:  # the user's own may also be in a container; inside of another segment a copy was saved
             return leaf_itself(tensor) if self._inside else tensor
         captured = self._captured.get(index)

@@ -1,0 +1,121 @@
+"""Models under a budget in bytes: `auto_checkpoint` and `largest_batch` on PyTorch."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remat.errors import InfeasibleError
+from remat.frameworks.torch.find_blocks import find_blocks
+from remat.frameworks.torch.measure_model import measure_model
+from remat.frameworks.torch.model_budget import ModelBudget
+from remat.frameworks.torch.planned_blocks import plain_module
+from remat.frameworks.torch.planned_model import PlannedModel, attach, planned_model
+from remat.planners import Plan
+from remat.planners import plan as make_plan
+from remat.problem import Chain
+from remat.pytree import flatten
+
+__all__ = ["auto_checkpoint", "largest_batch"]
+
+Blocks = str | Sequence[str | nn.Module] | None
+Loss = Callable[[Any], Tensor]
+
+
+def auto_checkpoint(
+    model: nn.Module,
+    memory: Any,
+    sample: Any,
+    blocks: Blocks,
+    plan: Plan | None,
+    loss: Loss | None,
+    on_new_shape: str,
+    optimizer: Any,
+) -> nn.Module:
+    """The model itself, whose blocks run by a plan from now on."""
+    budget = None if plan is not None else ModelBudget.parse(memory, optimizer)
+    call = None if sample is None else call_of(sample)
+    return planned_model(model, find_blocks(model, blocks), call, budget, plan, loss, on_new_shape)
+
+
+def largest_batch(
+    model: nn.Module, make_batch: Callable[[int], Any], memory: Any, blocks: Blocks, loss: Loss | None, most: int
+) -> tuple[int, Plan]:
+    """The largest batch size up to `most` for which there is a plan, and that plan.
+
+    The least memory of a batch is nearly a straight line in its size: the next size to be measured is where the line
+    through the two that are known meets the budget.
+    """
+    found = find_blocks(model, blocks)
+    devices = [parameter.device for parameter in model.parameters()]
+    budget = ModelBudget.parse(memory, None).bytes(model, devices)
+    sizes: dict[int, tuple[int, Chain]] = {}  # of batches that fit
+    low, high, above = 0, most + 1, 0
+    guess = 1
+    with _attached(model, found) as token:
+        while high - low > 1:
+            try:
+                least, chain = _least_memory(model, found, token, call_of(make_batch(guess)), loss)
+            except torch.cuda.OutOfMemoryError:
+                least, chain = 2**62, None
+            if least <= budget and chain is not None:
+                low, sizes[guess] = guess, (least, chain)
+            else:
+                high, above = guess, least
+            guess = _next(low, high, most, budget, {size: each[0] for size, each in sizes.items()})
+    if not low:
+        raise InfeasibleError(f"a batch of one needs {above} bytes at least, and there are {budget}", above, "bytes")
+    return low, make_plan(sizes[low][1], budget)
+
+
+def _next(low: int, high: int, most: int, budget: int, known: dict[int, int]) -> int:
+    """The next size to try, between two that are known."""
+    if not low:
+        return high // 2
+    if low == 1:
+        return min(2, high - 1)
+    before = max(size for size in known if size < low)
+    per_item = (known[low] - known[before]) / (low - before)
+    guess = low + int((budget - known[low]) / per_item) if per_item > 0 else 2 * low
+    return max(low + 1, min(guess, high - 1, most))
+
+
+def _least_memory(
+    model: nn.Module,
+    blocks: dict[str, nn.Module],
+    token: str,
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    loss: Loss | None,
+) -> tuple[int, Chain]:
+    args, kwargs = call
+    devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if isinstance(leaf, Tensor)]
+    chain = measure_model(model, partial(model, *args, **kwargs), blocks, token, loss, devices).chain
+    try:
+        return make_plan(chain, 1).peak, chain
+    except InfeasibleError as error:
+        return int(error.minimum), chain
+
+
+@contextmanager
+def _attached(model: nn.Module, blocks: dict[str, nn.Module]) -> Iterator[str]:
+    """A block in which calls of a model's blocks can be measured; it yields the name by which they belong together."""
+    planned = PlannedModel(blocks, None, None, None, "plan")
+    attach(model, planned, blocks, whole=False)
+    try:
+        yield planned.token
+    finally:
+        for block in blocks.values():
+            plain_module(block)
+            vars(block).pop("_remat_block", None)
+
+
+def call_of(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments that a sample stands for: a tuple of positional ones, a dict of named ones, or one."""
+    if isinstance(sample, tuple | list):
+        return tuple(sample), {}
+    if isinstance(sample, dict) or (hasattr(sample, "keys") and not isinstance(sample, Tensor)):
+        return (), {name: sample[name] for name in sample.keys()}  # noqa: SIM118 (a BatchEncoding iterates otherwise)
+    return (sample,), {}

@@ -1,0 +1,83 @@
+"""Which modules of a model are its blocks: what a plan keeps or computes again, one by one.
+
+The rule: the outermost lists of modules (`nn.Sequential`, `nn.ModuleList`) that repeat a class, or are a sequence with
+a tenth of the model's parameters. A sequence inside a sequence is taken apart. So a decoder has one list, an encoder
+and a decoder have two, a ResNet has its four stages, and a model that is a sequence itself has all of its modules.
+Lists inside of blocks, as of experts or heads, are part of these.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from remat.errors import ProblemError
+
+__all__ = ["find_blocks"]
+
+_SHARE = 0.1  # of the parameters: a sequence of different modules with less is no list of blocks
+
+
+def find_blocks(model: nn.Module, blocks: "str | Sequence[str | nn.Module] | None" = None) -> dict[str, nn.Module]:
+    """The blocks of a model by name, in the order of the model's lists.
+
+    `blocks` names lists of modules or single modules, or has modules; without it the lists are found.
+    """
+    if blocks is None:
+        found = dict(_found(model, "", max(1, _parameters(model))))
+        if not found:
+            children = ", ".join(name for name, _ in model.named_children()) or "none"
+            raise ProblemError(
+                f"no list of blocks was found in {type(model).__name__} (children: {children}): a ModuleList or "
+                'Sequential of repeated modules. Name what may be computed again: blocks="path.to.the.list", or '
+                'blocks=["encoder", "decoder"] for single modules'
+            )
+        return found
+    named = dict(model.named_modules(remove_duplicate=False))
+    names = {id(module): name for name, module in reversed(named.items())}
+    found = {}
+    for each in [blocks] if isinstance(blocks, str) else blocks:
+        name = each if isinstance(each, str) else names.get(id(each))
+        if name is None or name not in named:
+            lists = [name for name, module in named.items() if isinstance(module, nn.ModuleList | nn.Sequential)]
+            raise ProblemError(
+                f"blocks: {each!r:.60} is no module of {type(model).__name__}; its lists of modules are "
+                f"{', '.join(lists[:8]) or 'none'}"
+            )
+        module = named[name]
+        found.update(_flat(module, name) if isinstance(module, nn.ModuleList | nn.Sequential) else [(name, module)])
+    return _disjoint(found)
+
+
+def _found(module: nn.Module, path: str, parameters: int) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
+        classes = [type(child) for child in module]
+        repeats = len(set(classes)) < len(classes)
+        if repeats or (isinstance(module, nn.Sequential) and _parameters(module) >= _SHARE * parameters):
+            yield from _flat(module, path)
+            return
+    for name, child in module.named_children():
+        yield from _found(child, f"{path}.{name}" if path else name, parameters)
+
+
+def _flat(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    """The members of a list; those of a sequence inside it are members, too."""
+    for name, child in module.named_children():
+        at = f"{path}.{name}" if path else name
+        if type(child) in (nn.Sequential, nn.ModuleList) and len(child):
+            yield from _flat(child, at)
+        else:
+            yield at, child
+
+
+def _disjoint(blocks: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    inside: dict[int, str] = {}
+    for name, block in blocks.items():
+        for module in block.modules():
+            other = inside.setdefault(id(module), name)
+            if other != name and module is not blocks[other]:
+                raise ProblemError(f"blocks: {name!r} and {other!r} overlap; name those that contain no others")
+    return blocks
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

@@ -1,0 +1,185 @@
+"""Blocks of a model whose calls follow a plan, in place: each gets a subclass of its class that asks what to do.
+
+Rule. A block's `forward` is handed to whoever runs the model at the moment (`BlockCalls`): a plan, or a measurement.
+Without one, as where a block is called by itself, it is a plain call. Parameters, buffers, names, hooks, flags, copies
+and pickles are those of the module, since nothing but the class changes. Hooks of a block are outside of what is
+computed again and run once; those of modules inside of it run again.
+
+A module that a model calls several times, as ALBERT does, is one block with several calls: a plan is for the *calls*
+of blocks in the order in which the model makes them. Calls that come in another order are segments of their own.
+"""
+
+import copyreg
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial, update_wrapper
+from types import FunctionType
+from typing import Any, NamedTuple, Protocol, SupportsIndex, cast
+
+import torch
+from torch import nn
+
+from remat.errors import ProblemError
+from remat.execute.nested_ranges import Item, Range
+from remat.execute.recomputation import variable_set
+from remat.frameworks.compilers import compiled_checkpoint, traces_segments
+from remat.frameworks.torch.block_ranges import BlockOutput, RangeRun
+from remat.frameworks.torch.checkpoint import checkpoint
+from remat.frameworks.torch.checkpointed_module import entry_of
+from remat.frameworks.torch.graph import has_saved_tensor_hooks
+from remat.planners import Plan
+from remat.profiling.profiler import recorded_call
+from remat.pytree import flatten
+from remat.segments import CheckpointOptions
+
+__all__ = ["Block", "BlockCalls", "PlannedCalls", "PlannedForward", "block_calls", "plain_module", "planned_module"]
+
+_OPTIONS = CheckpointOptions()
+
+
+class BlockCalls(Protocol):
+    """What is done with the calls of blocks while a model runs."""
+
+    model: str  # what the blocks belong to
+
+    def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a block returns for these arguments."""
+
+
+class Block(NamedTuple):
+    """A block of a model: which it is, and whose."""
+
+    number: int
+    model: str
+    is_kept: bool  # whether all of its calls are recorded: what compilers need to know
+
+
+_calls: ContextVar[BlockCalls | None] = ContextVar("block_calls", default=None)
+
+
+def block_calls(calls: BlockCalls | None) -> variable_set[BlockCalls | None]:
+    """A block of code in which the calls of a model's blocks go there."""
+    return variable_set(_calls, calls)
+
+
+class PlannedCalls:
+    """One forward of a model: each call of a block is recorded, or part of a range, as the plan has it."""
+
+    def __init__(self, model: str, order: tuple[int, ...], items: tuple[Item, ...]) -> None:
+        self.model, self._order, self._items = model, order, items
+        self._next = 0
+        self._run: RangeRun | None = None
+        self._output: BlockOutput | None = None
+
+    def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a block returns; calls that the plan does not expect are segments of their own."""
+        at, item = self._next, None
+        if at < len(self._order) and self._order[at] == block:
+            self._next += 1
+            item = self._items[at]
+            if not isinstance(item, Range):
+                return fn(*args, **kwargs)
+        elif not torch.is_grad_enabled():
+            return fn(*args, **kwargs)
+        with recorded_call("auto_checkpoint", fn) as call:
+            # A segment of the user's around the model drops what is saved here, and brings it back.
+            if item is None or has_saved_tensor_hooks():
+                return checkpoint(fn, args, kwargs, _OPTIONS, call)
+            arguments = flatten((args, kwargs))[0]
+            run, taken = self._range(at, item, arguments)
+            out = checkpoint(fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken))
+        self._output = BlockOutput(out, arguments) if at + 1 < item.stop else None
+        return out
+
+    def _range(self, at: int, item: Range, arguments: list[Any]) -> tuple[RangeRun, dict[int, int]]:
+        """The range that a call belongs to, and the tensors that it takes from the call before."""
+        run, output = self._run, self._output
+        if at > item.start and run is not None and output is not None and run.has(at - 1):
+            taken = output.taken_by(arguments)
+            if taken:
+                return run, taken
+        if at > item.start:
+            item = Range(at, item.stop, tuple(range(at, item.stop)))
+        self._run = RangeRun(item)
+        return self._run, {}
+
+
+class PlannedForward(Protocol):
+    """What a model does instead of its forward, given that forward, and the arguments."""
+
+    def run(self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the model returns."""
+
+
+class _Planned:
+    """What the classes of blocks, and of the model, have in common."""
+
+    _remat_plain: type[nn.Module]
+    _remat_entry: str
+
+    def __init_subclass__(cls, **_: object) -> None:
+        """Nothing: a registry of the module's class is not to know of a second class with the same name."""
+
+    @property
+    def remat_plan(self) -> Plan | None:
+        """The plan that a model's blocks run by; that of its last new shape, if there are several."""
+        planned = vars(self).get("_remat_forward")
+        return None if planned is None else planned.last.plan
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
+        reduced = super().__reduce_ex__(protocol)
+        if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__ and reduced[1][0] is type(self):  # type: ignore[attr-defined]
+            return _new_planned, (self._remat_plain, self._remat_entry, *reduced[1][1:]), *reduced[2:]
+        return reduced
+
+
+def planned_module(module: nn.Module) -> None:
+    """Give a module the subclass of its class that does what `_remat_block` or `_remat_forward`, set on it, says."""
+    plain_module(module)
+    try:
+        module.__class__ = _subclass(type(module), entry_of(module))
+    except TypeError as error:
+        raise ProblemError(f"{type(module).__qualname__} cannot be planned: {error}") from error
+
+
+def plain_module(module: nn.Module) -> None:
+    """Give a planned module its own class again; others stay as they are."""
+    if "_remat_plain" in vars(type(module)):
+        module.__class__ = cast(Any, module)._remat_plain
+
+
+def _new_planned(cls: type[nn.Module], entry: str, *args: Any) -> object:
+    return cls.__new__(_subclass(cls, entry), *args)
+
+
+def _subclass(cls: type[nn.Module], entry: str) -> type[nn.Module]:
+    for known in type.__subclasses__(cls):  # a cache that keeps no class alive
+        if vars(known).get("_remat_plain") is cls and vars(known)["_remat_entry"] == entry:
+            return known
+    contents: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    contents |= {"_remat_plain": cls, "_remat_entry": entry, entry: _method(cls, entry)}
+    return cast(type[nn.Module], type(cls)(cls.__name__, (_Planned, cls), contents))
+
+
+def _method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        fn = getattr(cls, name).__get__(self)
+        contents = vars(self)
+        planned, block = contents.get("_remat_forward"), contents.get("_remat_block")
+        if block is not None:
+            fn = partial(_call_block, block, fn)
+        return fn(*args, **kwargs) if planned is None else planned.run(self, fn, args, kwargs)
+
+    plain = getattr(cls, name)
+    return update_wrapper(method, plain) if isinstance(plain, FunctionType) else method
+
+
+def _call_block(block: Block, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        if not block.is_kept and torch.is_grad_enabled() and traces_segments():
+            return compiled_checkpoint(fn, args, kwargs)
+        return fn(*args, **kwargs)
+    calls = _calls.get()
+    if calls is None or calls.model != block.model:
+        return fn(*args, **kwargs)
+    return calls.call(block.number, fn, args, kwargs)

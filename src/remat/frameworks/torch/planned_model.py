@@ -1,0 +1,283 @@
+"""A model under a budget: measured, planned, tried, and run by the plan, for each shape of its inputs.
+
+Rule. Plans are for the shapes, dtypes and devices of a model's inputs, its mode (`train` or `eval`) and the number of
+parameters that want gradients. A plan is also used for inputs that are smaller by no more than a fifth in all, which
+need less; for others a new one is made at their first call, from these inputs, or an error is raised. The last KEPT
+plans are held.
+
+A plan is tried on the sample before it is used: the peak of a forward and a backward, above the level before it, with
+all gradients there. If it is above the budget, since sizes around blocks are not exact, the next plan gets as much
+less. What is measured and tried leaves no trace in the model.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+from torch import Tensor, nn
+
+from remat.errors import InfeasibleError, ProblemError
+from remat.execute.nested_ranges import Item, Range, nested_ranges
+from remat.frameworks.torch.measure_model import Loss, Trial, measure_model
+from remat.frameworks.torch.model_budget import ModelBudget
+from remat.frameworks.torch.planned_blocks import Block, PlannedCalls, block_calls, plain_module, planned_module
+from remat.planners import Plan
+from remat.planners import plan as make_plan
+from remat.problem import Chain
+from remat.pytree import flatten
+from remat.units import bytes_text
+
+__all__ = ["ModelPlan", "PlannedModel", "attach", "planned_model"]
+
+KEPT = 16  # plans for different shapes
+TRIALS = 4
+_FEWER = 0.8  # inputs with at least this share of the elements use a plan for larger ones
+
+
+class ModelPlan(NamedTuple):
+    """A plan for the calls of a model's blocks: their numbers in order, and the item of each call."""
+
+    plan: Plan
+    order: tuple[int, ...]
+    items: tuple[Item, ...]
+    measured_peak: int | None  # of the trial; None if the plan was given
+
+    @classmethod
+    def of(cls, plan: Plan, order: Sequence[int], measured_peak: int | None = None) -> "ModelPlan":
+        """The plan of a chain whose repeatable stages are calls of these blocks."""
+        chain = plan.problem
+        assert isinstance(chain, Chain)
+        calls, count = [], 0  # of stages
+        for stage in chain.stages:
+            calls.append(count)
+            count += stage.repeatable
+        calls.append(count)
+        items: list[Item] = []
+        for item in _of_calls(nested_ranges(plan.schedule, chain.units), calls):
+            items += [item] * (item.stop - item.start) if isinstance(item, Range) else [item]
+        return cls(plan, tuple(order), tuple(items), measured_peak)
+
+
+class _Shapes(NamedTuple):
+    """What a plan is for."""
+
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype, str, bool], ...]
+    others: tuple[str, ...]
+    training: bool
+    trained: int  # parameters that want gradients
+
+    def covers(self, other: "_Shapes") -> bool:
+        """Whether a plan for this is one for other inputs, too: they are smaller, and not by much."""
+        if (self.others, self.training, self.trained) != other[1:] or len(self.tensors) != len(other.tensors):
+            return False
+        pairs = list(zip(self.tensors, other.tensors, strict=True))
+        if any(a[1:] != b[1:] or len(a[0]) != len(b[0]) for a, b in pairs):
+            return False
+        smaller = all(n <= m for a, b in pairs for m, n in zip(a[0], b[0], strict=True))
+        return smaller and all(_count(b[0]) >= _FEWER * _count(a[0]) for a, b in pairs)
+
+
+class PlannedModel:
+    """What a model's forward does under a budget; set on the model as `_remat_forward`."""
+
+    def __init__(
+        self,
+        blocks: dict[str, nn.Module],
+        memory: ModelBudget | None,
+        plan: Plan | None,
+        loss: Loss | None,
+        on_new_shape: str,
+    ) -> None:
+        self.names, self.token = tuple(blocks), uuid4().hex
+        self._memory, self._loss, self._on_new_shape = memory, loss, on_new_shape
+        self._plans: OrderedDict[_Shapes, ModelPlan] = OrderedDict()
+        self._given = None if plan is None else ModelPlan.of(plan, _order(plan, self.names))
+        self._last: ModelPlan | None = self._given
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A loss is often a lambda, and plans for new shapes can be made without.
+        return {**vars(self), "_loss": None}
+
+    @property
+    def last(self) -> ModelPlan:
+        """The plan that was used or made last."""
+        assert self._last is not None, "a model is planned when it is made"
+        return self._last
+
+    def run(self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the model returns; its blocks are run by the plan."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return fn(*args, **kwargs)
+        found = self.plan_for(model, fn, args, kwargs)
+        return self._run(found, fn, args, kwargs)
+
+    def prepare(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Make the plan for these arguments."""
+        planned: Any = type(model)
+        fn = partial(getattr(planned._remat_plain, planned._remat_entry), model)
+        with torch.enable_grad():
+            self.plan_for(model, fn, args, kwargs)
+
+    def plan_for(
+        self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ModelPlan:
+        """The plan for these arguments; it is made if there is none."""
+        if self._given is not None:
+            return self._given
+        shapes = _shapes(model, args, kwargs)
+        known = shapes if shapes in self._plans else next((k for k in self._plans if k.covers(shapes)), None)
+        if known is not None:
+            self._plans.move_to_end(known)
+            return self._plans[known]
+        if self._plans and self._on_new_shape == "error":
+            planned = " and ".join(_text(each) for each in self._plans)
+            raise ProblemError(
+                f"the model is planned for {planned}, and called with {_text(shapes)}: give inputs of a shape that is "
+                'planned for, or on_new_shape="plan"'
+            )
+        self._last = self._plans[shapes] = self._planned(model, fn, args, kwargs)
+        while len(self._plans) > KEPT:
+            self._plans.popitem(last=False)
+        return self._last
+
+    def _run(self, found: ModelPlan, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with block_calls(PlannedCalls(self.token, found.order, found.items)):
+            return fn(*args, **kwargs)
+
+    def _planned(
+        self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ModelPlan:
+        """A plan whose peak was measured and is inside the budget."""
+        assert self._memory is not None
+        modules = dict(model.named_modules(remove_duplicate=False))
+        blocks = {name: modules[name] for name in self.names}
+        devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if _is_tensor(leaf)]
+        memory = self._memory.bytes(model, devices)
+        measured = measure_model(model, partial(fn, *args, **kwargs), blocks, self.token, self._loss, devices)
+        budget, over = memory, []
+        for _ in range(TRIALS):
+            try:
+                found = ModelPlan.of(make_plan(measured.chain, budget), measured.order)
+            except InfeasibleError as error:
+                if not over:
+                    raise
+                raise _over(memory, over, error.minimum) from error
+            trial = Trial(model, devices).run(partial(self._run, found, fn, args, kwargs), self._loss)
+            if trial.peak <= memory:
+                return found._replace(measured_peak=trial.peak)
+            over.append((found.plan.peak, trial.peak))
+            budget = min(budget, found.plan.peak) - (trial.peak - memory)
+            if budget <= 0:
+                break
+        raise _over(memory, over, None)
+
+
+def planned_model(
+    model: nn.Module,
+    blocks: dict[str, nn.Module],
+    sample: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    memory: ModelBudget | None,
+    plan: Plan | None,
+    loss: Loss | None,
+    on_new_shape: str,
+) -> nn.Module:
+    """The model itself, whose blocks run by a plan from now on; with a `plan`, by that one.
+
+    Without a sample the first call with gradients is one.
+    """
+    for module in model.modules():
+        plain_module(module)
+    planned = PlannedModel(blocks, memory, plan, loss, on_new_shape)
+    before = {id(module): (module, type(module)) for module in (*blocks.values(), model)}
+    try:
+        attach(model, planned, blocks)
+        if plan is None and sample is not None:
+            planned.prepare(model, *sample)
+    except BaseException:
+        for module, cls in before.values():
+            module.__class__ = cls
+        raise
+    return model
+
+
+def attach(model: nn.Module, planned: PlannedModel, blocks: dict[str, nn.Module], *, whole: bool = True) -> None:
+    """Let calls of the blocks, and of the `whole` model, go where the plan, or a measurement, says."""
+    numbers: dict[int, int] = {}
+    for number, block in enumerate(blocks.values()):
+        numbers.setdefault(id(block), number)  # one that is in the lists twice has the number of the first
+        vars(block)["_remat_block"] = Block(numbers[id(block)], planned.token, is_kept=False)
+    for block in {id(block): block for block in blocks.values()}.values():
+        planned_module(block)
+    if not whole:
+        return
+    vars(model)["_remat_forward"] = planned
+    if id(model) not in numbers:
+        planned_module(model)
+
+
+def _order(plan: Plan, names: Sequence[str]) -> list[int]:
+    """The numbers of the blocks that a plan is for."""
+    chain = plan.problem
+    if not isinstance(chain, Chain):
+        raise ProblemError(f"plan= is for a {type(chain).__name__}; a model needs one for its chain of blocks")
+    numbers = {name: number for number, name in enumerate(names)}
+    called = [stage.name for stage in chain.stages if stage.repeatable]
+    unknown = [name for name in called if name not in numbers]
+    if unknown:
+        raise ProblemError(
+            f"plan= is for blocks {called[0]!r} to {called[-1]!r}, and this model has no {unknown[0]!r}: its blocks "
+            f"are {names[0]!r} to {names[-1]!r}"
+        )
+    return [numbers[name] for name in called]
+
+
+def _of_calls(items: Sequence[Item], calls: Sequence[int]) -> list[Item]:
+    """Items of stages as items of calls; stages that are no calls are left out."""
+    found: list[Item] = []
+    for item in items:
+        if isinstance(item, Range):
+            found.append(Range(calls[item.start], calls[item.stop], tuple(_of_calls(item.items, calls))))
+        elif calls[item + 1] > calls[item]:
+            found.append(calls[item])
+    return found
+
+
+def _over(memory: int, over: Sequence[tuple[int, int]], least: int | None) -> InfeasibleError:
+    predicted, peak = over[-1]
+    rest = f" No plan takes less than {bytes_text(least)} by the measured sizes." if least else ""
+    return InfeasibleError(
+        f"no plan stays inside of memory={bytes_text(memory)}: the last one took {bytes_text(peak)}, "
+        f"{bytes_text(peak - memory)} too much, where {bytes_text(predicted)} were predicted.{rest} Something holds "
+        "memory that is not seen when blocks are measured alone, such as a cache, a hook that stores activations, or "
+        "tensors that go past the blocks. Give more memory, or let go of them",
+        peak,
+        "bytes",
+    )
+
+
+def _shapes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Shapes:
+    leaves = flatten((args, kwargs))[0]
+    tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
+    simple = [repr(leaf) if isinstance(leaf, int | float | str | None) else type(leaf).__name__ for leaf in leaves]
+    return _Shapes(
+        tuple((tuple(leaf.shape), leaf.dtype, str(leaf.device), leaf.requires_grad) for leaf in tensors),
+        tuple(text for text, leaf in zip(simple, leaves, strict=True) if not _is_tensor(leaf)),
+        model.training,
+        sum(parameter.requires_grad for parameter in model.parameters()),
+    )
+
+
+def _text(shapes: _Shapes) -> str:
+    tensors = ", ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype, _, _ in shapes.tensors)
+    return f"{tensors or 'no tensors'} in {'training' if shapes.training else 'evaluation'}"
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    return torch.Size(shape).numel()
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)

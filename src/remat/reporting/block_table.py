@@ -1,0 +1,72 @@
+"""What a plan does with the blocks of a chain: a line for each run of equal ones."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from remat.planners import Plan
+from remat.planners.chain.record_all import RecordAll
+from remat.problem import Chain, Memory
+from remat.schedule import Advance, Record, simulate
+from remat.units import bytes_text
+
+__all__ = ["block_table"]
+
+
+def block_table(plan: Plan) -> str:
+    """The table of a plan for a chain, and where its peak is."""
+    chain = plan.problem
+    assert isinstance(chain, Chain)
+    rows = [("block", "what", "runs", "tape", "forward", "backward"), *_rows(chain, plan)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([*_summary(chain, plan), "", *lines, "", *_peak(chain, plan)])
+
+
+def _summary(chain: Chain, plan: Plan) -> Iterator[str]:
+    plain = RecordAll().plan(chain, Memory.of(10**18))
+    yield f"{chain.title}, {plan.memory}: {plan.claim}"
+    yield (
+        f"predicted peak {bytes_text(plan.peak)}, {plan.peak / plain.peak:.0%} of the {bytes_text(plain.peak)} that "
+        f"keeping everything takes, at {plan.seconds / plain.seconds:.3f} times its time"
+    )
+
+
+def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
+    runs: Counter[int] = Counter()
+    first: dict[int, bool] = {}  # whether the first run of a stage is recorded
+    options: dict[int, int] = {}
+    for op in plan.schedule:
+        if isinstance(op, Advance | Record):
+            for stage in range(op.start, op.stop):
+                runs[stage] += 1
+                first.setdefault(stage, isinstance(op, Record))
+                if isinstance(op, Record):
+                    options[stage] = op.option
+    groups: list[tuple[int, int, tuple[str, ...]]] = []
+    for i, stage in enumerate(chain.stages):
+        option = stage.options[options[i]]
+        what = ("kept" if first[i] else "computed again") + (f" ({option.name})" if len(stage.options) > 1 else "")
+        row = (what, str(runs[i]), bytes_text(option.tape), f"{stage.forward:.3g} s", f"{option.backward:.3g} s")
+        if groups and groups[-1][2] == row and stage.repeatable:
+            groups[-1] = (groups[-1][0], i, row)
+        else:
+            groups.append((i, i, row))
+    for start, stop, row in groups:
+        name = chain.unit_name(start) or f"stage {start}"
+        last = chain.unit_name(stop) or f"stage {stop}"
+        yield (name if start == stop else f"{name} to {last}", *row)
+
+
+def _peak(chain: Chain, plan: Plan) -> Iterator[str]:
+    trace = simulate(plan.schedule, chain)
+    op = next(event.op for event in trace if event.index == trace.totals.peak_index)
+    if not hasattr(op, "start"):
+        return
+    stage = chain.stages[op.start]
+    yield f"The peak is at '{op}': {stage.name or f'stage {op.start}'}."
+    if not stage.repeatable and op.start == chain.units - 1:
+        yield (
+            "That is after the blocks, where no choice of blocks helps: often the logits of a language model and their "
+            "softmax. Compute the loss in chunks of the sequence, as a remat.scan over them that sums, and the logits "
+            "of one chunk are live at a time."
+        )
