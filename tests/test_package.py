@@ -21,10 +21,10 @@ from remat.planners import exhaustive as exhaustive_module
 from remat.planners import loop as loop_planners
 
 PUBLIC = {
-    "plan": "Chain InfeasibleError Level Loop Memory Option Plan Stage plan sweep",
+    "plan": "Chain InfeasibleError Loop Memory Plan Stage plan sweep",
     "loops": "replace_loops save_points scan while_loop",
-    "segments": "adaptive_checkpoint chain checkpoint drop is_recomputing measure",
-    "see": "Profile Schedule Trace profile report simulate verify",
+    "segments": "adaptive_checkpoint auto_checkpoint chain checkpoint drop is_recomputing largest_batch measure",
+    "see": "Profile Schedule explain profile report simulate verify",
     "the rest": "errors legacy ops testing __version__",
 }
 
@@ -32,7 +32,8 @@ PUBLIC = {
 # remat.schedule: programs that use them run on.
 OLDER = """
 Advance Chain CheckpointGroup CheckpointProfiler Claim Curve DeterminismError Drop Event Fetch FileError IllegalError
-InfeasibleError Keep Level Live Loop Memory Op Plan Planner PlannerError ProblemError Profile Pullback Record RematError
+InfeasibleError Keep Level Live Loop Memory Op Option Plan Planner PlannerError ProblemError Profile Pullback Record
+RematError
 ReportError Schedule ScheduleError Stage StepError Trace Turn Verdict __version__ adaptive_checkpoint ag_tuple
 binomial_checkpoint checkpoint checkpoint_segment checkpoint_segment_flex checkpointed_loop
 compute_checkpoint_positions drop estimate_checkpoint_savings get_memory_savings is_recomputing plan profile report

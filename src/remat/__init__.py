@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.errors import *  # noqa: F403
     from remat.errors import InfeasibleError
     from remat.execute import is_recomputing
-    from remat.interface import LargestBatch as LargestBatch
     from remat.interface import (
         adaptive_checkpoint,
         auto_checkpoint,
@@ -44,22 +43,23 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.planners import Curve as Curve
     from remat.planners import Plan, plan, save_points, sweep
     from remat.planners import Planner as Planner
-    from remat.problem import Chain, Level, Loop, Memory, Option, Stage
+    from remat.problem import Chain, Loop, Memory, Stage
+    from remat.problem import Level as Level
+    from remat.problem import Option as Option
     from remat.profiling import Profile, profile
     from remat.reporting import report
     from remat.schedule import Event as Event
     from remat.schedule import Live as Live
-    from remat.schedule import Schedule, Trace, simulate, verify
+    from remat.schedule import Schedule, simulate, verify
+    from remat.schedule import Trace as Trace
     from remat.schedule import Verdict as Verdict
 
 __all__ = [  # noqa: RUF022 (in groups)
     # plan
     "Chain",
     "InfeasibleError",
-    "Level",
     "Loop",
     "Memory",
-    "Option",
     "Plan",
     "Stage",
     "plan",
@@ -81,7 +81,6 @@ __all__ = [  # noqa: RUF022 (in groups)
     # see
     "Profile",
     "Schedule",
-    "Trace",
     "explain",
     "profile",
     "report",
@@ -103,7 +102,7 @@ _HOMES = {
     ),
     "execute": "is_recomputing",
     "interface": (
-        "LargestBatch adaptive_checkpoint auto_checkpoint chain checkpoint drop explain largest_batch measure "
+        "adaptive_checkpoint auto_checkpoint chain checkpoint drop explain largest_batch measure "
         "replace_loops scan while_loop"
     ),
     "legacy": (

@@ -37,16 +37,22 @@ def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
     options: dict[int, int] = {}
     for op in plan.schedule:
         if isinstance(op, Advance | Record):
-            for stage in range(op.start, op.stop):
-                runs[stage] += 1
-                first.setdefault(stage, isinstance(op, Record))
+            for i in range(op.start, op.stop):
+                runs[i] += 1
+                first.setdefault(i, isinstance(op, Record))
                 if isinstance(op, Record):
-                    options[stage] = op.option
+                    options[i] = op.option
     groups: list[tuple[int, int, tuple[str, ...]]] = []
     for i, stage in enumerate(chain.stages):
         option = stage.options[options[i]]
         what = ("kept" if first[i] else "computed again") + (f" ({option.name})" if len(stage.options) > 1 else "")
-        row = (what, str(runs[i]), bytes_text(option.tape), f"{stage.forward:.3g} s", f"{option.backward:.3g} s")
+        row: tuple[str, ...] = (
+            what,
+            str(runs[i]),
+            bytes_text(option.tape),
+            f"{stage.forward:.3g} s",
+            f"{option.backward:.3g} s",
+        )
         if groups and groups[-1][2] == row and stage.repeatable:
             groups[-1] = (groups[-1][0], i, row)
         else:

@@ -17,7 +17,7 @@ begins a range of its own, and its input is kept: more memory, never another gra
 What it can miss: a tensor that is written into behind its version counter, between two blocks.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
@@ -27,7 +27,9 @@ from torch import Tensor
 from remat.execute.nested_ranges import Item, Range
 from remat.frameworks.torch.checkpoint import CheckpointFrame
 from remat.frameworks.torch.graph import call_after_backward, current_backward, version
+from remat.profiling.call_record import CallRecord
 from remat.pytree import flatten
+from remat.segments import CheckpointOptions
 
 __all__ = ["BlockOutput", "RangeRun"]
 
@@ -46,15 +48,15 @@ class BlockOutput:
             if isinstance(leaf, Tensor) and id(leaf) not in given and not leaf.is_inference()
         }
 
-    def taken_by(self, arguments: Sequence[Any]) -> Taken:
+    def taken_by(self, arguments: Iterable[Any]) -> Taken:
         """The tensors that are among these arguments; none if one of them was written into since."""
-        taken = {}
+        taken: Taken = {}
         for leaf in arguments:
-            reference, written, place = self._tensors.get(id(leaf), (None, 0, 0))
-            if reference is not None and reference() is leaf:
-                if version(leaf) != written:
+            known = self._tensors.get(id(leaf))
+            if known is not None and isinstance(leaf, Tensor) and known[0]() is leaf:
+                if version(leaf) != known[1]:
                     return {}
-                taken[id(leaf)] = place
+                taken[id(leaf)] = known[2]
         return taken
 
 
@@ -82,8 +84,14 @@ class RangeRun:
         source = None if before is None else _FromBlockBefore(self, block, taken, before)
         self._places[block] = frozenset(taken.values())
 
-        def frame(*call: Any) -> CheckpointFrame:
-            made = CheckpointFrame(*call, recomputed=source)
+        def frame(
+            fn: Callable[..., Any],
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            options: CheckpointOptions,
+            call: CallRecord | None,
+        ) -> CheckpointFrame:
+            made = CheckpointFrame(fn, args, kwargs, options, call, source)
             self._frames[block] = ref(made)
             return made
 
@@ -119,22 +127,21 @@ class RangeRun:
 
     def _advance(self, item: Range, held: dict[int, State]) -> None:
         for block in range(item.start, item.stop):
-            held[block + 1] = self._run(block, CheckpointFrame.run_again)
+            held[block + 1] = self._run(block)
             if block > item.start:
                 del held[block]
 
     def _record(self, block: int, task: int, held: dict[int, State]) -> None:
-        run = CheckpointFrame.run_again if task == -1 else partial(CheckpointFrame.record_again, task=task)
-        held[block + 1] = self._run(block, run)
+        held[block + 1] = self._run(block, None if task == -1 else task)
         held.pop(block, None)
 
-    def _run(self, block: int, run: Callable[[CheckpointFrame], Any]) -> State:
-        """What the next block takes of what a block returns."""
+    def _run(self, block: int, task: int | None = None) -> State:
+        """What the next block takes of what a block returns; it is recorded for a backward, if one is given."""
         frame = self._frames[block]()
         assert frame is not None, "frames hold those before them"
         before, self._running = self._running, block
         try:
-            leaves = flatten(run(frame))[0]
+            leaves = flatten(frame.run_again(task))[0]
         finally:
             self._running = before
         return {place: leaves[place].detach() for place in self._places[block + 1]}

@@ -71,7 +71,7 @@ parameters, layers and hooks, another forward. In the ordinary case nothing has 
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from time import perf_counter
@@ -113,14 +113,7 @@ from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
 from remat.pytree import flatten
-from remat.segments import (
-    CheckOnce,
-    CheckpointOptions,
-    display_name,
-    mutation_error,
-    nested,
-    nesting_depth,
-)
+from remat.segments import CheckOnce, CheckpointOptions, display_name, mutation_error, nested, nesting_depth
 
 __all__ = ["CheckpointFrame", "checkpoint"]
 
@@ -141,8 +134,7 @@ def checkpoint(
     """What `fn` returns; what its backward needs is not kept, unless its outputs are within the threshold.
 
     Without gradients it is a plain call, and inside and around transforms of torch.func, and in traces of torch.jit,
-    which refuse saved-tensor hooks, and if lazy modules are initialized: with draws that would not be made again.
-    `frame_of` makes the frame; the default is the class itself.
+    which refuse saved-tensor hooks, and if lazy modules are initialized. `frame_of` makes the frame.
     """
     if call is not None:
         call.begin_segment("torch")
@@ -206,16 +198,16 @@ class CheckpointFrame:
 
     def forward(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function returns; its saved tensors are holders."""
-        self._count()
-        hooks = saved_tensors_hooks(self._pack, _unpack)
+        if self.call is not None:
+            self.call.count_run()
         given, self._given = self._given, []
         try:
             with (
                 segment_pass(self.name, "forward", self.depth),
                 nested(self.depth),
-                _frame_opened(self),
+                variable_set(_current_frame, self),
                 script_as_written(),
-                hooks,
+                saved_tensors_hooks(self._pack, _unpack),
             ):
                 out = fn(*args, **kwargs)
         except RuntimeError as error:
@@ -251,13 +243,11 @@ class CheckpointFrame:
         """Drop the saved tensors if the outputs exceed the threshold; else save them as plain autograd does."""
         self._undecided = False
         assert self.options.threshold is not None
-        if sum(map(nbytes, flatten(out)[0])) > self.options.threshold:
-            for holder in self._live_holders():
-                holder.drop()
-            self._report_saved_bytes(out)
-            return
+        is_dropped = sum(map(nbytes, flatten(out)[0])) > self.options.threshold
         for holder in self._live_holders():
-            holder.save()
+            holder.drop() if is_dropped else holder.save()
+        if is_dropped:
+            self._report_saved_bytes(out)
 
     @not_compiled
     def _pack(self, tensor: Tensor) -> Holder:
@@ -297,15 +287,13 @@ class CheckpointFrame:
             self._note_pullback(task)
         return value
 
-    def run_again(self) -> Any:
-        """What the function returned: it is run once more, without a graph."""
-        with _RECOMPUTE_LOCK, self._again() as (inputs, _), torch.no_grad():
-            return inputs.fn(*inputs.args, **inputs.kwargs)
-
-    def record_again(self, task: int) -> Any:
-        """What the function returned: it is recomputed to its end, and its holders are filled for a backward."""
+    def run_again(self, task: int | None = None) -> Any:
+        """What the function returned: it runs to its end, and fills its holders for a backward, if one is given."""
         with _RECOMPUTE_LOCK:
-            return self._recompute(task) if self._live_holders() else self.run_again()
+            if task is not None and self._live_holders():
+                return self._recompute(task)
+            with self._again() as (inputs, _), torch.no_grad():
+                return inputs.fn(*inputs.args, **inputs.kwargs)
 
     def _recompute(self, task: int, requested: Holder | None = None) -> Any:
         """Fill the holders for one backward; if that was done before in it, they keep their values until it ends.
@@ -356,14 +344,15 @@ class CheckpointFrame:
         """A block in which the function can be run as at the call; the inputs, and the memory that is written into."""
         inputs = self._inputs.load(self.name)
         versions = [(tensor, version(tensor)) for tensor in inputs.shared if not tensor.is_inference()]
-        self._count()
+        if self.call is not None:
+            self.call.count_run()
         with (
             recomputing(True),
             segment_pass(self.name, "recompute", self.depth),
             self._environment.restored(self.name, inputs.tensors) as storages,
             restored_leaf_state(inputs.flags) if inputs.flags else nullcontext(),
             nested(self.depth),
-            _frame_opened(None),
+            variable_set(_current_frame, None),
             script_as_written(),
         ):
             yield inputs, storages
@@ -381,10 +370,6 @@ class CheckpointFrame:
                     lambda: inputs.fn(*inputs.args, **inputs.kwargs), roots, suspects, replaced=replaced
                 )
 
-    def _count(self) -> None:
-        if self.call is not None:
-            self.call.count_run()
-
     def _note_pullback(self, task: int) -> None:
         """Report to the profile, once for each backward, that the first tensor was asked for: the pullback is over."""
         if self._pulled_back_in == task:
@@ -394,11 +379,6 @@ class CheckpointFrame:
             pass
         if self.parent is not None:
             self.parent._note_pullback(task)
-
-
-def _frame_opened(segment: CheckpointFrame | None) -> AbstractContextManager[None]:
-    """A block in which this is the innermost segment whose first run is in progress."""
-    return variable_set(_current_frame, segment)
 
 
 @not_compiled

@@ -83,13 +83,18 @@ class undisturbed(ExitStack):  # used as a function
     def __enter__(self) -> "undisturbed":
         reach = reached(self._model)
         gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
-        self.callback(lambda: [setattr(parameter, "grad", grad) for parameter, grad in gradients])
+        self.callback(_set_gradients, gradients)
         self.enter_context(preserved_state([*global_generators(), *replayable_states(reach)]))
         self.enter_context(without_saved_tensor_hooks())
         self.enter_context(recomputing(True))
         self.enter_context(hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]))
         self.enter_context(torch.enable_grad())
         return self
+
+
+def _set_gradients(gradients: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
 
 
 def loss_of(out: Any, loss: Loss | None) -> Tensor | None:
@@ -112,7 +117,7 @@ def _pass(calls: "_Cut", run: Callable[[], Any], loss: Loss | None, devices: Seq
     value = loss_of(out, loss)
     calls.end_forward((out, value))
     if value is not None:
-        value.backward()
+        torch.autograd.backward(value)
     calls.end_backward()
     calls.pull_back_first()
 
@@ -174,7 +179,7 @@ class _Cut:
             return
         del first
         try:
-            value.backward()
+            torch.autograd.backward(value)
         except RuntimeError:  # the loss depends on it directly, and has freed it: it was counted there
             return
 
@@ -347,7 +352,7 @@ class Trial:
                 out = run()  # as callers do, who hold it until the backward has ended
                 value = loss_of(out, loss)
                 if value is not None:
-                    value.backward()
+                    torch.autograd.backward(value)
                 if self._device is not None:
                     torch.cuda.synchronize(self._device)
                 self.seconds = perf_counter() - began

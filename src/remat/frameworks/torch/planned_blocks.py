@@ -73,13 +73,10 @@ class PlannedCalls:
 
     def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a block returns; calls that the plan does not expect are segments of their own."""
-        at, item = self._next, None
-        if at < len(self._order) and self._order[at] == block:
-            self._next += 1
-            item = self._items[at]
-            if not isinstance(item, Range):
-                return fn(*args, **kwargs)
-        elif not torch.is_grad_enabled():
+        at, is_expected = self._next, self._order[self._next : self._next + 1] == (block,)
+        item = self._items[at] if is_expected else None
+        self._next += is_expected
+        if isinstance(item, int) or not torch.is_grad_enabled():
             return fn(*args, **kwargs)
         with recorded_call("auto_checkpoint", fn) as call:
             # A segment of the user's around the model drops what is saved here, and brings it back.
@@ -158,7 +155,8 @@ def _subclass(cls: type[nn.Module], entry: str) -> type[nn.Module]:
             return known
     contents: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     contents |= {"_remat_plain": cls, "_remat_entry": entry, entry: _method(cls, entry)}
-    return cast(type[nn.Module], type(cls)(cls.__name__, (_Planned, cls), contents))
+    metaclass: Callable[..., type[nn.Module]] = type(cls)
+    return metaclass(cls.__name__, (_Planned, cls), contents)
 
 
 def _method(cls: type[nn.Module], name: str) -> Callable[..., Any]:

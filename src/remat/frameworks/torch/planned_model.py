@@ -157,7 +157,7 @@ class PlannedModel:
         devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if _is_tensor(leaf)]
         memory = self._memory.bytes(model, devices)
         measured = measure_model(model, partial(fn, *args, **kwargs), blocks, self.token, self._loss, devices)
-        budget, over = memory, []
+        budget, over = memory, list[tuple[int, int]]()
         for _ in range(TRIALS):
             try:
                 found = ModelPlan.of(make_plan(measured.chain, budget), measured.order)
