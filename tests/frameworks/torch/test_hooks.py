@@ -440,7 +440,7 @@ def test_backward_hooks_of_modules_are_exact_in_second_derivatives_or_refused():
         for loop, h in [(remat.scan, {"slots": 2}), (plain_scan, {})]
     )
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    with pytest.raises(remat.StepError, match=r"backward hook of Linear changes a gradient.*not linear"):
+    with pytest.raises(remat.StepError, match=r"backward hook of Linear changes the gradient.*not linear"):
         with_module_hooks(remat.scan, lambda g: (g.clamp(-0.01, 0.01),), 2, slots=2)
 
 

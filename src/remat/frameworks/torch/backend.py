@@ -20,7 +20,7 @@ from remat.frameworks.torch.activity import Activity, ActivityTracker
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.carry_hooks import CarryHooks, move_hooks, take_hooks
 from remat.frameworks.torch.comparison import ComparedTensors
-from remat.frameworks.torch.first_step import FirstStep, RecordedStep
+from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import end_backward
 from remat.frameworks.torch.functorch import HiddenTensorsRefused
 from remat.frameworks.torch.gradient_flow import GradientFlow
@@ -45,7 +45,7 @@ from remat.frameworks.torch.tape import (
 from remat.frameworks.torch.tensor_state import in_memory
 from remat.frameworks.torch.untouched_leaves import pulling_back
 from remat.loops.step_runner import StepRunner, unpack_output
-from remat.pytree import Leaf, flatten
+from remat.pytree import Leaf, PyTree, flatten
 
 __all__ = ["TorchBackend"]
 
@@ -177,10 +177,10 @@ class TorchBackend(ComparedTensors):
         self.compare_outputs(start, leaves)
         return runner.tree.unflatten([detached(leaf) for leaf in leaves]), tape
 
-    def record_first_step(self, state: Any, *, measured: bool) -> RecordedStep:
+    def record_first_step(self, state: Any, *, measured: bool) -> tuple[Tape, PyTree, PyTree, int, int]:
         """Record the first step by itself, before there is a plan and before it is known which leaves are active.
 
-        `measured`: with the bytes that its tape takes, and those that it allocates.
+        Its tape, its results and, if `measured`, the bytes that its tape takes, and those that it allocates.
         """
         runner, number = self.runner, next_sequence_nr()
         versions = self._input_versions(state)
@@ -201,7 +201,7 @@ class TorchBackend(ComparedTensors):
         if measured:
             tape.look_at_graph(self._output_edges((*leaves, *flatten(y)[0])))
             tape_bytes = saved_bytes(tape, self._persistent_tensors())
-        return RecordedStep(tape, carry, y, tape_bytes, allocated_bytes)
+        return tape, carry, y, tape_bytes, allocated_bytes
 
     @contextmanager
     def _steps_may_run(self, *, grad: bool) -> Iterator[Callable[[Any, Any], Any]]:

@@ -9,24 +9,18 @@ from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.tape import Tape
 from remat.pytree import PyTree
 
-__all__ = ["FirstStep", "RecordedStep"]
+__all__ = ["FirstStep"]
 
 
 @dataclass(frozen=True)
-class RecordedStep:
-    """The tape and the results of the first step, with which the first sweep begins, and its bytes if counted."""
+class FirstStep:
+    """The first step, with which the first sweep begins, and what it has shown; inactive results are detached."""
 
     tape: Tape
     carry: PyTree
     y: PyTree
-    tape_bytes: int
+    tape_bytes: int  # 0 if bytes are not counted
     allocated: int  # bytes that the step allocated, freed or not
-
-
-@dataclass(frozen=True)
-class FirstStep(RecordedStep):
-    """The first step, with what it has shown; results that are not active are detached."""
-
     activity: Activity
     inputs: LoopInputs
     reached: tuple[list[bool], list[bool]]  # by leaf of the carry, and of `xs`: whether a result depends on it

@@ -3,8 +3,7 @@
 The only file that uses private names of modules. `named_buffers(recurse=False)` and `named_parameters(recurse=False)`
 would do for reading, at six times the cost, and every segment asks for every module in it. For writing there is no
 public way: `setattr` refuses a tensor where a Parameter is registered, runs the user's own `__setattr__`, and makes an
-attribute of a buffer that was deleted meanwhile. TorchScript's registries are no dicts, and cannot be written: a copy
-stands for them. All names below were checked with 2.11 and 2.13.
+attribute of a buffer that was deleted meanwhile. All names below were checked with 2.11 and 2.13.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +24,7 @@ __all__ = [
     "is_compiled",
     "is_uninitialized",
     "parts_of",
-    "registered_buffers",
-    "registered_parameters",
+    "registered_tensors",
     "script_as_written",
 ]
 
@@ -50,14 +48,10 @@ def children_of(module: nn.Module) -> Iterable[nn.Module | None]:
     return module._modules.values()
 
 
-def registered_parameters(module: nn.Module) -> dict[str, Any]:
-    """A module's own parameters by name, None for those registered as None; writing an item registers it."""
-    return module._parameters if isinstance(module._parameters, dict) else dict(module._parameters.items())
-
-
-def registered_buffers(module: nn.Module) -> dict[str, Any]:
-    """A module's own buffers by name, None for those registered as None; writing an item registers it."""
-    return module._buffers if isinstance(module._buffers, dict) else dict(module._buffers.items())
+def registered_tensors(module: nn.Module) -> Iterator[Tensor | None]:
+    """A module's own parameters and buffers, None for those registered as None."""
+    for registry in (module._parameters, module._buffers):
+        yield from (tensor for _, tensor in registry.items())  # TorchScript's have no `values`
 
 
 def is_uninitialized(tensor: Tensor | None) -> bool:

@@ -16,13 +16,12 @@ from torch import Tensor
 
 from remat.frameworks.torch.activity import Activity
 from remat.frameworks.torch.collectives import groups_of, groups_used
-from remat.frameworks.torch.first_step import FirstStep, RecordedStep
+from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called, meshes_of
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import Edge, edge_of, external_edges
 from remat.frameworks.torch.loop_inputs import LoopInputs
-from remat.loops.step_runner import StepRunner
-from remat.pytree import Leaf, PyTree
+from remat.pytree import Leaf
 
 __all__ = ["probe_first_step"]
 
@@ -39,14 +38,14 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
         fsdp_modules_called(call.step.modules, fsdp_modules),
         groups_used(enabled=measured or not call.step.compiled) as groups,
     ):
-        recorded = backend.record_first_step(state, measured=measured)
-    tape = recorded.tape
+        tape, carry, y, tape_bytes, allocated = backend.record_first_step(state, measured=measured)
     # The tape has the carry that it needs; another reference would keep the rest alive while the step is measured.
     del state
     # FSDP exchanges its parameters by itself, and adds to their `.grad`: they are no inputs of the loop's node.
     if fsdp_modules:
         call.step.closure.restrict_to(inputs.keep_rebound(), inputs.bindings)
-    carry_out, ys = _result_leaves(backend.runner, recorded)
+    runner, outputs = backend.runner, backend.runner.outputs.tree
+    carry_out, ys = runner.tree.flatten_like(carry, "carry"), [] if outputs is None else outputs.flatten_like(y, "y")
     edges = [_edge(leaf) for leaf in (*carry_out, *ys)]
     dependencies = [
         {} if edge is None else external_edges([edge], tape.number, None, inputs.made_edges) for edge in edges
@@ -64,25 +63,16 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     tape.deactivate(at_first)
     aliases = _aliases(carry_out, ys)
     activity = Activity(tuple(active), call.activity.xs, tuple(active_ys), aliases, tuple(at_first))
-    carry, y = _without_inactive(backend.runner, carry_out, ys, activity)
+    carry = runner.tree.unflatten(_without_inactive(carry_out, activity.carry))
+    y = None if outputs is None else outputs.unflatten(_without_inactive(ys, activity.ys))
     groups = list(dict.fromkeys([*groups_of(meshes_of(fsdp_modules)), *groups]))
-    return FirstStep(
-        tape, carry, y, recorded.tape_bytes, recorded.allocated, activity, inputs, reached, fsdp_modules, groups
-    )
+    return FirstStep(tape, carry, y, tape_bytes, allocated, activity, inputs, reached, fsdp_modules, groups)
 
 
-def _without_inactive(
-    runner: StepRunner, carry: list[Leaf], ys: list[Leaf], activity: Activity
-) -> tuple[PyTree, PyTree]:
-    """The carry and the output of the first step, with leaves detached that are not active."""
-
-    def detached(leaves: list[Leaf], active: Sequence[bool]) -> list[Leaf]:
-        pairs = zip(leaves, active, strict=True)
-        return [leaf if on or not isinstance(leaf, Tensor) else leaf.detach() for leaf, on in pairs]
-
-    outputs = runner.outputs.tree
-    y = None if outputs is None else outputs.unflatten(detached(ys, activity.ys))
-    return runner.tree.unflatten(detached(carry, activity.carry)), y
+def _without_inactive(leaves: list[Leaf], active: Sequence[bool]) -> list[Leaf]:
+    """The leaves, detached if they are not active."""
+    pairs = zip(leaves, active, strict=True)
+    return [leaf if on or not isinstance(leaf, Tensor) else leaf.detach() for leaf, on in pairs]
 
 
 def _active_after_many(
@@ -117,12 +107,6 @@ def _aliases(carry: list[Leaf], ys: list[Leaf]) -> dict[int, int]:
         same = [j for j, y in enumerate(ys) if y is leaf and isinstance(y, Tensor) and j not in aliases.values()]
         aliases |= {k: same[0]} if same else {}
     return aliases
-
-
-def _result_leaves(runner: StepRunner, recorded: RecordedStep) -> tuple[list[Leaf], list[Leaf]]:
-    """The leaves of the carry and of the output that the first step returned."""
-    tree = runner.outputs.tree
-    return runner.tree.flatten_like(recorded.carry, "carry"), [] if tree is None else tree.flatten_like(recorded.y, "y")
 
 
 def _edge(leaf: Leaf) -> Edge | None:

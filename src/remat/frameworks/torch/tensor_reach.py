@@ -23,8 +23,7 @@ from remat.frameworks.torch.modules import (
     is_compiled,
     is_uninitialized,
     parts_of,
-    registered_buffers,
-    registered_parameters,
+    registered_tensors,
 )
 
 __all__ = ["Place", "TorchReach", "accepts", "is_made"]
@@ -145,7 +144,7 @@ class TorchReach(Reach):
                     waiting.append(child)
             if _is_self_managed(type(module)):
                 self.compiled = self.compiled or is_compiled(module)
-                for tensor in (*registered_parameters(module).values(), *registered_buffers(module).values()):
+                for tensor in registered_tensors(module):
                     self.meet(tensor)
             else:
                 self._enter(module)
