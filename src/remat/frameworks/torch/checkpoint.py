@@ -333,7 +333,7 @@ class CheckpointFrame:
         suspects = recomputation.finish(complete=self._complete)
         if suspects and self._complete:
             run = partial(self._complete_run, [index for index, _ in suspects])
-            confirm_work_space(self.name, self.metas, suspects, self._outputs, run)
+            confirm_work_space(self.name, len(self.metas), suspects, self._outputs, run)
         if self.check.wanted and self._complete and recomputation.count >= len(self.metas):
             self.check.mark_passed()
         self._recomputed_at = perf_counter()
@@ -343,7 +343,7 @@ class CheckpointFrame:
     def _again(self) -> Iterator[tuple[LoadedInputs, Storages]]:
         """A block in which the function can be run as at the call; the inputs, and the memory that is written into."""
         inputs = self._inputs.load(self.name)
-        versions = [(tensor, version(tensor)) for tensor in inputs.shared if not tensor.is_inference()]
+        versions = [(tensor, version(tensor)) for tensor in inputs.shared]
         if self.call is not None:
             self.call.count_run()
         with (

@@ -20,11 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.execute.fingerprint import other_values
 from remat.frameworks.torch.leaves import device_fingerprint, is_differentiable
-from remat.frameworks.torch.saved_tensors import SavedTensorMeta, describe, tolerated_difference
+from remat.frameworks.torch.saved_tensors import raise_difference, tolerated_difference
 from remat.pytree import flatten
-from remat.segments import raise_nondeterministic
 
 __all__ = ["CompleteRun", "confirm_work_space", "output_fingerprints"]
 
@@ -82,12 +80,12 @@ def output_fingerprints(out: Any) -> list[Tensor]:
 
 def confirm_work_space(
     name: str,
-    metas: Sequence[SavedTensorMeta],
+    count: int,
     suspects: Sequence[tuple[int, float]],
     outputs: Sequence[Tensor],
     run: Callable[[bool], CompleteRun],
 ) -> None:
-    """Raise a DeterminismError for the first suspect (its index and difference) that is no work space.
+    """Raise a DeterminismError for the first suspect (its index of `count`, and difference) that is no work space.
 
     `outputs` are the fingerprints of the first run's outputs; `run` runs the segment again, with the argument True
     so that suspects of floats are replaced by others.
@@ -106,11 +104,7 @@ def confirm_work_space(
         if is_value and repeats and tensor.is_floating_point():
             is_value = not all(map(_same, first.gradients, run(True).gradients))
         if not repeats or is_value:
-            raise_nondeterministic(
-                name,
-                f"tensor {index} of the {len(metas)} that it saves for its backward, {describe(tensor)}, "
-                f"{other_values(difference)}",
-            )
+            raise_difference(name, index, count, tensor, difference)
 
 
 def _same(first: Tensor | None, second: Tensor | None) -> bool:

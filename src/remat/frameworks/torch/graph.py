@@ -316,8 +316,9 @@ def gradients_blocked(edges: Iterable[Edge]) -> Iterator[None]:
 
 
 def version(tensor: Tensor) -> int:
-    """How often a tensor, or another one in the same memory, was written into in place."""
-    return tensor._version  # no public name, though error messages of autograd speak of it
+    """How often a tensor, or another one in the same memory, was written into in place; 0 for inference tensors."""
+    # No public name, though error messages of autograd speak of it.
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def view_base(tensor: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from collections.abc import Container, Sequence
 from torch import Tensor
 
 from remat.errors import RematError
-from remat.execute.fingerprint import other_values
 from remat.execute.recomputation import StopRecomputation
 from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.graph import reachable_leaves, version
@@ -16,6 +15,7 @@ from remat.frameworks.torch.saved_tensors import (
     comparable_storage,
     describe,
     fingerprint_differences,
+    raise_difference,
 )
 from remat.frameworks.torch.storage import local_part
 from remat.segments import mutation_error, raise_nondeterministic
@@ -99,11 +99,7 @@ class Recomputation:
         suspects: list[tuple[int, float]] = []
         for index, tensor, difference in fingerprint_differences(self.metas, self._fingerprints):
             if not self.metas[index].is_suspicious:
-                raise_nondeterministic(
-                    self.name,
-                    f"tensor {index} of the {expected} that it saves for its backward, {describe(tensor)}, "
-                    f"{other_values(difference)}",
-                )
+                raise_difference(self.name, index, expected, tensor, difference)
             suspects.append((index, difference))
         return suspects
 

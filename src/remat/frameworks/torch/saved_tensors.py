@@ -2,15 +2,15 @@
 
 from collections.abc import Container, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
-from remat.execute.fingerprint import relative_difference, tolerance_of
+from remat.execute.fingerprint import other_values, relative_difference, tolerance_of
 from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.graph import version, view_base
-from remat.frameworks.torch.leaves import device_fingerprint
+from remat.frameworks.torch.leaves import device_fingerprint, eps_of
 from remat.frameworks.torch.storage import StorageBytes, is_dense, local_part, storage_id
 from remat.segments import mutation_error, raise_nondeterministic
 
@@ -23,6 +23,7 @@ __all__ = [
     "describe",
     "fingerprint_differences",
     "made_again",
+    "raise_difference",
     "tolerated_difference",
 ]
 
@@ -187,21 +188,24 @@ def fingerprint_differences(
         pairs = [(now, metas[index].fingerprint) for index, _, now in here]
         rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
         for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
-            if now != then and (difference := _difference(tensor, now, then)):
+            if difference := tolerated_difference(tensor, now, then):
                 found.append((index, tensor, difference))
     return found
 
 
-def tolerated_difference(tensor: Tensor, now: Tensor, then: Tensor) -> float:
+def tolerated_difference(tensor: Tensor, now: Tensor | float, then: Tensor | float) -> float:
     """How far two fingerprints of a tensor are apart, relative to its size; 0 if that is rounding."""
-    return _difference(tensor, float(now), float(then))
-
-
-def _difference(tensor: Tensor, now: float, then: float) -> float:
+    now, then = float(now), float(then)
     if now == then:
         return 0.0
-    eps = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 2.0**-52
-    return relative_difference(now, then, float(device_fingerprint(tensor, of_sizes=True)), tolerance_of(eps))
+    sizes = float(device_fingerprint(tensor, of_sizes=True))
+    return relative_difference(now, then, sizes, tolerance_of(eps_of(tensor.dtype)))
+
+
+def raise_difference(name: str, index: int, count: int, tensor: Tensor, difference: float) -> NoReturn:
+    """Raise a DeterminismError for one of so many tensors that a segment saves, of which the values differ."""
+    what = f"tensor {index} of the {count} that it saves for its backward, {describe(tensor)}"
+    raise_nondeterministic(name, f"{what}, {other_values(difference)}")
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -190,7 +190,7 @@ class _Data:
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._writes, self._finished = ref(tensor), False, False
-        self._version = 0 if tensor.is_inference() else version(tensor)
+        self._version = version(tensor)
         is_copied = is_plain(tensor) and tensor.nbytes <= COPIED
         self._numbers = tensor.detach().clone() if is_copied else None
 
@@ -207,7 +207,7 @@ class _Data:
 
     def _written(self) -> bool:
         tensor = self._tensor()
-        return tensor is not None and not tensor.is_inference() and version(tensor) != self._version
+        return tensor is not None and version(tensor) != self._version
 
     def rewind(self, tensor: Tensor) -> None:
         """Write the numbers at the call into it, if there is a copy of them."""

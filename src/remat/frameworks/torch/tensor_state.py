@@ -65,7 +65,7 @@ class TensorValue:
         is_compared = tensor.nbytes <= HELD and (self._is_statistic or tensor.device.type == "cpu")
         with outside_transforms():
             numbers = None if not is_compared else tensor.detach().clone() if snapshot is None else snapshot[1]
-        return _Version(tensor.data_ptr(), tuple(tensor.shape), _version_of(tensor), numbers)
+        return _Version(tensor.data_ptr(), tuple(tensor.shape), version(tensor), numbers)
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The tensor's memory, and a copy of its numbers."""
@@ -124,7 +124,7 @@ class _TensorState:
     def __init__(self, tensor: Tensor, copied: int) -> None:
         self.tensor = tensor
         self.required_grad, self._hooks = tensor.requires_grad, backward_hooks(tensor)
-        self._version, self.written = _version_of(tensor), False
+        self._version, self.written = version(tensor), False
         # A subclass has its own idea of memory: its flag and hooks alone are put back.
         self._data = tensor.data if is_plain(tensor) else None
         is_copied = self._data is not None and not self.required_grad and self._data.nbytes <= copied
@@ -133,7 +133,7 @@ class _TensorState:
 
     def finish_forward(self) -> None:
         """Note whether the first run has written into the tensor; drop the copy if it has not, and is large."""
-        now, copy = _version_of(self.tensor), self._numbers
+        now, copy = version(self.tensor), self._numbers
         self.written, self._version = now != self._version, now
         is_large = copy is not None and copy.nbytes > HELD and not self.written
         if copy is not None and is_large and (not copy.is_cpu or torch.equal(copy, self.tensor.detach())):
@@ -152,7 +152,7 @@ class _TensorState:
 
     def written_since(self) -> int | None:
         """The version that a parameter had after the first run, if it has other numbers since; else None."""
-        if not self.required_grad or _version_of(self.tensor) == self._version or self._numbers is not None:
+        if not self.required_grad or version(self.tensor) == self._version or self._numbers is not None:
             return None
         is_same = self._checksum is not None and torch.equal(self._checksum, _checksum(self.tensor.detach()))
         return None if is_same else self._version
@@ -268,10 +268,6 @@ class TensorStates:
             repeats = [state.leave(present) for state, present in entered]
         if not all(repeats):
             raise mutation_error(name, "a parameter or a large tensor that it reaches", "by it, with other numbers")
-
-
-def _version_of(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else version(tensor)
 
 
 def memory_of(tensors: Sequence[Tensor]) -> Memory:
