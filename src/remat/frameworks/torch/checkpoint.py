@@ -106,8 +106,9 @@ from remat.frameworks.torch.graph import (
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.modules import script_as_written
 from remat.frameworks.torch.recompute import Recomputation, raise_if_used
-from remat.frameworks.torch.saved_tensors import Holder, SavedBytes, SavedTensorMeta, comparable_storage
+from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, comparable_storage
 from remat.frameworks.torch.segment_inputs import LoadedInputs, RecomputedInputs, SegmentInputs
+from remat.frameworks.torch.storage import SavedBytes
 from remat.frameworks.torch.tensor_state import Storages
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler

@@ -28,11 +28,12 @@ from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.block_ranges import BlockOutput
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import hooks_suspended, without_saved_tensor_hooks
+from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.measure_chain import _kind, _leaves_of_its_own, _loss, _Measurement, _renamed
 from remat.frameworks.torch.meter import cuda_of, meter_for
 from remat.frameworks.torch.planned_blocks import block_calls
 from remat.frameworks.torch.replayable_state import global_generators
-from remat.frameworks.torch.storage import StorageBytes
+from remat.frameworks.torch.storage import storage_id
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
 
@@ -287,7 +288,7 @@ class _SizesAround(_Cut):
 
 
 def _bytes(leaves: Iterable[Any]) -> int:
-    return StorageBytes(leaves).total()
+    return sum({storage_id(leaf): nbytes(leaf) for leaf in leaves if isinstance(leaf, Tensor)}.values())
 
 
 def _with_rest(costs: _BlockCosts, sizes: _SizesAround) -> list[Stage]:

@@ -1,4 +1,4 @@
-"""Saved tensors of a segment: the node that saves its inputs, holders, metadata to compare with, and their bytes."""
+"""Saved tensors of a segment: the node that saves its inputs, holders, and metadata to compare with."""
 
 from collections.abc import Container, Sequence
 from functools import lru_cache
@@ -11,13 +11,12 @@ from remat.execute.fingerprint import other_values, relative_difference, toleran
 from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.graph import version, view_base
 from remat.frameworks.torch.leaves import device_fingerprint, eps_of
-from remat.frameworks.torch.storage import StorageBytes, is_dense, local_part, storage_id
+from remat.frameworks.torch.storage import local_part, storage_id
 from remat.segments import mutation_error, raise_nondeterministic
 
 __all__ = [
     "Holder",
     "SaveInputs",
-    "SavedBytes",
     "SavedTensorMeta",
     "comparable_storage",
     "describe",
@@ -216,12 +215,6 @@ def _version(tensor: Tensor) -> int | None:
     return version(origin) if origin.requires_grad or _is_plain(tensor) else None
 
 
-def is_parameter(tensor: Tensor) -> bool:
-    """Whether this is a leaf that requires a gradient, or a view of one."""
-    origin = view_base(tensor)
-    return origin.is_leaf and origin.requires_grad
-
-
 def comparable_storage(tensor: Tensor) -> int:
     """The identity of the storage that a tensor is in, or 0 for a subclass, which may have another one inside."""
     return storage_id(tensor) if _is_plain(tensor) else 0
@@ -253,20 +246,3 @@ def describe(tensor: Any) -> str:
     """Dtype, shape and device of a tensor."""
     where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{where}"
-
-
-class SavedBytes:
-    """Bytes that plain autograd would keep for a segment: each storage once, without inputs, outputs and parameters."""
-
-    def __init__(self, inputs: Sequence[Tensor]) -> None:
-        self._bytes = StorageBytes()
-        self._inputs = {storage_id(tensor) for tensor in inputs if is_dense(tensor)}  # alive while the segment runs
-
-    def add(self, tensor: Tensor) -> None:
-        """Count a tensor that is saved."""
-        if is_dense(tensor) and not is_parameter(tensor) and storage_id(tensor) not in self._inputs:
-            self._bytes.add(tensor)
-
-    def without(self, outputs: Sequence[Any]) -> int:
-        """All bytes but those of outputs, which the caller keeps alive."""
-        return self._bytes.total(without=(storage_id(out) for out in outputs if is_dense(out)))

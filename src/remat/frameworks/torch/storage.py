@@ -2,17 +2,19 @@
 
 All views of a storage give the same `untyped_storage()` object, and as long as the storage lives, so does that object:
 PyTorch preserves it (checked with 2.11 and 2.13). So its `id` is the identity of the memory. An id may be
-used again when a storage is freed; where that can happen, `StorageBytes` watches it by a weak reference.
+used again when a storage is freed; where that can happen, `SavedBytes` watches it by a weak reference.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
 import torch
 from torch import Tensor
 
-__all__ = ["StorageBytes", "is_dense", "local_part", "storage_id"]
+from remat.frameworks.torch.graph import view_base
+
+__all__ = ["SavedBytes", "is_dense", "local_part", "storage_id"]
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -34,30 +36,29 @@ def is_dense(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
-class StorageBytes:
-    """Bytes of storages that were added, each once; one that is freed stays counted, and its id is free for another."""
+class SavedBytes:
+    """Bytes that plain autograd would keep for a segment: each storage once, without inputs, outputs and parameters.
 
-    def __init__(self, leaves: Iterable[Any] = ()) -> None:
-        """Starts with the numbers of the tensors among these leaves; none of them is kept alive."""
+    A storage that is freed stays counted, and its id is free for another.
+    """
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         self._live: dict[int, tuple[Any, int]] = {}
         self._freed = 0
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                part = local_part(leaf)
-                self._set(part.untyped_storage(), part.numel() * part.element_size())
+        self._inputs = {storage_id(tensor) for tensor in inputs if is_dense(tensor)}  # alive while the segment runs
 
     def add(self, tensor: Tensor) -> None:
-        """Count the whole storage of a tensor."""
-        storage = local_part(tensor).untyped_storage()
-        self._set(storage, storage.nbytes())
+        """Count the storage of a tensor that is saved."""
+        origin = view_base(tensor)
+        is_parameter = origin.is_leaf and origin.requires_grad
+        if is_dense(tensor) and not is_parameter and storage_id(tensor) not in self._inputs:
+            storage = local_part(tensor).untyped_storage()
+            key = id(storage)
+            self._live[key] = ref(storage, lambda _: self._free(key)), storage.nbytes()
 
-    def _set(self, storage: Any, nbytes: int) -> None:
-        key = id(storage)
-        self._live[key] = ref(storage, lambda _: self._free(key)), nbytes
-
-    def total(self, without: Iterable[int] = ()) -> int:
-        """The bytes of all, but for those that live and have one of these ids."""
-        excluded = set(without)
+    def without(self, outputs: Sequence[Any]) -> int:
+        """All bytes but those of outputs, which the caller keeps alive."""
+        excluded = {storage_id(out) for out in outputs if is_dense(out)}
         live = self._live.copy()  # in one go: a garbage collection may free storages meanwhile
         return self._freed + sum(size for key, (_, size) in live.items() if key not in excluded)
 
