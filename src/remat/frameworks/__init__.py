@@ -14,11 +14,4 @@ from remat.frameworks.framework_registry import (
     register,
 )
 
-__all__ = [
-    "Framework",
-    "find_framework",
-    "find_framework_of_call",
-    "framework_of_module",
-    "load_framework",
-    "register",
-]
+__all__ = ["Framework", "find_framework", "find_framework_of_call", "framework_of_module", "load_framework", "register"]

@@ -17,13 +17,7 @@ from remat.errors import StepError
 from remat.frameworks.framework_protocol import Framework
 from remat.pytree import Leaf, PyTree, flatten
 
-__all__ = [
-    "find_framework",
-    "find_framework_of_call",
-    "framework_of_module",
-    "load_framework",
-    "register",
-]
+__all__ = ["find_framework", "find_framework_of_call", "framework_of_module", "load_framework", "register"]
 
 
 class _Entry(NamedTuple):

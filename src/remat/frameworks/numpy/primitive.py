@@ -27,13 +27,7 @@ from remat.frameworks.numpy.escaped_values import mark_escaped, stored_numbers
 from remat.frameworks.numpy.leaves import ArraySpec, copy, is_boxed
 from remat.frameworks.numpy.measure import measured
 from remat.frameworks.numpy.multiple_results import PartlyTraced, Results
-from remat.frameworks.numpy.protection import (
-    NotAsAutograd,
-    StepMode,
-    private_copies,
-    protector,
-    readonly_view,
-)
+from remat.frameworks.numpy.protection import NotAsAutograd, StepMode, private_copies, protector, readonly_view
 from remat.loops.loop_call import LoopCall
 from remat.measuring import StepCost
 from remat.pytree import Leaf, PyTree, TreeDef

@@ -15,14 +15,7 @@ from torch import nn
 
 from remat.errors import StepError
 
-__all__ = [
-    "FirstCall",
-    "any_fsdp_module",
-    "end_backward",
-    "fsdp_modules_called",
-    "meshes_of",
-    "share_fsdp_state",
-]
+__all__ = ["FirstCall", "any_fsdp_module", "end_backward", "fsdp_modules_called", "meshes_of", "share_fsdp_state"]
 
 
 def any_fsdp_module(modules: Sequence[nn.Module]) -> bool:

@@ -76,10 +76,7 @@ def _without_inactive(leaves: list[Leaf], active: Sequence[bool]) -> list[Leaf]:
 
 
 def _active_after_many(
-    active: list[bool],
-    roots: Sequence[Edge | None],
-    always: set[Edge | None],
-    dependencies: Sequence[dict[Edge, bool]],
+    active: list[bool], roots: Sequence[Edge | None], always: set[Edge | None], dependencies: Sequence[dict[Edge, bool]]
 ) -> tuple[list[bool], set[Edge | None]]:
     """Activity analysis: which carry leaves depend on a differentiable input after any number of such steps.
 

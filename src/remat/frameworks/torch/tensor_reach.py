@@ -17,14 +17,7 @@ from remat.closures.captures import Captures
 from remat.closures.libraries import add_users_package, is_always_library, is_library
 from remat.closures.reach import Kind, Reach, kind_of
 from remat.frameworks.torch.functorch import is_wrapped, wrapped_by_active_transform
-from remat.frameworks.torch.modules import (
-    OWN,
-    children_of,
-    is_compiled,
-    is_uninitialized,
-    parts_of,
-    registered_tensors,
-)
+from remat.frameworks.torch.modules import OWN, children_of, is_compiled, is_uninitialized, parts_of, registered_tensors
 
 __all__ = ["Place", "TorchReach", "accepts", "is_made"]
 

@@ -27,15 +27,7 @@ from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import storage_id
 from remat.segments import mutation_error
 
-__all__ = [
-    "Memory",
-    "Storages",
-    "TensorStates",
-    "TensorValue",
-    "in_memory",
-    "is_plain",
-    "memory_of",
-]
+__all__ = ["Memory", "Storages", "TensorStates", "TensorValue", "in_memory", "is_plain", "memory_of"]
 
 HELD = 1 << 16  # bytes that are copied and held, without a comparison
 COPIED = 1 << 20  # bytes that are copied, and held if they were changed
