@@ -4,11 +4,14 @@ Free memory of the host is what the system can make available (page cache includ
 container has left, if that is less. What it misses: limits of groups above the container's own, and swap.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = ["Meter", "free_host_bytes"]
+from remat.errors import ProblemError
+
+__all__ = ["Meter", "fraction_of_free", "free_host_bytes"]
 
 _SYSTEM = Path("/")  # where the kernel's files are
 # The files of a control group, of version 2 and of version 1: its limit, what it uses, and its statistics, in which
@@ -53,6 +56,17 @@ def free_host_bytes(system: Path = _SYSTEM) -> int | None:
         if limit is not None and used is not None:
             candidates.append(max(0, limit - used + (_statistic(system / statistics, cache_name) or 0)))
     return min(candidates, default=None)
+
+
+def fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | None) -> int:
+    """A fraction of the bytes that are free on the device, or on the host."""
+    if not 0.0 < fraction <= 1.0:
+        raise ProblemError(f"memory={fraction!r}: a fraction of what is free lies between 0 and 1")
+    free = None if free_bytes is None else free_bytes()
+    free = free_host_bytes() if free is None else free
+    if free is None:
+        raise ProblemError("this system does not say how much memory is free: give memory= in bytes")
+    return int(free * fraction)
 
 
 def _number(file: Path) -> int | None:

@@ -1,5 +1,7 @@
 """`remat.chain`: gradients of plain calls, as many evaluations as the plan says, and the memory that it predicts."""
 
+import gc
+
 import autograd.numpy as anp
 import jax
 import numpy as np
@@ -12,7 +14,9 @@ import remat
 from remat import Chain, InfeasibleError, Loop, ProblemError, Schedule, Stage, plan
 from remat.errors import PlannerError
 from remat.execute.nested_ranges import Range, nested_ranges
+from remat.frameworks import find_framework
 from remat.frameworks.torch.meter import StorageMeter
+from remat.interface import chain_plans
 
 UNITS = Chain([Stage(output=1, tape=2)] * 9)
 PLANS = [plan(UNITS, memory) for memory in (8, 10, 14, 40)]
@@ -143,6 +147,99 @@ def test_measuring_leaves_no_trace_and_measures_equal_stages_once():
     assert [stage.name for stage in measured.stages][:2] == ["0 Block", "1 Block"]
     assert {stage.options for stage in measured.stages[1:]} == {measured.stages[1].options}
     assert measured.stages[0].options != measured.stages[1].options  # the first input requires no gradient
+
+
+class AddsInPlace(nn.Module):
+    def forward(self, x):
+        return x.add_(1)
+
+
+def conv_stages(seed, first=()):
+    """Stages as in networks for images: some write into their input, some through a view of it."""
+    torch.manual_seed(seed)
+    blocks = []
+    for _ in range(5):
+        blocks += [nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(inplace=True)]
+    blocks += [nn.Conv1d(4, 4, 3, padding=1), nn.Flatten(0, 1), AddsInPlace(), nn.ReLU(inplace=True)]
+    blocks += [nn.Linear(50, 7), nn.Identity(), AddsInPlace()]
+    return nn.Sequential(*first, *blocks).double()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_stages_that_write_into_their_input_are_measured_and_run_with_the_one_before(requires_grad):
+    stages = conv_stages(0)
+    x = torch.randn(6, 4, 50, dtype=torch.float64, requires_grad=requires_grad)
+    numbers = x.detach().clone()
+    measured = remat.measure(stages, x)
+    assert torch.equal(x, numbers)
+    assert [stage.functions for stage in measured.stages] == [1, 2] * 5 + [4, 3]
+    assert measured.stages[1].name == "1-2 BatchNorm1d, ReLU"
+    assert all(stage.repeatable for stage in measured.stages)
+    everything = plan(measured, 10**12, planner="chain-keep-all")
+    _, expected = peak_of(lambda: stages(x), stages)
+    for share in (1.0, 0.7, 0.5):
+        budget = int(share * everything.peak)
+        peak, gradients = peak_of(lambda budget=budget: remat.chain(stages, x, memory=budget), stages)
+        assert peak <= 1.01 * budget
+        assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    chosen = plan(Chain.from_json(measured.to_json()), int(0.5 * everything.peak))
+    _, gradients = peak_of(lambda: remat.chain(stages, x, plan=chosen), stages)
+    assert chosen.recomputed
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+
+
+def test_a_first_stage_that_writes_into_the_input_behaves_as_without_remat():
+    stages = conv_stages(0, first=[AddsInPlace()])
+    x = torch.randn(6, 4, 50, dtype=torch.float64)
+    numbers = x.clone()
+    measured = remat.measure(stages, x)
+    assert torch.equal(x, numbers)
+    assert not measured.stages[0].repeatable
+    chosen = plan(measured, int(0.6 * plan(measured, 10**12, planner="chain-keep-all").peak))
+    assert chosen.recomputed
+    _, expected = peak_of(lambda: stages(numbers.clone()), stages)
+    _, gradients = peak_of(lambda: remat.chain(stages, x, plan=chosen), stages)
+    assert torch.equal(x, numbers + 1)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        remat.chain(stages, numbers.clone().requires_grad_(), plan=chosen)
+
+
+def test_the_plan_of_a_budget_is_made_once_for_equal_calls(monkeypatch):
+    measurements = Counter()
+    framework = find_framework(torch.ones(1))
+    original = framework.measure_chain
+    monkeypatch.setattr(framework, "measure_chain", lambda *args: (next(measurements), original(*args))[1])
+    blocks = nn.Sequential(*(Block(8) for _ in range(4)))
+
+    def made(width=5, memory=20_000, stages=blocks, dtype=torch.float32):
+        before = measurements.n
+        remat.chain(stages, torch.ones(width, 8, dtype=dtype), memory=memory)
+        return measurements.n - before
+
+    assert made() == 1
+    assert made() == 0
+    assert made(memory=30_000) == made(memory="30 kB") == 0  # planned anew
+    assert made(memory=0.5) == made(memory=0.25) == 0
+    assert made(width=6) == 1
+    blocks[2].eval()
+    assert made() == 1
+    blocks[1].up.weight.requires_grad_(False)
+    assert made() == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert made(memory=60_000) == 1
+    with torch.no_grad():
+        assert made(width=9, memory=1) == 0
+    held = len(chain_plans._measured)
+    lists = [Block(8), Block(8)]
+    assert made(stages=lists) == 1
+    assert len(chain_plans._measured) == held + 1
+    lists.clear()
+    gc.collect()
+    assert len(chain_plans._measured) == held
+    for width in range(20, 24 + chain_plans.MOST_CHAINS):
+        made(width, memory=10**9, stages=blocks[:1])
+    assert len(chain_plans._measured) == chain_plans.MOST_CHAINS
 
 
 def test_a_schedule_is_read_as_ranges_inside_ranges():

@@ -1,11 +1,12 @@
 """What a framework's package must offer: the protocol that the registry and the interface rely on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from remat.loops.legacy_inputs import LeafArrays
 from remat.loops.request import LoopRequest
+from remat.problem import Chain
 from remat.profiling import CallRecord
 from remat.pytree import PyTree
 from remat.segments import CheckpointOptions
@@ -87,4 +88,12 @@ class Framework(LeafArrays, Protocol):
 
     def checkpoint_module(self, module: Any, options: CheckpointOptions) -> Any:
         """The module, each call of which is checkpointed."""
+        ...
+
+    def measure_chain(self, stages: Sequence[Callable[[Any], Any]], x: PyTree) -> Chain:
+        """The chain of these stages on an input like `x`."""
+        ...
+
+    def chain_key(self, stages: Sequence[Callable[[Any], Any]], x: PyTree) -> Hashable | None:
+        """What the costs of these stages depend on beside themselves; None where nothing is differentiated."""
         ...

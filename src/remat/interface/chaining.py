@@ -1,16 +1,19 @@
 """Chains: functions one after another, of which a plan says what is kept and what is computed again."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from remat.errors import ProblemError
 from remat.execute.nested_ranges import Item, Range, nested_ranges
-from remat.frameworks import find_framework
+from remat.frameworks import Framework, find_framework
+from remat.interface.chain_plans import chain_plan
 from remat.interface.checkpointing import check_callable, checkpoint
+from remat.memory_meter import fraction_of_free
 from remat.planners import Plan
-from remat.planners import plan as make_plan
 from remat.problem import Chain
 from remat.profiling.profiler import recorded_call
+from remat.units import to_bytes
 
 __all__ = ["chain", "measure"]
 
@@ -18,7 +21,8 @@ __all__ = ["chain", "measure"]
 def measure(stages: Iterable[Callable[[Any], Any]], sample: Any) -> Chain:
     """The `Chain` of stages on an input like `sample`: seconds and bytes of each, measured by running it alone.
 
-    Nothing is changed by it: statistics, generators and gradients are afterwards as before. On PyTorch.
+    Nothing is changed by it: statistics, generators and gradients are afterwards as before. On PyTorch, a stage that
+    writes into its input is one `Stage` with the one before.
 
     Args:
         stages: Functions or modules of one argument, each of which takes what the one before returns.
@@ -28,18 +32,25 @@ def measure(stages: Iterable[Callable[[Any], Any]], sample: Any) -> Chain:
         The chain, to be planned, saved and printed.
 
     Raises:
-        ProblemError: If a stage is not callable, or the framework of `sample` cannot measure chains.
+        ProblemError: If a stage is not callable.
     """
     functions = _functions(stages)
-    framework = find_framework(sample, using=functions)
+    return _measuring_framework(sample, functions).measure_chain(functions, sample)
+
+
+def _measuring_framework(x: Any, functions: Sequence[Callable[[Any], Any]]) -> Framework:
+    framework = find_framework(x, using=functions)
     if not hasattr(framework, "measure_chain"):
         raise ProblemError(f"chains are measured on PyTorch so far, not on {framework.TRAITS.title}: give a plan")
-    measured: Chain = framework.measure_chain(functions, sample)
-    return measured
+    return framework
 
 
 def chain(
-    stages: Iterable[Callable[[Any], Any]], x: Any, *, memory: int | str | None = None, plan: Plan | None = None
+    stages: Iterable[Callable[[Any], Any]],
+    x: Any,
+    *,
+    memory: int | str | float | None = None,
+    plan: Plan | None = None,
 ) -> Any:
     """What the last stage returns, when each stage is called with what the one before returned; the first with `x`.
 
@@ -49,9 +60,11 @@ def chain(
     Args:
         stages: Functions or modules of one argument.
         x: The input of the first one, an array or any nesting of containers with arrays.
-        memory: The bytes that may be live above those at the call until the backward has ended, such as "2 GiB": the
-            stages are measured, and planned for the least time (PyTorch). That is done in every call: in a training
-            loop measure and plan once, and give the plan.
+        memory: The bytes that may be live above those at the call until the backward has ended, such as "2 GiB", or a
+            fraction of those that are free, such as 0.9. The stages are measured, and planned for the least time.
+            That is done once for the same stages and budget on equal inputs, in the same modes (training, autocast):
+            give the same objects in every call, and no lambdas that are made anew. A fraction is rounded down by up
+            to 3 %, so that the plan stays the same where a little more or less is free.
         plan: A plan for a `Chain` of as many stages, instead of `memory`.
 
     Returns:
@@ -71,19 +84,57 @@ def chain(
     functions = _functions(stages)
     if (memory is None) == (plan is None):
         raise ProblemError("give a chain its budget, memory=, or a plan, plan=: one of the two")
-    if isinstance(memory, float):
-        raise ProblemError(f'memory={memory!r}: the budget of a chain is bytes, such as "2 GiB", and no fraction yet')
-    if plan is None:
-        plan = make_plan(measure(functions, x), memory)
-    if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain) or plan.problem.units != len(functions):
-        planned = f"a {type(plan.problem).__name__} of {plan.problem.title}" if isinstance(plan, Plan) else repr(plan)
-        raise ProblemError(f"the plan is for {planned:.60}; this is a chain of {len(functions)} stages")
     with recorded_call("chain", None) as call:
         if call is not None:
             call.framework, call.steps = find_framework(x, using=functions).TRAITS.name, len(functions)
-        for function in _segments(functions, nested_ranges(plan.schedule, len(functions))):
+        if plan is None:
+            plan = _plan_within(functions, x, memory)
+        for function in functions if plan is None else _planned(functions, plan):
             x = function(x)
         return x
+
+
+def _plan_within(functions: Sequence[Callable[[Any], Any]], x: Any, memory: int | str | float | None) -> Plan | None:
+    """The plan in a budget, or None where nothing is differentiated."""
+    framework = _measuring_framework(x, functions)
+    if isinstance(memory, float):
+        budget = fraction_of_free(memory, lambda: framework.free_bytes(x))
+        budget -= budget % (1 << max(0, budget.bit_length() - 6))
+    else:
+        budget = to_bytes(memory, "memory")
+    key = framework.chain_key(functions, x)
+    if key is None:
+        return None
+    return chain_plan(functions, key, budget, lambda: framework.measure_chain(functions, x))
+
+
+def _planned(functions: Sequence[Callable[[Any], Any]], plan: Plan) -> list[Callable[[Any], Any]]:
+    """The functions to call one after another, so that a plan is run."""
+    if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain):
+        planned = f"a {type(plan.problem).__name__} of {plan.problem.title}" if isinstance(plan, Plan) else repr(plan)
+        raise ProblemError(f"the plan is for {planned:.60}; this is a chain of {len(functions)} stages")
+    counts = [stage.functions for stage in plan.problem.stages]
+    if sum(counts) != len(functions):
+        joined = f" with {sum(counts)} functions" if sum(counts) != len(counts) else ""
+        raise ProblemError(
+            f"the plan is for a Chain of {plan.problem.title}{joined}; this is a chain of {len(functions)} stages"
+        )
+    rest = iter(functions)
+    joined_stages = [_joined([*islice(rest, count)]) for count in counts]
+    return _segments(joined_stages, nested_ranges(plan.schedule, len(counts)))
+
+
+def _joined(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
+    """The functions as one."""
+    if len(functions) == 1:
+        return functions[0]
+
+    def together(x: Any) -> Any:
+        for function in functions:
+            x = function(x)
+        return x
+
+    return together
 
 
 def _segments(functions: Sequence[Callable[[Any], Any]], items: Sequence[Item]) -> list[Callable[[Any], Any]]:

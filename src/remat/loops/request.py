@@ -11,7 +11,7 @@ from typing import Any
 from remat.errors import PlannerError, ProblemError
 from remat.execute.determinism import parse_check
 from remat.measuring import StepCost
-from remat.memory_meter import free_host_bytes
+from remat.memory_meter import fraction_of_free
 from remat.planners import Plan, SavePoints
 from remat.planners.measured_budget import cached_plan, plan_within
 from remat.problem import Loop, Memory
@@ -53,7 +53,7 @@ class LoopRequest:
             return cls(None, plan, parse_check(check), progress)
         # Read now: after the first sweep, less would be free.
         if isinstance(memory, float):
-            memory = _fraction_of_free(memory, free)
+            memory = fraction_of_free(memory, free)
         budget = Memory.of(memory, slots)
         if len(budget.levels) > 1 or not budget.device.free:
             raise PlannerError(f"loops run in one level without read and write costs yet, and memory is {budget}")
@@ -112,14 +112,3 @@ class LoopRequest:
 
 def _no_measure() -> StepCost:
     raise AssertionError("a budget in slots needs no measuring")
-
-
-def _fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | None) -> int:
-    """A fraction of the bytes that are free on the device, or on the host."""
-    if not 0.0 < fraction <= 1.0:
-        raise ProblemError(f"memory={fraction!r}: a fraction of what is free lies between 0 and 1")
-    free = None if free_bytes is None else free_bytes()
-    free = free_host_bytes() if free is None else free
-    if free is None:
-        raise ProblemError("this system does not say how much memory is free: give memory= in bytes")
-    return int(free * fraction)

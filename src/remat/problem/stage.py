@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from remat.errors import ProblemError
-from remat.units import bytes_text, to_bytes, to_seconds
+from remat.units import bytes_text, to_bytes, to_count, to_seconds
 
 __all__ = ["Option", "Stage"]
 
@@ -76,7 +76,8 @@ class Stage:
 
     The arguments `backward`, `record`, `tape`, `backward_workspace`, `holds_input` and `holds_output` describe the only
     option; `options` gives several, the one that keeps most first. A stage that is not `repeatable` runs once, and is
-    recorded then: no plan advances over it.
+    recorded then: no plan advances over it. A stage may stand for several `functions` of a chain, one after
+    another, that must not be separated: one of them writes into what the one before has made.
 
     >>> Stage(forward=1.0, backward=2.0, output="1 MiB", tape="4 MiB", name="layer3.0").output
     1048576
@@ -91,6 +92,7 @@ class Stage:
     name: str
     options: tuple[Option, ...]
     repeatable: bool
+    functions: int
 
     def __init__(
         self,
@@ -107,6 +109,7 @@ class Stage:
         holds_output: bool = True,
         options: Iterable[Option] | None = None,
         repeatable: bool = True,
+        functions: int = 1,
     ) -> None:
         put = object.__setattr__
         put(self, "forward", to_seconds(forward, "forward"))
@@ -121,6 +124,7 @@ class Stage:
         if not isinstance(repeatable, bool):
             raise ProblemError(f"repeatable must be True or False, not {repeatable!r}")
         put(self, "repeatable", repeatable)
+        put(self, "functions", to_count(functions, "functions", least=1))
         self._check_options()
 
     def _check_options(self) -> None:

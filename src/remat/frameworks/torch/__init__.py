@@ -25,6 +25,7 @@
 | `vmap.py` | loops under `torch.func.vmap` |
 | `agreement.py`, `collectives.py` | one plan in all processes whose steps wait for each other |
 | `measure.py`, `measure_chain.py`, `meter.py` | what steps and stages cost; allocated bytes on CUDA and on the CPU |
+| `in_place_stages.py` | stages of a chain that write into their input |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
 | `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, closures |
@@ -42,7 +43,7 @@ from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
 from remat.frameworks.torch.leaves import flatten, own, stack, unpack
-from remat.frameworks.torch.measure_chain import measure_chain
+from remat.frameworks.torch.measure_chain import chain_key, measure_chain
 from remat.frameworks.torch.meter import free_on as free_bytes
 from remat.frameworks.torch.output_rows import prepend, separate
 from remat.frameworks.torch.scan import scan, while_loop
@@ -50,6 +51,7 @@ from remat.frameworks.torch.scan import scan, while_loop
 __all__ = [
     "TRAITS",
     "auto_checkpoint",
+    "chain_key",
     "checkpoint",
     "checkpoint_module",
     "flatten",

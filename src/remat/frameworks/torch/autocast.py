@@ -23,6 +23,11 @@ class AutocastState:
     def __repr__(self) -> str:
         return f"AutocastState({self._at_call})"
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What makes two states equal."""
+        return *self._at_call, self._defaults
+
     def active(self, *, grad: bool) -> AbstractContextManager[Any]:
         """A block in which autocast is as it was at the call, and graphs are recorded or not."""
         now = _autocast()

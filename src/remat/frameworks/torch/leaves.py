@@ -42,6 +42,7 @@ __all__ = [
     "row_fingerprints",
     "spec_of",
     "stack",
+    "tensors_in",
     "unpack",
     "with_finite_numbers",
 ]
@@ -57,6 +58,11 @@ def unpack(value: Any) -> Any:
 def flatten(value: Any) -> tuple[list[Any], TreeDef]:
     """The leaves of a value, and its structure."""
     return flatten_value(value)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors among the leaves of a value."""
+    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def stack(rows: Sequence[Any]) -> Any:

@@ -7,11 +7,14 @@ again, and no hook of theirs runs. Bytes are those above the stage's live input,
     record    with a graph: what is held when the output is let go (without it, if the graph has it), and the most
     pullback  from a cotangent that the engine makes, into gradients that are there already: the most
 
+Stages that write into their input are measured together with the one before (in_place_stages.py); the first one, which
+has none before, on a copy, and is recorded when it runs, since its input is gone then.
+
 What it can miss: on the CPU, work space that kernels allocate without PyTorch. Equal stages are modules of one class
 with equal text and parameters' shapes, on equal inputs; other functions are measured each.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -24,16 +27,18 @@ from torch.autograd.function import Function
 
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
+from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import hooks_suspended, reachable_leaves, without_saved_tensor_hooks
-from remat.frameworks.torch.leaves import spec_of
+from remat.frameworks.torch.in_place_stages import copied, stage_groups
+from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import cuda_of, meter_for
 from remat.frameworks.torch.replayable_state import global_generators
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
 from remat.segments import display_name
 
-__all__ = ["measure_chain"]
+__all__ = ["chain_key", "measure_chain"]
 
 QUICK = 0.05  # seconds: a stage that takes longer is timed once
 TIMES = 5  # runs of a quick stage
@@ -50,19 +55,41 @@ def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
         recomputing(True),
         hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]),
     ):
-        for number, stage in enumerate(stages):
+        groups = stage_groups(stages, x)
+        for number, group in enumerate(groups.ranges):
+            parts = [stages[i] for i in group]
             x = _leaves_of_its_own(x, first=number == 0)
-            key = _kind(stage, x)
+            writes = number == 0 and groups.writes_input
+            run = partial(_run_all, parts, on_copy=writes) if writes or len(parts) > 1 else parts[0]
+            key = _kind_of_all(parts, x)
             if key is None or key not in measured:
-                cost = _Measurement(stage, x).stage(_name(stage, number))
-            else:
-                cost = _renamed(measured[key], _name(stage, number))
-            if key is not None:
-                measured[key] = cost
-            found.append(cost)
+                measured[key] = _Measurement(run, x).stage("")
+            name = _name(parts, group)
+            found.append(_renamed(measured[key], name, functions=len(parts), repeatable=not writes))
             with torch.no_grad():
-                x = stage(x)
+                x = run(x)
     return Chain(found, input=0)
+
+
+def _run_all(stages: Sequence[Callable[[Any], Any]], x: Any, *, on_copy: bool) -> Any:
+    x = copied(x) if on_copy else x
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+def chain_key(stages: Sequence[Callable[[Any], Any]], x: Any) -> Hashable | None:
+    """What the costs of stages depend on beside themselves: modes, inputs, modules and tensors; None without grad."""
+    if not torch.is_grad_enabled():
+        return None
+    reach = reached(*stages)
+    tensors = [(*_spec(tensor), tensor.requires_grad) for tensor in reach.tensors]
+    leaves = [(*_spec(leaf), leaf.requires_grad) if isinstance(leaf, Tensor) else repr(leaf) for leaf in flatten(x)[0]]
+    return AutocastState().key, tuple(leaves), tuple(tensors), tuple(module.training for module in reach.modules)
+
+
+def _spec(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 class _Measurement:
@@ -70,14 +97,14 @@ class _Measurement:
 
     def __init__(self, stage: Callable[[Any], Any], x: Any) -> None:
         self._stage, self._x = stage, x
-        devices = [leaf.device for leaf in _tensors(x)]
+        devices = [leaf.device for leaf in tensors_in(x)]
         self._device, self._meter = cuda_of(devices), meter_for(devices)
         self._roots: list[Tensor] = []
 
     def stage(self, name: str) -> Stage:
         """The measured stage."""
         with torch.enable_grad():
-            self._roots = [*reachable_leaves(_tensors(self._stage(self._x))).values()]  # a first run, to warm up
+            self._roots = [*reachable_leaves(tensors_in(self._stage(self._x))).values()]  # a first run, to warm up
         with self._gradients_there():
             self._run()
             self._pull_back(self._record())
@@ -178,7 +205,7 @@ class _Measurement:
             self._drop_input_gradients()
 
     def _drop_input_gradients(self) -> None:
-        for leaf in _tensors(self._x):
+        for leaf in tensors_in(self._x):
             leaf.grad = None
 
 
@@ -201,12 +228,8 @@ class _Cotangent(Function):
 
 
 def _loss(out: Any) -> Tensor | None:
-    active = [leaf for leaf in _tensors(out) if leaf.requires_grad]
+    active = [leaf for leaf in tensors_in(out) if leaf.requires_grad]
     return _Cotangent.apply(*active) if active else None  # type: ignore[no-untyped-call]
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def _leaves_of_its_own(x: Any, *, first: bool) -> Any:
@@ -227,13 +250,20 @@ def _kind(stage: object, x: Any) -> object:
         return None
     shapes = tuple((name, p.shape, p.dtype, p.requires_grad) for name, p in stage.named_parameters())
     inputs = tuple(spec_of(leaf, "input") if isinstance(leaf, Tensor) else repr(leaf) for leaf in flatten(x)[0])
-    wants = tuple(leaf.requires_grad for leaf in _tensors(x))
+    wants = tuple(leaf.requires_grad for leaf in tensors_in(x))
     return type(stage), repr(stage), shapes, stage.training, inputs, wants
 
 
-def _renamed(stage: Stage, name: str) -> Stage:
-    return Stage.from_dict({**stage.to_dict(), "name": name})
+def _kind_of_all(stages: Sequence[object], x: Any) -> object:
+    kinds = tuple(_kind(stage, x) for stage in stages)
+    return None if None in kinds else kinds
 
 
-def _name(stage: Callable[..., Any], number: int) -> str:
-    return f"{number} {type(stage).__name__ if isinstance(stage, nn.Module) else display_name(stage)}"
+def _renamed(stage: Stage, name: str, **others: Any) -> Stage:
+    return Stage.from_dict({**stage.to_dict(), "name": name, **others})
+
+
+def _name(stages: Sequence[Callable[..., Any]], numbers: range) -> str:
+    names = [type(stage).__name__ if isinstance(stage, nn.Module) else display_name(stage) for stage in stages]
+    last = f"-{numbers[-1]}" if len(numbers) > 1 else ""
+    return f"{numbers[0]}{last} {', '.join(names)}"

@@ -1,0 +1,68 @@
+"""Plans of chains that are given a budget: measured and planned in the first call, and found again in later ones.
+
+The rule: stages that are the same objects, on inputs of equal specs, with what else the framework says that their costs
+depend on (`chain_key`: training flags, shapes of parameters, autocast), cost the same. What it can miss: a function
+whose cost depends on something else that has changed, such as a size in a global; then the plan of its first call is
+used, whose gradients are right and whose memory may be more. Functions that are made anew for each call, as lambdas in
+a training loop, are measured anew.
+
+Stages are referred to weakly, and an entry goes with the first of them. The cost: 1 us a stage beside `chain_key`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any
+from weakref import ref
+
+from remat.planners import Plan, plan
+from remat.problem import Chain
+
+__all__ = ["chain_plan"]
+
+MOST_CHAINS = 32  # of which the least recently used one is dropped first
+MOST_PLANS = 16  # of one chain
+
+
+@dataclass
+class _Measured:
+    chain: Chain
+    stages: list[ref[Any]]
+    plans: OrderedDict[int, Plan] = field(default_factory=OrderedDict)
+
+
+_measured: OrderedDict[tuple[Hashable, ...], _Measured] = OrderedDict()
+
+
+def chain_plan(
+    stages: Sequence[Callable[[Any], Any]], key: Hashable, memory: int, measure: Callable[[], Chain]
+) -> Plan:
+    """The plan of these stages in `memory` bytes; `key` is what their cost depends on beside themselves."""
+    objects = [each for stage in stages for each in _objects(stage)]
+    ids = (key, *map(id, objects))
+    entry = _measured.get(ids)
+    if entry is None or any(stage() is not each for stage, each in zip(entry.stages, objects, strict=True)):
+        entry = _Measured(measure(), [])
+        try:
+            entry.stages.extend(ref(each, lambda _: _measured.pop(ids, None)) for each in objects)
+        except TypeError:  # one of them cannot be referred to weakly
+            return plan(entry.chain, memory)
+        _measured[ids] = entry
+    _measured.move_to_end(ids)
+    _trim(_measured, MOST_CHAINS)
+    if memory not in entry.plans:
+        entry.plans[memory] = plan(entry.chain, memory)
+    entry.plans.move_to_end(memory)
+    _trim(entry.plans, MOST_PLANS)
+    return entry.plans[memory]
+
+
+def _objects(stage: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """The objects that a stage is: a bound method is made anew whenever it is asked for."""
+    return (stage.__self__, stage.__func__) if isinstance(stage, MethodType) else (stage,)
+
+
+def _trim(entries: "OrderedDict[Any, Any]", most: int) -> None:
+    while len(entries) > most:
+        entries.popitem(last=False)
