@@ -338,6 +338,31 @@ def test_hooks_that_waited_for_an_unused_input_are_called_for_other_uses():
     assert run(remat.scan, slots=2) == run(plain_scan)
 
 
+@pytest.mark.parametrize("made", [lambda w: w.sum(), lambda w: (w * 2).sum(), lambda w: (w.sin() + w.cos()).sum()])
+@pytest.mark.parametrize("also", [0.0, None])
+def test_a_gradient_that_is_zero_is_not_taken_for_none(made, also):
+    """Behind an unused input it is None if nothing else leads there, and not if other uses give zeros."""
+
+    def run(loop, **how):
+        w, start_at = start()
+        calls = []
+        w.register_hook(lambda g: calls.append(g.clone()))
+
+        def step(h, _):
+            return (h[0] * 2, torch.sin(h[1]), h[2] * 3), None
+
+        (last, _, _), _ = loop(step, (start_at, made(w), made(w)), None, length=5, **how)
+        loss = last.sum() if also is None else last.sum() + (w * also).sum()
+        (by_grad,) = torch.autograd.grad(loss, w, retain_graph=True, allow_unused=True)
+        loss.backward()
+        return w.grad, by_grad, len(calls)
+
+    found, expected = run(remat.scan, slots=2), run(plain_scan)
+    assert found[2] == expected[2] == (0 if also is None else 2)
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        assert one is other is None if also is None else torch.equal(one, other)
+
+
 def test_the_last_carry_has_no_graph_where_the_last_step_detaches_it():
     count = [0]
 
@@ -380,13 +405,18 @@ def test_hooks_in_a_loop_inside_of_a_step_are_not_called_by_measuring(how, inner
     assert run(remat.scan, how, inner) == run(plain_scan, {}, {}) == 12
 
 
+@pytest.mark.parametrize("segment", [lambda fn, x: fn(x), remat.checkpoint], ids=["", "in a segment"])
 @pytest.mark.parametrize("how", BUDGETS, ids=str)
-def test_the_hook_of_a_parameter_that_is_frozen_before_the_backward_sees_its_gradient(how):
+def test_the_hook_of_a_parameter_that_is_frozen_before_the_backward_sees_its_gradient(how, segment):
     def run(loop, **how):
         w, start_at = start()
         calls = []
         w.register_hook(calls.append)
-        last, _ = loop(lambda h, _: (torch.tanh(h @ w), None), start_at, None, length=6, **how)
+
+        def losses(h):
+            return loop(lambda h, _: (torch.tanh(h @ w), None), h, None, length=6, **how)[0]
+
+        last = segment(losses, start_at)
         w.requires_grad_(False)
         last.sum().backward()
         assert w.grad is None

@@ -43,7 +43,6 @@ from remat.frameworks.torch.tape import (
     tape_vjp,
 )
 from remat.frameworks.torch.tensor_state import in_memory
-from remat.frameworks.torch.untouched_leaves import pulling_back
 from remat.loops.step_runner import StepRunner, unpack_output
 from remat.pytree import Leaf, PyTree, flatten
 
@@ -295,7 +294,7 @@ class TorchBackend(ComparedTensors):
         edges = self._cotangents(tape, gradients, stops)
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
         tape.want(*self._wanted)
-        with self._segments_allowed(), pulling_back():
+        with self._segments_allowed():
             if self._accumulates:
                 by_root = accumulate_grads(edges, tape)
             else:

@@ -28,7 +28,7 @@ from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
-from remat.frameworks.torch.graph import backward_hooks, is_wanted, restored_leaf_state, will_get_gradient
+from remat.frameworks.torch.graph import backward_hooks, is_wanted, leaf_itself, restored_leaf_state, will_get_gradient
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
 from remat.frameworks.torch.tensor_state import Memory
@@ -194,7 +194,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         stays as it is.
         """
         captured = () if self.step.under_functorch else self.split(leaves)[2]
-        frozen = [leaf for leaf in captured if not leaf.requires_grad]
+        # Inside a segment they come back as others, which have kept the flags of the first sweep.
+        frozen = [leaf for leaf in map(leaf_itself, captured) if not leaf.requires_grad]
         return restored_leaf_state([(leaf, True, backward_hooks(leaf)) for leaf in frozen]) if frozen else nullcontext()
 
     def reverse(self, leaves: Sequence[Leaf], cotangents: Sequence[Leaf], batch: int | None = None) -> list[Leaf]:

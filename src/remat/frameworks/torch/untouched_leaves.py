@@ -1,22 +1,30 @@
-"""Leaves behind an input of a loop that turns out to have no gradient: they stay as if nothing had been computed.
+"""What is behind an input of a loop that turns out to have no gradient stays as if nothing had been computed.
 
 The rule: the engine runs all nodes behind the inputs of the loop's node. In a plain loop it would not run those behind
 an input that the loss does not depend on: no hooks, no `.grad`. What gradient_flow.py does not know at the call is made
-up for in the backward: such an input gets zeros, since hooks of made tensors would be called with None, and a leaf
-whose whole gradient is zero calls no hooks, and keeps its `.grad`.
+up for in the backward. Such an input gets zeros that are known by their memory, since hooks of made tensors would fail
+if they were called with None. A node that gets nothing else passes such zeros on, and None to leaves; so a leaf gets
+None if nothing but such zeros leads to it, and then its hooks do not run. The zeros are -0.0, which changes no sum.
 
-What it can miss: hooks of made tensors, which see zeros, and a gradient that other uses make zero. The cost: nothing
-where all inputs have gradients; else a walk of at most 1,000 nodes, where longer graphs are left to None.
+What it can miss: hooks of made tensors, which see zeros; if they change the sign, these go on as a gradient. The cost:
+nothing where all inputs have gradients; else a hook on each of at most 1,000 nodes, where longer graphs are left to
+None. Transforms of torch.func, whose gradients are never None, need none of it.
 """
 
-from contextvars import ContextVar
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
-from remat.execute.recomputation import variable_set
+from remat.frameworks.torch.functorch import in_transform, is_wrapped
 from remat.frameworks.torch.graph import (
+    Edge,
     backward_hooks,
     call_after_backward,
+    current_backward,
     edges_behind,
     has_hooks,
     is_leaf_node,
@@ -28,32 +36,94 @@ from remat.frameworks.torch.graph import (
 from remat.frameworks.torch.leaves import batched_zeros_like
 from remat.pytree import Leaf
 
-__all__ = ["gradient_of_unused", "pulling_back"]
-
-# In the pullback of a range, hooks of leaves are suspended: the loop around it hands their gradients on, or None.
-_in_pullback: ContextVar[bool] = ContextVar("in_pullback", default=False)
-
-
-def pulling_back() -> variable_set[bool]:
-    """A block in which a range of a loop is pulled back."""
-    return variable_set(_in_pullback, True)
+__all__ = ["gradient_of_unused"]
 
 
 def gradient_of_unused(leaf: Leaf, batch: int | None) -> Tensor | None:
     """What the node of a loop returns for an input that has no gradient; for so many at once with `batch`."""
     if not isinstance(leaf, Tensor) or not leaf.requires_grad:
         return None
-    if batch is not None or _in_pullback.get():
+    if batch is not None or in_transform() or is_wrapped(leaf):
         return batched_zeros_like(leaf, batch) if has_hooks(leaf) else None
     if leaf.grad_fn is None:
-        if has_hooks(leaf):
-            _Untouched(leaf_itself(leaf))
+        _suspend_hooks(leaf_itself(leaf))
         return None
-    edges = edges_behind(leaf.grad_fn)
-    for node, _ in edges or ():
-        if is_leaf_node(node):
-            _Untouched(leaf_of(node))
-    return None if edges is None else batched_zeros_like(leaf, batch)
+    task = current_backward()
+    if task not in _unused:
+        _unused[task] = _UnusedNodes(task)
+    return _unused[task].zeros_for(leaf)
+
+
+class _UnusedNodes:
+    """The nodes behind inputs without a gradient, in one backward."""
+
+    def __init__(self, task: int) -> None:
+        self._task = task
+        self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+        self._handles: dict[Node, Any] = {}
+        self._given: set[Edge] = set()  # those that have zeros already: a sum of two would be in new memory
+        call_after_backward(self._end)
+
+    def zeros_for(self, tensor: Tensor) -> Tensor | None:
+        """What an input that has a graph gets; None if it has zeros already, or if the graph is too long."""
+        assert tensor.grad_fn is not None
+        edges = edges_behind(tensor.grad_fn)
+        if edges is None:
+            return None
+        for node in {tensor.grad_fn, *(node for node, _ in edges)}:
+            if is_leaf_node(node):
+                _suspend_hooks(leaf_of(node))
+            elif node not in self._handles:
+                self._handles[node] = node.register_hook(partial(self._pass_on, node))
+        return self._passed_to((tensor.grad_fn, tensor.output_nr), tensor)
+
+    def _pass_on(self, node: Node, gradients: Sequence[Any], incoming: Sequence[Any]) -> tuple[Any, ...] | None:
+        """The hook of a node after it has run: one that got nothing but zeros of ours passes on such, too."""
+        edges = [(node, output) for output in range(len(incoming))]
+        if current_backward() != self._task or not all(map(self._is_ours, incoming, edges)):
+            return None
+        return tuple(
+            None if gradient is None else self._passed_to(edge, gradient)
+            for edge, gradient in zip(node.next_functions, gradients, strict=True)
+        )
+
+    def _passed_to(self, edge: tuple[Node | None, int], like: Tensor) -> Tensor | None:
+        node, output = edge
+        if node is None or is_leaf_node(node) or (node, output) in self._given:
+            return None
+        self._given.add((node, output))
+        return self._zero(like).expand(like.shape)
+
+    def _zero(self, like: Tensor) -> Tensor:
+        key = like.dtype, like.device
+        if key not in self._zeros:
+            self._zeros[key] = torch.full((), -0.0, dtype=like.dtype, device=like.device)
+        return self._zeros[key]
+
+    def _is_ours(self, gradient: Tensor | None, edge: Edge) -> bool:
+        if gradient is None:
+            return True
+        zero = self._zeros.get((gradient.dtype, gradient.device))
+        if zero is None or edge not in self._given or gradient.layout is not torch.strided:
+            return False
+        if gradient.data_ptr() == zero.data_ptr():
+            return True
+        # A hook on a made tensor may have returned others, which have the sign of ours as a rule.
+        return not gradient.is_complex() and bool(((gradient == 0) & torch.signbit(gradient)).all())
+
+    def _end(self) -> None:
+        del _unused[self._task]
+        for handle in self._handles.values():
+            handle.remove()
+
+
+_unused: dict[int, _UnusedNodes] = {}  # by the id of the backward
+
+
+def _suspend_hooks(leaf: Tensor) -> None:
+    """Let the hooks of a leaf run only if it gets a gradient in this backward."""
+    if leaf.requires_grad and has_hooks(leaf):  # else it was frozen since, or there is nothing to do
+        _Untouched(leaf)
 
 
 class _Untouched:
@@ -61,9 +131,9 @@ class _Untouched:
 
     def __init__(self, leaf: Tensor) -> None:
         before, after = backward_hooks(leaf), post_accumulate_hooks(leaf)
-        if not leaf.requires_grad or any(isinstance(hook, _Untouched) for hook in before.values()):
-            return  # it was frozen since, or another input has seen to it
-        self._leaf, self._grad, self._before, self._after = leaf, leaf.grad, before, after
+        if any(isinstance(hook, _Untouched) for hook in before.values()):
+            return  # another input has seen to it
+        self._leaf, self._before, self._after = leaf, before, after
         self._has_gradient, self._is_restored = False, False
         set_backward_hooks(leaf, {})
         set_backward_hooks(leaf, {}, after=True)
@@ -73,7 +143,7 @@ class _Untouched:
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
         """The hook for the gradient, before it is added to `.grad`."""
-        if gradient is None or not (gradient.is_sparse or gradient.any()):
+        if gradient is None:
             return None
         self._has_gradient = True
         for hook in self._before.values():
@@ -83,10 +153,7 @@ class _Untouched:
 
     def _accumulated(self, leaf: Tensor) -> None:
         self._restore()
-        if not self._has_gradient:
-            leaf.grad = self._grad
-            return
-        for hook in self._after.values():
+        for hook in self._after.values() if self._has_gradient else ():
             hook(leaf)
 
     def _restore(self) -> None:
