@@ -294,11 +294,9 @@ class TorchBackend(ComparedTensors):
         edges = self._cotangents(tape, gradients, stops)
         self._carry_hooks = move_hooks(tape, self._carry_hooks.get(tape.stop, {}))
         tape.want(*self._wanted)
+        leaves = self.inputs.leaves_themselves()
         with self._segments_allowed():
-            if self._accumulates:
-                by_root = accumulate_grads(edges, tape)
-            else:
-                by_root = tape_vjp(edges, tape, self.inputs.leaves_themselves(), stops)
+            by_root = accumulate_grads(edges, tape) if self._accumulates else tape_vjp(edges, tape, leaves, stops)
         end_backward(self._fsdp_modules)
         size, rows = len(tape.carry_in), iter(by_root[len(tape.carry_in) + len(tape.captured) :])
         for k, gradient in enumerate(by_root[size : size + len(tape.captured)]):
