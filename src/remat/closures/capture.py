@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from remat.closures.captured_items import merged
 from remat.closures.captures import Captures
 from remat.closures.reach import Reach
 from remat.closures.references import CellRef, Reference, exclusive
@@ -33,6 +34,7 @@ class ConvertedClosure:
     def __init__(self, step: Callable[..., Any], reach: Reach, captures: Captures) -> None:
         self.step = step
         self.references, self._values = captures.references(reach.path), captures.values
+        self.variables = merged(self.references)
         self.cache_key, self._names = reach.code, reach.names
         rebound = {id(captured.reference) for captured in self.references}
         # Others are state of the step's own, which keeps what it wrote (`global`, `nonlocal`), or contents.
@@ -65,7 +67,7 @@ class ConvertedClosure:
                     if current is not content:
                         previous.append((cell_reference, current))
                         cell_reference.put(content)
-                for captured in self.references:
+                for captured in self.variables:
                     reference, value = captured.reference, captured.with_values(values)
                     old = reference.get()
                     bound.append((reference, value))
@@ -76,17 +78,25 @@ class ConvertedClosure:
             finally:
                 rewritten = self.leave_out_rewritten(bound)
                 for reference, value in reversed(previous):
-                    if id(reference) not in rewritten:
-                        reference.put(value)
+                    for part, each in reference.parts(value) if rewritten else ((reference, value),):
+                        if id(part) not in rewritten:
+                            part.put(each)
 
     def leave_out_rewritten(self, bound: list[tuple[Reference, Any]]) -> set[int]:
         """Let variables that the step has bound to something else be its own (a cache, a counter): what it wrote stays.
 
         Returns the ids of these references.
         """
-        rewritten = {id(reference) for reference, value in bound if reference.was_rewritten(value)}
+        rewritten = {
+            id(part)
+            for reference, value in bound
+            if reference.was_rewritten(value)
+            for part, each in reference.parts(value)
+            if part.was_rewritten(each)
+        }
         if rewritten:
             self.references = [each for each in self.references if id(each.reference) not in rewritten]
+            self.variables = merged(self.references)
         return rewritten
 
     def _changes_anything(self, values: Any) -> bool:
@@ -95,9 +105,9 @@ class ConvertedClosure:
         for cell_reference, content in self._cells:
             if cell_reference.get() is not content:
                 return True
-        for captured in self.references:
+        for captured in self.variables:
             # A tuple with captured values is made anew each time, so it is another one in any case.
-            if captured.tree is not LEAF or captured.with_values(values) is not captured.reference.get():
+            if captured.tree is not LEAF or captured.reference.was_rewritten(captured.with_values(values)):
                 return True
         return False
 
@@ -107,6 +117,7 @@ class ConvertedClosure:
         Others in the same tuple as one of these are bound to what they were.
         """
         self.references = [c for c in self.references if any(index in indices for _, index in c.values)]
+        self.variables = merged(self.references)
         remaining = {index for captured in self.references for _, index in captured.values}
         self._uncaptured = {index: values[index] for index in remaining - indices}
 
@@ -124,4 +135,4 @@ class _Unchanged(AbstractContextManager[Callable[..., Any]]):
 
     def __exit__(self, *exception: object) -> None:
         closure, values = self._closure, self._values
-        closure.leave_out_rewritten([(each.reference, each.with_values(values)) for each in closure.references])
+        closure.leave_out_rewritten([(each.reference, each.with_values(values)) for each in closure.variables])

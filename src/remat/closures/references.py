@@ -62,6 +62,10 @@ class Reference(ABC):
         """Whether the user's code has bound something else since `value` was put."""
         return self.get() is not value
 
+    def parts(self, value: Any) -> Iterable[tuple["Reference", Any]]:
+        """The variables that this one consists of, with the values that it binds them to."""
+        return ((self, value),)
+
 
 @dataclass(frozen=True)
 class CellRef(Reference):

@@ -19,7 +19,17 @@ from remat.frameworks.numpy.protection import (
     mutation_message,
     readonly_view,
 )
-from remat.frameworks.numpy.tape import Node, NodeSums, RecordedRange, Tape, box_leaves, fresh_trace, pull_back, unbox
+from remat.frameworks.numpy.tape import (
+    CapturedRoots,
+    Node,
+    NodeSums,
+    RecordedRange,
+    Tape,
+    box_leaves,
+    fresh_trace,
+    pull_back,
+    unbox,
+)
 from remat.loops.step_runner import unpack_output
 from remat.pytree import Leaf, PyTree
 
@@ -35,6 +45,7 @@ class AutogradBackend(NumpyBackend):
 
     def __init__(self, *args: PyTree, **options: PyTree) -> None:
         super().__init__(*args, **options)
+        self._captured_roots = CapturedRoots(self.captured, self.needs_grad.captured)
         self.activity = CarryActivity(self.needs_grad.carry, exact=self.mode is StepMode.AUTOGRAD)
 
     def active(self) -> list[bool]:
@@ -82,9 +93,9 @@ class AutogradBackend(NumpyBackend):
         states = [state]
         del state
         with recomputing(not first_sweep), fresh_trace() as trace:
-            captured, roots = box_leaves(self.captured, self.needs_grad.captured, trace)
-            recorded = self.partial_tape = RecordedRange(start, stop, roots)
-            with self.step.rebind(captured) as step:
+            self._captured_roots.move_to(trace)
+            recorded = self.partial_tape = RecordedRange(start, stop, self._captured_roots.nodes)
+            with self.step.rebind(self._captured_roots.boxes) as step:
                 for at in range(start, stop, PIECE):
                     tape = recorded.add(at, min(stop, at + PIECE))
                     states.append(self._record(step, states.pop(), tape, stop if compared else None, trace))

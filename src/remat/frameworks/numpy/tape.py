@@ -27,6 +27,7 @@ from remat.pytree import Leaf, PyTree
 
 __all__ = [
     "ActiveTraces",
+    "CapturedRoots",
     "Node",
     "NodeSums",
     "RecordedRange",
@@ -182,6 +183,19 @@ def box_leaves(
         boxes.append(box)
         nodes.append(node)
     return boxes, nodes
+
+
+class CapturedRoots:
+    """Captured values as roots of one trace after the other: there may be thousands, so each is boxed once."""
+
+    def __init__(self, leaves: Sequence[Leaf], needs_grad: Sequence[bool]) -> None:
+        self.boxes, self.nodes = box_leaves(leaves, needs_grad, 0.0)
+        self._boxed = [box for box, node in zip(self.boxes, self.nodes, strict=True) if node is not None]
+
+    def move_to(self, number: float) -> None:
+        """Let all boxes belong to this trace."""
+        for box in self._boxed:
+            box._trace = number
 
 
 def unbox(leaf: Leaf, number: float) -> tuple[PyTree, PyTree]:
