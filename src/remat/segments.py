@@ -3,7 +3,6 @@
 A segment is a function whose tape is not kept: its backward recomputes it (`torch.utils.checkpoint`, `jax.checkpoint`).
 """
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NoReturn
-from weakref import ReferenceType, finalize, ref
+from weakref import ReferenceType, ref
 
 from remat.errors import DeterminismError, StepError
 from remat.execute.recomputation import variable_set
@@ -57,9 +56,8 @@ def display_name(fn: Any) -> str:
 
 
 # By the ids of a function (and of its object, for a method): weak references to them, which tell a function from a new
-# one with the same id.
+# one with the same id, and remove the entry when one of them dies.
 _checked: dict[tuple[int, ...], tuple[ReferenceType[Any], ...]] = {}
-_lock = threading.RLock()  # reentrant, as the garbage collector may run a finalizer in a thread that has locked it
 
 
 class CheckOnce:
@@ -80,20 +78,14 @@ class CheckOnce:
             except TypeError:  # it cannot be recognized at the next call
                 return
             self._key = tuple(id(reference()) for reference in self._refs)
-            with _lock:
-                self.wanted = not _are_same(_checked.get(self._key), self._refs)
+            self.wanted = not _are_same(_checked.get(self._key), self._refs)
 
     def mark_passed(self) -> None:
         """Record that all saved values of a segment of this function were recomputed without a difference."""
         alive = [reference() for reference in self._refs]
-        if not alive or any(owner is None for owner in alive):
-            return
-        with _lock:
-            was_recorded = _are_same(_checked.get(self._key), self._refs)
-            _checked[self._key] = self._refs
-        if not was_recorded:
-            for owner in alive:
-                finalize(owner, _checked.pop, self._key, None).atexit = False
+        if alive and not any(owner is None for owner in alive):
+            key = self._key
+            _checked[key] = tuple(ref(owner, lambda _: _checked.pop(key, None)) for owner in alive)
 
 
 def _are_same(first: tuple[ReferenceType[Any], ...] | None, second: tuple[ReferenceType[Any], ...]) -> bool:

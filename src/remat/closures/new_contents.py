@@ -15,6 +15,7 @@ from typing import Any
 
 from remat.closures.reach import Kind, kind_of
 from remat.closures.references import attributes_of
+from remat.execute.array_state import small_arrays
 from remat.execute.python_state import LONG, Container, Contents, PythonState
 from remat.execute.rng_state import ReplayableState
 
@@ -33,8 +34,8 @@ class NewContents(PythonState):
         self.first = super().get()  # what was there when this object was made
 
     def value_of(self, leaf: Any) -> ReplayableState | None:
-        """What is inside of a new leaf that steps may write into, or None."""
-        return None
+        """What is inside of a new leaf that steps may write into, or None; a framework adds its own to arrays."""
+        return next(iter(small_arrays([leaf])), None) if kind_of(type(leaf)) is Kind.ARRAY else None
 
     def get(self) -> Contents:
         """The present contents, with those of new containers."""

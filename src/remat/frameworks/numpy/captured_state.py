@@ -23,7 +23,7 @@ from remat.closures.capture import ConvertedClosure
 from remat.closures.captures import Captures
 from remat.closures.closure_search import ClosureSearch
 from remat.closures.new_contents import NewContents
-from remat.execute.array_state import ArrayContents, small_arrays
+from remat.execute.array_state import small_arrays
 from remat.execute.python_state import Contents
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import SegmentReplay
@@ -36,14 +36,6 @@ __all__ = ["CapturedStep", "Environment"]
 
 
 _TAKEN = (np.ndarray, np.generic, Box, Node)  # types of values that may be captured
-
-
-class _NumpyContents(NewContents):
-    """Contents with the numbers of small arrays that steps have made."""
-
-    def value_of(self, leaf: object) -> ArrayContents | None:
-        """The numbers of a new array."""
-        return next(iter(small_arrays([leaf])), None) if isinstance(leaf, np.ndarray) else None
 
 
 class CapturedStep(ConvertedClosure):
@@ -60,7 +52,7 @@ class CapturedStep(ConvertedClosure):
         super().__init__(step, search, search.captures)
         self.arrays, self.containers = search.arrays, search.containers  # plain ones that it reaches
         self._others = [*search.generators, *small_arrays(self.arrays)]
-        self.replayable_states = [*self._others, *([_NumpyContents(self.containers)] if self.containers else [])]
+        self.replayable_states = [*self._others, *([NewContents(self.containers)] if self.containers else [])]
 
     mode = StepMode.PLAIN
 

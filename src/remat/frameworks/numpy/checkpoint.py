@@ -39,7 +39,7 @@ def checkpoint(
 ) -> PyTree:
     """What `fn` returns; its tape is not kept, unless its outputs are within the threshold. Untraced, a plain call."""
     if call is not None:
-        call.framework, call.steps = "numpy", 0
+        call.begin_segment("numpy")
     if ActiveTraces():
         segment = CheckpointCall(fn, args, kwargs, options, call)
         boxes = segment.take_values()
@@ -48,7 +48,7 @@ def checkpoint(
             segment.mark_escaped(boxes)
             return segment.outputs.tree.unflatten(segment.outputs.with_boxes(out))
     if call is not None:
-        call.steps = 1
+        call.count_run()
     name, depth = display_name(fn), nesting_depth()
     with segment_pass(name, "forward", depth), nested(depth):
         return fn(*args, **kwargs)
@@ -167,8 +167,8 @@ class CheckpointCall:
 
     def _call_function(self, values: Sequence[Leaf]) -> PyTree:
         """What the function returns with these values in the places of its boxes."""
-        if self.call is not None and self.call.steps is not None:
-            self.call.steps += 1
+        if self.call is not None:
+            self.call.count_run()
         with nested(self.depth), self._captured.rebind(list(values)) as fn:
             try:
                 return fn()

@@ -93,14 +93,6 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             return super().start(leaves)
         return self.backend_on(leaves, self.steps or 0, self.inputs, first_step)
 
-    def sweep(self, leaves: Sequence[Leaf]) -> tuple[Tensor, ...]:
-        """Run the first sweep; the tensors of the results."""
-        backend, interpreter = self.first_sweep(leaves)
-        if interpreter.determinism is not None and not self.step.under_functorch:
-            backend.remember_outputs()
-        self.results, tensors = LoopOutputs.of(backend, interpreter.take(), leaves)
-        return tensors
-
     def sweep_and_learn(self, leaves: Sequence[Leaf]) -> tuple[tuple[Tensor, ...], list[Leaf], LoopInputs]:
         """Run the first sweep after the first step; the tensors of the results, and what these depend on.
 
@@ -137,13 +129,16 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         """Run the first sweep, in which the inputs may grow."""
         self.inputs = inputs
         with inputs.growing():
-            tensors = self.sweep([*leaves, *inputs.tensors])
-        assert self.pending is not None
+            leaves = [*leaves, *inputs.tensors]
+            backend, interpreter = self.first_sweep(leaves)
+            if interpreter.determinism is not None and not self.step.under_functorch:
+                backend.remember_outputs()
+            self.results, tensors = LoopOutputs.of(backend, interpreter.take(), leaves)
         self.inputs, self.capture_ids, self.rebound = None, inputs.capture_ids, inputs.rebound
         self.memory = inputs.memory
         self.step.contents.keep(inputs.left_by_steps)
         self.step.closure.restrict_to(set(inputs.capture_ids), inputs.bindings)
-        self.activity = self.pending[0].activity
+        self.activity = backend.activity
         return tensors
 
     def adopt(self, batched: "TorchLoopCall") -> LoopOutputs:

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor
 
 from remat.closures.new_contents import NewContents
-from remat.execute.array_state import small_arrays
 from remat.execute.python_state import Container, Contents
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.graph import version
@@ -32,9 +31,9 @@ class LoopContents(NewContents):
 
         One that never was is a result, such as the last state; to copy it would cost memory for every kept state.
         """
-        if type(leaf).__module__ == "numpy" and hasattr(leaf, "flags"):
-            return next(iter(small_arrays([leaf])), None)
-        if not isinstance(leaf, Tensor) or leaf.requires_grad or not is_plain(leaf):
+        if not isinstance(leaf, Tensor):
+            return super().value_of(leaf)
+        if leaf.requires_grad or not is_plain(leaf):
             return None
         return TensorValue(leaf, is_statistic=False) if version(leaf) and leaf.nbytes <= COPIED else None
 
