@@ -17,7 +17,7 @@ begins a range of its own, and its input is kept: more memory, never another gra
 What it can miss: a tensor that is written into behind its version counter, between two blocks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
@@ -31,21 +31,23 @@ from remat.profiling.call_record import CallRecord
 from remat.pytree import flatten
 from remat.segments import CheckpointOptions
 
-__all__ = ["BlockOutput", "RangeRun"]
+__all__ = ["BlockOutput", "RangeRun", "versions_of"]
 
 State = dict[int, Tensor]  # the tensors that one block hands to the next, by their places in the output
 Taken = dict[int, int]  # the same places, by the ids of the tensors
 
 
 class BlockOutput:
-    """What a block has returned, to see which of its tensors another block takes; its own arguments are none."""
+    """What a block has returned, to see which of its tensors another block takes.
 
-    def __init__(self, out: Any, arguments: Sequence[Any]) -> None:
-        given = {id(leaf) for leaf in arguments}
+    `given` are the versions of its arguments before, by id: those that it only hands on are not its own.
+    """
+
+    def __init__(self, out: Any, given: Mapping[int, int]) -> None:
         self._tensors = {
             id(leaf): (ref(leaf), version(leaf), place)
             for place, leaf in enumerate(flatten(out)[0])
-            if isinstance(leaf, Tensor) and id(leaf) not in given and not leaf.is_inference()
+            if isinstance(leaf, Tensor) and not leaf.is_inference() and given.get(id(leaf)) != version(leaf)
         }
 
     def taken_by(self, arguments: Iterable[Any]) -> Taken:
@@ -58,6 +60,11 @@ class BlockOutput:
                     return {}
                 taken[id(leaf)] = known[2]
         return taken
+
+
+def versions_of(arguments: Iterable[Any]) -> dict[int, int]:
+    """The versions of the tensors among arguments, by id."""
+    return {id(leaf): version(leaf) for leaf in arguments if isinstance(leaf, Tensor) and not leaf.is_inference()}
 
 
 class RangeRun:

@@ -3,7 +3,8 @@
 The rule: the outermost lists of modules (`nn.Sequential`, `nn.ModuleList`) that repeat a class, or are a sequence with
 a tenth of the model's parameters. A sequence inside a sequence is taken apart. So a decoder has one list, an encoder
 and a decoder have two, a ResNet has its four stages, and a model that is a sequence itself has all of its modules.
-Lists inside of blocks, as of experts or heads, are part of these.
+Lists inside of blocks, as of experts or heads, are part of these. Where there is no other, a list of one module counts:
+a model may call it often, as ALBERT does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,8 @@ def find_blocks(model: nn.Module, blocks: "str | Sequence[str | nn.Module] | Non
     `blocks` names lists of modules or single modules, or has modules; without it the lists are found.
     """
     if blocks is None:
-        found = dict(_found(model, "", max(1, _parameters(model))))
+        parameters = max(1, _parameters(model))
+        found = dict(_found(model, "", parameters)) or dict(_found(model, "", parameters, least=1))
         if not found:
             children = ", ".join(name for name, _ in model.named_children()) or "none"
             raise ProblemError(
@@ -48,15 +50,15 @@ def find_blocks(model: nn.Module, blocks: "str | Sequence[str | nn.Module] | Non
     return _disjoint(found)
 
 
-def _found(module: nn.Module, path: str, parameters: int) -> Iterator[tuple[str, nn.Module]]:
-    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) > 1:
+def _found(module: nn.Module, path: str, parameters: int, least: int = 2) -> Iterator[tuple[str, nn.Module]]:
+    if isinstance(module, nn.ModuleList | nn.Sequential) and len(module) >= least:
         classes = [type(child) for child in module]
-        repeats = len(set(classes)) < len(classes)
+        repeats = len(set(classes)) < len(classes) or (least == 1 and isinstance(module, nn.ModuleList))
         if repeats or (isinstance(module, nn.Sequential) and _parameters(module) >= _SHARE * parameters):
             yield from _flat(module, path)
             return
     for name, child in module.named_children():
-        yield from _found(child, f"{path}.{name}" if path else name, parameters)
+        yield from _found(child, f"{path}.{name}" if path else name, parameters, least)
 
 
 def _flat(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:

@@ -14,7 +14,7 @@ not the block before. So a plan that was made from it is tried before it is used
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -23,23 +23,23 @@ import torch
 from torch import Tensor, nn
 
 from remat.errors import ProblemError
-from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
-from remat.frameworks.torch.block_ranges import BlockOutput
+from remat.frameworks.torch.block_ranges import BlockOutput, versions_of
 from remat.frameworks.torch.environment import reached, replayable_states
-from remat.frameworks.torch.graph import hooks_suspended, without_saved_tensor_hooks
+from remat.frameworks.torch.graph import version
 from remat.frameworks.torch.leaves import nbytes
-from remat.frameworks.torch.measure_chain import _kind, _leaves_of_its_own, _loss, _Measurement, _renamed
+from remat.frameworks.torch.measure_chain import _kind, _leaves_of_its_own, _loss, _Measurement
 from remat.frameworks.torch.meter import cuda_of, meter_for
+from remat.frameworks.torch.model_trial import Loss, loss_of, undisturbed
 from remat.frameworks.torch.planned_blocks import block_calls
-from remat.frameworks.torch.replayable_state import global_generators
 from remat.frameworks.torch.storage import storage_id
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
 
-__all__ = ["MeasuredModel", "Trial", "loss_of", "measure_model", "undisturbed"]
+__all__ = ["AROUND", "TOGETHER", "MeasuredModel", "measure_model"]
 
-Loss = Callable[[Any], Tensor]
+TOGETHER = " + "  # in the name of a stage that is several blocks
+AROUND = ("before the blocks", "between the blocks", "after the blocks")  # names of stages that are none
 
 
 @dataclass(frozen=True)
@@ -74,43 +74,6 @@ def measure_model(
     return MeasuredModel(Chain(_with_rest(costs, sizes), input=sizes.results), tuple(costs.order))
 
 
-class undisturbed(ExitStack):  # used as a function
-    """A block in which a model may run, and be differentiated, as often as needed: nothing is left of it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self._model = model
-
-    def __enter__(self) -> "undisturbed":
-        reach = reached(self._model)
-        gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
-        self.callback(_set_gradients, gradients)
-        self.enter_context(preserved_state([*global_generators(), *replayable_states(reach)]))
-        self.enter_context(without_saved_tensor_hooks())
-        self.enter_context(recomputing(True))
-        self.enter_context(hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]))
-        self.enter_context(torch.enable_grad())
-        return self
-
-
-def _set_gradients(gradients: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
-
-
-def loss_of(out: Any, loss: Loss | None) -> Tensor | None:
-    """What is differentiated: the loss, if one is given or the model returns one; else its whole output."""
-    if loss is not None:
-        found = loss(out)
-        if not isinstance(found, Tensor) or found.numel() != 1:
-            raise ProblemError(f"loss must return a scalar tensor, not {found!r:.60}")
-        return found
-    own = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
-    if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
-        return own
-    return _loss(out)
-
-
 def _pass(calls: "_Cut", run: Callable[[], Any], loss: Loss | None, devices: Sequence[torch.device]) -> None:
     calls.begin(cuda_of(devices))
     with block_calls(calls):
@@ -137,33 +100,27 @@ class _Cut:
 
     def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a block returns, as leaves."""
-        leaves = flatten((args, kwargs))[0]
+        call = _Call(block, fn, args, kwargs)
         if self._first is None:
-            self._first = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-        self.before(block, fn, args, kwargs)
+            self._first = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        self.before(call)
         with torch.no_grad():
             out = fn(*args, **kwargs)
-        wants = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves) or self.trains(block, fn)
-        given = {id(leaf) for leaf in leaves}
+        wants = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves) or _trains(fn)
         values, tree = flatten(out)
         for place, value in enumerate(values):
-            if isinstance(value, Tensor) and id(value) not in given:
+            if isinstance(value, Tensor) and call.given.get(id(value)) != version(value):
                 is_active = wants and (value.is_floating_point() or value.is_complex())
                 values[place] = value.detach().requires_grad_(is_active)
         del out
         result = tree.unflatten(values)
-        self.after(result, leaves)
+        self.after(call, result)
         return result
 
-    def trains(self, block: int, fn: Callable[..., Any]) -> bool:
-        """Whether a block has parameters that want gradients."""
-        module = getattr(fn, "__self__", None)
-        return not isinstance(module, nn.Module) or any(parameter.requires_grad for parameter in module.parameters())
-
-    def before(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, call: "_Call") -> None:
         """A block is about to run."""
 
-    def after(self, out: Any, arguments: list[Any]) -> None:
+    def after(self, call: "_Call", out: Any) -> None:
         """A block has returned this."""
 
     def end_forward(self, results: Any) -> None:
@@ -189,41 +146,96 @@ class _Cut:
             torch.cuda.synchronize(self._device)
 
 
+class _Call:
+    """One call of a block: its arguments, and their versions before it."""
+
+    def __init__(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.block, self.fn, self.arguments = block, fn, (args, kwargs)
+        self.leaves, self._tree = flatten(self.arguments)
+        self.given = versions_of(self.leaves)
+
+    @property
+    def writes(self) -> bool:
+        """Whether it has written into its arguments."""
+        return versions_of(self.leaves) != self.given
+
+    def of_arguments(self) -> Callable[[Any], Any]:
+        """The block as a function of (args, kwargs) that can be called often: objects among them, as caches are."""
+        plain = all(isinstance(each, Tensor | str | int | float | None) for each in self.leaves)
+        states = [] if plain else replayable_states(reached(arguments=self.leaves))
+
+        def run(x: Any) -> Any:
+            with preserved_state(states) if states else nullcontext():
+                return self.fn(*x[0], **x[1])
+
+        return run
+
+    def after(self, before: Callable[[Any], Any], taken: dict[int, int]) -> Callable[[Any], Any]:
+        """The function of two blocks: what the second one takes from the first is at these places of its output."""
+
+        def run(x: Any) -> Any:
+            made = flatten(before(x))[0]
+            leaves = [made[taken[id(leaf)]] if id(leaf) in taken else leaf for leaf in self.leaves]
+            args, kwargs = self._tree.unflatten(leaves)
+            return self.fn(*args, **kwargs)
+
+        return run
+
+
 class _BlockCosts(_Cut):
-    """Measures each block where it is called, and the seconds around them."""
+    """Measures each block where it is called, and the seconds around them.
+
+    A block that writes into what it takes from the one before is one stage with it: between them nothing can be kept.
+    One that writes into something else is recorded when it runs.
+    """
 
     def __init__(self, token: str, names: Sequence[str], blocks: Sequence[nn.Module]) -> None:
         super().__init__(token)
         self._names, self._blocks = names, blocks
         self.order: list[int] = []
         self.stages: list[Stage] = []
-        self.is_next: list[bool] = []  # whether a call takes what the one before returned, and leaves it as it is
+        self.first_calls: list[int] = []  # of stages
+        self.is_next: list[bool] = []  # whether a stage takes what the one before returned
         self.seconds: list[float] = []  # before, between and after the calls; then those of the backward
         self._known: dict[object, Stage] = {}
         self._output: BlockOutput | None = None
+        self._taken: dict[int, int] = {}
+        self._stage: tuple[Callable[[Any], Any], Any, object] | None = None  # the last one: function, arguments, kind
 
     def begin(self, device: torch.device | None) -> None:
         super().begin(device)
         self._began = perf_counter()
 
-    def before(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, call: _Call) -> None:
         self._time()
-        name = self._names[block]
-        arguments = flatten((args, kwargs))[0]
-        taken = {} if self._output is None else self._output.taken_by(arguments)
-        self.is_next.append(bool(taken))
-        call = _leaves_of_its_own((args, kwargs), first=True)
-        key = _kind(self._blocks[block], call)
-        if key is None or key not in self._known:
-            with preserved_state(replayable_states(reached(fn, arguments=arguments))):
-                self._known[key] = _Measurement(lambda x: fn(*x[0], **x[1]), call).stage(name)
-        self.order.append(block)
-        self.stages.append(_renamed(self._known[key], name))
+        self._taken = {} if self._output is None else self._output.taken_by(call.leaves)
 
-    def after(self, out: Any, arguments: list[Any]) -> None:
-        self._output = BlockOutput(out, arguments)
+    def after(self, call: _Call, out: Any) -> None:
+        self._output = BlockOutput(out, call.given)
+        kind = _kind(self._blocks[call.block], call.arguments)
+        name, function, arguments = self._names[call.block], call.of_arguments(), call.arguments
+        joined = call.writes and self._taken and self._stage is not None
+        if joined:
+            assert self._stage is not None
+            before, arguments, kind_before = self._stage
+            function, kind = call.after(before, self._taken), (kind_before, kind)
+            name = f"{self.stages.pop().name}{TOGETHER}{name}"
+        else:
+            self.first_calls.append(len(self.order))
+            self.is_next.append(bool(self._taken))
+        stage = self._measured(kind, function, arguments, name, copied=call.writes and not joined)
+        self.order.append(call.block)
+        self.stages.append(stage)
+        self._stage = function, arguments, kind
         self.finish()
         self._began = perf_counter()
+
+    def _measured(self, kind: object, function: Callable[[Any], Any], arguments: Any, name: str, copied: bool) -> Stage:
+        if kind not in self._known:
+            own = _leaves_of_its_own(arguments, first=True)
+            run = (lambda x: function(_copied(x))) if copied else function
+            self._known[kind] = _Measurement(run, own).stage(name)
+        return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not copied})
 
     def end_forward(self, results: Any) -> None:
         self._time()
@@ -242,6 +254,17 @@ class _BlockCosts(_Cut):
         self.seconds.append(perf_counter() - self._began)
 
 
+def _copied(x: Any) -> Any:
+    leaves, tree = flatten(x)
+    return tree.unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
+
+
+def _trains(fn: Callable[..., Any]) -> bool:
+    """Whether a block has parameters that want gradients."""
+    module = getattr(fn, "__self__", None)
+    return not isinstance(module, nn.Module) or any(parameter.requires_grad for parameter in module.parameters())
+
+
 class _SizesAround(_Cut):
     """Levels and peaks of memory between the calls of blocks."""
 
@@ -258,14 +281,12 @@ class _SizesAround(_Cut):
         self.start = self.meter.now()
         self.meter.reset_peak()
 
-    def before(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, call: _Call) -> None:
         self._note()
-        leaves = flatten((args, kwargs))[0]
-        self.taken.append(_bytes(leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None))
+        self.taken.append(_bytes(leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None))
 
-    def after(self, out: Any, arguments: list[Any]) -> None:
-        given = {id(leaf) for leaf in arguments}
-        self.made.append(_bytes(leaf for leaf in flatten(out)[0] if id(leaf) not in given))
+    def after(self, call: _Call, out: Any) -> None:
+        self.made.append(_bytes(leaf for leaf in flatten(out)[0] if id(leaf) not in call.given))
         self.meter.reset_peak()
 
     def end_forward(self, results: Any) -> None:
@@ -298,24 +319,21 @@ def _with_rest(costs: _BlockCosts, sizes: _SizesAround) -> list[Stage]:
     first call, and what it made; anything beyond that is held by the model, for what comes later. The results are held
     by the caller until the backward has ended: they count as the chain's input.
     """
-    n, seconds, start, level = len(costs.stages), costs.seconds, sizes.start, sizes.levels[0]
+    n, seconds, start, level = len(costs.order), costs.seconds, sizes.start, sizes.levels[0]
     state = min(sizes.taken[0], level - start)
+    own, recording = level - start - state, sizes.peaks[0] - start
     pulling = sizes.peaks[n + 2] - sizes.last + level - start
-    stages = [
-        _once(
-            "before the blocks", state, level - start - state, sizes.peaks[0] - start, pulling, seconds[0], seconds[-1]
-        )
-    ]
-    for i, stage in enumerate(costs.stages):
-        if i and not costs.is_next[i]:
+    stages = [_once(AROUND[0], state, own, recording, pulling, seconds[0], seconds[-1])]
+    for stage, i, is_next in zip(costs.stages, costs.first_calls, costs.is_next, strict=True):
+        if i and not is_next:
             began = level + sizes.made[i - 1]
             own = sizes.levels[i] - began - sizes.taken[i]
             recording = sizes.peaks[i] - began
-            stages.append(_once("between the blocks", sizes.taken[i], own, recording, 0, seconds[i], seconds[i]))
+            stages.append(_once(AROUND[1], sizes.taken[i], own, recording, 0, seconds[i], seconds[i]))
         stages.append(stage)
     began = level + sizes.made[-1] + sizes.results
     own, recording, pulling = (size - began for size in (sizes.levels[n], sizes.peaks[n], sizes.peaks[n + 1]))
-    stages.append(_once("after the blocks", 0, own, recording, pulling, seconds[n], seconds[n + 1]))
+    stages.append(_once(AROUND[2], 0, own, recording, pulling, seconds[n], seconds[n + 1]))
     return stages
 
 
@@ -331,31 +349,3 @@ def _once(name: str, output: int, tape: int, recording: int, pulling: int, forwa
         holds_output=False,
     )
     return Stage(forward, output=output, options=[option], name=name, repeatable=False)
-
-
-class Trial:
-    """The peak of one forward and backward of a model, above the level at its beginning, with gradients there."""
-
-    def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
-        self._model, self._meter, self._device = model, meter_for(devices), cuda_of(devices)
-        self.peak, self.seconds = 0, 0.0
-
-    def run(self, run: Callable[[], Any], loss: Loss | None) -> "Trial":
-        """Run the model once, and note the peak."""
-        with undisturbed(self._model):
-            for parameter in self._model.parameters():
-                if parameter.requires_grad:
-                    parameter.grad = torch.zeros_like(parameter)
-            with self._meter.counting():
-                before = self._meter.now()
-                self._meter.reset_peak()
-                began = perf_counter()
-                out = run()  # as callers do, who hold it until the backward has ended
-                value = loss_of(out, loss)
-                if value is not None:
-                    torch.autograd.backward(value)
-                if self._device is not None:
-                    torch.cuda.synchronize(self._device)
-                self.seconds = perf_counter() - began
-                self.peak = self._meter.peak() - before
-        return self

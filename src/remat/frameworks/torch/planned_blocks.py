@@ -23,7 +23,7 @@ from remat.errors import ProblemError
 from remat.execute.nested_ranges import Item, Range
 from remat.execute.recomputation import variable_set
 from remat.frameworks.compilers import compiled_checkpoint, traces_segments
-from remat.frameworks.torch.block_ranges import BlockOutput, RangeRun
+from remat.frameworks.torch.block_ranges import BlockOutput, RangeRun, versions_of
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import entry_of
 from remat.frameworks.torch.graph import has_saved_tensor_hooks
@@ -84,8 +84,9 @@ class PlannedCalls:
                 return checkpoint(fn, args, kwargs, _OPTIONS, call)
             arguments = flatten((args, kwargs))[0]
             run, taken = self._range(at, item, arguments)
+            given = versions_of(arguments)
             out = checkpoint(fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken))
-        self._output = BlockOutput(out, arguments) if at + 1 < item.stop else None
+        self._output = BlockOutput(out, given) if at + 1 < item.stop else None
         return out
 
     def _range(self, at: int, item: Range, arguments: list[Any]) -> tuple[RangeRun, dict[int, int]]:

@@ -13,6 +13,7 @@ less. What is measured and tried leaves no trace in the model.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -21,12 +22,13 @@ from torch import Tensor, nn
 
 from remat.errors import InfeasibleError, ProblemError
 from remat.execute.nested_ranges import Item, Range, nested_ranges
-from remat.frameworks.torch.measure_model import Loss, Trial, measure_model
+from remat.frameworks.torch.measure_model import AROUND, TOGETHER, measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
+from remat.frameworks.torch.model_trial import Loss, Trial
 from remat.frameworks.torch.planned_blocks import Block, PlannedCalls, block_calls, plain_module, planned_module
 from remat.planners import Plan
 from remat.planners import plan as make_plan
-from remat.problem import Chain
+from remat.problem import Chain, Stage
 from remat.pytree import flatten
 from remat.units import bytes_text
 
@@ -47,13 +49,13 @@ class ModelPlan(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, order: Sequence[int], measured_peak: int | None = None) -> "ModelPlan":
-        """The plan of a chain whose repeatable stages are calls of these blocks."""
+        """The plan of a chain whose stages, but for those around blocks, are calls of these."""
         chain = plan.problem
         assert isinstance(chain, Chain)
         calls, count = [], 0  # of stages
         for stage in chain.stages:
             calls.append(count)
-            count += stage.repeatable
+            count += len(_blocks_of(stage))
         calls.append(count)
         items: list[Item] = []
         for item in _of_calls(nested_ranges(plan.schedule, chain.units), calls):
@@ -111,6 +113,7 @@ class PlannedModel:
         """What the model returns; its blocks are run by the plan."""
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return fn(*args, **kwargs)
+        kwargs = _without_cache(model, fn, kwargs)
         found = self.plan_for(model, fn, args, kwargs)
         return self._run(found, fn, args, kwargs)
 
@@ -119,7 +122,7 @@ class PlannedModel:
         planned: Any = type(model)
         fn = partial(getattr(planned._remat_plain, planned._remat_entry), model)
         with torch.enable_grad():
-            self.plan_for(model, fn, args, kwargs)
+            self.plan_for(model, fn, args, _without_cache(model, fn, kwargs))
 
     def plan_for(
         self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -156,7 +159,8 @@ class PlannedModel:
         blocks = {name: modules[name] for name in self.names}
         devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if _is_tensor(leaf)]
         memory = self._memory.bytes(model, devices)
-        measured = measure_model(model, partial(fn, *args, **kwargs), blocks, self.token, self._loss, devices)
+        run = partial(_on_copies, fn, args, kwargs)
+        measured = measure_model(model, run(), blocks, self.token, self._loss, devices)
         budget, over = memory, list[tuple[int, int]]()
         for _ in range(TRIALS):
             try:
@@ -165,7 +169,7 @@ class PlannedModel:
                 if not over:
                     raise
                 raise _over(memory, over, error.minimum) from error
-            trial = Trial(model, devices).run(partial(self._run, found, fn, args, kwargs), self._loss)
+            trial = Trial(model, devices).run(partial(self._run, found, run(), (), {}), self._loss)
             if trial.peak <= memory:
                 return found._replace(measured_peak=trial.peak)
             over.append((found.plan.peak, trial.peak))
@@ -224,7 +228,7 @@ def _order(plan: Plan, names: Sequence[str]) -> list[int]:
     if not isinstance(chain, Chain):
         raise ProblemError(f"plan= is for a {type(chain).__name__}; a model needs one for its chain of blocks")
     numbers = {name: number for number, name in enumerate(names)}
-    called = [stage.name for stage in chain.stages if stage.repeatable]
+    called = [name for stage in chain.stages for name in _blocks_of(stage)]
     unknown = [name for name in called if name not in numbers]
     if unknown:
         raise ProblemError(
@@ -234,15 +238,41 @@ def _order(plan: Plan, names: Sequence[str]) -> list[int]:
     return [numbers[name] for name in called]
 
 
+def _blocks_of(stage: Stage) -> list[str]:
+    """The names of the blocks that a stage calls."""
+    return [] if stage.name in AROUND else stage.name.split(TOGETHER)
+
+
 def _of_calls(items: Sequence[Item], calls: Sequence[int]) -> list[Item]:
     """Items of stages as items of calls; stages that are no calls are left out."""
     found: list[Item] = []
     for item in items:
         if isinstance(item, Range):
             found.append(Range(calls[item.start], calls[item.stop], tuple(_of_calls(item.items, calls))))
-        elif calls[item + 1] > calls[item]:
-            found.append(calls[item])
+        else:
+            found += range(calls[item], calls[item + 1])
     return found
+
+
+def _on_copies(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """The call with copies of its tensors: a model may write into what it is given."""
+    leaves, tree = flatten((args, kwargs))
+    copies = [leaf.detach().clone().requires_grad_(leaf.requires_grad) if _is_tensor(leaf) else leaf for leaf in leaves]
+    args, kwargs = tree.unflatten(copies)
+    return partial(fn, *args, **kwargs)
+
+
+def _without_cache(model: nn.Module, fn: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments; a model of Hugging Face makes no key-value cache in training, as with its own checkpointing.
+
+    It would hold keys and values of all layers, which nobody reads.
+    """
+    config = getattr(model, "config", None)
+    if not model.training or "use_cache" in kwargs or not getattr(config, "use_cache", False):
+        return kwargs
+    parameters = signature(fn).parameters.values()
+    takes_it = any(each.name == "use_cache" or each.kind == each.VAR_KEYWORD for each in parameters)
+    return {**kwargs, "use_cache": False} if takes_it else kwargs
 
 
 def _over(memory: int, over: Sequence[tuple[int, int]], least: int | None) -> InfeasibleError:

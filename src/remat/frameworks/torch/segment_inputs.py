@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
+import torch
 from torch import Tensor
 
 from remat.frameworks.torch.detached_cells import DetachedCells
@@ -110,6 +111,8 @@ class SegmentInputs:
         self._hooks = [backward_hooks(tensor) for tensor in inputs]
         places = [] if self._recomputed is None else [self._recomputed.place_of(tensor) for tensor in inputs]
         self._later = {at: place for at, place in enumerate(places) if place is not None}
+        self._later_versions = {at: (ref(inputs[at]), version(inputs[at])) for at in self._later}
+        self._written: list[int] = []
         self._data = [
             None if tensor.requires_grad or at in self._later else _Data(tensor) for at, tensor in enumerate(inputs)
         ]
@@ -120,7 +123,8 @@ class SegmentInputs:
         return inputs
 
     def finish_forward(self) -> None:
-        """Note, after the first run, which inputs without a gradient it has written into."""
+        """Note, after the first run, which inputs it has written into, of those that it may write into."""
+        self._written = [at for at, (tensor, then) in self._later_versions.items() if _is_written(tensor(), then)]
         for data in self._data:
             if data is not None:
                 data.finish_forward()
@@ -175,12 +179,18 @@ class SegmentInputs:
     def _again(self, index: int, tensor: Tensor) -> Tensor:
         """An input with a gradient, or one that was recomputed, for a recomputation."""
         if index in self._later:
-            return made_again(tensor) if self._required_grad[index] else tensor
+            again = made_again(tensor) if self._required_grad[index] else tensor
+            with torch.enable_grad():  # no leaf and no view, either of which refuses to be written into
+                return again.clone() if index in self._written else again
         if tensor.is_leaf:  # the user's own may also be in a container; inside of another segment a copy was saved
             return leaf_itself(tensor) if self._inside else tensor
         captured = self._captured.get(index)
         original = None if captured is None else captured()
         return made_again(tensor) if original is None else original
+
+
+def _is_written(tensor: Tensor | None, before: int) -> bool:
+    return tensor is not None and version(tensor) != before
 
 
 class _Data:

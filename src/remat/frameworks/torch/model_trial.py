@@ -1,0 +1,87 @@
+"""A model that is run to be measured: nothing is left of it, and its peak is known."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remat.errors import ProblemError
+from remat.execute.recomputation import recomputing
+from remat.execute.state_replay import preserved_state
+from remat.frameworks.torch.environment import reached, replayable_states
+from remat.frameworks.torch.graph import hooks_suspended, without_saved_tensor_hooks
+from remat.frameworks.torch.measure_chain import _loss
+from remat.frameworks.torch.meter import cuda_of, meter_for
+from remat.frameworks.torch.replayable_state import global_generators
+
+__all__ = ["Loss", "Trial", "loss_of", "undisturbed"]
+
+Loss = Callable[[Any], Tensor]
+
+
+class undisturbed(ExitStack):  # used as a function
+    """A block in which a model may run, and be differentiated, as often as needed: nothing is left of it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+
+    def __enter__(self) -> "undisturbed":
+        reach = reached(self._model)
+        gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
+        self.callback(_set_gradients, gradients)
+        self.enter_context(preserved_state([*global_generators(), *replayable_states(reach)]))
+        self.enter_context(without_saved_tensor_hooks())
+        self.enter_context(recomputing(True))
+        self.enter_context(hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]))
+        self.enter_context(torch.enable_grad())
+        return self
+
+
+def _set_gradients(gradients: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+
+
+def loss_of(out: Any, loss: Loss | None) -> Tensor | None:
+    """What is differentiated: the loss, if one is given or the model returns one; else its whole output."""
+    if loss is not None:
+        found = loss(out)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            raise ProblemError(f"loss must return a scalar tensor, not {found!r:.60}")
+        return found
+    own = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+    if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
+        return own
+    return _loss(out)
+
+
+class Trial:
+    """The peak of one forward and backward of a model, above the level at its beginning, with gradients there."""
+
+    def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
+        self._model, self._meter, self._device = model, meter_for(devices), cuda_of(devices)
+        self.peak, self.seconds = 0, 0.0
+
+    def run(self, run: Callable[[], Any], loss: Loss | None) -> "Trial":
+        """Run the model once, and note the peak."""
+        with undisturbed(self._model):
+            for parameter in self._model.parameters():
+                if parameter.requires_grad:
+                    parameter.grad = torch.zeros_like(parameter)
+            with self._meter.counting():
+                before = self._meter.now()
+                self._meter.reset_peak()
+                began = perf_counter()
+                out = run()  # as callers do, who hold it until the backward has ended
+                value = loss_of(out, loss)
+                if value is not None:
+                    torch.autograd.backward(value)
+                if self._device is not None:
+                    torch.cuda.synchronize(self._device)
+                self.seconds = perf_counter() - began
+                self.peak = self._meter.peak() - before
+        return self
