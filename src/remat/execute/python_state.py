@@ -167,11 +167,12 @@ class _LongContents:
 
 
 def _tail(container: Container) -> list[Any]:
-    """The last items; a set has no order, so its size alone is compared."""
+    """The last items, or keys and values, from the end on; a set has no order, so its size alone is compared."""
     if isinstance(container, set):
         return []
-    ends = reversed(container.items()) if isinstance(container, dict) else reversed(container)
-    return list(islice(ends, TAIL))
+    if isinstance(container, dict):
+        return [*chain.from_iterable(islice(reversed(container.items()), TAIL))]
+    return [*islice(reversed(container), TAIL)]
 
 
 def _copied(container: Container) -> Any:
@@ -185,9 +186,7 @@ def _copied(container: Container) -> Any:
 
 def _has(container: Container, items: Any) -> bool:
     """Whether a container still has these items."""
-    if isinstance(items, _LongContents):
-        return len(container) == items.size and _same_tail(_tail(container), items.tail)
-    return _same(container, items)
+    return _same(_LongContents(container) if isinstance(items, _LongContents) else container, items)
 
 
 def _added(container: Container, items: Any) -> list[Any]:
@@ -202,7 +201,7 @@ def _added(container: Container, items: Any) -> list[Any]:
 def _same(a: Any, b: Any) -> bool:
     """Whether two copies or containers have the same items, in the same order."""
     if isinstance(a, _LongContents) or isinstance(b, _LongContents):
-        return type(a) is type(b) and a.size == b.size and _same_tail(a.tail, b.tail)
+        return type(a) is type(b) and a.size == b.size and _same(a.tail, b.tail)
     if len(a) != len(b):
         return False
     if isinstance(a, set):
@@ -212,34 +211,15 @@ def _same(a: Any, b: Any) -> bool:
     return not any(map(is_not, a, b))
 
 
-def _same_tail(a: list[Any], b: list[Any]) -> bool:
-    if len(a) != len(b):
-        return False
-    return all(
-        x is y or (type(x) is tuple and type(y) is tuple and not any(map(is_not, x, y)))  # items of a dict
-        for x, y in zip(a, b, strict=True)
-    )
-
-
 def _fill(container: Container, items: Any) -> None:
     """Give a container these items. A long one is only cut to the length that it had: its earlier items are its own."""
     if isinstance(items, _LongContents):
         _cut(container, items)
         return
-    if isinstance(container, OrderedDict):  # it has an order of its own beside that of its base class
-        OrderedDict.clear(container)
-        OrderedDict.update(container, items)
-    elif isinstance(container, dict):
-        dict.clear(container)
-        dict.update(container, items)
-    elif isinstance(container, list):
-        list.__setitem__(container, slice(None), items)
-    elif isinstance(container, set):
-        set.clear(container)
-        set.update(container, items)
-    else:
-        deque.clear(container)
-        deque.extend(container, items)
+    # An OrderedDict has an order of its own beside that of its base class.
+    base: Any = next(cls for cls in (OrderedDict, dict, list, set, deque) if isinstance(container, cls))
+    base.clear(container)
+    (base.extend if base in (list, deque) else base.update)(container, items)
 
 
 def _cut(container: Container, items: _LongContents) -> None:
@@ -248,8 +228,8 @@ def _cut(container: Container, items: _LongContents) -> None:
         return
     while len(container) > items.size:
         container.popitem() if isinstance(container, dict) else container.pop()
-    missing = reversed(items.tail[: items.size - len(container)])
+    missing = items.size - len(container)
     if isinstance(container, dict):
-        dict.update(container, missing)
+        dict.update(container, reversed([*zip(items.tail[::2], items.tail[1::2], strict=True)][:missing]))
     else:
-        container.extend(missing)
+        container.extend(reversed(items.tail[:missing]))

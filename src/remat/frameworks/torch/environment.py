@@ -47,11 +47,11 @@ def reached(*functions: Any, arguments: Iterable[Any] = (), captures: Captures |
     return reach
 
 
-def replayable_states(reach: TorchReach) -> list[ReplayableState]:
-    """All that a function reaches as replayable states: for `StateReplay`, `SegmentReplay` and `preserved_state`.
+def replayable_states(reach: TorchReach, contents: PythonState | None = None) -> list[ReplayableState]:
+    """All that a function reaches, and the global generators, as replayable states: for `StateReplay` and others.
 
-    Global generators are not among them. The numbers of tensors are those that it may write into: tensors without a
-    gradient, if they are statistics of a module in training or small.
+    The numbers of tensors are those that it may write into: tensors without a gradient, if they are statistics of a
+    module in training or small. `contents` are those of containers, if they are made already.
     """
     statistics = {id(tensor) for tensor in reach.statistics}
     values = [
@@ -59,9 +59,9 @@ def replayable_states(reach: TorchReach) -> list[ReplayableState]:
         for tensor in reach.tensors
         if not tensor.requires_grad and is_plain(tensor) and (id(tensor) in statistics or tensor.nbytes <= COPIED)
     ]
-    contents = [PythonState([*reach.containers, *reach.registries])] if reach.containers or reach.registries else []
-    generators = [*reach.generators, *map(generator_state, reach.torch_generators)]
-    return [*generators, *contents, *values, *small_arrays(reach.arrays)]
+    contents = contents or PythonState([*reach.containers, *reach.registries])
+    generators = [*global_generators(), *reach.generators, *map(generator_state, reach.torch_generators)]
+    return [*generators, *values, *small_arrays(reach.arrays), contents]
 
 
 class Environment:

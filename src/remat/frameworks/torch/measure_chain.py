@@ -33,7 +33,6 @@ from remat.frameworks.torch.graph import hooks_suspended, reachable_leaves, with
 from remat.frameworks.torch.in_place_stages import copied, stage_groups
 from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import cuda_of, meter_for
-from remat.frameworks.torch.replayable_state import global_generators
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
 from remat.segments import display_name
@@ -50,7 +49,7 @@ def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
     measured: dict[object, Stage] = {}
     found = []
     with (
-        preserved_state([*global_generators(), *replayable_states(reach)]),
+        preserved_state(replayable_states(reach)),
         without_saved_tensor_hooks(),
         recomputing(True),
         hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]),

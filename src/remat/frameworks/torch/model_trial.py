@@ -15,7 +15,6 @@ from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import hooks_suspended, without_saved_tensor_hooks
 from remat.frameworks.torch.measure_chain import _loss
 from remat.frameworks.torch.meter import cuda_of, meter_for
-from remat.frameworks.torch.replayable_state import global_generators
 
 __all__ = ["Loss", "Trial", "loss_of", "undisturbed"]
 
@@ -33,7 +32,7 @@ class undisturbed(ExitStack):  # used as a function
         reach = reached(self._model)
         gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
         self.callback(_set_gradients, gradients)
-        self.enter_context(preserved_state([*global_generators(), *replayable_states(reach)]))
+        self.enter_context(preserved_state(replayable_states(reach)))
         self.enter_context(without_saved_tensor_hooks())
         self.enter_context(recomputing(True))
         self.enter_context(hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]))

@@ -12,7 +12,6 @@ from remat.closures.capture import ConvertedClosure
 from remat.closures.captures import Captures
 from remat.closures.references import exclusive
 from remat.errors import InfeasibleError, StepError
-from remat.execute.python_state import PythonState
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import StateReplay
 from remat.frameworks.torch import leaves as leaf_ops
@@ -20,8 +19,7 @@ from remat.frameworks.torch.activity import Activity
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.carry_hooks import hand_to_caller
-from remat.frameworks.torch.environment import reached
-from remat.frameworks.torch.environment import replayable_states as reached_states
+from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import FirstCall, any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
@@ -32,7 +30,7 @@ from remat.frameworks.torch.loop_contents import LoopContents
 from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.meter import one_step
 from remat.frameworks.torch.probe import probe_first_step
-from remat.frameworks.torch.replayable_state import generator_state, global_generators
+from remat.frameworks.torch.replayable_state import generator_state
 from remat.frameworks.torch.stored_graphs import StoredGraphs
 from remat.frameworks.torch.tensor_reach import TorchReach, accepts
 from remat.loops.request import LoopRequest
@@ -130,15 +128,8 @@ def _call(
         reach.registries.clear()
     contents = LoopContents([*reach.containers, *reach.registries])
     private = [generator_state(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
-    replayable_states = [
-        *global_generators(),
-        *(state for state in private if state is not None),
-        *(state for state in reached_states(reach) if not isinstance(state, PythonState)),
-        contents,
-    ]
-    analyzed = AnalyzedStep(
-        closure, AutocastState(), replayable_states, contents, under_functorch, reach.modules, reach.compiled
-    )
+    states = [*filter(None, private), *replayable_states(reach, contents)]
+    analyzed = AnalyzedStep(closure, AutocastState(), states, contents, under_functorch, reach.modules, reach.compiled)
     on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
     # A while_loop's condition has been evaluated for the first carry before there is a call.
     call = TorchLoopCall(
