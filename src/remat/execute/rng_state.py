@@ -37,9 +37,9 @@ class ReplayableState(Protocol):
 
 
 class _PythonRng:
-    """A `random.Random` of the user's."""
+    """A `random.Random` of the user's, or the module `random`, whose functions are those of the global one."""
 
-    def __init__(self, generator: random.Random) -> None:
+    def __init__(self, generator: Any) -> None:
         self.generator = generator
 
     def version(self, snapshot: Any = None) -> Any:
@@ -71,7 +71,7 @@ class _NumpyGenerator:
 
 
 class _NumpyRandomState(_NumpyGenerator):
-    """An `np.random.RandomState` of the user's."""
+    """An `np.random.RandomState` of the user's, or the module `np.random`."""
 
     def get(self) -> Any:
         return self.generator.get_state(legacy=False)
@@ -93,41 +93,34 @@ class _CachedGlobalRng(ABC):
     def __init_subclass__(cls) -> None:
         cls.cached = None
 
-    def __init__(self) -> None:
+    def __init__(self, rng: ReplayableState) -> None:
+        self._rng = rng  # by its public functions
         self._compare_full = False  # whether the words do not show the full state, see above
 
     def version(self, snapshot: Any = None) -> Any:
         raw_words = None if self._compare_full else self.raw_words()
-        return repr(self.full_state()) if raw_words is None else raw_words
+        return repr(self._rng.get()) if raw_words is None else raw_words
 
     def get(self) -> Any:
         raw_words, cached = self.raw_words(), self.cached
         if raw_words is not None and cached is not None and cached[0] == raw_words:
             return cached[1]
-        full_state = self.full_state()
+        full_state = self._rng.get()
         self._compare_full = self.has_waiting_gaussian(full_state)
         type(self).cached = None if self._compare_full or raw_words is None else (raw_words, full_state)
         return full_state
 
     def set(self, snapshot: Any) -> None:
         type(self).cached = None  # the same words may come with another waiting Gaussian
-        self.set_full_state(snapshot)
+        self._rng.set(snapshot)
 
     @abstractmethod
     def raw_words(self) -> Any:
         """The words of the generator as bytes; None if their location in memory is not known."""
 
     @abstractmethod
-    def full_state(self) -> Any:
-        """The full state, from the public API."""
-
-    @abstractmethod
     def has_waiting_gaussian(self, full_state: Any) -> bool:
         """Whether the second number of a Gaussian pair waits to be drawn."""
-
-    @abstractmethod
-    def set_full_state(self, full_state: Any) -> None:
-        """Set the full state, with the public API."""
 
 
 class _PythonGlobal(_CachedGlobalRng):
@@ -136,16 +129,8 @@ class _PythonGlobal(_CachedGlobalRng):
     def raw_words(self) -> Any:
         return _python_words.raw if _LAYOUT_IS_KNOWN else None
 
-    def full_state(self) -> Any:
-        version, words, gauss = random.getstate()
-        return version, array("I", words), gauss
-
     def has_waiting_gaussian(self, full_state: Any) -> bool:
         return full_state[2] is not None
-
-    def set_full_state(self, full_state: Any) -> None:
-        version, words, gauss = full_state
-        random.setstate((version, tuple(words), gauss))
 
 
 class _NumpyGlobal(_CachedGlobalRng):
@@ -164,14 +149,8 @@ class _NumpyGlobal(_CachedGlobalRng):
             found = type(self).found = (generator, words)
         return None if found[1] is None else found[1].raw
 
-    def full_state(self) -> Any:
-        return sys.modules["numpy"].random.get_state(legacy=False)
-
     def has_waiting_gaussian(self, full_state: Any) -> bool:
         return bool(full_state["has_gauss"])
-
-    def set_full_state(self, full_state: Any) -> None:
-        sys.modules["numpy"].random.set_state(full_state)
 
 
 _PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the functions of `random`
@@ -196,7 +175,8 @@ _LAYOUT_IS_KNOWN = _layout_is_known()
 
 def global_rng_states() -> list[ReplayableState]:
     """The generators of `random` and, if it is loaded, of `np.random`."""
-    return [_PythonGlobal(), _NumpyGlobal()] if "numpy" in sys.modules else [_PythonGlobal()]
+    python, numpy = _PythonGlobal(_PythonRng(random)), sys.modules.get("numpy")
+    return [python] if numpy is None else [python, _NumpyGlobal(_NumpyRandomState(numpy.random))]
 
 
 def private_rng_state(value: Any) -> ReplayableState | None:
