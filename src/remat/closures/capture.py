@@ -15,12 +15,12 @@ variable of a function that already exists, and rebuilding the function with `ty
 other reference to it (methods, decorators, objects that hold it) with the old values.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from remat.closures.captured_items import merged
-from remat.closures.captures import Captures
+from remat.closures.captures import CapturedReference, Captures
 from remat.closures.reach import Reach
 from remat.closures.references import CellRef, Reference, exclusive
 from remat.pytree import LEAF
@@ -40,6 +40,9 @@ class ConvertedClosure:
         # Others are state of the step's own, which keeps what it wrote (`global`, `nonlocal`), or contents.
         self._cells = [pair for pair in reach.variables if isinstance(pair[0], CellRef) and id(pair[0]) not in rebound]
         self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` took out again
+        # Variables that steps bind to something else, with what they referred to before: in place of that they get a
+        # value, where a replay has put it back; whatever else is there is the step's own.
+        self._rewritten: list[tuple[CapturedReference, Any]] = []
 
     def mentions(self, name: str) -> bool:
         """Whether a function that was reached, or one inside of it, has this name in its code."""
@@ -60,17 +63,17 @@ class ConvertedClosure:
     def _rebind(self, values: Any) -> Iterator[Callable[..., Any]]:
         with exclusive():
             previous: list[tuple[Reference, Any]] = []
-            bound: list[tuple[Reference, Any]] = []
+            bound: list[tuple[Reference, Any, Any]] = []
             try:
                 for cell_reference, content in self._cells:
                     current = cell_reference.get()
                     if current is not content:
                         previous.append((cell_reference, current))
                         cell_reference.put(content)
-                for captured in self.variables:
+                for captured in [*self.variables, *self._put_back()]:
                     reference, value = captured.reference, captured.with_values(values)
                     old = reference.get()
-                    bound.append((reference, value))
+                    bound.append((reference, value, old))
                     if value is not old:
                         previous.append((reference, old))
                         reference.put(value)
@@ -82,22 +85,28 @@ class ConvertedClosure:
                         if id(part) not in rewritten:
                             part.put(each)
 
-    def leave_out_rewritten(self, bound: list[tuple[Reference, Any]]) -> set[int]:
+    def leave_out_rewritten(self, bound: Sequence[tuple[Reference, Any, Any]]) -> set[int]:
         """Let variables that the step has bound to something else be its own (a cache, a counter): what it wrote stays.
 
-        Returns the ids of these references.
+        `bound` has the values that they were bound to, and those before. Returns the ids of these references.
         """
         rewritten = {
-            id(part)
-            for reference, value in bound
+            id(part): old
+            for reference, value, before in bound
             if reference.was_rewritten(value)
-            for part, each in reference.parts(value)
+            for (part, each), (_, old) in zip(reference.parts(value), reference.parts(before), strict=True)
             if part.was_rewritten(each)
         }
         if rewritten:
+            left_out = [each for each in self.references if id(each.reference) in rewritten]
+            self._rewritten += [(each, rewritten[id(each.reference)]) for each in left_out]
             self.references = [each for each in self.references if id(each.reference) not in rewritten]
             self.variables = merged(self.references)
-        return rewritten
+        return {*rewritten}
+
+    def _put_back(self) -> list[CapturedReference]:
+        """The rewritten variables that refer to what they did when the loop was called."""
+        return [captured for captured, old in self._rewritten if captured.reference.get() is old]
 
     def _changes_anything(self, values: Any) -> bool:
         """Whether any variable must be rebound; if all have their values already, threads need not wait."""
@@ -109,7 +118,7 @@ class ConvertedClosure:
             # A tuple with captured values is made anew each time, so it is another one in any case.
             if captured.tree is not LEAF or captured.reference.was_rewritten(captured.with_values(values)):
                 return True
-        return False
+        return bool(self._rewritten and self._put_back())
 
     def restrict_to(self, indices: set[int], values: Mapping[int, Any]) -> None:
         """Capture only the values with these indices from now on; `values` are all values that were captured.
@@ -118,6 +127,7 @@ class ConvertedClosure:
         """
         self.references = [c for c in self.references if any(index in indices for _, index in c.values)]
         self.variables = merged(self.references)
+        self._rewritten = [pair for pair in self._rewritten if all(index in indices for _, index in pair[0].values)]
         remaining = {index for captured in self.references for _, index in captured.values}
         self._uncaptured = {index: values[index] for index in remaining - indices}
 
@@ -135,4 +145,5 @@ class _Unchanged(AbstractContextManager[Callable[..., Any]]):
 
     def __exit__(self, *exception: object) -> None:
         closure, values = self._closure, self._values
-        closure.leave_out_rewritten([(each.reference, each.with_values(values)) for each in closure.variables])
+        bound = [(each.reference, each.with_values(values)) for each in closure.variables]
+        closure.leave_out_rewritten([(reference, value, value) for reference, value in bound])

@@ -286,3 +286,26 @@ def test_a_step_that_replaces_what_it_keeps_in_a_dict_is_refused_whatever_the_le
 
     with pytest.raises(remat.StepError, match="used a tensor that AddBackward0 made"):
         torch.autograd.grad(remat.scan(step, torch.ones(3), length=length, slots=2)[0].sum(), w)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("replaced_by", [1, 3])
+@pytest.mark.parametrize("how", [{"slots": 1}, {"slots": 3}, {"memory": "1 MiB"}], ids=str)
+def test_a_made_tensor_in_a_dict_that_steps_use_and_replace(how, replaced_by, order):
+    """It was computed from another input, so that steps use a root in its place, also after the dict is put back."""
+
+    def gradient(loop, **budget):
+        W, h, xs = tensors()
+        state = {"v": torch.tanh(W.sum(0)), "n": 0}
+
+        def step(h, x):
+            h = torch.tanh(h @ W + x + state["v"])
+            state["n"] += 1
+            if state["n"] >= replaced_by:
+                state["v"] = h.detach().mean(0)
+            return h, None
+
+        slope = torch.autograd.grad(loop(step, h, xs, **budget)[0].sum(), W, create_graph=order == 2)[0]
+        return slope if order == 1 else torch.autograd.grad(slope.pow(2).sum(), W)[0]
+
+    torch.testing.assert_close(gradient(remat.scan, **how), gradient(plain_scan), rtol=1e-12, atol=1e-13)
