@@ -338,14 +338,14 @@ def call_after_backward(callback: Callable[[], None]) -> None:
 
 
 def engine_gradients(
-    outputs: Sequence[GradientEdge], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep: bool
+    outputs: Sequence[GradientEdge], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep: bool, create: bool
 ) -> tuple[Tensor | None, ...]:
     """`torch.autograd.grad` for edges, without its checks, which take as long as the pullback of a small step.
 
     Nor does it ask the modes that are active here.
     """
     return _engine_run_backward(
-        tuple(outputs), tuple(cotangents), keep, False, tuple(inputs), True, accumulate_grad=False
+        tuple(outputs), tuple(cotangents), keep, create, tuple(inputs), True, accumulate_grad=False
     )
 
 

@@ -15,20 +15,13 @@ from remat.execute.step_states import StepStates
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.functorch import in_transform, is_wrapped
-from remat.frameworks.torch.graph import (
-    backward_hooks,
-    edge_of,
-    gradient_edge,
-    gradients_blocked,
-    hooks_suspended,
-    leaf_itself,
-)
+from remat.frameworks.torch.graph import backward_hooks, edge_of, gradient_edge, leaf_itself
 from remat.frameworks.torch.hooks_in_steps import LinearHooksOnly, linear_module_hook
 from remat.frameworks.torch.leaves import TensorSpec, batched_zeros_like, by_step
 from remat.frameworks.torch.loop_inputs import with_others_behind
 from remat.frameworks.torch.loop_outputs import clone_aliases
 from remat.frameworks.torch.modules import backward_hooks_exchanged
-from remat.frameworks.torch.tape import batched_vjp
+from remat.frameworks.torch.tape import OutputEdges, root_gradients
 from remat.loops.request import LoopRequest
 from remat.loops.step_runner import unpack_output
 
@@ -146,24 +139,15 @@ def _vjp(
     """The cotangents of roots by one call of the engine; None for roots that are not used."""
     leaves = [leaf_itself(root) for root in roots]
     hooked = [leaf for leaf in leaves if backward_hooks(leaf)]  # parameters; other roots are new
-    pairs = [
-        (gradient_edge(out), bar)
-        for out, bar in zip(function(*roots), cotangents, strict=True)
-        if bar is not None and isinstance(out, Tensor) and out.requires_grad
-    ]
-    wanted = [root for root in roots if root.requires_grad]  # not a constant of transforms, which is used as it is
-    if not pairs or not wanted:
-        return [None] * len(roots)
-    outputs, output_cotangents = zip(*pairs, strict=True)
+    edges = OutputEdges(batched=batched)
+    for out, bar in zip(function(*roots), cotangents, strict=True):
+        if isinstance(out, Tensor) and out.requires_grad:
+            edges.add(gradient_edge(out), bar)
+    wanted = [root if root.requires_grad else None for root in roots]  # constants of transforms are used as they are
     # A made tensor that the function closes over, and another root behind it: its gradient must end there.
     blocked = [edge_of(roots[k]) for k in with_others_behind(roots)]
-    keep = bool(blocked) or None  # the engine visits its node, which the caller's backward has yet to go through
-    # Given tensors instead of edges, the engine would be called without the mode; loops in a step run theirs again.
-    ends = [gradient_edge(root) for root in wanted]
-    with hooks_suspended(hooked), gradients_blocked(blocked), LinearHooksOnly():
-        vjp = batched_vjp if batched else torch.autograd.grad
-        found = iter(vjp(outputs, ends, output_cotangents, keep, create, allow_unused=True))
-    return [next(found) if root.requires_grad else None for root in roots]
+    with LinearHooksOnly():  # loops in a step run theirs again
+        return root_gradients(edges, wanted, hooked, blocked, create=create)
 
 
 def _adjoint_loop(

@@ -28,8 +28,8 @@ __all__ = [
     "Stops",
     "Tape",
     "accumulate_grads",
-    "batched_vjp",
     "requiring_grad",
+    "root_gradients",
     "seed_accumulators",
     "tape_vjp",
     "unknown_input_error",
@@ -197,42 +197,44 @@ def seed_accumulators(
 
 
 def tape_vjp(edges: OutputEdges, tape: Tape, hooked: Sequence[Tensor], stops: Stops | None = None) -> list[Any]:
-    """The gradients of the roots by one call of the engine, None for those without; hooks of `hooked` tensors wait."""
+    """The gradients of the roots of a tape, None for those without; hooks of `hooked` tensors wait."""
     unwanted = tape.unwanted
     captured = [root if root.requires_grad and k not in unwanted else None for k, root in enumerate(tape.captured)]
     if stops is not None:
         captured = [root if k in stops.used else None for k, root in enumerate(captured)]
     roots = [*tape.carry_in, *captured, *(root for row in tape.xs for root in row)]
+    return root_gradients(edges, roots, hooked, () if stops is None else stops.blocked)
+
+
+def root_gradients(
+    edges: OutputEdges,
+    roots: Sequence[Tensor | None],
+    hooked: Sequence[Tensor],
+    blocked: Sequence[Edge],
+    *,
+    create: bool = False,
+) -> list[Any]:
+    """The gradients of roots by one call of the engine, None for those without; with `create`, they have a graph."""
     leaves = [root for root in roots if root is not None]
     if not edges.edges or not leaves:
         return [None] * len(roots)
-    blocked = () if stops is None else stops.blocked
     # A blocked node is visited, and would be freed; the caller's backward has yet to go through it.
-    keep = bool(blocked)
+    keep = bool(blocked) or create
     with own_hooks_suspended(hooked), gradients_blocked(blocked) if blocked else nullcontext():
         vjp = _batched_gradients if edges.batched else engine_gradients
-        gradients = iter(vjp(edges.edges, leaves, edges.cotangents, keep=keep))
+        gradients = iter(vjp(edges.edges, leaves, edges.cotangents, keep=keep, create=create))
     edges.clear()  # the tape is the last to refer to its graph
     return [None if root is None else next(gradients) for root in roots]
 
 
 def _batched_gradients(
-    outputs: Sequence[GradientEdge], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep: bool
+    outputs: Sequence[GradientEdge], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep: bool, create: bool
 ) -> tuple[Tensor | None, ...]:
-    # Edges instead of tensors: with these, torch.autograd.grad would leave a TorchFunctionMode that is active here.
-    ends = [gradient_edge(leaf) for leaf in inputs]
-    gradients: tuple[Tensor | None, ...] = batched_vjp(outputs, ends, cotangents, keep or None, allow_unused=True)
-    return gradients
-
-
-def batched_vjp(
-    outputs: Sequence[Any], inputs: Sequence[Any], cotangents: Sequence[Any], *args: Any, **kwargs: Any
-) -> Any:
-    """`torch.autograd.grad` for many cotangents of each output, which are in axis 0, as are the gradients."""
+    """The same for many cotangents of each output, which are in axis 0, as are the gradients."""
     found: list[Any] = []
 
     def pull_back(bars: list[Tensor]) -> list[Tensor]:
-        found[:] = torch.autograd.grad(outputs, inputs, bars, *args, **kwargs)
+        found[:] = engine_gradients(outputs, inputs, bars, keep=keep, create=create)
         return [gradient for gradient in found if gradient is not None]  # vmap returns tensors only
 
     gradients = iter(torch.func.vmap(pull_back)(list(cotangents)))
