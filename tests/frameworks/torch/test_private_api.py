@@ -35,6 +35,7 @@ IN_TORCH = [
     "_C._functorch.is_functorch_wrapped_tensor",
     "_functorch.pyfunctorch.temporarily_clear_interpreter_stack",
     "_C._functions.AccumulateGrad",
+    "_subclasses.FakeTensor",
     "_C.DisableTorchFunctionSubclass",
     "_C._current_graph_task_id",
     "_C._len_torch_function_stack",

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import remat
 from tests.frameworks.torch.programs import DOUBLE, Counted, assert_same, gradients, lstm, plain_scan, weigh
@@ -108,3 +109,15 @@ def test_a_cell_with_a_forward_of_its_own_is_a_step():
             return h, h
 
     assert remat.scan(Step(3, 4), torch.zeros(2, 4), torch.ones(5, 2, 3), slots=2)[1].shape == (5, 2, 4)
+
+
+@pytest.mark.parametrize("how", [{"slots": 2}, {"memory": "1 MiB"}, {"slots": 2, "check": "always"}], ids=str)
+@pytest.mark.parametrize("mode", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "meta"])
+def test_tensors_without_numbers(mode, how):
+    with mode():
+        w, h = torch.randn(3, 3, requires_grad=True), torch.randn(2, 3)
+        last, ys = remat.scan(lambda h, x: (torch.tanh(h @ w + x), h.sum()), h, torch.randn(6, 2, 3), **how)
+        _, after = remat.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, torch.tanh(c[1] @ w)), (0, last), slots=2)
+        (after.sum() + ys.sum()).backward()
+    assert w.grad.shape == w.shape
+    assert after.shape == h.shape

@@ -27,6 +27,7 @@ __all__ = [
     "gradients_blocked",
     "has_function_modes",
     "has_hooks",
+    "has_no_numbers",
     "has_saved_tensor_hooks",
     "hooks_suspended",
     "is_forgotten_leaf",
@@ -365,3 +366,8 @@ def will_get_gradient(leaf: Tensor) -> bool:
     `torch.autograd.graph.register_multi_grad_hook` asks the engine in the same way.
     """
     return bool(torch._C._will_engine_execute_node(gradient_edge(leaf).node))
+
+
+def has_no_numbers(leaf: Any) -> bool:
+    """Whether a leaf is a tensor that stands for others of its shape: on the meta device, or in a FakeTensorMode."""
+    return isinstance(leaf, Tensor) and (leaf.is_meta or isinstance(leaf, torch._subclasses.FakeTensor))

@@ -24,6 +24,7 @@ from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import FirstCall, any_fsdp_module
 from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform, is_wrapped, requires_grad_somewhere
+from remat.frameworks.torch.graph import has_no_numbers
 from remat.frameworks.torch.lazy_modules import initialize_lazy_modules
 from remat.frameworks.torch.leaves import is_differentiable, nbytes
 from remat.frameworks.torch.loop_contents import LoopContents
@@ -115,6 +116,8 @@ def _call(
     """The call of a loop with the leaves and structures of its carry and inputs, and the tensors that it reaches."""
     init, xs = leaves
     under_functorch = in_transform()
+    if any(map(has_no_numbers, (*init, *xs))):
+        request = replace(request, check="never")
     # torch.func runs the loop at another level, where every leaf that can carry a gradient counts as active.
     activity = Activity(tuple(map(is_differentiable, init)), tuple(map(requires_grad_somewhere, xs)))
     reach = _reached(step, cond)
