@@ -5,7 +5,7 @@ copies, and one fingerprint for each leaf, by which a recomputed value is compar
 is the `LeafOps` of PyTorch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -255,6 +255,7 @@ def nbytes(leaf: Any) -> int:
 _weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 SCALE = 2.0**-14  # of the weights: not even a row of 4096 numbers of the largest size overflows
 SMALL = 1 << 16  # numbers of a leaf that may be copied to find its fingerprint
+PIECE = 1 << 22  # numbers that are copied at a time where memory may be short
 
 
 def quick_fingerprint(leaf: Any, *, of_sizes: bool = False) -> float:
@@ -281,13 +282,45 @@ def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
     """The fingerprint of a leaf as a tensor on its device, without synchronization; `of_sizes`: of absolute values."""
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf if type(leaf) in _NUMBERS else 0.0, dtype=torch.complex128)
-    flat = local_part(leaf).detach().reshape(-1)
+    part = local_part(leaf).detach()
+    if part.numel() > PIECE:
+        return _weighted_pieces(part, of_sizes)
+    return _weighted(_as_floats(part.reshape(-1), of_sizes)).to(torch.float64)
+
+
+def _as_floats(flat: Tensor, of_sizes: bool) -> Tensor:
     # Real and imaginary parts as two numbers: the fingerprint is one real number, and must depend on both.
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     if flat.dtype not in (torch.float32, torch.float64):
         flat = flat.to(torch.float32 if flat.is_floating_point() else torch.float64)
-    return _weighted(flat.abs() if of_sizes else flat).to(torch.float64)
+    return flat.abs() if of_sizes else flat
+
+
+def _weighted_pieces(part: Tensor, of_sizes: bool) -> Tensor:
+    """The fingerprint of a large tensor, of which only a piece is copied at a time: memory may be short."""
+    sums, rest = list[Tensor](), None
+    for piece in _pieces(part):
+        flat = _as_floats(piece, of_sizes)
+        flat = flat if rest is None else torch.cat([rest, flat])
+        factors = _factors(flat.dtype, flat.device)
+        rows = flat.numel() // factors.numel()
+        whole, rest = flat[: rows * factors.numel()], flat[rows * factors.numel() :].clone()
+        sums.append((whole.reshape(rows, -1) @ factors).to(torch.float64))
+    assert rest is not None
+    total = 0.7 / SCALE * _weighted(torch.cat(sums))
+    return total + torch.dot(rest, factors[: rest.numel()]).to(torch.float64)
+
+
+def _pieces(part: Tensor) -> Iterator[Tensor]:
+    """The numbers of a tensor in order, in flat pieces."""
+    if part.is_contiguous():
+        yield from part.view(-1).split(PIECE)
+    elif part.numel() <= PIECE:
+        yield part.reshape(-1)
+    else:
+        for piece in part.split(max(1, PIECE * part.shape[0] // part.numel())):
+            yield from _pieces(piece if piece.shape[0] > 1 else piece[0])
 
 
 def row_fingerprints(stacked: Tensor) -> Tensor:

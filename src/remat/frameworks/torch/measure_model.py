@@ -78,8 +78,9 @@ def _pass(calls: "_Cut", run: Callable[[], Any], loss: Loss | None, devices: Seq
     calls.begin(cuda_of(devices))
     with block_calls(calls):
         out = run()
-    value = loss_of(out, loss)
-    calls.end_forward((out, value))
+    value, held = loss_of(out, loss)
+    del out
+    calls.end_forward((held, value))
     if value is not None:
         torch.autograd.backward(value)
     calls.end_backward()

@@ -45,17 +45,20 @@ def _set_gradients(gradients: Sequence[tuple[Tensor, Tensor | None]]) -> None:
         parameter.grad = gradient
 
 
-def loss_of(out: Any, loss: Loss | None) -> Tensor | None:
-    """What is differentiated: the loss, if one is given or the model returns one; else its whole output."""
+def loss_of(out: Any, loss: Loss | None) -> tuple[Tensor | None, Any]:
+    """What is differentiated, and what the caller holds beside it until the backward has ended.
+
+    That is the loss, if one is given or the model returns one, and nothing; else the whole output, and that.
+    """
     if loss is not None:
         found = loss(out)
         if not isinstance(found, Tensor) or found.numel() != 1:
             raise ProblemError(f"loss must return a scalar tensor, not {found!r:.60}")
-        return found
+        return found, None
     own = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
     if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
-        return own
-    return _loss(out)
+        return own, None
+    return _loss(out), out
 
 
 class Trial:
@@ -75,12 +78,12 @@ class Trial:
                 before = self._meter.now()
                 self._meter.reset_peak()
                 began = perf_counter()
-                out = run()  # as callers do, who hold it until the backward has ended
-                value = loss_of(out, loss)
+                value, held = loss_of(run(), loss)
                 if value is not None:
                     torch.autograd.backward(value)
                 if self._device is not None:
                     torch.cuda.synchronize(self._device)
                 self.seconds = perf_counter() - began
                 self.peak = self._meter.peak() - before
+                del held
         return self
