@@ -315,11 +315,11 @@ def _weighted_pieces(part: Tensor, of_sizes: bool) -> Tensor:
 def _pieces(part: Tensor) -> Iterator[Tensor]:
     """The numbers of a tensor in order, in flat pieces."""
     if part.is_contiguous():
-        yield from part.view(-1).split(PIECE)
+        yield from torch.tensor_split(part.view(-1), -(-part.numel() // PIECE))
     elif part.numel() <= PIECE:
         yield part.reshape(-1)
     else:
-        for piece in part.split(max(1, PIECE * part.shape[0] // part.numel())):
+        for piece in torch.tensor_split(part, min(len(part), -(-part.numel() // PIECE))):
             yield from _pieces(piece if piece.shape[0] > 1 else piece[0])
 
 

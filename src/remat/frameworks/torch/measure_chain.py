@@ -33,6 +33,7 @@ from remat.frameworks.torch.graph import hooks_suspended, reachable_leaves, with
 from remat.frameworks.torch.in_place_stages import copied, stage_groups
 from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import cuda_of, meter_for
+from remat.frameworks.torch.saved_tensors import made_again
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
 from remat.segments import display_name
@@ -110,6 +111,7 @@ class _Measurement:
             with self._meter.counting():
                 output, running = self._sizes_of_run()
                 held, holds_output, recording, pulling = self._sizes_of_graph(output)
+                holds_input = self._holds_input()
             forward, record, backward = self._seconds()
         tape = max(0, held - output if holds_output else held)
         option = Option(
@@ -118,6 +120,7 @@ class _Measurement:
             backward,
             record_peak=max(recording, output + tape),
             pullback_peak=max(pulling, tape),
+            holds_input=holds_input,
             holds_output=holds_output,
             name="keep all",
         )
@@ -148,6 +151,22 @@ class _Measurement:
         pulling = meter.peak() - before
         self._drop_input_gradients()
         return held, holds_output, recording, pulling
+
+    def _holds_input(self) -> bool:
+        """Whether the graph keeps the input alive that wants gradients: a norm in another dtype keeps a copy of it."""
+        leaves, tree = flatten(self._x)
+        before = self._meter.now()
+        for at, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaves[at] = made_again(leaf.detach().clone())
+        size = self._meter.now() - before
+        with torch.enable_grad():
+            loss = _loss(self._stage(tree.unflatten(leaves)))
+        with_input = self._meter.now()
+        leaves.clear()
+        freed = with_input - self._meter.now()
+        del loss
+        return 2 * freed < size or not size
 
     def _seconds(self) -> tuple[float, float, float]:
         rows = []
