@@ -15,16 +15,17 @@ from typing import Any
 import diffrax
 import equinox as eqx
 import equinox.internal
+import jax
 from equinox.internal._loop.common import common_rewrite
 
 from remat.errors import ProblemError
-from remat.interface import while_loop
+from remat.frameworks.jax.scan import free_bytes, while_loop
 from remat.loops.exchange import Exchange
+from remat.loops.request import LoopRequest
+from remat.profiling.profiler import recorded_call
 from remat.pytree import PyTree
 
 __all__ = ["RematAdjoint"]
-
-MOST_INNER_SLOTS = 32  # of loops inside of one step: over its stages, and over the times that it passes
 
 
 class RematAdjoint(diffrax.AbstractAdjoint):
@@ -83,13 +84,20 @@ def _while_loop(
     init: PyTree,
     *,
     max_steps: int | None = None,
-    buffers: Callable[[PyTree], PyTree] | None = None,
-    **budget: Any,
+    buffers: Any = None,
+    slots: int | None = None,
+    memory: int | str | None = None,
 ) -> PyTree:
     """equinox's while loop, run by remat."""
-    cond, body, init, _ = common_rewrite(cond, body, init, max_steps, buffers, makes_false_steps=False)  # type: ignore[no-untyped-call]
-    return while_loop(cond, body, init, **budget)[3]
+    cond, body, init, buffers = common_rewrite(cond, body, init, max_steps, buffers, makes_false_steps=False)  # type: ignore[no-untyped-call]
+    # equinox asks of its users that each place of a buffer is written once, and read later alone.
+    nowhere = jax.tree.map(lambda _: False, init)
+    write_once = jax.tree.leaves(eqx.tree_at(buffers(None), nowhere, replace_fn=lambda _: True))
+    request = LoopRequest.parse(memory, slots, None, "first", None, lambda: free_bytes(init))
+    with recorded_call("while_loop", body) as call:
+        request = request.for_profile(call, "jax")
+        return while_loop(cond, body, init, max_steps, request, tuple(write_once))[3]
 
 
 def _inner_while_loop(*args: Any, checkpoints: int, **kwargs: Any) -> PyTree:
-    return _while_loop(*args, slots=max(1, min(checkpoints, MOST_INNER_SLOTS)), **kwargs)
+    return _while_loop(*args, slots=checkpoints, **kwargs)

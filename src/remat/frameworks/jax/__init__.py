@@ -5,6 +5,7 @@
 | `scan.py` | the entry points `scan` and `while_loop`: users' values to flat arrays and back |
 | `step_jaxpr.py` | a user's step as a program of flat arrays, checked |
 | `scan_function.py`, `while_function.py` | loops of known and of unknown length as differentiable functions |
+| `while_linearization.py` | the linearizations of loops of unknown length |
 | `chunked_steps.py` | on the device: steps that are advanced over, recorded and pulled back |
 | `residuals.py` | the VJP of one step from residuals |
 | `reverse_sweep.py` | on the device: the reverse sweep from kept states |

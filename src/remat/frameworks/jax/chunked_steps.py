@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from remat.frameworks.jax.avals import (
     Array,
     Flags,
+    behind_barrier,
     lax_fori_loop,
     lax_scan,
     select,
@@ -25,7 +26,7 @@ from remat.frameworks.jax.differentiable import Arrays
 from remat.frameworks.jax.residuals import RecomputedStep, Residuals, StepVJP
 from remat.pytree import PyTree
 
-__all__ = ["ChunkedSteps", "Grads", "unroll_factor"]
+__all__ = ["ChunkedSteps", "Grads", "read_rows", "unroll_factor", "write_rows"]
 
 
 def unroll_factor(length: int) -> int:
@@ -63,8 +64,8 @@ class ChunkedSteps:
 
         def step(loop_carry: PyTree, i: Array) -> PyTree:
             carry, ys_so_far = loop_carry
-            carry, y = self.step(self.consts, carry, _rows(self.xs, i))
-            return (carry, ys_so_far if ys is None else _write_rows(ys_so_far, y, i)), None
+            carry, y = self.step(self.consts, carry, read_rows(self.xs, i))
+            return (carry, ys_so_far if ys is None else write_rows(ys_so_far, y, i)), None
 
         results: tuple[list[Array], list[Array]]
         results, _ = _loop(step, (list(carry), list(ys or ())), None, start, length)
@@ -99,13 +100,17 @@ class ChunkedSteps:
 
         def step(loop_carry: PyTree, i: Array) -> PyTree:
             carry, ys_so_far, _ = loop_carry
-            carry, y, residuals = self.step_vjp.record(self.consts, carry, _rows(self.xs, i))
-            ys_so_far = ys_so_far if ys is None else _write_rows(ys_so_far, y, i)
+            carry, y, residuals = self.step_vjp.record(self.consts, carry, read_rows(self.xs, i))
+            ys_so_far = ys_so_far if ys is None else write_rows(ys_so_far, y, i)
             return (carry, ys_so_far, residuals.shared), residuals.per_step
 
         # Shared residuals are the same after each step; as part of the carry they are not stacked.
         shared = [zeros_like_aval(aval) for aval in self.step_vjp.shared_avals]
         (after, ys_after, shared), per_step = _loop(step, (list(carry), list(ys or ()), shared), None, start, length)
+        if length == 1:
+            # As a stack of them would be, they are computed before the pullback: fused into it, XLA computes one as
+            # often as there are elements that read it, such as a power that is broadcast.
+            per_step = behind_barrier(per_step)
         return after, ys_after, Residuals(per_step, shared)
 
     def vjp(
@@ -119,14 +124,16 @@ class ChunkedSteps:
 
         def step_back(grads: Grads, row: PyTree) -> PyTree:
             i, per_step = row
-            bars = iter(_rows(y_bars, i))  # by index: as rows of the scan, the chunk's part of all rows would be a copy
+            bars = iter(
+                read_rows(y_bars, i)
+            )  # by index: as rows of the scan, the chunk's part of all rows would be a copy
             y_bar = [next(bars) if flag else zeros_like_aval(aval) for flag, aval in zip(nonzero, avals, strict=True)]
             step_residuals = Residuals(per_step, residuals.shared)
             consts_bar, carry_bar, x_bar = self.step_vjp.vjp(
-                step_residuals, self.consts, _rows(self.xs, i), grads.carry, y_bar
+                step_residuals, self.consts, read_rows(self.xs, i), grads.carry, y_bar
             )
             sums = [total + bar for total, bar in zip(grads.consts, consts_bar, strict=True)]
-            return Grads(carry_bar, sums, _write_rows(grads.xs, x_bar, i)), None
+            return Grads(carry_bar, sums, write_rows(grads.xs, x_bar, i)), None
 
         grads, _ = _loop(step_back, grads, residuals.per_step, start, length, reverse=True)
         return grads
@@ -150,9 +157,11 @@ def _loop(step: Any, carry: PyTree, rows: PyTree, start: ArrayLike, length: int,
     return lax_scan(step, carry, xs, length=length, reverse=reverse, unroll=unroll_factor(length))
 
 
-def _rows(arrays: Arrays, i: ArrayLike) -> list[Array]:
+def read_rows(arrays: Arrays, i: ArrayLike) -> list[Array]:
+    """Row i of each array."""
     return [lax.dynamic_index_in_dim(array, i, keepdims=False) for array in arrays]
 
 
-def _write_rows(arrays: Arrays, rows: Arrays, i: Array) -> list[Array]:
+def write_rows(arrays: Arrays, rows: Arrays, i: Array) -> list[Array]:
+    """The arrays with another row i."""
     return [lax.dynamic_update_index_in_dim(array, row, i, 0) for array, row in zip(arrays, rows, strict=True)]

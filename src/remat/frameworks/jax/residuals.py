@@ -8,7 +8,7 @@ from these. Three kinds of residuals are told apart, because a loop stores them 
 - the others are stored for each step (`per_step`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -104,17 +104,27 @@ class StepVJP(CacheKeyed):
         The others, such as sums and buffers that are only written to, need not be kept: they are the results of the
         first sweep, and the reverse sweep has cotangents of them alone.
         """
+        return self.kept((False,) * self.step.n_carry)[0]
+
+    def kept(self, write_once: Flags) -> tuple[Flags, Flags]:
+        """The leaves of the carry to be kept with each state, and those to be kept as they are after the last step.
+
+        The latter are buffers: if each place is written once and read later alone, a step finds what it reads in the
+        last carry too, so that nothing has to be kept or recomputed for what was written.
+        """
         n, m, residuals = self.step.n_consts, self.step.n_carry, [k is None for k in self._input_of]
 
         def results(carry: Flags) -> Flags:
-            used = [*carry, *([False] * (len(self.step.out_avals) - m)), *residuals]
+            again = [flag and not once for flag, once in zip(carry, write_once, strict=True)]
+            used = [*again, *([False] * (len(self.step.out_avals) - m)), *residuals]
             return inputs_needed(self.program, used)[n : n + m]
 
-        return grow(results, (False,) * m)[0]
+        pairs = list(zip(grow(results, (False,) * m)[0], write_once, strict=True))
+        return tuple(flag and not once for flag, once in pairs), tuple(flag and once for flag, once in pairs)
 
-    def recomputed(self, kept: Flags) -> "RecomputedStep":
-        """The step as the reverse sweep runs it again, from these leaves of a carry."""
-        return RecomputedStep(self, kept)
+    def recomputed(self, kept: Flags, final: Flags | None = None) -> "RecomputedStep":
+        """The step as the reverse sweep runs it again, from these leaves of a carry, and the final value of others."""
+        return RecomputedStep(self, kept, (False,) * len(kept) if final is None else final)
 
     @property
     def nbytes(self) -> int:
@@ -151,25 +161,48 @@ class StepVJP(CacheKeyed):
 
 
 class RecomputedStep(CacheKeyed):
-    """A step as the reverse sweep runs it: without outputs, and with those leaves of its carry that are kept."""
+    """A step as the reverse sweep runs it: without outputs, and with those leaves of its carry that are kept.
 
-    def __init__(self, step_vjp: StepVJP, kept: Flags) -> None:
-        self.full, self.activity, self.kept = step_vjp, step_vjp.activity, kept
-        self.key = step_vjp, kept
-        step, program = step_vjp.step, step_vjp.program
-        n_residuals = len(program.out_avals) - len(step.out_avals)
+    Its constants are those of the step, and the `final` values of further leaves.
+    """
+
+    def __init__(self, step_vjp: StepVJP, kept: Flags, final: Flags) -> None:
+        self.full, self.kept, self.key = step_vjp, kept, (step_vjp, kept, final)
+        activity, step, program = step_vjp.activity, step_vjp.step, step_vjp.program
+        self.activity = activity._replace(consts=(*activity.consts, *([False] * sum(final))))
+        n_residuals, n_xs = len(program.out_avals) - len(step.out_avals), len(step.avals) - step.n_consts - step.n_carry
         used = [*kept, *([False] * (len(step.out_avals) - step.n_carry)), *([True] * n_residuals)]
-        inputs = [*([True] * step.n_consts), *kept, *([True] * (len(step.avals) - step.n_consts - step.n_carry))]
-        self._program = without_unused(program, used, inputs)
+        read = [a or b for a, b in zip(kept, final, strict=True)]
+        program = without_unused(program, used, [*([True] * step.n_consts), *read, *([True] * n_xs)])
+        places = [False] * step.n_consts + select(read, final) + [False] * n_xs
+        self._program = _with_args_moved(program, places, step.n_consts)
         carry_alone = [True] * sum(kept) + [False] * n_residuals
-        self.forward = StepJaxpr(without_unused(self._program, carry_alone), step.n_consts, sum(kept))
+        n_consts = step.n_consts + sum(final)
+        self.forward = StepJaxpr(without_unused(self._program, carry_alone), n_consts, sum(kept))
         self.shared_avals, self.y_avals = step_vjp.shared_avals, step_vjp.y_avals
-        self.vjp = step_vjp.vjp  # the residuals are those of the whole step
 
     def record(self, consts: Arrays, carry: Arrays, x: Arrays) -> tuple[list[Array], list[Array], Residuals]:
         """The kept leaves of the carry after a step, no output, and its residuals."""
         results = jaxpr_as_fun(self._program)(*consts, *carry, *x)
         return results[: sum(self.kept)], [], self.full.residuals_of(results[sum(self.kept) :])
+
+    def vjp(self, residuals: Residuals, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> PyTree:
+        """That of the whole step, whose residuals these are."""
+        return self.full.vjp(residuals, consts[: self.full.step.n_consts], x, carry_bar, y_bar)
+
+
+def _with_args_moved(program: ClosedJaxpr, flags: Sequence[bool], to: int) -> ClosedJaxpr:
+    """The program with its flagged arguments in front of the others that come after the first `to`."""
+    if not any(flags):
+        return program
+    rest = [not flag for flag in flags]
+    avals, k = list(program.in_avals), to + sum(flags)
+
+    def moved(*args: Array) -> list[Array]:
+        return list(jaxpr_as_fun(program)(*merge(flags, args[to:k], merge(rest, [*args[:to], *args[k:]], args))))
+
+    others = select(rest, avals)
+    return jax.make_jaxpr(moved)(*others[:to], *select(flags, avals), *others[to:])
 
 
 def _trace_vjp(step: StepJaxpr, activity: Activity) -> tuple[ClosedJaxpr, Any]:

@@ -122,13 +122,29 @@ def _remaining(sweep: _Sweep, stack: CheckpointStack, end: Array) -> _Remaining:
 def _split_and_keep(sweep: _Sweep, stack: CheckpointStack, end: Array) -> CheckpointStack:
     """Advance to the next state to keep, where Revolve splits."""
     start, length, free = _remaining(sweep, stack, end)
-    row = lax.dynamic_index_in_dim(sweep.binomial_table, free, keepdims=False)
-    # The least r with β(free, r) ≥ length. The table ends somewhere: beyond, splits are legal, and no longer optimal.
-    times = jnp.sum(row < length, dtype=jnp.int32)
-    left_most = lax.dynamic_slice(sweep.binomial_table, (free, times - 1), (1, 1))[0, 0]
-    right_least = lax.dynamic_slice(sweep.binomial_table, (free - 1, times - 1), (1, 1))[0, 0]
+    times = _repetition(sweep.binomial_table, free, length)
+    left_most = _entry(sweep.binomial_table, free, times - 1)
+    right_least = _entry(sweep.binomial_table, free - 1, times - 1)
     position = start + jnp.minimum(left_most, length - right_least)
     return stack.push(position, sweep.chunks.advance(stack.fetch(stack.depth - 1), start, position)[0])
+
+
+def _entry(table: Array, row: Array, column: Array) -> Array:
+    entry: Array = lax.dynamic_slice(table, (row, column), (1, 1))[0, 0]
+    return entry
+
+
+def _repetition(table: Array, slots: Array, length: Array) -> Array:
+    """The least r with β(slots, r) ≥ length. The table ends somewhere: beyond, splits are legal, but not optimal.
+
+    By bisection: a comparison with the whole row would be an array as long as the row.
+    """
+    low, high = jnp.int32(0), jnp.int32(table.shape[1])
+    for _ in range(table.shape[1].bit_length()):
+        middle = (low + high) // 2
+        below = _entry(table, slots, middle) < length
+        low, high = jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
+    return low
 
 
 def _reverse_segment(

@@ -14,7 +14,17 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from remat.errors import ProblemError, StepError
-from remat.frameworks.jax.avals import Array, ClosedJaxpr, is_symbolic, lax_scan, merge, row_aval, select, unrepeatable
+from remat.frameworks.jax.avals import (
+    Array,
+    ClosedJaxpr,
+    Flags,
+    is_symbolic,
+    lax_scan,
+    merge,
+    row_aval,
+    select,
+    unrepeatable,
+)
 from remat.frameworks.jax.host_loop import HostLoop
 from remat.frameworks.jax.identities import forward_only
 from remat.frameworks.jax.planning import online_slots, plan_for_jit
@@ -165,8 +175,12 @@ def while_loop(
     init: PyTree,
     max_steps: int | None,
     request: LoopRequest,
+    write_once: Flags | None = None,
 ) -> PyTree:
-    """The first carry for which `cond` does not hold, or the one after `max_steps`."""
+    """The first carry for which `cond` does not hold, or the one after `max_steps`.
+
+    `write_once` flags the leaves of the carry of which the caller promises what `WhileFunction` says of such.
+    """
     _refuse_progress(request, "call jax.debug.callback in the body")
     most = min(MOST, MOST if max_steps is None else to_count(max_steps, "max_steps"))
     whole = trace_step(lambda carry, _: (body(carry), None), init, None)
@@ -176,7 +190,8 @@ def while_loop(
     cond_consts = [*cond_consts, *select(invariant, whole.carry)]
     if request.memory is not None and request.memory.device.capacity is None:
         request.validate(None)  # a budget in slots may be refused now; one in bytes needs the sizes of a step
-    loop = WhileFunction(condition, traced.step, online_slots(request))
+    buffers = None if write_once is None else tuple(select([not flag for flag in invariant], write_once))
+    loop = WhileFunction(condition, traced.step, online_slots(request), None if max_steps is None else most, buffers)
     args = [*cond_consts, *traced.consts, *traced.carry]
     reason = _no_gradient(traced.step.program, 0) or _no_gradient(condition.program, 0)
     if reason is None:

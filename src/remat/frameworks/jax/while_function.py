@@ -1,8 +1,8 @@
-"""A loop of unknown length as a function of flat arrays (`WhileFunction`), and its linearization.
+"""A loop of unknown length as a function of flat arrays (`WhileFunction`).
 
 The arguments are the most steps, what the condition and the body close over, and the first carry; the result is the
-last carry. The linearization keeps states as if any step could be the last (`binomial_tables.online_positions`), and
-recomputes the others in the reverse sweep. Mapped over a batch, it runs as long as any member does.
+last carry. Mapped over a batch, it runs as long as any member does. Its linearizations are in
+`while_linearization.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,21 +19,16 @@ from remat.frameworks.jax.avals import (
     BatchAxis,
     Flags,
     aval_of,
-    behind_barrier,
     in_axes_of,
     inputs_needed,
     lax_while_loop,
-    select,
-    zeros_like_aval,
 )
 from remat.frameworks.jax.binomial_tables import binomial_table, online_positions
-from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
-from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, ForwardModeOnly, Linearization
-from remat.frameworks.jax.primitives import call
+from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.residuals import Activity, StepVJP
-from remat.frameworks.jax.reverse_sweep import CheckpointStack, reverse_sweep
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
-from remat.frameworks.jax.step_transforms import broadcast_batch, jvp_step, vmap_step
+from remat.frameworks.jax.step_transforms import broadcast_batch, vmap_step
+from remat.frameworks.jax.while_linearization import AllStatesLinearization, ForwardModeWhile, WhileLinearization
 from remat.pytree import PyTree
 
 __all__ = ["WhileFunction"]
@@ -43,11 +38,28 @@ SlotsFor = Callable[[StepVJP], int]
 
 
 class WhileFunction(DifferentiableFunction):
-    """A body, run while a condition holds; the condition is a step that keeps its carry and puts out the answer."""
+    """A body, run while a condition holds; the condition is a step that keeps its carry and puts out the answer.
 
-    def __init__(self, cond: StepJaxpr, body: StepJaxpr, slots: SlotsFor) -> None:
-        self.cond, self.body, self.slots = cond, body, slots
-        self.key = None if cond.key is None or body.key is None else (cond, body)
+    `bound` is the most steps, where it is known when the loop is traced. `write_once` flags the leaves of the carry in
+    which each place is written by one step at most, and read by later steps alone: see `StepVJP.kept`.
+    """
+
+    def __init__(
+        self,
+        cond: StepJaxpr,
+        body: StepJaxpr,
+        slots: SlotsFor,
+        bound: int | None = None,
+        write_once: Flags | None = None,
+    ) -> None:
+        self.cond, self.body, self.slots, self.bound = cond, body, slots, bound
+        self.write_once = (False,) * body.n_carry if write_once is None else write_once
+        self.key = None if cond.key is None or body.key is None else (cond, body, self.write_once)
+
+    def with_steps(self, cond: StepJaxpr, body: StepJaxpr, write_once: Flags | None = None) -> "WhileFunction":
+        """The same loop of another condition and another body."""
+        write_once = self.write_once if write_once is None else write_once
+        return WhileFunction(cond, body, self.slots, self.bound, write_once)
 
     def split_args(self, args: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T], Sequence[T]]:
         """The most steps, the constants of the condition, those of the body, and the carry."""
@@ -89,8 +101,10 @@ class WhileFunction(DifferentiableFunction):
         try:
             step_vjp = StepVJP(self.body, activity)
         except StepError as error:
-            return _ForwardModeWhile(self, activity, active_inputs, error), ()
+            return ForwardModeWhile(self, activity, active_inputs, error), ()
         slots = self.slots(step_vjp)
+        if self.bound is not None and self.bound <= slots:
+            return AllStatesLinearization(self, step_vjp, active_inputs, max(1, self.bound)), ()
         # The tables depend on the slots alone, so one program serves any number of steps.
         tables = (*online_positions(slots), binomial_table(None, slots))
         return WhileLinearization(self, step_vjp, active_inputs, slots), tables
@@ -105,7 +119,7 @@ class WhileFunction(DifferentiableFunction):
         cond, _, (answers_differ,) = vmap_step(self.cond, axis, cond_flags, carry_flags, ())
         if not answers_differ:  # all members end at once
             init = broadcast_batch(init, init_flags, carry_flags, axis.size)
-            loop = WhileFunction(cond, body, self.slots)
+            loop = self.with_steps(cond, body)
             return loop, [most, *cond_consts, *body_consts, *init], in_axes_of(carry_flags)
         # A member that ended keeps its carry while others go on, so that each leaf of the carry is a member's own.
         carry_flags = (True,) * len(carry_flags)
@@ -124,7 +138,7 @@ class _MaskedLoop(WhileFunction):
     """
 
     def __init__(self, cond: StepJaxpr, body: StepJaxpr, member: WhileFunction, axis: BatchAxis, flags: Flags) -> None:
-        super().__init__(cond, body, member.slots)
+        super().__init__(cond, body, member.slots, member.bound, member.write_once)
         self.member, self.axis, self.flags = member, axis, flags
         self.key = None if self.key is None or member.key is None else (*self.key, member, axis, flags)
 
@@ -200,127 +214,3 @@ def _where(mask: Array, values: Arrays, others: Arrays) -> list[Array]:
         return jnp.where(mask.reshape(mask.shape + (1,) * (a.ndim - 1)), a, b)
 
     return [one(a, b) for a, b in zip(values, others, strict=True)]
-
-
-class WhileLinearization(Linearization):
-    """A loop of unknown length, linearized with respect to its first carry and what its body closes over."""
-
-    extra_inputs = 3
-
-    def __init__(self, loop: WhileFunction, step_vjp: StepVJP, active_inputs: Flags, slots: int) -> None:
-        self.function = self.loop = loop
-        self.step_vjp, self.activity, self.active_inputs, self.slots = step_vjp, step_vjp.activity, active_inputs, slots
-        self.n_outputs, self.active_outputs = len(self.activity.carry), self.activity.carry
-        self.key = None if loop.key is None else (loop, active_inputs, slots)
-
-    @property
-    def needed_inputs(self) -> Flags:
-        """All but the leaves of the carry that neither a residual nor the condition is computed from."""
-        return self.loop.inputs_of((), self.step_vjp.needed)
-
-    @property
-    def forward_function(self) -> DifferentiableFunction:
-        """The loop of steps as they run where they are differentiated."""
-        if not self.loop.body.has_custom_rules:
-            return self.loop
-        return WhileFunction(self.loop.cond, self.step_vjp.forward, self.loop.slots)
-
-    def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
-        """The last carry; and as residuals the number of steps, and the stack of kept states."""
-        _, _, consts, carry = self.loop.split_args(args)
-        positions, levels = map(jnp.asarray, extra[:2])
-        consts = behind_barrier(consts)
-        continues = self.loop.continues(args)
-        at = jnp.zeros(self.slots + 1, jnp.int32)  # level 0 is the first carry, before step 0
-        kept = self.step_vjp.needed
-        stack = CheckpointStack.of(at, jnp.int32(1), select(kept, carry), self.slots + 1)
-
-        def step(loop_carry: PyTree) -> PyTree:
-            done, _, carry = loop_carry
-            carry = self.step_vjp.forward(consts, carry, ())[0]
-            # The answer is part of the carry: both loops need it, and a condition may be as long as a step.
-            return done + 1, continues(done + 1, carry), carry
-
-        def advance_and_keep(loop_carry: PyTree) -> PyTree:
-            """Advance to the next position of the table, where the state is kept if another step follows."""
-            done, going, carry, stack, entry = loop_carry
-            done, going, carry = lax_while_loop(
-                lambda inner: inner[1] & (inner[0] < positions[entry]), step, (done, going, carry)
-            )
-            # After the end nothing is kept: the state is written into the row that lies above all slots.
-            level = jnp.where(going, levels[entry], self.slots)
-            at = lax.dynamic_update_index_in_dim(stack.at, done, level, 0)
-            depth = jnp.where(going, level + 1, stack.depth)
-            return (
-                done,
-                going,
-                carry,
-                CheckpointStack(at, depth, stack.put(level, select(kept, carry)).states),
-                entry + 1,
-            )
-
-        first = jnp.int32(0), continues(jnp.int32(0), carry), list(carry), stack, jnp.int32(0)
-        done, _, carry, stack, _ = lax_while_loop(lambda loop_carry: loop_carry[1], advance_and_keep, first)
-        return carry, [done, stack.at, stack.depth, *stack.states]
-
-    def vjp(self, nonzero: Flags, args: Arrays, residuals: Arrays, cotangents: Arrays) -> Arrays:
-        """The cotangents of the active inputs, by the reverse sweep."""
-        _, cond_consts, consts, carry = self.loop.split_args(args)
-        _, active_cond_consts, _, active_init = self.loop.split_args(self.active_inputs)
-        table, done, at, depth = residuals[2:6]
-        chunks = ChunkedSteps(self.step_vjp.recomputed(self.step_vjp.needed), behind_barrier(consts), ())
-        rest, avals = iter(cotangents), select(self.activity.carry, map(aval_of, carry))
-        carry_bar = [next(rest) if flag else zeros_like_aval(aval) for flag, aval in zip(nonzero, avals, strict=True)]
-
-        def pull_one(carry: Arrays, i: Array, grads: Grads) -> Grads:
-            return chunks.vjp(grads, chunks.record(carry, i, 1)[2], (), (), i, 1)
-
-        stack, slots = CheckpointStack(at, depth, list(residuals[6:])), jnp.int32(self.slots)
-        grads, _ = reverse_sweep(stack, done, slots, table, chunks, pull_one, chunks.zero_grads(carry_bar))
-        # An answer is piecewise constant: what only the condition reads has a cotangent of zero.
-        cond_bar = [zeros_like_aval(const) for const in select(active_cond_consts, cond_consts)]
-        return [*cond_bar, *grads.consts, *select(select(self.activity.carry, active_init), grads.carry)]
-
-    def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """The tangents of the result, by a plain loop of steps with tangents."""
-        loop, loop_args = self._jvp_loop(args, tangents)
-        return loop.run(*loop_args)[len(self.activity.carry) :]
-
-    def differentiable_jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
-        """The same by a loop that can be differentiated again."""
-        loop, loop_args = self._jvp_loop(args, tangents)
-        return call(loop, loop_args)[len(self.activity.carry) :]
-
-    def _jvp_loop(self, args: Arrays, tangents: Arrays) -> tuple[WhileFunction, Arrays]:
-        """The loop of steps with tangents, and its arguments."""
-        most, cond_consts, body_consts, carry = self.loop.split_args(args)
-        _, active_cond_consts, _, active_init = self.loop.split_args(self.active_inputs)
-        tangents = tangents[sum(active_cond_consts) :]  # those of the condition's constants change nothing
-        body, consts, dual_carry, _ = jvp_step(
-            self.loop.body, self.activity, tuple(active_init), body_consts, carry, (), tangents
-        )
-
-        def cond(consts: Arrays, dual_carry: Arrays, _: Arrays) -> tuple[Arrays, Arrays]:
-            return list(dual_carry), self.loop.cond(consts, dual_carry[: len(carry)], ())[1]
-
-        avals = [*map(aval_of, [*cond_consts, *dual_carry])]
-        cond_step = StepJaxpr.of(cond, avals, len(cond_consts), len(dual_carry))
-        return WhileFunction(cond_step, body, self.loop.slots), [most, *cond_consts, *consts, *dual_carry]
-
-    def differentiable_vjp(self, nonzero: Flags, args: Arrays, cotangents: Arrays) -> Arrays:
-        """A StepError: the number of rows that all states of the loop would take is not known when it is traced."""
-        raise StepError(
-            "a while_loop cannot be differentiated twice in reverse mode, or more than once after it: its length is "
-            "only known on the device. Forward over reverse works, as in jax.hessian; for more, "
-            "give a known length to remat.scan"
-        )
-
-
-class _ForwardModeWhile(ForwardModeOnly, WhileLinearization):
-    """The linearization of a loop whose body has tangents, but no VJP: in reverse mode it is refused."""
-
-    def __init__(self, loop: WhileFunction, activity: Activity, active_inputs: Flags, error: StepError) -> None:
-        self.function = self.loop = loop
-        self.activity, self.active_inputs, self.error = activity, active_inputs, error
-        self.n_outputs, self.active_outputs = len(activity.carry), activity.carry
-        self.key = None if loop.key is None else (loop, active_inputs)
