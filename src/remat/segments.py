@@ -32,13 +32,15 @@ class CheckpointOptions:
 
     `check` says when recomputed values are compared with the first ones: "first", "always" or "never". `early_stop`
     ends a recomputation once everything that the backward needs is recomputed. Segments whose outputs have no more than
-    `threshold` bytes are not checkpointed. `policy` selects residuals that are saved all the same; only JAX has that.
+    `threshold` bytes are not checkpointed; with `once`, what they keep is dropped when it is first pulled back, and is
+    recomputed after that (autograd only). `policy` selects residuals that are saved all the same; only JAX has that.
     """
 
     check: str = "first"
     early_stop: bool = True
     threshold: int | None = None  # None: always checkpoint
     policy: Any = None  # a function, or its name
+    once: bool = False
 
 
 def display_name(fn: Any) -> str:

@@ -26,6 +26,7 @@ class FrameworkTraits:
     mixes: bool = True  # whether its arrays may be arguments next to another framework's: one of the two differentiates
     conversion: str = ""  # a call that makes its arrays from another framework's
     has_policies: bool = False  # whether `policy=` says what a segment keeps
+    frees_graphs_at_the_end: bool = False  # of their whole backward, and not as it goes on
     has_scan_options: bool = False  # whether its `scan` takes `reverse` and `unroll`
 
 

@@ -10,16 +10,21 @@ Stages are referred to weakly, and an entry goes with the first of them. The cos
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 from weakref import ref
 
+from remat.errors import InfeasibleError
+from remat.execute.nested_ranges import nested_ranges
+from remat.execute.retained_peak import retained_peak
 from remat.planners import Plan, plan
-from remat.problem import Chain
+from remat.planners.chain.periodic_segments import PeriodicSegments
+from remat.planners.planner import infeasible
+from remat.problem import Chain, Memory
 
-__all__ = ["chain_plan"]
+__all__ = ["chain_plan", "plan_with_retention"]
 
 MOST_CHAINS = 32  # of which the least recently used one is dropped first
 MOST_PLANS = 16  # of one chain
@@ -36,7 +41,11 @@ _measured: OrderedDict[tuple[Hashable, ...], _Measured] = OrderedDict()
 
 
 def chain_plan(
-    stages: Sequence[Callable[[Any], Any]], key: Hashable, memory: int, measure: Callable[[], Chain]
+    stages: Sequence[Callable[[Any], Any]],
+    key: Hashable,
+    memory: int,
+    measure: Callable[[], Chain],
+    make: Callable[[Chain, int], Plan] = plan,
 ) -> Plan:
     """The plan of these stages in `memory` bytes; `key` is what their cost depends on beside themselves."""
     objects = [each for stage in stages for each in _objects(stage)]
@@ -47,15 +56,45 @@ def chain_plan(
         try:
             entry.stages.extend(ref(each, lambda _: _measured.pop(ids, None)) for each in objects)
         except TypeError:  # one of them cannot be referred to weakly
-            return plan(entry.chain, memory)
+            return make(entry.chain, memory)
         _measured[ids] = entry
     _measured.move_to_end(ids)
     _trim(_measured, MOST_CHAINS)
     if memory not in entry.plans:
-        entry.plans[memory] = plan(entry.chain, memory)
+        entry.plans[memory] = make(entry.chain, memory)
     entry.plans.move_to_end(memory)
     _trim(entry.plans, MOST_PLANS)
     return entry.plans[memory]
+
+
+def plan_with_retention(chain: Chain, memory: int) -> Plan:
+    """The fastest plan that fits where inputs of segments are freed only at the end (retained_peak.py).
+
+    Planners count as if they were freed one by one. So plans for this and for smaller budgets, and those of equal
+    segments, are looked at, and the fastest is taken that fits.
+    """
+    plans = [*_plans_up_to(chain, memory), *_equal_segments(chain)]
+    peaks = [retained_peak(chain, nested_ranges(each.schedule, chain.units)) for each in plans]
+    fitting = [each for each, peak in zip(plans, peaks, strict=True) if peak <= memory]
+    if not fitting:
+        why = "since this framework frees no graph before its backward has ended"
+        raise infeasible(chain, Memory(memory).device, min(peaks), why)
+    return min(fitting, key=lambda each: each.seconds)
+
+
+def _plans_up_to(chain: Chain, memory: int) -> Iterator[Plan]:
+    budget = memory
+    try:
+        while True:
+            yield (found := plan(chain, budget))
+            budget = min(found.peak - 1, int(0.93 * budget))
+    except InfeasibleError:
+        return
+
+
+def _equal_segments(chain: Chain) -> Iterator[Plan]:
+    counts = sorted({max(1, round(chain.units * 0.8**i)) for i in range(30)}) if chain.units else []
+    return (plan(chain, 10**18, planner=PeriodicSegments(k)) for k in counts)
 
 
 def _objects(stage: Callable[[Any], Any]) -> tuple[Any, ...]:

@@ -6,16 +6,22 @@ from typing import Any
 
 from remat.errors import ProblemError
 from remat.execute.nested_ranges import Item, Range, nested_ranges
+from remat.execute.retained_peak import runs
 from remat.frameworks import Framework, find_framework
-from remat.interface.chain_plans import chain_plan
-from remat.interface.checkpointing import check_callable, checkpoint
+from remat.interface.chain_plans import chain_plan, plan_with_retention
+from remat.interface.checkpointing import check_callable, run_segment
 from remat.memory_meter import fraction_of_free
 from remat.planners import Plan
+from remat.planners import plan as make_plan
 from remat.problem import Chain
 from remat.profiling.profiler import recorded_call
+from remat.segments import CheckpointOptions
 from remat.units import to_bytes
 
 __all__ = ["chain", "measure"]
+
+_RECOMPUTED = CheckpointOptions()
+_RECORDED = CheckpointOptions(threshold=2**62, once=True)
 
 
 def measure(stages: Iterable[Callable[[Any], Any]], sample: Any) -> Chain:
@@ -35,14 +41,14 @@ def measure(stages: Iterable[Callable[[Any], Any]], sample: Any) -> Chain:
         ProblemError: If a stage is not callable.
     """
     functions = _functions(stages)
-    return _measuring_framework(sample, functions).measure_chain(functions, sample)
+    framework = find_framework(sample, using=functions)
+    _check_measures(framework)
+    return framework.measure_chain(functions, sample)
 
 
-def _measuring_framework(x: Any, functions: Sequence[Callable[[Any], Any]]) -> Framework:
-    framework = find_framework(x, using=functions)
+def _check_measures(framework: Framework) -> None:
     if not hasattr(framework, "measure_chain"):
         raise ProblemError(f"chains are measured on PyTorch so far, not on {framework.TRAITS.title}: give a plan")
-    return framework
 
 
 def chain(
@@ -85,18 +91,21 @@ def chain(
     if (memory is None) == (plan is None):
         raise ProblemError("give a chain its budget, memory=, or a plan, plan=: one of the two")
     with recorded_call("chain", None) as call:
+        framework = find_framework(x, using=functions)
         if call is not None:
-            call.framework, call.steps = find_framework(x, using=functions).TRAITS.name, len(functions)
+            call.framework, call.steps = framework.TRAITS.name, len(functions)
         if plan is None:
-            plan = _plan_within(functions, x, memory)
-        for function in functions if plan is None else _planned(functions, plan):
+            plan = _plan_within(framework, functions, x, memory)
+        for function in functions if plan is None else _planned(functions, plan, framework):
             x = function(x)
         return x
 
 
-def _plan_within(functions: Sequence[Callable[[Any], Any]], x: Any, memory: int | str | float | None) -> Plan | None:
+def _plan_within(
+    framework: Framework, functions: Sequence[Callable[[Any], Any]], x: Any, memory: int | str | float | None
+) -> Plan | None:
     """The plan in a budget, or None where nothing is differentiated."""
-    framework = _measuring_framework(x, functions)
+    _check_measures(framework)
     if isinstance(memory, float):
         budget = fraction_of_free(memory, lambda: framework.free_bytes(x))
         budget -= budget % (1 << max(0, budget.bit_length() - 6))
@@ -105,10 +114,11 @@ def _plan_within(functions: Sequence[Callable[[Any], Any]], x: Any, memory: int 
     key = framework.chain_key(functions, x)
     if key is None:
         return None
-    return chain_plan(functions, key, budget, lambda: framework.measure_chain(functions, x))
+    make = plan_with_retention if framework.TRAITS.frees_graphs_at_the_end else make_plan
+    return chain_plan(functions, key, budget, lambda: framework.measure_chain(functions, x), make)
 
 
-def _planned(functions: Sequence[Callable[[Any], Any]], plan: Plan) -> list[Callable[[Any], Any]]:
+def _planned(functions: Sequence[Callable[[Any], Any]], plan: Plan, framework: Framework) -> list[Callable[[Any], Any]]:
     """The functions to call one after another, so that a plan is run."""
     if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain):
         planned = f"a {type(plan.problem).__name__} of {plan.problem.title}" if isinstance(plan, Plan) else repr(plan)
@@ -121,7 +131,8 @@ def _planned(functions: Sequence[Callable[[Any], Any]], plan: Plan) -> list[Call
         )
     rest = iter(functions)
     joined_stages = [_joined([*islice(rest, count)]) for count in counts]
-    return _segments(joined_stages, nested_ranges(plan.schedule, len(counts)))
+    items = nested_ranges(plan.schedule, len(counts))
+    return _segments(joined_stages, items, in_runs=framework.TRAITS.frees_graphs_at_the_end)
 
 
 def _joined(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
@@ -137,13 +148,21 @@ def _joined(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
     return together
 
 
-def _segments(functions: Sequence[Callable[[Any], Any]], items: Sequence[Item]) -> list[Callable[[Any], Any]]:
-    """The functions to call one after another: stages themselves, and segments of several."""
-    return [_segment(functions, item) if isinstance(item, Range) else functions[item] for item in items]
+def _segments(
+    functions: Sequence[Callable[[Any], Any]], items: Sequence[Item], *, in_runs: bool
+) -> list[Callable[[Any], Any]]:
+    """The functions to call one after another: stages themselves, and segments of several.
+
+    `in_runs`: recorded stages that follow on each other are a segment, too, that keeps its tape until it is used.
+    """
+    if in_runs:
+        return [_segment(functions, part, in_runs=True) for part in runs(items)]
+    return [_segment(functions, item, in_runs=False) if isinstance(item, Range) else functions[item] for item in items]
 
 
-def _segment(functions: Sequence[Callable[[Any], Any]], part: Range) -> Callable[[Any], Any]:
-    inside = tuple(_segments(functions, part.items))
+def _segment(functions: Sequence[Callable[[Any], Any]], part: Range, *, in_runs: bool) -> Callable[[Any], Any]:
+    recorded = not part.items
+    inside = tuple(functions[part.start : part.stop] if recorded else _segments(functions, part.items, in_runs=in_runs))
 
     def stages(x: Any) -> Any:
         for function in inside:
@@ -152,7 +171,7 @@ def _segment(functions: Sequence[Callable[[Any], Any]], part: Range) -> Callable
 
     last = f" to {part.stop - 1}" if part.stop - part.start > 1 else ""
     stages.__qualname__ = f"stages {part.start}{last}" if last else f"stage {part.start}"
-    return lambda x: checkpoint(stages, x)
+    return lambda x: run_segment("checkpoint", stages, (x,), {}, _RECORDED if recorded else _RECOMPUTED)
 
 
 def _functions(stages: Iterable[Callable[[Any], Any]]) -> list[Callable[[Any], Any]]:

@@ -17,7 +17,7 @@
 | `checkpoint.py` | segments: functions that are recomputed in the backward pass |
 | `segment_outputs.py` | the outputs of a segment, and their comparison with recomputed ones |
 | `leaves.py` | operations on leaves: specs, copies, bytes, fingerprints |
-| `measure.py` | what a step costs, measured |
+| `measure.py`, `measure_chain.py` | what steps and stages cost, measured |
 | `meter.py` | bytes that are allocated, by tracemalloc |
 | `detection.py` | which values are autograd's |
 """
@@ -28,18 +28,21 @@ from remat.frameworks.numpy import second_order as _second_order  # registers ru
 from remat.frameworks.numpy.checkpoint import checkpoint
 from remat.frameworks.numpy.detection import TRAITS, checkpoint_module, is_module, is_tracing, owns
 from remat.frameworks.numpy.leaves import flatten, own, prepend, separate, stack, unpack
+from remat.frameworks.numpy.measure_chain import chain_key, measure_chain
 from remat.frameworks.numpy.meter import free_bytes
 from remat.frameworks.numpy.scan import scan, while_loop
 
 __all__ = [
     "TRAITS",
     "ag_tuple",
+    "chain_key",
     "checkpoint",
     "checkpoint_module",
     "flatten",
     "free_bytes",
     "is_module",
     "is_tracing",
+    "measure_chain",
     "own",
     "owns",
     "prepend",

@@ -136,14 +136,17 @@ class CheckpointCall:
         # A kept tape was recorded on plain arrays, so that it cannot be differentiated again.
         if self._tape is not None and first_order:
             roots, nodes = self._tape
+            used_up = self.options.once
+            self._tape = None if used_up else self._tape
         else:
+            used_up = True
             with self._recomputation(), fresh_trace() as trace:
                 boxes, roots = box_leaves(values, [i in indices for i in range(len(values))], trace)
                 nodes = self.outputs.compare(self._call_function(boxes), trace)
             self._check.mark_passed()
         began = perf_counter()
         pairs = [(node, bar) for node, bar in zip(nodes, cotangents, strict=True) if not (node is None or bar is None)]
-        sums = pull_back([pairs], {})
+        sums = pull_back([pairs], {}, used_up=used_up)
         with segment_pass(self.name, "pullback", self.depth, since=began):  # after inner segments have reported theirs
             pass
         return [sums[roots[i]][0] if roots[i] in sums else vspace(values[i]).zeros() for i in indices]

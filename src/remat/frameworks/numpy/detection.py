@@ -8,7 +8,7 @@ from remat.segments import CheckpointOptions
 
 __all__ = ["TRAITS", "checkpoint_module", "is_module", "is_tracing", "owns"]
 
-TRAITS = FrameworkTraits("numpy", "autograd", array_types=(Box,))
+TRAITS = FrameworkTraits("numpy", "autograd", array_types=(Box,), frees_graphs_at_the_end=True)
 
 
 def owns(leaf: Leaf) -> bool:

@@ -205,13 +205,13 @@ def unbox(leaf: Leaf, number: float) -> tuple[PyTree, PyTree]:
     return leaf, None
 
 
-def pull_back(groups: Sequence[NodeCotangents], sums: NodeSums) -> NodeSums:
+def pull_back(groups: Sequence[NodeCotangents], sums: NodeSums, *, used_up: bool = False) -> NodeSums:
     """The cotangents of the roots, from cotangents of outputs, added to the `sums` that roots may have already.
 
     `groups` has the outputs of each step, in the order of steps. A plain loop pulls back all steps after step i before
     the cotangents of its outputs come in. To keep this order of additions, and with it every bit of the sums, each
     group gets a node whose parents are its outputs and the node of the group before: `toposort` then comes to a group
-    only after all later groups.
+    only after all later groups. Nodes that are `used_up` let go of what they hold as soon as they are pulled back.
     """
     last = None
     for group in groups:
@@ -223,6 +223,8 @@ def pull_back(groups: Sequence[NodeCotangents], sums: NodeSums) -> NodeSums:
         cotangent = sums.pop(node)[0]  # freed as soon as the parents have theirs
         for parent, parent_bar in zip(node.parents, node.vjp(cotangent), strict=True):
             sums[parent] = add_outgrads(sums.get(parent), parent_bar)
+        if used_up:
+            node.vjp = None  # `toposort` refers to all nodes until the end
     return sums
 
 
