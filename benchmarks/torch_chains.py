@@ -41,7 +41,7 @@ class Bench:
 
     def step(self, way):
         torch.manual_seed(0)  # of dropout
-        self.case.forward(way.model).backward()
+        self.case.step(way.model)
 
     def prepare(self):
         torch._foreach_zero_([parameter.grad for parameter in self.parameters])

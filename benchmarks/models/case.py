@@ -26,10 +26,12 @@ class Case:
     blocks: Sequence[str]
     chained: bool
 
-    def forward(self, model: nn.Module) -> Tensor:
-        """The loss of a model on the sample."""
+    def step(self, model: nn.Module) -> Tensor:
+        """One forward and backward of a model on the sample; the output is held until the end, as trainers do."""
         out = model(**self.sample) if isinstance(self.sample, dict) else model(*self.sample)
-        return self.loss(out)
+        loss = self.loss(out)
+        loss.backward()
+        return loss.detach()
 
 
 def build(make: Callable[[], nn.Module], device: str, dtype: torch.dtype) -> nn.Module:

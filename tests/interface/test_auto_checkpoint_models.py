@@ -1,0 +1,105 @@
+"""`remat.auto_checkpoint` on whole models in float64: training is the plain model's to the last bit, inside the budget.
+
+Kernels of the CPU repeat themselves with one thread, so gradients are compared bitwise. Peaks are by the events of
+PyTorch's own allocator, which sees what kernels allocate and does not meet our dispatch modes.
+"""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from benchmarks.models import MODELS
+
+import remat
+
+NAMES = ("gpt", "vit", "resnet50", "deep-resnet", "unet")
+SHARES = (1.0, 0.5, 0.0)  # of the way from the least feasible budget to plain's peak
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@cache
+def case_of(name):
+    """A tiny model; tests train copies of it."""
+    return MODELS[name]("tiny", dtype=torch.float64)
+
+
+def with_gradients(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    return model
+
+
+def peak_of(case, model):
+    """The most bytes that a step allocates above the level before, with gradients there."""
+    case.step(with_gradients(model))  # what is made once
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        case.step(model)
+    events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    now = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+@cache
+def budgets_of(name):
+    """The least feasible budget, and plain's peak."""
+    case = case_of(name)
+    with pytest.raises(remat.InfeasibleError) as caught:
+        remat.auto_checkpoint(copy.deepcopy(case.model), memory=1, sample=case.sample, loss=case.loss)
+    return caught.value.minimum, peak_of(case, copy.deepcopy(case.model))
+
+
+def under_budget(name, share):
+    """A copy of the model under a budget, and the budget."""
+    case, (least, most) = case_of(name), budgets_of(name)
+    budget = least + int(share * (most - least))
+    model = copy.deepcopy(case.model)
+    assert remat.auto_checkpoint(model, memory=budget, sample=case.sample, loss=case.loss) is model
+    return case, model, budget
+
+
+def train(case, model, steps):
+    """The gradients of the first step, all losses, and what the model and its optimiser have at the end."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses, gradients = [], None
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(case.step(model).item())
+        gradients = gradients or {name: value.grad.clone() for name, value in model.named_parameters()}
+        optimizer.step()
+    return gradients, losses, model.state_dict()
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("name", NAMES)
+def test_ten_steps_of_training_are_those_of_the_plain_model_to_the_last_bit(name, share):
+    case, model, _ = under_budget(name, share)
+    gradients, losses, state = train(case, model, 10)
+    expected_gradients, expected_losses, expected_state = train(case, copy.deepcopy(case.model), 10)
+    assert losses == expected_losses
+    for found, expected in ((gradients, expected_gradients), (state, expected_state)):
+        assert found.keys() == expected.keys()
+        assert [key for key in found if not torch.equal(found[key], expected[key])] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_peaks_are_the_predicted_ones_inside_the_budget_and_fall_with_it(name):
+    peaks = []
+    for share in SHARES:
+        case, model, budget = under_budget(name, share)
+        peak = peak_of(case, model)
+        assert peak <= budget
+        assert model.remat_plan.peak == pytest.approx(peak, rel=0.05)
+        peaks.append(peak)
+    assert peaks == sorted(peaks, reverse=True)
