@@ -276,6 +276,7 @@ class _SizesAround(_Cut):
         self.peaks: list[int] = []  # before each call, after the last one, and in the two parts of the backward
         self.taken: list[int] = []  # bytes with a graph that each call takes
         self.made: list[int] = []  # bytes that each call makes
+        self._graphs: list[Any] = []  # of what each call takes: real blocks hold them
 
     def begin(self, device: torch.device | None) -> None:
         super().begin(device)
@@ -284,7 +285,9 @@ class _SizesAround(_Cut):
 
     def before(self, call: _Call) -> None:
         self._note()
-        self.taken.append(_bytes(leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None))
+        active = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        self.taken.append(_bytes(active))
+        self._graphs += [leaf.grad_fn for leaf in active]
 
     def after(self, call: _Call, out: Any) -> None:
         self.made.append(_bytes(leaf for leaf in flatten(out)[0] if id(leaf) not in call.given))
@@ -317,7 +320,8 @@ def _with_rest(costs: _BlockCosts, sizes: _SizesAround) -> list[Stage]:
     """The stages of blocks, with those around them.
 
     Blocks that are cut hold nothing but what they return. So when a call ends, what is live is what was live at the
-    first call, and what it made; anything beyond that is held by the model, for what comes later. The results are held
+    first call, what the graphs between calls hold (their tapes, and outputs of blocks, which are inputs of these
+    stages), and what it made; anything beyond that is held by the model, for what comes later. The results are held
     by the caller until the backward has ended: they count as the chain's input.
     """
     n, seconds, start, level = len(costs.order), costs.seconds, sizes.start, sizes.levels[0]
@@ -327,10 +331,11 @@ def _with_rest(costs: _BlockCosts, sizes: _SizesAround) -> list[Stage]:
     stages = [_once(AROUND[0], state, own, recording, pulling, seconds[0], seconds[-1])]
     for stage, i, is_next in zip(costs.stages, costs.first_calls, costs.is_next, strict=True):
         if i and not is_next:
-            began = level + sizes.made[i - 1]
-            own = sizes.levels[i] - began - sizes.taken[i]
-            recording = sizes.peaks[i] - began
-            stages.append(_once(AROUND[1], sizes.taken[i], own, recording, 0, seconds[i], seconds[i]))
+            made, taken = sizes.made[i - 1], sizes.taken[i]
+            began = level + made
+            own, recording = max(0, sizes.levels[i] - began - taken), sizes.peaks[i] - began
+            stages.append(_once(AROUND[1], taken, own, recording, own + taken + made, seconds[i], seconds[i]))
+            level = began + own
         stages.append(stage)
     began = level + sizes.made[-1] + sizes.results
     own, recording, pulling = (size - began for size in (sizes.levels[n], sizes.peaks[n], sizes.peaks[n + 1]))
