@@ -15,39 +15,51 @@ from remat.execute.rng_state import ReplayableState, global_rng_states
 __all__ = ["SegmentReplay", "StateReplay", "exchanged", "preserved_state", "set_states"]
 
 
+class _Tracked:
+    """A replayable state, what it was at first, and whether it was seen to change since (`used`)."""
+
+    __slots__ = ("_version", "initial", "is_contents", "is_read", "state", "used")
+
+    def __init__(self, state: ReplayableState) -> None:
+        self.state, self.initial, self.used = state, state.get(), False
+        self._version = state.version(self.initial)
+        self.is_read, self.is_contents = getattr(state, "is_read", False), isinstance(state, PythonState)
+
+    def is_other(self) -> bool:
+        """Whether it is other than at first."""
+        return bool(self.state.version() != self._version)
+
+    def forget_version(self) -> None:
+        """Never ask again."""
+        self._version = None
+
+
 class StateReplay:
     """The replayable states of one loop: snapshots of all of them, from which they can be restored."""
 
     def __init__(self, replayable_states: Sequence[ReplayableState] = ()) -> None:
-        self.replayable_states = [*global_rng_states(), *replayable_states]
-        self.initial = [replayable.get() for replayable in self.replayable_states]
-        self.used_flags = [False] * len(self.replayable_states)  # which of them have changed since
-        self._versions = [
-            replayable.version(snapshot)
-            for replayable, snapshot in zip(self.replayable_states, self.initial, strict=True)
-        ]
-        read = [k for k, state in enumerate(self.replayable_states) if getattr(state, "is_read", False)]
-        contents = [k for k in read if isinstance(self.replayable_states[k], PythonState)]
-        self._read = {True: contents, False: [k for k in read if k not in contents]}  # by whether they are contents
+        self._tracked = [_Tracked(state) for state in (*global_rng_states(), *replayable_states)]
+        self.initial = [each.initial for each in self._tracked]
+        read = [(k, each) for k, each in enumerate(self._tracked) if each.is_read]
+        self._read = {is_it: [pair for pair in read if pair[1].is_contents == is_it] for is_it in (True, False)}
 
     @property
     def used(self) -> bool:
         """Whether any state was seen to change."""
-        return any(self.used_flags)
+        return any(each.used for each in self._tracked)
 
     @property
     def used_beside_contents(self) -> bool:
         """Whether any state was seen to change that is more than the contents of the user's containers."""
-        pairs = zip(self.replayable_states, self.used_flags, strict=True)
-        return any(used and not isinstance(state, PythonState) for state, used in pairs)
+        return any(each.used and not each.is_contents for each in self._tracked)
 
     def note_later_changes(self) -> None:
         """Count what was written after the first sweep as used, if it `is_read`: the steps may have read it.
 
         A generator that they did not draw from is none that they read.
         """
-        for k in (*self._read_unseen(contents=True), *self._read_unseen(contents=False)):
-            self.used_flags[k] = True
+        for _, each in (*self._read_unseen(contents=True), *self._read_unseen(contents=False)):
+            each.used = True
 
     def settle(self, *, contents: bool) -> None:
         """Put back what was not seen to change, and has changed since: it had returned to its initial state.
@@ -55,82 +67,71 @@ class StateReplay:
         A flag that two steps flip, or an average that comes out the same, is another one between them. With `contents`
         those of containers, which hooks write into, too: before each pullback. Without, all others: after the last one.
         """
-        for k in self._read_unseen(contents):
-            self.replayable_states[k].set(self.initial[k])
+        set_states((each.state, each.initial) for _, each in self._read_unseen(contents))
 
     def take_contents(self, outside: Any) -> Any:
         """Count contents as used that a pullback has changed, and put them back; `outside`, a snapshot, has them then.
 
         Such are the logs of hooks, which are to stay when the reverse sweep is over.
         """
-        for k in self._read_unseen(contents=True):
+        for k, each in self._read_unseen(contents=True):
             outside = outside or [None] * len(self.initial)
-            outside[k], self.used_flags[k] = self.replayable_states[k].get(), True
-            self.replayable_states[k].set(self.initial[k])
+            outside[k], each.used = each.state.get(), True
+            each.state.set(each.initial)
         return outside
 
-    def _read_unseen(self, contents: bool) -> list[int]:
-        """The indices of states that steps may read, that were not seen to change and are other than at first."""
-        states, versions, used = self.replayable_states, self._versions, self.used_flags
-        return [k for k in self._read[contents] if not used[k] and states[k].version() != versions[k]]
+    def _read_unseen(self, contents: bool) -> list[tuple[int, _Tracked]]:
+        """The states that steps may read, that were not seen to change and are other than at first, by their index."""
+        return [pair for pair in self._read[contents] if not pair[1].used and pair[1].is_other()]
 
     def initial_of_read(self) -> list[Any]:
         """The initial states of what the steps have changed or may have read, to repeat them later; None for others."""
-        triples = zip(self.replayable_states, self.used_flags, self.initial, strict=True)
-        return [initial if used or getattr(state, "is_read", False) else None for state, used, initial in triples]
+        return [each.initial if each.used or each.is_read else None for each in self._tracked]
 
     def snapshot(self) -> Any:
         """The states now; where nothing was used, the very list of initial states, which takes no memory."""
-        if not self._update_used():
-            return self.initial
-        triples = zip(self.replayable_states, self.used_flags, self.initial, strict=True)
-        return [replayable.get() if used else initial for replayable, used, initial in triples]
+        for each in self._tracked:
+            # Once used, always used: restoring the initial state brings its first version back, too.
+            each.used = each.used or each.is_other()
+        return (
+            [each.state.get() if each.used else each.initial for each in self._tracked] if self.used else self.initial
+        )
 
     def restore(self, snapshot: Any) -> None:
         """Set the used states back to a snapshot; None restores nothing."""
-        triples = zip(self.replayable_states, self.used_flags, snapshot or (), strict=bool(snapshot))
-        for replayable, used, state in triples:
-            if used and state is not None:
-                replayable.set(state)
+        for each, state in zip(self._tracked, snapshot or (), strict=bool(snapshot)):
+            if each.used and state is not None:
+                each.state.set(state)
 
     def exchange(self, states: Any) -> Any:
         """Put in the used ones of these states, and return what they were; None for states that are not used."""
-        present = [r.get() if used else None for r, used in zip(self.replayable_states, self.used_flags, strict=True)]
+        present = [each.state.get() if each.used else None for each in self._tracked]
         self.restore(states)
         return present
-
-    def _update_used(self) -> bool:
-        """Whether any state was used, with `used_flags` up to date."""
-        for k, used in enumerate(self.used_flags):
-            # Once used, always used: restoring the initial state brings its first version back, too.
-            if not used:
-                self.used_flags[k] = self.replayable_states[k].version() != self._versions[k]
-        return any(self.used_flags)
 
 
 class SegmentReplay:
     """The replayable states of one segment before its first run; `forget_unused` drops the others after it."""
 
     def __init__(self, replayable_states: Sequence[ReplayableState]) -> None:
-        every = [*global_rng_states(), *replayable_states]
-        self._snapshots: list[tuple[ReplayableState, Any]] = [(replayable, replayable.get()) for replayable in every]
-        self._versions = [replayable.version(snapshot) for replayable, snapshot in self._snapshots]
+        self._tracked = [_Tracked(state) for state in (*global_rng_states(), *replayable_states)]
 
     def forget_unused(self) -> None:
         """Drop the snapshots of states that the segment did not change."""
-        pairs = zip(self._snapshots, self._versions, strict=True)
-        self._snapshots = [
-            (replayable, snapshot) for (replayable, snapshot), version in pairs if replayable.version() != version
-        ]
-        self._versions = []
+        self._tracked = [each for each in self._tracked if each.is_other()]
+        for each in self._tracked:
+            each.forget_version()
 
     def rewind(self) -> None:
         """Set the states back to what they were before the first run."""
-        set_states(self._snapshots)
+        set_states(self._snapshots())
 
     def rewound(self) -> AbstractContextManager[None]:
         """A block in which the states start as they were before the first run; afterwards they are as before it."""
-        return exchanged(self._snapshots) if self._snapshots else nullcontext()
+        return exchanged(self._snapshots()) if self._tracked else nullcontext()
+
+    def _snapshots(self) -> list[tuple[ReplayableState, Any]]:
+        return [(each.state, each.initial) for each in self._tracked]
 
 
 @contextmanager
