@@ -27,9 +27,8 @@ class Case:
     chained: bool
 
     def step(self, model: nn.Module) -> Tensor:
-        """One forward and backward of a model on the sample; the output is held until the end, as trainers do."""
-        out = model(**self.sample) if isinstance(self.sample, dict) else model(*self.sample)
-        loss = self.loss(out)
+        """One forward and backward of a model on the sample; nothing but the loss is held in between."""
+        loss = self.loss(model(**self.sample) if isinstance(self.sample, dict) else model(*self.sample))
         loss.backward()
         return loss.detach()
 
