@@ -48,11 +48,6 @@ class StateReplay:
         """Whether any state was seen to change."""
         return any(each.used for each in self._tracked)
 
-    @property
-    def used_beside_contents(self) -> bool:
-        """Whether any state was seen to change that is more than the contents of the user's containers."""
-        return any(each.used and not each.is_contents for each in self._tracked)
-
     def note_later_changes(self) -> None:
         """Count what was written after the first sweep as used, if it `is_read`: the steps may have read it.
 

@@ -1,39 +1,20 @@
-"""What the loops need of a framework's leaves (arrays and numbers), as two protocols.
+"""What the loops need of a framework's leaves (arrays and numbers).
 
-`LeafSpec` is the shape and dtype of one leaf: JAX calls it an aval, PyTorch the metadata of a tensor. `LeafOps` is the
-framework's module of functions on leaves, such as `frameworks/numpy/leaves.py`; it is passed to the loops as a value.
+`LeafOps` is the framework's module of functions on leaves, such as `frameworks/numpy/leaves.py`; it is passed to the
+loops as a value. Its specs are the shape and dtype of one leaf each: JAX calls it an aval, PyTorch the metadata of a
+tensor. Equal specs mean that one leaf can be written into an array made for the other. A spec has:
+
+    shape, differentiable, eps    of the leaf; eps is the relative spacing of its numbers
+    weak                          whether it is a Python number, whose dtype yields to that of an array
+    promotes_to(other)            whether a leaf of spec `other` may take its place in the carry
+    promoted(other)               the spec that later leaves must match, once one of spec `other` has taken its place
+    advice(other, name)           the end of an error message: how to avoid that the leaf `name` becomes `other`
 """
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["LeafOps", "LeafSpec"]
-
-
-class LeafSpec(Protocol):
-    """The shape and dtype of a leaf. Equal specs mean that one leaf can be written into an array made for the other."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the leaf; () for a number."""
-        ...
-
-    @property
-    def weak(self) -> bool:
-        """Whether the leaf is a Python number, whose dtype yields to that of an array (a weak type in JAX)."""
-        ...
-
-    def promotes_to(self, other: Any) -> bool:
-        """Whether a leaf of spec `other` may take this one's place in the carry: Python numbers promote to arrays."""
-        ...
-
-    def promoted(self, other: Any) -> Any:
-        """The spec that later leaves must match, once a leaf of spec `other` has taken this one's place."""
-        ...
-
-    def advice(self, other: Any, name: str) -> str:
-        """The end of an error message: how to avoid that the leaf `name` changes from this spec to `other`."""
-        ...
+__all__ = ["LeafOps"]
 
 
 class LeafOps(Protocol):

@@ -60,7 +60,6 @@ class LoopCall(ABC, Generic[V]):
     needs_grad: list[bool] = field(default_factory=list)  # per leaf
     pending: tuple[V, Interpreter[V]] | None = None  # the run that waits at its turn for the reverse sweep
     replay: StateReplay | None = None  # for the first run, if a probe of the step has created it before
-    draws: bool = False  # whether steps use random generators, or write into buffers
     initial_rng: Any = None  # the state of the random generators before the first step, if steps use them
     initial_states: Sequence[Any] = ()  # before the first step, of all that steps change or may read
 
@@ -103,7 +102,7 @@ class LoopCall(ABC, Generic[V]):
         determinism = None if self.request.check == "never" else self.new_determinism_check()
         backend, run = self.pending = self.forward_sweep(leaves, determinism)
         self.initial_rng = run.replay.initial if run.replay.used else None
-        self.draws, self.initial_states = run.replay.used_beside_contents, run.replay.initial_of_read()
+        self.initial_states = run.replay.initial_of_read()
         return backend, run
 
     @contextmanager

@@ -147,8 +147,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.batched, self.results, self.activity = batched, batched.results, batched.activity
         self.capture_ids, self.rebound, self.unwrapped = batched.capture_ids, batched.rebound, batched.unwrapped
         self.inputs_below = None
-        self.plan, self.steps, self.initial_rng = batched.plan, batched.steps, batched.initial_rng
-        self.draws, self.initial_states = batched.draws, batched.initial_states
+        self.plan, self.steps = batched.plan, batched.steps
+        self.initial_rng, self.initial_states = batched.initial_rng, batched.initial_states
         return batched.results
 
     def unflatten_results(self, tensors: Sequence[Tensor]) -> tuple[PyTree, PyTree]:
