@@ -15,6 +15,7 @@ from remat.execute.determinism import DeterminismCheck
 from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import StateReplay, preserved_state
 from remat.loops.leaf_spec import LeafOps
+from remat.loops.plan_log import LoggedPlan, next_plan
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
@@ -147,16 +148,24 @@ class LoopCall(ABC, Generic[V]):
 
     def forward_sweep(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
         """Run the first sweep, up to the turn."""
-        if self.plan is None and self.cond is not None:
-            return self._run_online(leaves, determinism)
         if self.plan is None:
-            self.plan = self.request.plan_for(self.steps, lambda: self.measured(leaves))
+            logged = next_plan()
+            self.plan = logged.get()
+            if self.plan is not None:
+                self.steps = self.plan.problem.units
+            elif self.cond is not None:
+                return self._run_online(leaves, determinism, logged)
+            else:
+                self.plan = self.request.plan_for(self.steps, lambda: self.measured(leaves))
+                logged.put(self.plan)
         self.request.record(self.steps, self.plan)
         backend, run = self.new_run(leaves, determinism)
         run.play(self.plan.schedule)
         return backend, run
 
-    def _run_online(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
+    def _run_online(
+        self, leaves: Sequence[Any], determinism: DeterminismCheck | None, logged: LoggedPlan
+    ) -> tuple[V, Interpreter[V]]:
         """Run a loop of unknown length to its end, while an online planner decides which states to keep.
 
         See Stumm & Walther 2010, "New algorithms for optimal online checkpointing".
@@ -171,6 +180,7 @@ class LoopCall(ABC, Generic[V]):
             goes_on = self.evaluate_cond(backend, run.state)
         run.play(driver.last() if goes_on else driver.ended())
         self.plan = driver.plan()
+        logged.put(self.plan)
         self.steps = self.plan.problem.units
         self.request.record(self.steps, self.plan)
         return backend, run

@@ -15,7 +15,7 @@ from tests.frameworks.torch.checkpoint_programs import (
     leaf,
     rand,
 )
-from tests.frameworks.untracked import Log
+from tests.frameworks.untracked import Box, Log
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
@@ -180,3 +180,30 @@ def test_a_loop_whose_states_are_rows_of_its_outputs_inside_of_a_segment():
 
     ours = result(remat.checkpoint, functools.partial(remat.scan, slots=2))
     assert all(map(torch.equal, ours, result(lambda fn, x: fn(x), plain)))
+
+
+@pytest.mark.parametrize("loop", ["scan", "while_loop", "scan in scan"])
+def test_a_loop_in_a_segment_has_the_same_plan_when_it_is_recomputed(loop):
+    """What it saves depends on the plan, and that on times and on free memory, which are others by then."""
+    w, start = leaf(4, 4), leaf(3, 4)
+    budgets = Box(("1 MiB", "4 KiB"))  # as where a fraction of the free memory is asked for
+
+    def step(h, _):
+        return torch.tanh(h @ w), None
+
+    def segment(h):
+        budget, budgets.value = {"memory": budgets.value[0]}, budgets.value[1:]
+        if loop == "while_loop":
+            return remat.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, step(c[1], None)[0]), (0, h), **budget)[1]
+        inner = (lambda h, _: remat.scan(step, h, length=2, **budget)) if loop == "scan in scan" else step
+        return remat.scan(inner, h, length=9, **budget)[0]
+
+    remat.checkpoint(segment, start).sum().backward()
+    found, w.grad, start.grad = (w.grad, start.grad), None, None
+    h = start
+    for _ in range(18 if loop == "scan in scan" else 9):
+        h, _ = step(h, None)
+    h.sum().backward()
+    for one, other in zip(found, (w.grad, start.grad), strict=True):
+        torch.testing.assert_close(one, other)
+    assert budgets.value == ()

@@ -110,6 +110,7 @@ from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, compar
 from remat.frameworks.torch.segment_inputs import LoadedInputs, RecomputedInputs, SegmentInputs
 from remat.frameworks.torch.storage import SavedBytes
 from remat.frameworks.torch.tensor_state import Storages
+from remat.loops.plan_log import PlanLog
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
@@ -186,6 +187,7 @@ class CheckpointFrame:
         self.check = CheckOnce(fn, options.check)
         self._complete = False  # whether the first run has ended
         self._outputs: list[Tensor] = []  # fingerprints, if integers are saved that may be work space
+        self._plans = PlanLog()
         self._undecided = options.threshold is not None  # whether real tensors are kept until the outputs are known
         self._backward_tasks: dict[int, bool] = {}  # by backward: whether its values are kept until it ends (rule 5)
         self._pulled_back_in, self._recomputed_at = -1, 0.0
@@ -207,6 +209,7 @@ class CheckpointFrame:
                 segment_pass(self.name, "forward", self.depth),
                 nested(self.depth),
                 variable_set(_current_frame, self),
+                self._plans.first_run(),
                 script_as_written(),
                 saved_tensors_hooks(self._pack, _unpack),
             ):
@@ -310,14 +313,10 @@ class CheckpointFrame:
         changed = self._environment.tensors.written_since() if self._complete else []
         out: Any = None
         with self._again() as (inputs, storages):
+            changing = storages.written | {comparable_storage(tensor) for tensor in inputs.data}
+            stops = self.options.early_stop and not changed and requested is not None
             recomputation = Recomputation(
-                self.name,
-                self.metas,
-                task,
-                holders,
-                storages.restored,
-                storages.written | {comparable_storage(tensor) for tensor in inputs.data},
-                stops=self.options.early_stop and not changed and requested is not None,
+                self.name, self.metas, task, holders, storages.restored, changing, stops=stops
             )
             try:
                 with saved_tensors_hooks(recomputation.pack, _identity):
@@ -349,6 +348,7 @@ class CheckpointFrame:
             self.call.count_run()
         with (
             recomputing(True),
+            self._plans.again(),
             segment_pass(self.name, "recompute", self.depth),
             self._environment.restored(self.name, inputs.tensors) as storages,
             restored_leaf_state(inputs.flags) if inputs.flags else nullcontext(),

@@ -31,6 +31,7 @@ from remat.frameworks.torch.graph import has_saved_tensor_hooks, without_saved_t
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for, one_step
 from remat.frameworks.torch.modules import backward_hooks_exchanged
+from remat.loops.plan_log import plans_not_logged
 from remat.measuring import MeasurementSetup, StepCost, measure_step
 from remat.measuring.cost_cache import cached_cost
 from remat.memory_meter import free_host_bytes
@@ -82,6 +83,7 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
         backward_hooks_exchanged(call.step.modules, None),
         torch.no_grad(),
         recomputing(True),
+        plans_not_logged(),
         one_step("while one step was measured", capacity),
     ):
         first = [*init, *(x[:steps] for x in xs), *captured]
