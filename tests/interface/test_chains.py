@@ -237,6 +237,29 @@ def test_measured_budgets_are_kept_on_numpy():
     assert remat.chain(stages, x, memory=1).shape == x.shape  # nothing is differentiated
 
 
+def test_stages_on_jax_are_measured_and_planned_while_they_are_traced():
+    weights, x = jax.random.normal(jax.random.key(0), (6, 16, 16)) / 4, jax.numpy.ones((16, 32))
+    stages = [lambda h, w=w: h + jax.numpy.tanh(w @ h) for w in weights]
+    measured = remat.measure(stages, x)
+    assert len({stage.options for stage in measured.stages}) == 1  # equal programs are compiled once
+    state, option = x.nbytes, measured.stages[0].options[0]
+    assert (measured.stages[0].output, option.tape % state, option.holds_output) == (state, 0, False)
+    assert min(option.record, option.backward) > 0
+
+    def total(weights, x, run):
+        return run([lambda h, w=w: h + jax.numpy.tanh(w @ h) for w in weights], x).sum()
+
+    expected = jax.jit(jax.grad(lambda weights: total(weights, x, plain)))(weights)
+    keep_all = plan(measured, 10**9, planner="chain-keep-all").peak
+
+    def planned(stages, x):
+        return remat.chain(stages, x, memory=keep_all // 2)
+
+    traced = jax.jit(jax.grad(lambda weights: total(weights, x, planned))).trace(weights)
+    assert "remat" in str(traced.jaxpr)
+    np.testing.assert_allclose(traced.lower().compile()(weights), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_chain_on_numpy_can_be_pulled_back_twice_and_differentiated_again():
     weights, x = np.random.default_rng(0).normal(size=(9, 4, 4)), np.random.default_rng(1).normal(size=4)
     stages = [lambda h, w=w: anp.tanh(w @ h) for w in weights]

@@ -21,7 +21,7 @@
 | `propagation.py` | what reaches the results of a program: a batch, tangents, arguments |
 | `identities.py` | identities that note what a transformation does, or refuse reverse mode |
 | `cache_key.py` | when two programs are the same one |
-| `measure.py` | bytes of a step, from its avals |
+| `measure.py`, `measure_chain.py` | bytes of a step, from its avals; costs of stages |
 | `planning.py` | plans for loops inside jit |
 | `host_loop.py`, `backend.py` | loops that Python drives, one compiled call for each op |
 | `checkpoint.py` | segments, by `jax.checkpoint` |
@@ -37,16 +37,19 @@ from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
 from remat.frameworks.jax.detection import TRAITS, is_module, is_tracing, owns
 from remat.frameworks.jax.leaves import flatten, own, prepend, separate, stack, unpack
+from remat.frameworks.jax.measure_chain import chain_key, measure_chain
 from remat.frameworks.jax.scan import free_bytes, scan, while_loop
 
 __all__ = [
     "TRAITS",
+    "chain_key",
     "checkpoint",
     "checkpoint_module",
     "flatten",
     "free_bytes",
     "is_module",
     "is_tracing",
+    "measure_chain",
     "own",
     "owns",
     "prepend",

@@ -31,7 +31,7 @@ from remat.profiling.profiler import segment_pass
 from remat.pytree import Leaf, PyTree
 from remat.segments import CheckpointOptions, display_name, nested, nesting_depth
 
-__all__ = ["checkpoint"]
+__all__ = ["FlatFunction", "checkpoint"]
 
 _ANY_ARRAYS = inspect.Signature([inspect.Parameter("arrays", inspect.Parameter.VAR_POSITIONAL)])
 
@@ -60,14 +60,14 @@ def checkpoint(
             result, arrays = checkpoint(stateful, arguments, {}, options)
             stateful.update(arrays)
             return result
-        flat = _FlatFunction(fn, name, args, kwargs)
+        flat = FlatFunction(fn, name, args, kwargs)
         if options.threshold is None and not CheckpointProfiler.is_tracking():
             return flat.build(jax_checkpoint(flat, policy=policy)(*flat.arrays))
         program = jax.make_jaxpr(flat)(*flat.arrays)  # the sizes of its outputs are needed before they are computed
         return flat.build(_checkpoint_above(options.threshold, program, flat.arrays, policy))
 
 
-class _FlatFunction:
+class FlatFunction:
     """A function of arrays that returns a list of arrays; static arguments and results are attributes.
 
     Each call makes a new one, so that JAX does not reuse an older trace, with what was closed over then.
