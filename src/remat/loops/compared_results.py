@@ -14,7 +14,7 @@ range of several steps; one synchronization with a device for each such range.
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf, prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from remat.execute.determinism import DeterminismCheck
 from remat.execute.fingerprint import LOOSE, other_values, relative_difference, tolerance_of
@@ -28,24 +28,13 @@ NOISE = 64.0  # rounding errors, in units of eps, that an element of a step's re
 Step = Callable[[PyTree, PyTree], PyTree]
 
 
-class Fingerprints(Protocol):
+class Fingerprints(NamedTuple):
     """A framework's fingerprints."""
 
-    def of(self, leaf: Leaf, *, of_sizes: bool = False) -> float:
-        """The fingerprint of a leaf; `of_sizes`: of its absolute values."""
-        ...
-
-    def noted(self, leaf: Leaf) -> Any:
-        """The same, where it is computed: on a device it is not waited for."""
-        ...
-
-    def on_host(self, noted: Sequence[Sequence[Any]]) -> list[list[float]]:
-        """Fingerprints that were noted, as numbers."""
-        ...
-
-    def rows(self, stacked: Leaf) -> Any:
-        """For each row of an array its fingerprint and that of its sizes; `tolist` makes pairs of numbers of them."""
-        ...
+    of: Callable[..., float]  # of a leaf; with `of_sizes`, of its absolute values
+    noted: Callable[[Leaf], Any]  # the same, where it is computed: on a device it is not waited for
+    on_host: Callable[[Sequence[Sequence[Any]]], list[list[float]]]  # those that were noted, as numbers
+    rows: Callable[[Leaf], Any]  # of each row of an array, with that of its sizes; `tolist` makes pairs of numbers
 
 
 class OutputCheck:

@@ -28,7 +28,7 @@ from remat.frameworks.numpy.protection import (
     readonly_view,
 )
 from remat.frameworks.numpy.tape import RecordedRange, Sum, tape_size
-from remat.loops.compared_results import ComparedResults
+from remat.loops.compared_results import ComparedResults, Fingerprints
 from remat.loops.stacked_values import SeparateRows
 from remat.loops.step_runner import StepRunner
 from remat.pytree import Leaf, PyTree
@@ -58,16 +58,7 @@ class FirstStep:
         return self._numbers
 
 
-class _Fingerprints:
-    """Fingerprints of arrays and numbers."""
-
-    of = staticmethod(fingerprint)
-    noted = staticmethod(fingerprint)
-    rows = staticmethod(row_fingerprints)
-
-    def on_host(self, noted: Sequence[Sequence[float]]) -> list[list[float]]:
-        """They are there."""
-        return [list(row) for row in noted]
+_FINGERPRINTS = Fingerprints(fingerprint, fingerprint, lambda noted: [*map(list, noted)], row_fingerprints)
 
 
 class NumpyBackend(ComparedResults, ABC):
@@ -86,7 +77,7 @@ class NumpyBackend(ComparedResults, ABC):
         mode: StepMode = StepMode.PLAIN,
         first_step: FirstStep | None = None,
     ) -> None:
-        super().__init__(runner, _Fingerprints())
+        super().__init__(runner, _FINGERPRINTS)
         self.step, self.needs_grad, self.mode = step, needs_grad, mode
         # The caller's own arrays: `r = b; r -= x` must not write into them.
         self.captured = [readonly_view(value) for value in captured]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from remat.execute.determinism import DeterminismCheck
 from remat.frameworks.torch.leaves import device_fingerprint, quick_fingerprint, row_fingerprints, with_finite_numbers
-from remat.loops.compared_results import ComparedResults
+from remat.loops.compared_results import ComparedResults, Fingerprints
 from remat.loops.step_runner import StepRunner
 from remat.pytree import PyTree
 
@@ -21,7 +21,7 @@ class ComparedTensors(ComparedResults):
     """The part of a backend that compares what its runner returns."""
 
     def __init__(self, runner: StepRunner) -> None:
-        super().__init__(runner, _TensorFingerprints())
+        super().__init__(runner, _FINGERPRINTS)
 
     def device_fingerprint(self, state: PyTree, *, of_sizes: bool = False) -> Tensor:
         """Fingerprints of each leaf of the carry and of the output of the last step, as one tensor on the device."""
@@ -36,17 +36,14 @@ class ComparedTensors(ComparedResults):
         return int(following < stop)
 
 
-class _TensorFingerprints:
-    """Fingerprints that stay on the device until they are compared."""
+def _on_host(noted: Sequence[Sequence[Tensor]]) -> list[list[float]]:
+    """Fingerprints as numbers, by one synchronization with each device."""
+    columns = [torch.stack(column).tolist() for column in zip(*noted, strict=True)]
+    return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in noted]
 
-    of = staticmethod(quick_fingerprint)
-    noted = staticmethod(device_fingerprint)
-    rows = staticmethod(row_fingerprints)
 
-    def on_host(self, noted: Sequence[Sequence[Tensor]]) -> list[list[float]]:
-        """The numbers, by one synchronization with each device."""
-        columns = [torch.stack(column).tolist() for column in zip(*noted, strict=True)]
-        return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in noted]
+# They stay on the device until they are compared.
+_FINGERPRINTS = Fingerprints(quick_fingerprint, device_fingerprint, _on_host, row_fingerprints)
 
 
 class DeviceDeterminismCheck(DeterminismCheck):
