@@ -120,6 +120,10 @@ class Chain(Serializable):
         """Time to pull a cotangent back through stages start..stop-1."""
         return sum(chosen.backward for chosen in self._options(start, stop, option))
 
+    def with_times(self, factor: float) -> "Chain":
+        """The chain with all times multiplied by this."""
+        return Chain([stage.with_times(factor) for stage in self.stages], self.input)
+
     def to_dict(self) -> dict[str, Any]:
         """The chain as plain data."""
         return {"input": self.input, "stages": [stage.to_dict() for stage in self.stages]}

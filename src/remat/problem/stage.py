@@ -161,6 +161,13 @@ class Stage:
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         return {**data, "options": [option.to_dict() for option in self.options]}
 
+    def with_times(self, factor: float) -> "Stage":
+        """The stage with all times multiplied by this."""
+        data = self.to_dict()
+        for times, names in ((data, ("forward",)), *((option, ("record", "backward")) for option in data["options"])):
+            times.update({name: times[name] * factor for name in names})
+        return Stage.from_dict(data)
+
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Stage":
         """The stage from plain data."""

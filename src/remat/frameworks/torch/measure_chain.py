@@ -153,7 +153,7 @@ class _Measurement:
         return held, holds_output, recording, pulling
 
     def _holds_input(self) -> bool:
-        """Whether the graph keeps the input alive that wants gradients: a norm in another dtype keeps a copy of it."""
+        """Whether the graph, or the output, keeps the input alive: a norm in another dtype has a copy of it instead."""
         leaves, tree = flatten(self._x)
         before = self._meter.now()
         for at, leaf in enumerate(leaves):
@@ -161,11 +161,11 @@ class _Measurement:
                 leaves[at] = made_again(leaf.detach().clone())
         size = self._meter.now() - before
         with torch.enable_grad():
-            loss = _loss(self._stage(tree.unflatten(leaves)))
+            out = self._stage(tree.unflatten(leaves))
         with_input = self._meter.now()
         leaves.clear()
         freed = with_input - self._meter.now()
-        del loss
+        del out
         return 2 * freed < size or not size
 
     def _seconds(self) -> tuple[float, float, float]:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from remat.errors import ProblemError
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.block_ranges import BlockOutput, versions_of
+from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import version
 from remat.frameworks.torch.leaves import nbytes
@@ -32,9 +33,11 @@ from remat.frameworks.torch.measure_chain import _kind, _leaves_of_its_own, _los
 from remat.frameworks.torch.meter import cuda_of, meter_for
 from remat.frameworks.torch.model_trial import Loss, loss_of, undisturbed
 from remat.frameworks.torch.planned_blocks import block_calls
+from remat.frameworks.torch.saved_tensors import made_again
 from remat.frameworks.torch.storage import storage_id
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
+from remat.segments import CheckpointOptions
 
 __all__ = ["AROUND", "TOGETHER", "MeasuredModel", "measure_model"]
 
@@ -112,7 +115,8 @@ class _Cut:
         for place, value in enumerate(values):
             if isinstance(value, Tensor) and call.given.get(id(value)) != version(value):
                 is_active = wants and (value.is_floating_point() or value.is_complex())
-                values[place] = value.detach().requires_grad_(is_active)
+                # No leaf: a graph holds its leaves, and would hold what a block made for as long as it is there.
+                values[place] = made_again(value) if is_active else value.detach()
         del out
         result = tree.unflatten(values)
         self.after(call, result)
@@ -225,6 +229,8 @@ class _BlockCosts(_Cut):
             self.first_calls.append(len(self.order))
             self.is_next.append(bool(self._taken))
         stage = self._measured(kind, function, arguments, name, copied=call.writes and not joined)
+        if not call.writes:
+            self._compare(call)
         self.order.append(call.block)
         self.stages.append(stage)
         self._stage = function, arguments, kind
@@ -237,6 +243,21 @@ class _BlockCosts(_Cut):
             run = (lambda x: function(_copied(x))) if copied else function
             self._known[kind] = _Measurement(run, own).stage(name)
         return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not copied})
+
+    def _compare(self, call: _Call) -> None:
+        """Run a block as a segment, and its backward, so that it is known to repeat itself when the model is trained.
+
+        Comparing takes memory; here one block is live, and in a training step much more.
+        """
+        module = self._blocks[call.block]
+        gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
+        args, kwargs = _leaves_of_its_own(call.arguments, first=True)
+        with preserved_state(replayable_states(reached(call.fn, arguments=call.leaves))):
+            loss = _loss(checkpoint(call.fn, args, kwargs, CheckpointOptions()))
+            if loss is not None:
+                torch.autograd.backward(loss)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
 
     def end_forward(self, results: Any) -> None:
         self._time()

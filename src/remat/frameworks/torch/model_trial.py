@@ -1,7 +1,7 @@
 """A model that is run to be measured: nothing is left of it, and its peak is known."""
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -66,24 +66,36 @@ class Trial:
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
         self._model, self._meter, self._device = model, meter_for(devices), cuda_of(devices)
-        self.peak, self.seconds = 0, 0.0
+        self.peak = 0
 
     def run(self, run: Callable[[], Any], loss: Loss | None) -> "Trial":
         """Run the model once, and note the peak."""
+        with self._gradients_there(), self._meter.counting():
+            before = self._meter.now()
+            self._meter.reset_peak()
+            self._step(run, loss)
+            self.peak = self._meter.peak() - before
+        return self
+
+    def seconds_of(self, run: Callable[[], Any], loss: Loss | None) -> float:
+        """The seconds of one forward and backward."""
+        with self._gradients_there():
+            began = perf_counter()
+            self._step(run, loss)
+            return perf_counter() - began
+
+    def _step(self, run: Callable[[], Any], loss: Loss | None) -> None:
+        value, held = loss_of(run(), loss)
+        if value is not None:
+            torch.autograd.backward(value)
+        del held
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+
+    @contextmanager
+    def _gradients_there(self) -> Iterator[None]:
         with undisturbed(self._model):
             for parameter in self._model.parameters():
                 if parameter.requires_grad:
                     parameter.grad = torch.zeros_like(parameter)
-            with self._meter.counting():
-                before = self._meter.now()
-                self._meter.reset_peak()
-                began = perf_counter()
-                value, held = loss_of(run(), loss)
-                if value is not None:
-                    torch.autograd.backward(value)
-                if self._device is not None:
-                    torch.cuda.synchronize(self._device)
-                self.seconds = perf_counter() - began
-                self.peak = self._meter.peak() - before
-                del held
-        return self
+            yield

@@ -12,9 +12,10 @@ less. What is measured and tried leaves no trace in the model.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, cast
 from uuid import uuid4
 
 import torch
@@ -22,14 +23,16 @@ from torch import Tensor, nn
 
 from remat.errors import InfeasibleError, ProblemError
 from remat.execute.nested_ranges import Item, Range, nested_ranges
-from remat.frameworks.torch.measure_model import AROUND, TOGETHER, measure_model
+from remat.frameworks.torch.measure_model import AROUND, TOGETHER, MeasuredModel, measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_trial import Loss, Trial
 from remat.frameworks.torch.planned_blocks import Block, PlannedCalls, block_calls, plain_module, planned_module
 from remat.planners import Plan
 from remat.planners import plan as make_plan
+from remat.planners.claim import Prediction
 from remat.problem import Chain, Stage
 from remat.pytree import flatten
+from remat.schedule import simulate
 from remat.units import bytes_text
 
 __all__ = ["ModelPlan", "PlannedModel", "attach", "planned_model"]
@@ -167,18 +170,53 @@ class PlannedModel:
                 found = ModelPlan.of(make_plan(measured.chain, budget), measured.order)
             except InfeasibleError as error:
                 if not over:
-                    raise
+                    self._raise_least(error, measured, model, run, devices)
                 raise _over(memory, over, error.minimum) from error
             peak = self._tried(found, model, run, devices)
             if peak > memory:  # the first run of a block also compares what it computes again, which takes some bytes
                 peak = self._tried(found, model, run, devices)
             if peak <= memory:
-                return found._replace(measured_peak=peak)
+                return self._timed(found, model, run, devices)._replace(measured_peak=peak)
             over.append((found.plan.peak, peak))
             budget = min(budget, found.plan.peak) - (peak - memory)
             if budget <= 0:
                 break
         raise _over(memory, over, None)
+
+    def _raise_least(
+        self,
+        error: InfeasibleError,
+        measured: MeasuredModel,
+        model: nn.Module,
+        run: Callable[[], Callable[[], Any]],
+        devices: Sequence[torch.device],
+    ) -> NoReturn:
+        """Raise the planner's error; if the plan of the least memory takes more than it says, one with that number."""
+        least = make_plan(measured.chain, int(error.minimum))
+        try:
+            peak = self._tried(ModelPlan.of(least, measured.order), model, run, devices)
+        except torch.cuda.OutOfMemoryError:
+            raise error from None
+        if peak <= error.minimum:
+            raise error
+        raise InfeasibleError(
+            f"{error}. That plan was tried, and took {bytes_text(peak, up=True)}, {peak:,} bytes: give at least that",
+            peak,
+            "bytes",
+        ) from error
+
+    def _timed(
+        self,
+        found: ModelPlan,
+        model: nn.Module,
+        run: Callable[[], Callable[[], Any]],
+        devices: Sequence[torch.device],
+    ) -> ModelPlan:
+        """The plan, whose seconds are those of a whole step: stages that run alone take longer than in a row."""
+        seconds = Trial(model, devices).seconds_of(partial(self._run, found, run(), (), {}), self._loss)
+        chain = cast(Chain, found.plan.problem).with_times(seconds / found.plan.seconds)
+        prediction = Prediction.of(simulate(found.plan.schedule, chain, found.plan.memory))
+        return found._replace(plan=replace(found.plan, problem=chain, prediction=prediction))
 
     def _tried(
         self,
