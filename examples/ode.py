@@ -44,8 +44,8 @@ def step_vjp(params, state, bar):
     return (angle_bar, speed_bar), params_bar
 
 
-def swing(params, steps=STEPS, written=True):
-    """Where the pendulums are after all steps."""
+def swing(params, steps=None, written=True):
+    """Where the pendulums are after all steps, or after some."""
 
     def vjp(state, _, bar, y_bar):
         state_bar, params_bar = step_vjp(params, state, bar)
@@ -53,7 +53,7 @@ def swing(params, steps=STEPS, written=True):
 
     start = (ANGLES, numpy.zeros_like(ANGLES))
     own = {"vjp": vjp} if written else {}
-    return remat.scan(lambda state, _: (step(params, state), None), start, length=steps, slots=SLOTS, **own)[0]
+    return remat.scan(lambda state, _: (step(params, state), None), start, length=steps or STEPS, slots=SLOTS, **own)[0]
 
 
 def main():

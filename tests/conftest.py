@@ -4,9 +4,10 @@ import os
 from hypothesis import HealthCheck, settings
 
 # Random examples where people work, the same ones each time where a machine decides.
-COMMON = {"deadline": None, "max_examples": 60, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("explore", **COMMON)
-settings.register_profile("repeatable", derandomize=True, **COMMON)
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("explore", max_examples=40, **COMMON)
+settings.register_profile("repeatable", max_examples=40, derandomize=True, **COMMON)
+settings.register_profile("thorough", max_examples=200, **COMMON)  # `make test-all`
 settings.load_profile("repeatable" if os.environ.get("CI") else "explore")
 
 

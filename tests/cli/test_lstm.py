@@ -116,7 +116,7 @@ def test_what_pytorch_allocates_is_what_is_live_and_little_more(run):
 def test_the_same_loss_and_gradients_for_every_number_of_save_points(model):
     model = model(60, 5, 3)
     expected = None
-    for count in (0, 1, 3, 4, 7, 59):
+    for count in (0, 4, 59) if isinstance(model, JaxLstm) else (0, 1, 3, 4, 7, 59):  # JAX compiles each anew
         positions = tuple(remat.save_points(60, count))
         plan = remat.plan(remat.Loop(60), slots=count, planner=SavePoints(positions))
         value, gradient = model.gradient(plan)

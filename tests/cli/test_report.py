@@ -176,6 +176,6 @@ def test_bars_are_drawn_on_a_terminal():
 
     if shutil.which("script") is None:
         pytest.skip("there is no `script` to make a terminal with")
-    command = f"{sys.executable} -m remat sweep --steps 4000 --state 10 --tape 90 --points 12 > /dev/null"
+    command = f"{sys.executable} -m remat sweep --steps 1000 --state 10 --tape 90 --points 4 > /dev/null"
     done = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, text=True, check=True)
     assert "planning" in done.stdout

@@ -7,19 +7,58 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[2] / "examples"
+EXAMPLES = sorted(FOLDER.glob("*.py"))
+# Examples that share a process, which imports its framework once, and constants that make them short: the fit covers
+# the same time in longer steps. `make test-all` runs each as it stands.
+GROUPS = {
+    "numpy": {
+        "rnn.py": {"STEPS": 200},
+        "lstm_memory.py": {"STEPS": 128, "MEMORY": "1 MiB"},
+        "ode.py": {"STEPS": 2_000, "DT": 0.01},
+    },
+    "torch": {"torch_lstm.py": {"STEPS": 2_000}, "torch_ode.py": {}, "torch_dropout_rnn.py": {"STEPS": 300}},
+    "jax": {"jax_lstm.py": {}, "jax_ode.py": {}, "jax_sharded.py": {}},
+}
+ALONE = ("ddp.py", "fsdp2.py")  # they start processes of their own
+RUNNER = """
+import importlib.util, sys
+for path, smaller in zip(sys.argv[1::2], map(eval, sys.argv[2::2])):
+    print(path, flush=True)
+    spec = importlib.util.spec_from_file_location("example", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    for name, value in smaller.items():
+        assert type(getattr(example, name)) is type(value), name
+        setattr(example, name, value)
+    example.main()
+"""
 
 
-def test_the_documented_examples_are_there():
-    numpy, torch = {"rnn.py", "lstm_memory.py", "ode.py"}, {"torch_lstm.py", "torch_ode.py", "torch_dropout_rnn.py"}
-    assert numpy | torch <= {example.name for example in EXAMPLES}
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_example(example):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def run(*words, **more):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | more
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(example)], capture_output=True, text=True, env=environment, timeout=300
+        [sys.executable, "-W", "error", *words], capture_output=True, text=True, env=environment, timeout=900
     )
-    assert done.returncode == 0, done.stderr
-    assert "agree to" in done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_example_is_run():
+    assert {example.name for example in EXAMPLES} == {*ALONE, *(name for group in GROUPS.values() for name in group)}
+
+
+@pytest.mark.parametrize("framework", GROUPS)
+def test_examples(framework):
+    words = [word for name, smaller in GROUPS[framework].items() for word in (str(FOLDER / name), repr(smaller))]
+    # The flag of jax_sharded.py, which counts before JAX is first asked for its devices.
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"} if framework == "jax" else {}
+    assert run("-c", RUNNER, *words, **devices).count("agree to") >= len(GROUPS[framework])
+
+
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(path, marks=[pytest.mark.full] * (path.name not in ALONE), id=path.name) for path in EXAMPLES],
+)
+def test_example_as_it_stands(example):
+    assert "agree to" in run(str(example))

@@ -24,11 +24,16 @@ UNIT = boxed_tuple(())
 def peak(function, *args, warm=True):
     if warm:
         function(*args)  # what is imported and cached the first time does not count
+    return measured(function, *args)[0]
+
+
+def measured(function, *args):
+    """The peak of a call, and what it returns."""
     gc.collect()
     tracemalloc.start()
     try:
-        function(*args)
-        return tracemalloc.get_traced_memory()[1]
+        result = function(*args)
+        return tracemalloc.get_traced_memory()[1], result
     finally:
         tracemalloc.stop()
 
@@ -58,12 +63,13 @@ def test_binomial_checkpoint_of_visible_states_takes_little_more_than_what_is_do
     ready = plain(PARAMS, (UNIT, numpy.zeros((BATCH, SIZE))), INPUTS)
     ours = remat.binomial_checkpoint(rnn, STEPS, CHECKPOINTS)
     after_the_loop = peak(grad(total), PARAMS, lambda *args: ready)
-    outputs, found = (STEPS + 1) * STATE, peak(grad(total), PARAMS, ours)
+    grad(total)(PARAMS, ours)
+    outputs, (found, gradients) = (STEPS + 1) * STATE, measured(grad(total), PARAMS, ours)
+    plainly, expected = measured(grad(total), PARAMS, plain)
     # Beside the outputs there are nodes and boxes of the graph, but no kept states: these are rows of the outputs.
     assert found <= after_the_loop + outputs + 8 * STATE + STEPS * 5000
-    assert found < 0.7 * peak(grad(total), PARAMS, plain)
-    expected = grad(total)(PARAMS, plain)
-    for key, gradient in grad(total)(PARAMS, ours).items():
+    assert found < 0.7 * plainly
+    for key, gradient in gradients.items():
         numpy.testing.assert_allclose(gradient, expected[key], rtol=1e-10)
 
 
@@ -95,13 +101,14 @@ def test_checkpointed_loop_saves_95_percent_beside_what_it_returns(name, count):
             h = step(h, w)
         return np.sum(h)
 
-    def checkpointed(h, w):
-        final, checkpoints = remat.checkpointed_loop(lambda h: step(h, w), h, LENGTH, count)
-        assert len(checkpoints) == 31
+    def checkpointed(h, w, length=LENGTH):
+        final, checkpoints = remat.checkpointed_loop(lambda h: step(h, w), h, length, count)
+        assert length < LENGTH or len(checkpoints) == 31
         return np.sum(final)
 
     wanted = (0, 1) if name == "matrix" else 0
-    found = peak(grad(checkpointed, wanted), start, w) - COPIES
+    grad(checkpointed, wanted)(start, w, 64)  # what is imported and cached the first time does not count
+    found = peak(grad(checkpointed, wanted), start, w, warm=False) - COPIES
     assert found <= 0.05 * peak(grad(in_a_row, wanted), start, w, warm=False)
 
 

@@ -11,9 +11,11 @@ diffrax = pytest.importorskip("diffrax")
 
 
 @pytest.fixture(autouse=True)
-def doubles():
+def doubles_compiled_quickly():
     with jax.enable_x64(True):
+        jax.config.update("jax_disable_most_optimizations", True)
         yield
+        jax.config.update("jax_disable_most_optimizations", False)
 
 
 def solve(w, y0, adjoint, saveat, max_steps=64, controller=None):

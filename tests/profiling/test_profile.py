@@ -340,7 +340,7 @@ def test_the_allocator_is_asked_before_values_are_weighed():
 
     def loss(w):
         step = lambda h, _: (np.tanh(np.dot(np.sin(h), w)), None)  # noqa: E731
-        return np.sum(remat.scan(step, numpy.ones((16, 32)), length=400, memory="4 MiB")[0])
+        return np.sum(remat.scan(step, numpy.ones((16, 32)), length=200, memory="2 MiB")[0])
 
     grad(loss)(w)
     gc.collect()

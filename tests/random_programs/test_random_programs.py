@@ -14,7 +14,7 @@ SIZE = 20  # programs in a test
 ROOMS = {name: importlib.import_module(f"tests.random_programs.{name}_program") for name in COUNTS}
 PLAINS = {name: importlib.import_module(f"tests.random_programs.{name}_runtime").plain for name in COUNTS}
 BLOCKS = [  # as many as half a minute allows; `make test-all` runs them all
-    pytest.param(name, first, marks=[pytest.mark.full] * (first >= 140))
+    pytest.param(name, first, marks=[pytest.mark.full] * (first >= 100))
     for name, count in COUNTS.items()
     for first in range(0, count, SIZE)
 ]

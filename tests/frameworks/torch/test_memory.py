@@ -108,7 +108,7 @@ def test_host_memory_does_not_grow_with_the_number_of_steps(no_collector):
         return size
 
     held(50)
-    assert held(2000) < held(200) + 20_000
+    assert held(1000) < held(200) + 10_000
 
 
 def test_a_view_does_not_keep_what_it_is_a_view_of():

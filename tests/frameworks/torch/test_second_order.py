@@ -88,8 +88,8 @@ def test_a_gradient_penalty_by_backward():
 
 def test_gradcheck():
     W, h, xs = (v.clone().requires_grad_() for v in values())
-    assert torch.autograd.gradcheck(LOSSES[0], (W, h, xs[:3]))
-    assert torch.autograd.gradgradcheck(LOSSES[0], (W, h, xs[:3]))
+    assert torch.autograd.gradcheck(LOSSES[0], (W, h, xs[:2]))
+    assert torch.autograd.gradgradcheck(LOSSES[0], (W, h, xs[:2]))
 
 
 @pytest.mark.parametrize(
