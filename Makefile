@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all browser check bytecode format bench clean
+.PHONY: help demo test test-all browser check format bench clean
 
 help:
 	@echo "make demo    set up, then train an LSTM through 512 steps, plainly and inside 4 MiB (the main job)"
@@ -38,19 +38,20 @@ browser:
 	  || echo "== NO CHROMIUM HERE: the tests of the page in a browser WILL BE SKIPPED"
 
 test: $(VENV)/.dev browser
-	@$(MAKE) --no-print-directory -j2 check bytecode
+	@$(MAKE) --no-print-directory -j2 check $(VENV)/.bytecode
 	@echo "== tests, one process for each core"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # Whole matrices, of which `make test` runs a representative part.
 test-all: $(VENV)/.dev browser
-	@$(MAKE) --no-print-directory -j2 check bytecode
+	@$(MAKE) --no-print-directory -j2 check $(VENV)/.bytecode
 	@echo "== all tests, one process for each core"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "full or not full" --hypothesis-profile thorough
 
 # Of 12,000 files that pip would compile to bytecode, tests import a part: that is compiled here, beside the checks.
-bytecode: $(VENV)/.dev
+$(VENV)/.bytecode: $(VENV)/.dev
 	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
+	@touch $@
 
 check: $(VENV)/.dev
 	@echo "== format and lint"
