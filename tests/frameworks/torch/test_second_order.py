@@ -231,3 +231,21 @@ def test_a_hook_inside_a_step_may_look_at_second_derivatives_and_not_change_them
     assert_same(derivatives(ours, lambda bar: None), derivatives(plain, lambda bar: None), bitwise=False)
     with pytest.raises(remat.StepError, match=r"a hook that a step puts on a tensor changes the gradient"):
         derivatives(ours, lambda bar: bar.clamp(-0.05, 0.05))
+
+
+def test_a_made_tensor_in_a_frozenset_of_a_loop_in_a_segment():
+    """Inside a segment, saved leaves come back as other tensors; that they are behind the made one must be seen."""
+
+    def second(loop, segment):
+        W, h, _ = (value.requires_grad_() for value in values())
+
+        def inner(h):
+            made = frozenset([torch.sin(h @ W)])
+            return loop(lambda h, _: (torch.tanh(h @ W) * next(iter(made)), None), h, None, length=2)[0]
+
+        slopes = torch.autograd.grad(segment(inner, torch.tanh(h @ W)).sum(), (W, h), create_graph=True)
+        sum(slope.pow(2).sum() for slope in slopes).backward()
+        return W.grad, h.grad
+
+    found = second(lambda *args, **how: remat.scan(*args, slots=1, **how), remat.checkpoint)
+    assert_same(found, second(plain_scan, lambda fn, x: fn(x)))

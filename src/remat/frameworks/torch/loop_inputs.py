@@ -258,7 +258,7 @@ class LoopInputs:
 def with_others_behind(tensors: Sequence[Tensor]) -> set[int]:
     """The indices of those tensors which were computed from another one of them, or from too many nodes to find out."""
     made = {k: edge_of(tensor) for k, tensor in enumerate(tensors) if tensor.grad_fn is not None}
-    known, leaves = {*made.values()}, {id(tensor) for tensor in tensors if made and tensor.is_leaf}
+    known, leaves = {*made.values()}, {id(leaf_itself(tensor)) for tensor in tensors if made and tensor.is_leaf}
 
     def is_one(edge: Edge) -> bool:
         return edge in known or (is_leaf_node(edge[0]) and id(leaf_of(edge[0])) in leaves)
