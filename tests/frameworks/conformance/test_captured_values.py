@@ -312,6 +312,24 @@ def test_lists_and_dicts_are_the_users_own(framework):
 
 
 @where_python_runs_each_step
+@pytest.mark.parametrize("make", [list, lambda items: dict(enumerate(items))], ids=["list", "dict"])
+def test_many_items_are_put_back_but_for_those_that_steps_replace(framework, make):
+    def loss(w):
+        items = make(w * k for k in range(40))
+        before = [items[k] for k in range(40)]
+
+        def step(h, _):
+            items[7] = "the step's own"
+            return h + items[5] * items[9], None
+
+        h = remat.scan(step, framework.array(0.0), length=9, slots=3)[0]
+        assert [k for k in range(40) if items[k] is not before[k]] == [7]
+        return h
+
+    assert framework.gradient(loss, framework.array(1.1))[0] == pytest.approx(9 * 2 * 45 * 1.1)
+
+
+@where_python_runs_each_step
 def test_a_bound_method_counts_each_step_once_on_its_own_object(framework):
     cells = []
 
