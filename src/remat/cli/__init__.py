@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from remat import __version__
-from remat.cli import compare, demo, lstm, plan, planners, report, simulate, sweep, verify
+from remat.cli import compare, demo, fit, lstm, plan, planners, report, simulate, sweep, verify
 from remat.cli.arguments import Parser
 from remat.errors import IllegalError, InfeasibleError, RematError
 
 __all__ = ["main"]
 
-COMMANDS = (demo, lstm, plan, sweep, verify, simulate, report, compare, planners)
+COMMANDS = (demo, lstm, fit, plan, sweep, verify, simulate, report, compare, planners)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

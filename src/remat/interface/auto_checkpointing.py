@@ -10,9 +10,16 @@ from remat.problem import Chain
 from remat.reporting.block_table import block_table
 from remat.units import to_count
 
-__all__ = ["LargestBatch", "auto_checkpoint", "explain", "largest_batch"]
+__all__ = ["LargestBatch", "StepCosts", "auto_checkpoint", "explain", "largest_batch", "measure_step"]
 
 M = TypeVar("M")
+
+
+class StepCosts(NamedTuple):
+    """What one forward and backward took: the peak in bytes above the level before it, and seconds."""
+
+    peak: int
+    seconds: float
 
 
 class LargestBatch(NamedTuple):
@@ -104,6 +111,21 @@ def largest_batch(
     return LargestBatch(
         *framework.largest_batch(model, make_batch, memory, blocks, loss, to_count(most, "most", least=1))
     )
+
+
+def measure_step(
+    model: Any, sample: Any, *, loss: Callable[[Any], Any] | None = None, plain: bool = False
+) -> StepCosts | None:
+    """What one forward and backward of a model take; None if there is not enough memory. Nothing is left of it.
+
+    Args:
+        model: A module of PyTorch.
+        sample: As in `auto_checkpoint`.
+        loss: As in `auto_checkpoint`.
+        plain: Whether the blocks of a model after `auto_checkpoint` are to be recorded all the same.
+    """
+    costs = _framework(model, "measure_step").measure_step(model, sample, loss, plain)
+    return None if costs is None else StepCosts(*costs)
 
 
 def explain(subject: Any) -> str:

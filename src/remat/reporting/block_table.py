@@ -1,7 +1,7 @@
 """What a plan does with the blocks of a chain: a line for each run of equal ones."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from remat.planners import Plan
 from remat.planners.chain.record_all import RecordAll
@@ -9,7 +9,7 @@ from remat.problem import Chain, Memory
 from remat.schedule import Advance, Record, simulate
 from remat.units import bytes_text
 
-__all__ = ["block_table"]
+__all__ = ["aligned", "block_table"]
 
 
 def block_table(plan: Plan) -> str:
@@ -17,9 +17,13 @@ def block_table(plan: Plan) -> str:
     chain = plan.problem
     assert isinstance(chain, Chain)
     rows = [("block", "what", "runs", "tape", "forward", "backward"), *_rows(chain, plan)]
+    return "\n".join([*_summary(chain, plan), "", *aligned(rows), "", *_peak(chain, plan)])
+
+
+def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows of a table as lines whose columns begin below each other."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*_summary(chain, plan), "", *lines, "", *_peak(chain, plan)])
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def _summary(chain: Chain, plan: Plan) -> Iterator[str]:

@@ -41,7 +41,7 @@
 | `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, as in `meter.py`, `collectives.py` |
 """
 
-from remat.frameworks.torch.auto_checkpoint import auto_checkpoint, largest_batch
+from remat.frameworks.torch.auto_checkpoint import auto_checkpoint, largest_batch, measure_step
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
@@ -63,6 +63,7 @@ __all__ = [
     "is_tracing",
     "largest_batch",
     "measure_chain",
+    "measure_step",
     "own",
     "owns",
     "prepend",

@@ -12,6 +12,7 @@ from remat.errors import InfeasibleError
 from remat.frameworks.torch.find_blocks import find_blocks
 from remat.frameworks.torch.measure_model import measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
+from remat.frameworks.torch.model_trial import Trial
 from remat.frameworks.torch.planned_blocks import plain_module
 from remat.frameworks.torch.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
@@ -19,7 +20,7 @@ from remat.planners import plan as make_plan
 from remat.problem import Chain
 from remat.pytree import flatten
 
-__all__ = ["auto_checkpoint", "largest_batch"]
+__all__ = ["auto_checkpoint", "largest_batch", "measure_step"]
 
 Blocks = str | Sequence[str | nn.Module] | None
 Loss = Callable[[Any], Tensor]
@@ -39,6 +40,21 @@ def auto_checkpoint(
     budget = None if plan is not None else ModelBudget.parse(memory, optimizer)
     call = None if sample is None else call_of(sample)
     return planned_model(model, find_blocks(model, blocks), call, budget, plan, loss, on_new_shape)
+
+
+def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) -> tuple[int, float] | None:
+    """The peak and the seconds of one forward and backward; None if memory does not suffice."""
+    args, kwargs = call_of(sample)
+    devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if isinstance(leaf, Tensor)]
+    trial, run = Trial(model, devices), partial(model, *args, **kwargs)
+    planned = vars(model).pop("_remat_forward", None) if plain else None
+    try:
+        return trial.run(run, loss).peak, trial.seconds_of(run, loss)
+    except torch.cuda.OutOfMemoryError:
+        return None
+    finally:
+        if planned is not None:
+            vars(model)["_remat_forward"] = planned
 
 
 def largest_batch(

@@ -1,0 +1,99 @@
+"""`remat fit`: put a model of one's own under a budget, and see what that costs before it is trained."""
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+from remat.cli.arguments import refuse_to_overwrite
+from remat.cli.output import write_report
+from remat.cli.progress_bars import Bars
+from remat.errors import FileError, ProblemError
+from remat.interface.auto_checkpointing import StepCosts, auto_checkpoint, explain, measure_step
+from remat.planners import Plan, sweep
+from remat.planners import plan as make_plan
+from remat.problem import Chain
+from remat.reporting.block_table import aligned
+from remat.reporting.formats import check_path
+from remat.units import bytes_text
+
+EXAMPLE = "remat fit train.py:make_model --sample train.py:make_batch --memory 2GiB"
+HELP = "measure and plan a model for a budget, run one step plainly and one by the plan, and compare"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add this command's arguments."""
+    parser.add_argument("model", metavar="FILE:NAME", help="a Python file, and the function in it that makes the model")
+    parser.add_argument("--sample", required=True, metavar="FILE:NAME", help="the function that makes its arguments")
+    parser.add_argument("--memory", required=True, metavar="SIZE", help='bytes, such as 2GiB, a fraction, or "auto"')
+    parser.add_argument("--loss", metavar="FILE:NAME", help="the function of the model's output that is differentiated")
+    parser.add_argument("--blocks", metavar="NAME,…", help="the modules that may be computed again, or a list of them")
+    parser.add_argument("--sweep", action="store_true", help="print what other budgets would cost, too")
+    parser.add_argument("--save", metavar="FILE", help="save the plan as JSON, for auto_checkpoint(model, plan=...)")
+    parser.add_argument("--report", metavar="FILE", help="write a report: .html, .txt, .json, .svg, .png, .chrome.json")
+    parser.add_argument("--force", action="store_true", help="write over an existing file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, plan, run and compare."""
+    for path in filter(None, (arguments.save, arguments.report)):
+        refuse_to_overwrite(path, arguments.force)
+    if arguments.report:
+        check_path(arguments.report)
+    files: dict[str, dict[str, Any]] = {}
+    model, sample = _named(arguments.model, files)(), _named(arguments.sample, files)()
+    loss = _named(arguments.loss, files) if arguments.loss else None
+    blocks = arguments.blocks.split(",") if arguments.blocks else None
+    with Bars() as bars:
+        bars.say("measuring and planning")
+        auto_checkpoint(model, memory=_memory(arguments.memory), sample=sample, blocks=blocks, loss=loss)
+        plan: Plan = model.remat_plan
+        assert isinstance(plan.problem, Chain)
+        bars.say("running")
+        planned = measure_step(model, sample, loss=loss)
+        everything = make_plan(plan.problem, 10**18, planner="chain-keep-all")
+        plain = measure_step(model, sample, loss=loss, plain=True)
+    print(explain(plan))
+    print()
+    print(_comparison(everything, plain, plan, planned))
+    if arguments.sweep:
+        print()
+        print(sweep(plan.problem, points=12))
+    if arguments.save:
+        plan.save(arguments.save)
+        print(f"saved {arguments.save}", file=sys.stderr)
+    if arguments.report:
+        write_report([plan], arguments.report)
+    return 0
+
+
+def _comparison(everything: Plan, plain: StepCosts | None, plan: Plan, planned: StepCosts | None) -> str:
+    rows = [("one step", "predicted peak", "measured peak", "predicted time", "measured time")]
+    for name, made, costs in (("plainly", everything, plain), ("by the plan", plan, planned)):
+        measured = ("does not fit", "") if costs is None else (bytes_text(costs.peak), f"{costs.seconds:.4g} s")
+        rows.append((name, bytes_text(made.peak), measured[0], f"{made.seconds:.4g} s", measured[1]))
+    return "\n".join(aligned(rows))
+
+
+def _memory(text: str) -> int | float | str:
+    try:
+        return float(text) if "." in text else text
+    except ValueError:  # "1.5 GiB"
+        return text
+
+
+def _named(text: str, files: dict[str, dict[str, Any]]) -> Any:
+    """What a file of Python has under a name; a file is run once."""
+    path, _, name = text.rpartition(":")
+    if not path or not name:
+        raise ProblemError(f"{text!r} must be FILE:NAME, such as train.py:make_model")
+    if not Path(path).is_file():
+        raise FileError(f"there is no file {path}")
+    if path not in files:
+        sys.path.insert(0, str(Path(path).resolve().parent))  # what it imports may lie beside it
+        files[path] = runpy.run_path(path, run_name="__remat__")
+    if not callable(files[path].get(name)):
+        found = ", ".join(key for key, value in files[path].items() if callable(value) and not key.startswith("_"))
+        raise ProblemError(f"{path} has no function {name}; it has {found[:200] or 'none'}")
+    return files[path][name]
