@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize(
     "plan",
     [
-        {"slots": 4},
+        pytest.param({"slots": 4}, marks=pytest.mark.full),
         {"slots": 2, "planner": Chunks(7)},
         {"memory": 40, "planner": Mixed()},
         {"memory": 10**6, "planner": KeepAll()},

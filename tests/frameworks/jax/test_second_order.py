@@ -59,7 +59,7 @@ ORDERS = {
 }
 
 
-REST = ("reverse over forward over reverse",)  # of the third order, of which another is run anyway
+REST = ("reverse over forward over reverse", "reverse over forward", "linearized")  # others of their orders are run
 
 
 @pytest.mark.parametrize("order", [pytest.param(each, marks=[pytest.mark.full] * (each in REST)) for each in ORDERS])

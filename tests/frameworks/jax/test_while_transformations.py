@@ -105,8 +105,8 @@ def grad_of_vmap(of):
     ("kind", "transform"),
     [
         ("while in while", vmap_of_grad),
-        ("while in while", grad_of_vmap),
-        ("scan in while", vmap_of_grad),
+        pytest.param("while in while", grad_of_vmap, marks=pytest.mark.full),
+        pytest.param("scan in while", vmap_of_grad, marks=pytest.mark.full),
         ("while in scan", grad_of_vmap),
     ],
 )
