@@ -217,3 +217,24 @@ def test_a_file_of_another_kind_is_named(run, tmp_path, command):
     assert status == 2
     assert "chain.json" in err
     assert "'chain'" in err
+
+
+def test_a_saved_chain_is_planned_swept_verified_simulated_and_reported(run, tmp_path):
+    stages = [Stage(2.0, 4.0, output=1024, tape=4096 * (i != 5), name=f"step block {i}") for i in range(6)]
+    chain, planned, ops = (str(tmp_path / name) for name in ("chain.json", "plan.json", "ops.txt"))
+    Chain([*stages, Stage(output=8, functions=2, repeatable=False)]).save(chain)
+    status, out, _ = run("plan", "--problem", chain, "--memory", "20KiB", "--save", planned)
+    assert (status, "7 stages in ram 20 KiB" in out, "stage evaluations" in out) == (0, True, True)
+    assert Plan.load(planned).problem == Chain.load(chain)
+    status, out, _ = run("sweep", "--problem", chain, "--points", "3")
+    assert (status, "forward stages" in out) == (0, True)
+    (tmp_path / "ops.txt").write_text(run("plan", "--problem", chain, "--memory", "20KiB", "--ops")[1])
+    assert run("verify", planned)[0] == run("verify", ops, "--problem", chain, "--memory", "20KiB")[0] == 0
+    assert "R9" in run("verify", ops, "--problem", chain, "--memory", "8KiB")[1]
+    assert "(0 B)" not in run("simulate", ops, "--problem", chain)[1]
+    status, out, _ = run("report", planned)
+    assert (status, "at stage" in out, "How often stages run" in out, "(step block" in out) == (0, True, True, True)
+    assert "more would remove" in " ".join(out.split())  # what more memory would buy is planned
+    assert " steps" not in out
+    status, _, err = run("plan", "--problem", chain, "--memory", "2KiB")
+    assert (status, "while stage" in err) == (1, True)

@@ -14,15 +14,19 @@ from typing import Any
 from remat.errors import InfeasibleError
 from remat.measuring import StepCost
 from remat.planners import Auto, Binomial, Mixed, Plan, Planner, Point
+from remat.planners.chain.optimal_chain import OptimalChain
+from remat.planners.chain.record_all import RecordAll
 from remat.planners.loop.keep_all import keep_all_bytes
 from remat.planners.measured_budget import plan_within
 from remat.planners.sweeping import spread
-from remat.problem import Level, Loop, Memory
+from remat.problem import Chain, Level, Loop, Memory
 from remat.progress import report_progress
-from remat.units import bytes_text, count_text
+from remat.units import LARGEST, bytes_text, count_text
 
 __all__ = ["MemoryCurve", "has_memory_curve", "memory_curve_of", "memory_curve_without_planning"]
 
+MOST_STAGES = 120  # a plan of more takes seconds, if they differ
+POINTS_OF_A_CHAIN = 16
 MOST_STEPS_IN_LEVELS = 1000  # planning in several levels takes long
 # Up to how many steps: additions for an exact plan, different budgets in the search, points of the curve.
 EFFORT = ((5_000, 1.5e8, 2000, 16), (50_000, 0, 500, 10), (inf, 0, 200, 6))
@@ -60,6 +64,8 @@ _cache: dict[tuple[Any, ...], MemoryCurve] = {}
 def has_memory_curve(plan: Plan, requested_bytes: int | None = None, step_cost: StepCost | None = None) -> bool:
     """Whether there are other budgets to compare a plan with, and planning for them takes seconds at the most."""
     loop = plan.problem
+    if isinstance(loop, Chain):
+        return 2 <= loop.units <= MOST_STAGES
     if not isinstance(loop, Loop) or loop.steps is None or loop.units < 2:
         return False
     if requested_bytes is not None and step_cost is not None:
@@ -114,6 +120,11 @@ def _computed(plan: Plan, requested_bytes: int | None, step_cost: StepCost | Non
         plan_in = _plan_in_request(step_cost, loop.units)
         ends = _requestable_budgets(plan, requested_bytes, plan_in)
         return _curve_around(plan, requested_bytes, plan_in, ends, POINTS_OF_A_RUN)
+    if isinstance(loop, Chain):
+        most = RecordAll().plan(loop, Memory(LARGEST)).peak
+        budget = min(plan.peak, most) if device.capacity is None else device.capacity
+        plan_in = _plan_in(OptimalChain(), plan, "capacity")
+        return _curve_around(plan, budget, plan_in, (_least_budget(plan_in), max(most, 1)), POINTS_OF_A_CHAIN)
     planner, points = _planner_and_points(plan)
     if _budget_is_slots(plan):
         assert device.slots is not None

@@ -50,7 +50,7 @@ class Curve:
     def __str__(self) -> str:
         shown = bytes_text if self.unit == "bytes" else count_text
         per_unit, units = f"a {self.problem.unit}", max(self.problem.units, 1)
-        head = f"{self.unit:>12} {'forward steps':>16} {per_unit:>7} {'time':>12} {'peak':>12}  planner"
+        head = f"{self.unit:>12} {f'forward {self.problem.unit}s':>16} {per_unit:>7} {'time':>12} {'peak':>12}  planner"
         rows = [
             f"{shown(p.budget):>12} {count_text(p.forward_steps):>16} {p.forward_steps / units:>7.2f} "
             f"{p.seconds:>12.6g} {bytes_text(p.peak):>12}  {p.planner}"

@@ -27,13 +27,15 @@ class Card:
 
 def cards_of(summary: Summary) -> tuple[Card, ...]:
     """The peak, when it is reached, what is live then, how much is recomputed, what more memory would save."""
-    return (_peak(summary), _when(summary), _live_at_peak(summary), _recomputed(summary), _more_memory(summary))
+    cards = (_peak(summary), _when(summary), _live_at_peak(summary), _recomputed(summary), _more_memory(summary))
+    say = summary.in_units
+    return tuple(Card(say(card.question), say(card.answer), say(card.detail)) for card in cards)
 
 
-def item_text(what: str) -> str:
+def item_text(what: str, unit: str = "step") -> str:
     """What is live, in words: tape 3..9 is the tape of steps 3 to 9."""
-    several = re.sub(r"^tape (\d+)\.\.(\d+)", r"tape of steps \1 to \2", what)
-    return re.sub(r"^tape (\d+)", r"tape of step \1", several)
+    several = re.sub(r"^tape (\d+)\.\.(\d+)", rf"tape of {unit}s \1 to \2", what)
+    return re.sub(r"^tape (\d+)", rf"tape of {unit} \1", several)
 
 
 def _peak(summary: Summary) -> Card:
@@ -93,7 +95,7 @@ def _live_at_peak(summary: Summary) -> Card:
     sizes: Counter[str] = Counter()
     names: dict[str, list[str]] = {}
     for what, level, size in trace.at_peak:
-        if level == trace.device:
+        if level == trace.device and (size or not what.startswith("tape")):
             kind = "states" if what.startswith("state") else "tapes" if what.startswith("tape") else what
             sizes[kind] += size
             names.setdefault(kind, []).append(what)
@@ -106,11 +108,16 @@ def _live_at_peak(summary: Summary) -> Card:
 def _count(kind: str, names: list[str]) -> str:
     if len(names) == 1:
         return {"working state": "the working state", "cotangent": "cotangents"}.get(kind, _one(names[0]))
-    return f"{count_text(len(names))} {'kept states' if kind == 'states' else kind}"
+    return f"{count_text(len(names))} {'kept states' if kind == 'states' and not _by_tapes(names) else kind}"
 
 
 def _one(what: str) -> str:
-    return f"kept {what}" if what.startswith("state") else f"the {item_text(what)}"
+    return f"kept {what}" if what.startswith("state") and not _by_tapes([what]) else f"the {item_text(what)}"
+
+
+def _by_tapes(names: list[str]) -> bool:
+    """Whether tapes hold states, as in a chain: those are not kept by themselves."""
+    return any(name.endswith("held by tapes") for name in names)
 
 
 def _recomputed(summary: Summary) -> Card:

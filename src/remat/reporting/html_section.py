@@ -40,7 +40,7 @@ def section_html(summary: Summary, number: int, count: int) -> str:
     name = f"v{number}"
     heading = escape(summary.label) if count > 1 else "At a glance"
     warning = f'<p class="warning">{escape(summary.subject.warning)}</p>' if summary.subject.warning else ""
-    tables = [table for table in tables_of(summary) if table.title != RUNS]  # that one is drawn
+    tables = [table for table in tables_of(summary) if table.title != summary.in_units(RUNS)]  # that one is drawn
     return f"""
 <section class="view" aria-labelledby="{name}">
 <h2 id="{name}">{heading}</h2>
@@ -68,7 +68,8 @@ def _liveness_figure(summary: Summary, *, with_picture: bool) -> str:
     """The chart of live bytes; `with_picture` for readers without scripts, if no overview has the picture already."""
     trace = summary.subject.trace
     label = (
-        f"Live bytes over time. Peak {bytes_text(trace.peak)}, {count_text(trace.recomputed)} steps recomputed. "
+        f"Live bytes over time. Peak {bytes_text(trace.peak)}, {count_text(trace.recomputed)} {summary.unit}s "
+        "recomputed. "
         "Keys: plus and minus zoom, arrows move, 0 shows all, P goes to the peak, comma and full stop step through ops."
     )
     picture = f"<noscript>{liveness_svg(summary, bins=240)}</noscript>" if with_picture else ""
@@ -148,15 +149,17 @@ def _buttons() -> str:
 
 
 def _pictures(summary: Summary) -> str:
-    figures = [f"<figure><h3>How often steps run</h3>{histogram_svg(summary)}</figure>"]
+    histogram = f"<h3>How often steps run</h3>{histogram_svg(summary)}"
+    figures = [f"<figure>{summary.in_units(histogram)}</figure>"]
     if summary.curve is not None:
         factor = summary.curve.largest_factor
         planned = " planned likewise" if summary.curve.best_in_same_memory is None else ' by the "auto" planner'
         bound = f", at most {ceil(100 * factor) / 100:g} times the bound" if 1 < factor < inf else ""
         how = f" Other points are{planned}{bound}."
         figures.append(
-            f"<figure><h3>What more memory would buy</h3>{memory_curve_svg(summary.curve)}"
-            f"<figcaption>Forward runs of a step against memory.{how}</figcaption></figure>"
+            f"<figure><h3>What more memory would buy</h3>"
+            f"{summary.in_units(memory_curve_svg(summary.curve))}"
+            f"<figcaption>Forward runs of a {summary.unit} against memory.{how}</figcaption></figure>"
         )
     return "".join(figures)
 

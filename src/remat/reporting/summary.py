@@ -4,6 +4,7 @@ In: a subject, and its memory curve if one was computed. Out: its timeline, curv
 put them into words, and page, text and JSON only lay them out.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +32,15 @@ class Summary:
     def label(self) -> str:
         """What the subject is called."""
         return self.subject.label
+
+    @property
+    def unit(self) -> str:
+        """What is run, recorded and pulled back as a whole: a step, or a stage of a chain."""
+        return "step" if self.subject.plan is None else self.subject.plan.problem.unit
+
+    def in_units(self, text: str) -> str:
+        """A text about steps, about what the subject has instead of them."""
+        return text if self.unit == "step" else re.sub(r"\bstep(?=s?\b)", self.unit, text)
 
     @property
     def plan_bytes(self) -> int | None:
@@ -73,7 +83,7 @@ class Summary:
             loop = self.subject.plan and self.subject.plan.problem
             if isinstance(loop, Loop) and (loop.state, loop.tape) == (1, 1):
                 notes.append("no sizes were given, so a state and a step's tape count one byte each")
-        return tuple(notes)
+        return tuple(map(self.in_units, notes))
 
     def coarser(self, most: int) -> "Summary":
         """The same summary with a timeline of `most` rows at the most."""
@@ -128,7 +138,8 @@ class Summary:
 
 def summarise(subject: ReportSubject, curve: MemoryCurve | None = None) -> Summary:
     """The summary of a subject, with its memory curve if one was computed; nothing is planned here."""
-    return Summary(subject, Timeline.of(subject.trace), curve, tuple(tips_for(subject, curve)))
+    summary = Summary(subject, Timeline.of(subject.trace), curve, ())
+    return replace(summary, tips=tuple(map(summary.in_units, tips_for(subject, curve))))
 
 
 def time_text(value: float, *, seconds: bool) -> str:

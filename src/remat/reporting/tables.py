@@ -1,6 +1,6 @@
 """Tables: what is live at the peak, predicted and measured, and more, as rows of text for every format of report."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat.profiling import Profile
 from remat.profiling.profiler import MOST_PASSES
@@ -33,8 +33,12 @@ class Table:
 def tables_of(summary: Summary) -> tuple[Table, ...]:
     """The tables that have rows, the most useful first."""
     makers = (_live_at_peak, _predicted, _runs, _moved, _always, _plan)
-    tables = (make(summary) for make in makers)
-    return tuple(table for table in tables if table is not None and table.rows)
+    say = summary.in_units
+    tables = [table for make in makers if (table := make(summary)) is not None and table.rows]
+    return tuple(
+        replace(table, title=say(table.title), head=tuple(map(say, table.head)), note=say(table.note))
+        for table in tables
+    )
 
 
 def compare(summaries: list[Summary]) -> Table:
@@ -101,7 +105,7 @@ def passes_table(profile: Profile, *, anonymous: bool) -> Table:
 def _live_at_peak(summary: Summary) -> Table:
     """What is live at the peak, the largest first."""
     trace, peak = summary.subject.trace, max(1, summary.subject.trace.peak)
-    live = sorted(_grouped(trace), key=lambda item: (item[1] != trace.device, -item[2]))
+    live = sorted(_grouped(trace, summary.unit), key=lambda item: (item[1] != trace.device, -item[2]))
     rows = [
         (what, level, bytes_text(size), f"{size / peak:.1%}" if level == trace.device else "elsewhere")
         for what, level, size in live[:MOST_ITEMS]
@@ -114,10 +118,12 @@ def _live_at_peak(summary: Summary) -> Table:
     return Table("Who is live at the peak", ("what", "where", "bytes", "share"), tuple(rows), note + source)
 
 
-def _grouped(trace: Trace) -> list[tuple[str, str, int]]:
+def _grouped(trace: Trace, unit: str) -> list[tuple[str, str, int]]:
     """What is live at the peak; many kept states of a level, or many tapes, are one entry."""
     groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for what, level, size in trace.at_peak:
+        if what.startswith("tape ") and not size:
+            continue  # a stage whose tape holds its input and output, and nothing else
         kind, _, name = what.partition(" ") if what.startswith(("state ", "tape ")) else (what, "", "")
         groups.setdefault((kind, level), []).append((name, size))
     items = []
@@ -125,10 +131,10 @@ def _grouped(trace: Trace) -> list[tuple[str, str, int]]:
         if len(members) > MOST_LISTED:
             names = ", ".join(name for name, _ in members[:4])
             size = sum(size for _, size in members)
-            word = "kept states" if kind == "state" else "tapes of steps"
+            word = "kept states" if kind == "state" else f"tapes of {unit}s"
             items.append((f"{count_text(len(members))} {word}: {names}, …, {members[-1][0]}", level, size))
         else:
-            items += [(item_text(f"{kind} {name}") if name else kind, level, size) for name, size in members]
+            items += [(item_text(f"{kind} {name}", unit) if name else kind, level, size) for name, size in members]
     return items
 
 

@@ -170,6 +170,6 @@ def _sizes(value: Any, name: str) -> dict[str, int]:
 
 
 def _items_text(holders: tuple[LiveItem, ...]) -> str:
-    largest = sorted(holders, key=lambda h: -h[2])
+    largest = sorted((holder for holder in holders if holder[2]), key=lambda h: -h[2])
     shown = ", ".join(f"{what} ({bytes_text(size)})" for what, _, size in largest[:6])
     return shown + (f" and {len(largest) - 6} more" if len(largest) > 6 else "")
