@@ -52,6 +52,10 @@ IN_TORCH = [
     "_C._autograd._get_sequence_nr",
     "autograd.Variable._execution_engine.queue_callback",
     "autograd.graph._engine_run_backward",
+    "_C._autograd._profiler_enabled",
+    "_C._autograd._enable_profiler_legacy",
+    "_C._autograd._disable_profiler_legacy",
+    "_C._profiler._ExperimentalConfig",
     "utils._python_dispatch.TorchDispatchMode",
     "utils._pytree.tree_leaves",
 ]
@@ -250,7 +254,16 @@ def test_private_names_stay_in_the_named_files(path):
 
 def test_the_named_files_use_what_is_tested_here_and_nothing_else():
     tested = {name.rpartition(".")[2] for name in IN_TORCH} | {name for _, name in ON_OBJECTS}
-    tested |= {"variable", "_get_fsdp_state", "_training_state", "_functorch", "_C", "_functions", "_autograd"}
+    tested |= {
+        "variable",
+        "_get_fsdp_state",
+        "_training_state",
+        "_functorch",
+        "_C",
+        "_functions",
+        "_autograd",
+        "_profiler",
+    }
     tested |= {"_execution_engine", "_subclasses"}
     used = {line.rpartition(".")[2] for name in NAMED_FILES for line in private_names(SOURCE / name)}
     assert used <= tested, f"private names of torch without a test here: {sorted(used - tested)}"

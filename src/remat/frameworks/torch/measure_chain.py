@@ -32,7 +32,7 @@ from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import hooks_suspended, reachable_leaves, without_saved_tensor_hooks
 from remat.frameworks.torch.in_place_stages import copied, stage_groups
 from remat.frameworks.torch.leaves import spec_of, tensors_in
-from remat.frameworks.torch.meter import cuda_of, meter_for
+from remat.frameworks.torch.meter import allocator_of, cuda_of
 from remat.frameworks.torch.saved_tensors import made_again
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
@@ -98,7 +98,7 @@ class _Measurement:
     def __init__(self, stage: Callable[[Any], Any], x: Any) -> None:
         self._stage, self._x = stage, x
         devices = [leaf.device for leaf in tensors_in(x)]
-        self._device, self._meter = cuda_of(devices), meter_for(devices)
+        self._device, self._meter = cuda_of(devices), allocator_of(devices)
         self._roots: list[Tensor] = []
 
     def stage(self, name: str) -> Stage:

@@ -30,7 +30,7 @@ from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import version
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.measure_chain import _kind, _leaves_of_its_own, _loss, _Measurement
-from remat.frameworks.torch.meter import cuda_of, meter_for
+from remat.frameworks.torch.meter import allocator_of, cuda_of
 from remat.frameworks.torch.model_trial import Loss, loss_of, undisturbed
 from remat.frameworks.torch.planned_blocks import block_calls
 from remat.frameworks.torch.saved_tensors import made_again
@@ -66,7 +66,7 @@ def measure_model(
     with undisturbed(model):
         costs = _BlockCosts(token, names, list(blocks.values()))
         _pass(costs, run, loss, devices)
-        sizes = _SizesAround(token, meter_for(devices))
+        sizes = _SizesAround(token, allocator_of(devices))
         with sizes.meter.counting():
             _pass(sizes, run, loss, devices)
     if not costs.stages:

@@ -1,8 +1,11 @@
-"""Meters of PyTorch's memory: the allocator of a CUDA device; on the CPU, every storage that an op makes."""
+"""Meters of PyTorch's memory: the allocator of a CUDA device; on the CPU, every storage that an op makes, or what the
+allocator itself reports to a profiler, which sees the work space of kernels as well, such as that of convolutions.
+"""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +21,18 @@ from remat.errors import InfeasibleError
 from remat.frameworks.torch.storage import is_dense, storage_id
 from remat.pytree import flatten
 
-__all__ = ["CudaMeter", "StorageMeter", "allocations", "cuda_of", "free_bytes", "free_on", "meter_for", "one_step"]
+__all__ = [
+    "AllocatorMeter",
+    "CudaMeter",
+    "StorageMeter",
+    "allocations",
+    "allocator_of",
+    "cuda_of",
+    "free_bytes",
+    "free_on",
+    "meter_for",
+    "one_step",
+]
 
 
 def cuda_of(devices: Sequence[torch.device]) -> torch.device | None:
@@ -30,6 +44,14 @@ def meter_for(devices: Sequence[torch.device]) -> Any:
     """The meter of the memory that a loop on these devices is planned for."""
     device = cuda_of(devices)
     return StorageMeter() if device is None else CudaMeter(device)
+
+
+def allocator_of(devices: Sequence[torch.device]) -> Any:
+    """The meter of the allocator of these devices; while the program is profiled, that of storages on the CPU."""
+    device = cuda_of(devices)
+    if device is not None:
+        return CudaMeter(device)
+    return StorageMeter() if torch._C._autograd._profiler_enabled() else AllocatorMeter()
 
 
 def free_on(*values: Any) -> int | None:
@@ -100,6 +122,55 @@ class CudaMeter:
     def reset_peak(self) -> None:
         """Let the peak start again from the bytes that are allocated now."""
         torch.cuda.reset_peak_memory_stats(self.device)
+
+
+class AllocatorMeter:
+    """Bytes that this thread has allocated on the CPU, by the events that the allocator reports to a profiler."""
+
+    def __init__(self) -> None:
+        self._now = self._peak = 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count in the block; no other profiler may run meanwhile."""
+        self._start()
+        try:
+            yield
+        finally:
+            self._stop()
+
+    def now(self) -> int:
+        """Bytes that are allocated now."""
+        self._stop()
+        self._start()
+        return self._now
+
+    def peak(self) -> int:
+        """The most bytes that were allocated since `reset_peak`."""
+        if torch._C._autograd._profiler_enabled():
+            self.now()
+        return self._peak
+
+    def reset_peak(self) -> None:
+        """Let the peak start again from the bytes that are allocated now."""
+        self._peak = self.now()
+
+    def _start(self) -> None:
+        torch._C._autograd._enable_profiler_legacy(_memory_events())
+
+    def _stop(self) -> None:
+        events: Any = torch._C._autograd._disable_profiler_legacy()
+        for event in chain.from_iterable(events):
+            if event.kind() == "memory_alloc":  # or freed, with a negative number
+                self._now += event.cpu_memory_usage()
+                self._peak = max(self._peak, self._now)
+
+
+def _memory_events() -> Any:
+    autograd: Any = torch.autograd  # which does not export them
+    options = torch._C._profiler._ExperimentalConfig()
+    # Input shapes, memory, stacks, flops, modules; by position, as the names are not those of every version.
+    return autograd.ProfilerConfig(autograd.ProfilerState.CPU, False, True, False, False, False, options)
 
 
 class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import hooks_suspended, without_saved_tensor_hooks
 from remat.frameworks.torch.measure_chain import _loss
-from remat.frameworks.torch.meter import cuda_of, meter_for
+from remat.frameworks.torch.meter import allocator_of, cuda_of
 
 __all__ = ["Loss", "Trial", "loss_of", "undisturbed"]
 
@@ -65,7 +65,7 @@ class Trial:
     """The peak of one forward and backward of a model, above the level at its beginning, with gradients there."""
 
     def __init__(self, model: nn.Module, devices: Sequence[torch.device]) -> None:
-        self._model, self._meter, self._device = model, meter_for(devices), cuda_of(devices)
+        self._model, self._meter, self._device = model, allocator_of(devices), cuda_of(devices)
         self.peak = 0
 
     def run(self, run: Callable[[], Any], loss: Loss | None) -> "Trial":
