@@ -132,6 +132,7 @@ class Reach:
         self.names: set[str] = set()  # in all code that was reached
         self._variables: list[tuple[Reference, Any]] = []
         self._cells_written: set[int] = set()
+        self._globals_written: dict[tuple[int, str], Reference] = {}
         self._seen: dict[int, Any] = {}  # by id; the objects too, since a bound method lives only as long as this
         self._queue: deque[Any] = deque()  # breadth first, so that what is near is reached
         self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, and owners
@@ -155,6 +156,14 @@ class Reach:
         """Cells and globals that the function reads and does not assign to, and their contents."""
         written = self._cells_written
         return [pair for pair in self._variables if not isinstance(pair[0], CellRef) or id(pair[0].cell) not in written]
+
+    @property
+    def assigned(self) -> list[Reference]:
+        """Cells and globals that the function assigns to."""
+        cells = [
+            each for each, _ in self._variables if isinstance(each, CellRef) and id(each.cell) in self._cells_written
+        ]
+        return [*cells, *self._globals_written.values()]
 
     def kind(self, cls: type) -> Kind:
         """What to do with values of a type."""
@@ -301,6 +310,8 @@ class Reach:
             self.meet(function.__defaults__, AttributeRef(function, "__defaults__"))
         self.meet(function.__kwdefaults__)
         namespace, rebound = function.__globals__, assigned_globals(code)
+        for name in rebound:
+            self._globals_written[id(namespace), name] = ItemRef(namespace, name)
         for name in global_names(code):
             value = namespace.get(name, UNSET)
             if isinstance(value, ModuleType):

@@ -15,6 +15,7 @@ from remat.errors import StepError
 
 __all__ = [
     "UNSET",
+    "AssignedVariables",
     "AttributeRef",
     "CellRef",
     "ItemRef",
@@ -170,6 +171,31 @@ class PartialRef(Reference):
     def was_rewritten(self, value: Any) -> bool:
         """`partial` arguments are immutable, so the step never overwrites them."""
         return False
+
+
+class AssignedVariables:
+    """Variables that a function assigns to by `global` and `nonlocal`, as a replayable state (rng_state.py).
+
+    Steps that are measured are no part of the program, so that these are put back after them. In a recomputation they
+    are the step's own, and are left alone.
+    """
+
+    def __init__(self, references: Iterable[Reference]) -> None:
+        self._references = list(references)
+
+    def version(self, snapshot: list[Any] | None = None) -> list[int]:
+        """The identities of the values."""
+        return list(map(id, self.get() if snapshot is None else snapshot))
+
+    def get(self) -> list[Any]:
+        """The values."""
+        return [reference.get() for reference in self._references]
+
+    def set(self, snapshot: list[Any]) -> None:
+        """Bind the variables to former values."""
+        for reference, value in zip(self._references, snapshot, strict=True):
+            if reference.get() is not value:
+                reference.put(value)
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
