@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from remat.frameworks.torch.meter import allocator_of, cuda_of
 from remat.frameworks.torch.model_trial import Loss, loss_of, undisturbed
 from remat.frameworks.torch.planned_blocks import block_calls
 from remat.frameworks.torch.saved_tensors import made_again
-from remat.frameworks.torch.storage import storage_id
+from remat.frameworks.torch.storage import is_dense, storage_id
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
 from remat.segments import CheckpointOptions
@@ -297,7 +298,9 @@ class _SizesAround(_Cut):
         self.peaks: list[int] = []  # before each call, after the last one, and in the two parts of the backward
         self.taken: list[int] = []  # bytes with a graph that each call takes
         self.made: list[int] = []  # bytes that each call makes
+        self.is_held: list[bool] = []  # at each call, whether what the one before made is still there
         self._graphs: list[Any] = []  # of what each call takes: real blocks hold them
+        self._outputs: list[ReferenceType[Any]] = []  # storages that the last call made
 
     def begin(self, device: torch.device | None) -> None:
         super().begin(device)
@@ -309,9 +312,12 @@ class _SizesAround(_Cut):
         active = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
         self.taken.append(_bytes(active))
         self._graphs += [leaf.grad_fn for leaf in active]
+        self.is_held.append(any(storage() is not None for storage in self._outputs))
 
     def after(self, call: _Call, out: Any) -> None:
-        self.made.append(_bytes(leaf for leaf in flatten(out)[0] if id(leaf) not in call.given))
+        made = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor) and id(leaf) not in call.given]
+        self.made.append(_bytes(made))
+        self._outputs = [ref(leaf.untyped_storage()) for leaf in made if is_dense(leaf)]
         self.meter.reset_peak()
 
     def end_forward(self, results: Any) -> None:
@@ -352,11 +358,12 @@ def _with_rest(costs: _BlockCosts, sizes: _SizesAround) -> list[Stage]:
     stages = [_once(AROUND[0], state, own, recording, pulling, seconds[0], seconds[-1])]
     for stage, i, is_next in zip(costs.stages, costs.first_calls, costs.is_next, strict=True):
         if i and not is_next:
-            made, taken = sizes.made[i - 1], sizes.taken[i]
-            began = level + made
-            own, recording = max(0, sizes.levels[i] - began - taken), sizes.peaks[i] - began
-            stages.append(_once(AROUND[1], taken, own, recording, own + taken + made, seconds[i], seconds[i]))
-            level = began + own
+            made, taken, held = sizes.made[i - 1], sizes.taken[i], sizes.is_held[i]
+            recording = sizes.peaks[i] - level - made
+            level += made if held else 0
+            own = max(0, sizes.levels[i] - level - taken)
+            level += own
+            stages.append(_once(AROUND[1], taken, own, recording, own + taken + made, seconds[i], seconds[i], held))
         stages.append(stage)
     began = level + sizes.made[-1] + sizes.results
     own, recording, pulling = (size - began for size in (sizes.levels[n], sizes.peaks[n], sizes.peaks[n + 1]))
@@ -364,7 +371,16 @@ def _with_rest(costs: _BlockCosts, sizes: _SizesAround) -> list[Stage]:
     return stages
 
 
-def _once(name: str, output: int, tape: int, recording: int, pulling: int, forward: float, backward: float) -> Stage:
+def _once(
+    name: str,
+    output: int,
+    tape: int,
+    recording: int,
+    pulling: int,
+    forward: float,
+    backward: float,
+    holds_input: bool = True,
+) -> Stage:
     """A stage that is recorded when it runs; bytes may come out below what a stage needs by definition."""
     tape = max(0, tape)
     option = Option(
@@ -373,6 +389,7 @@ def _once(name: str, output: int, tape: int, recording: int, pulling: int, forwa
         backward,
         record_peak=max(recording, output + tape),
         pullback_peak=max(pulling, tape),
+        holds_input=holds_input,
         holds_output=False,
     )
     return Stage(forward, output=output, options=[option], name=name, repeatable=False)
