@@ -25,6 +25,7 @@ __all__ = [
     "external_edges",
     "gradient_edge",
     "gradients_blocked",
+    "gradients_put_back",
     "has_function_modes",
     "has_hooks",
     "has_no_numbers",
@@ -43,6 +44,7 @@ __all__ = [
     "saved_tensor_hooks_allowed",
     "sequence_nr",
     "set_backward_hooks",
+    "set_gradients",
     "torch_function_disabled",
     "version",
     "view_base",
@@ -258,10 +260,25 @@ def _suspended(
     try:
         yield
     finally:
-        for tensor, gradient in retained:
-            tensor.grad = gradient
+        set_gradients(retained)
         for tensor, hooks in suspended:
             set_backward_hooks(tensor, {**backward_hooks(tensor), **hooks})
+
+
+def set_gradients(pairs: Iterable[tuple[Tensor, Tensor | None]]) -> None:
+    """Let tensors have these as their `.grad`."""
+    for tensor, gradient in pairs:
+        tensor.grad = gradient
+
+
+@contextmanager
+def gradients_put_back(leaves: Iterable[Tensor]) -> Iterator[None]:
+    """A block after which leaves have the `.grad` that they have now."""
+    own = [(leaf, leaf.grad) for leaf in leaves]
+    try:
+        yield
+    finally:
+        set_gradients(own)
 
 
 @contextmanager

@@ -29,7 +29,13 @@ from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.environment import reached, replayable_states
-from remat.frameworks.torch.graph import hooks_suspended, reachable_leaves, without_saved_tensor_hooks
+from remat.frameworks.torch.graph import (
+    gradients_put_back,
+    hooks_suspended,
+    reachable_leaves,
+    set_gradients,
+    without_saved_tensor_hooks,
+)
 from remat.frameworks.torch.in_place_stages import copied, stage_groups
 from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import allocator_of, cuda_of
@@ -211,20 +217,16 @@ class _Measurement:
     @contextmanager
     def _gradients_there(self) -> Iterator[None]:
         """A block in which every parameter of the stage has a gradient to be added to, and its own one afterwards."""
-        own = [(root, root.grad) for root in self._roots]
-        try:
-            for root in self._roots:
-                root.grad = torch.zeros_like(root)
+        with gradients_put_back(self._roots):
+            set_gradients((root, torch.zeros_like(root)) for root in self._roots)
             self._drop_input_gradients()
-            yield
-        finally:
-            for root, gradient in own:
-                root.grad = gradient
-            self._drop_input_gradients()
+            try:
+                yield
+            finally:
+                self._drop_input_gradients()
 
     def _drop_input_gradients(self) -> None:
-        for leaf in tensors_in(self._x):
-            leaf.grad = None
+        set_gradients((leaf, None) for leaf in tensors_in(self._x))
 
 
 _LOSS_BYTES = 4  # of the number that a measurement differentiates

@@ -28,7 +28,7 @@ from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.block_ranges import BlockOutput, versions_of
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.environment import reached, replayable_states
-from remat.frameworks.torch.graph import version
+from remat.frameworks.torch.graph import gradients_put_back, version
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.measure_chain import _kind, _leaves_of_its_own, _loss, _Measurement
 from remat.frameworks.torch.meter import allocator_of, cuda_of
@@ -251,14 +251,12 @@ class _BlockCosts(_Cut):
         Comparing takes memory; here one block is live, and in a training step much more.
         """
         module = self._blocks[call.block]
-        gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
         args, kwargs = _leaves_of_its_own(call.arguments, first=True)
-        with preserved_state(replayable_states(reached(call.fn, arguments=call.leaves))):
+        states = replayable_states(reached(call.fn, arguments=call.leaves))
+        with gradients_put_back(module.parameters()), preserved_state(states):
             loss = _loss(checkpoint(call.fn, args, kwargs, CheckpointOptions()))
             if loss is not None:
                 torch.autograd.backward(loss)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
 
     def end_forward(self, results: Any) -> None:
         self._time()

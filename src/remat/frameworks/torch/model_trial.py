@@ -12,7 +12,7 @@ from remat.errors import ProblemError
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.environment import reached, replayable_states
-from remat.frameworks.torch.graph import hooks_suspended, without_saved_tensor_hooks
+from remat.frameworks.torch.graph import gradients_put_back, hooks_suspended, set_gradients, without_saved_tensor_hooks
 from remat.frameworks.torch.measure_chain import _loss
 from remat.frameworks.torch.meter import allocator_of, cuda_of
 
@@ -30,19 +30,13 @@ class undisturbed(ExitStack):  # used as a function
 
     def __enter__(self) -> "undisturbed":
         reach = reached(self._model)
-        gradients = [(parameter, parameter.grad) for parameter in self._model.parameters()]
-        self.callback(_set_gradients, gradients)
+        self.enter_context(gradients_put_back(self._model.parameters()))
         self.enter_context(preserved_state(replayable_states(reach)))
         self.enter_context(without_saved_tensor_hooks())
         self.enter_context(recomputing(True))
         self.enter_context(hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]))
         self.enter_context(torch.enable_grad())
         return self
-
-
-def _set_gradients(gradients: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-    for parameter, gradient in gradients:
-        parameter.grad = gradient
 
 
 def loss_of(out: Any, loss: Loss | None) -> tuple[Tensor | None, Any]:
@@ -95,7 +89,6 @@ class Trial:
     @contextmanager
     def _gradients_there(self) -> Iterator[None]:
         with undisturbed(self._model):
-            for parameter in self._model.parameters():
-                if parameter.requires_grad:
-                    parameter.grad = torch.zeros_like(parameter)
+            parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+            set_gradients((parameter, torch.zeros_like(parameter)) for parameter in parameters)
             yield
