@@ -13,6 +13,8 @@ from jax.test_util import check_grads
 import remat
 from tests.frameworks.jax.checkpoint_programs import assert_equal, held, same, segments_of
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 def test_it_is_traced_to_what_jax_checkpoint_is(x):
     def fn(x, w):

@@ -12,6 +12,8 @@ import pytest
 import remat
 from tests.frameworks.jax.checkpoint_programs import assert_equal, plainly, segments_of
 
+pytestmark = pytest.mark.usefixtures("quick")
+
 
 def test_modules_of_equinox_are_functions_with_parameters(x):
     module = equinox.nn.MLP(5, 3, 4, 2, key=jax.random.key(0))

@@ -191,10 +191,10 @@ def test_vmap_of_the_loss_and_of_the_loop():
 
     close(
         jax.jit(jax.grad(mean(ours), (0, 1, 2)))(params, init, many),
-        jax.grad(mean(plain), (0, 1, 2))(params, init, many),
+        jax.jit(jax.grad(mean(plain), (0, 1, 2)))(params, init, many),
     )
     each = jax.vmap(jax.grad(ours, (0, 2)), (None, None, 0))(params, init, many)
-    close(each, jax.vmap(jax.grad(plain, (0, 2)), (None, None, 0))(params, init, many))
+    close(each, jax.jit(jax.vmap(jax.grad(plain, (0, 2)), (None, None, 0)))(params, init, many))
     named = jax.vmap(
         lambda h: remat.scan(lambda h, _: (h + jax.lax.psum(h, "i") * 0.1, None), h, length=4, slots=2)[0],
         axis_name="i",
