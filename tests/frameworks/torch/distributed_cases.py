@@ -131,7 +131,7 @@ def fractions_of_what_is_free():
     """One process has more memory than the other: the smaller budget counts in both."""
     cell = fully_shard(torch.nn.GRUCell(WIDTH, WIDTH))
     free, xs = (150_000, 900_000)[dist.get_rank()], random(40, 4, WIDTH)
-    with mock.patch("remat.loops.request.free_host_bytes", return_value=free), remat.profile() as run:
+    with mock.patch("remat.memory_meter.free_host_bytes", return_value=free), remat.profile() as run:
         remat.scan(lambda h, x: (cell(x, h),) * 2, torch.zeros(4, WIDTH), xs, memory=0.2)[1].mean().backward()
     assert same_in_all([str(op) for op in run.calls[0].plan.schedule])
 

@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import remat
 
-sys.path.insert(0, str(Path(__file__).parent))  # of the script; whoever only looks for doctests imports it by its path
-from distributed_cases import CASES
+sys.path.insert(0, str(Path(__file__).parents[3]))  # of the script; whoever only looks for doctests imports it by path
+from tests.frameworks.torch.distributed_cases import CASES
+from tests.frameworks.torch.distributed_planned_models import CASES as PLANNED_MODELS
 
 KINDS = ["ddp", "ddp unused", "fsdp", "fsdp and cell", "fsdp and cell reshard"]
 BUDGETS = {"slots": {"slots": 3}, "memory": {"memory": 12_000}}
@@ -129,7 +130,7 @@ def main(rank, store, limit):
     check_fsdp1()
     sys.stdout.write("fsdp1: refused\n")
     sys.stdout.flush()
-    for name, case in CASES.items():
+    for name, case in (CASES | PLANNED_MODELS).items():
         try:
             case()
         except Exception:  # the other cases may still go well

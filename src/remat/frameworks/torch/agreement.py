@@ -30,7 +30,7 @@ from remat.loops.request import LoopRequest
 from remat.measuring import DEFAULT_TIMES, StepCost
 from remat.problem import Level, Loop, Memory
 
-__all__ = ["agree"]
+__all__ = ["agree", "largest"]
 
 
 def agree(request: LoopRequest, steps: int | None, state: int, first: FirstStep) -> tuple[LoopRequest, StepCost | None]:
@@ -44,16 +44,16 @@ def agree(request: LoopRequest, steps: int | None, state: int, first: FirstStep)
     cost, capacity = _estimate(first, state), 0 if request.memory is None else request.memory.device.capacity or 0
     equal = _equal_numbers(request, steps)
     ends = [end for number in equal.values() for end in (number, -number)]
-    largest = _largest([cost.loop.state, cost.loop.tape, cost.workspace, -capacity, *ends], first.groups)
-    for (what, number), most, least in zip(equal.items(), largest[4::2], largest[5::2], strict=True):
-        if most != -least:
+    most = largest([cost.loop.state, cost.loop.tape, cost.workspace, -capacity, *ends], first.groups)
+    for (what, number), high, low in zip(equal.items(), most[4::2], most[5::2], strict=True):
+        if high != -low:
             raise ProblemError(
-                f"the plans of this loop differ: it has {number} {what} in rank {dist.get_rank()}, and {-least} to "
-                f"{most} in the ranks that its steps wait for. Give all of them the same"
+                f"the plans of this loop differ: it has {number} {what} in rank {dist.get_rank()}, and {-low} to "
+                f"{high} in the ranks that its steps wait for. Give all of them the same"
             )
     if request.memory is None or not capacity:
         return request, None
-    state, tape, workspace, capacity = largest[:4]
+    state, tape, workspace, capacity = most[:4]
     budget = Memory(levels=[Level(request.memory.device.name, -capacity)])
     loop = Loop(**{**cost.loop.to_dict(), "state": state, "tape": tape})
     return replace(request, memory=budget), replace(cost, loop=loop, workspace=workspace)
@@ -83,17 +83,17 @@ def _estimate(first: FirstStep, state: int) -> StepCost:
     return StepCost(loop, tape + 2 * parameter_bytes, bookkeeping=0)
 
 
-def _largest(numbers: Sequence[int], groups: Sequence[Any]) -> list[int]:
+def largest(numbers: Sequence[int], groups: Sequence[Any]) -> list[int]:
     """The largest of each number in all processes of the groups, one group after the other."""
     for group in groups:
-        largest: Tensor = torch.tensor(numbers, device=device_of(group))
+        most: Tensor = torch.tensor(numbers, device=device_of(group))
         try:
-            dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group)
         except RuntimeError as error:
             raise ProblemError(
                 f"rank {dist.get_rank()} did not get an answer from all of the ranks "
-                f"{dist.get_process_group_ranks(group)}, which its steps wait for, to agree on one plan for a loop "
-                f"({error}). All of them must call the loop"
+                f"{dist.get_process_group_ranks(group)}, which it waits for, to agree on one plan "
+                f"({error}). All of them must make the call"
             ) from error
-        numbers = largest.tolist()
+        numbers = most.tolist()
     return list(numbers)

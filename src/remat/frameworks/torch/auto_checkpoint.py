@@ -13,6 +13,7 @@ from remat.frameworks.torch.find_blocks import find_blocks
 from remat.frameworks.torch.measure_model import measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_trial import Trial
+from remat.frameworks.torch.plan_agreement import groups_of_model, largest, of_first_process
 from remat.frameworks.torch.planned_blocks import plain_module
 from remat.frameworks.torch.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
@@ -67,7 +68,7 @@ def largest_batch(
     """
     found = find_blocks(model, blocks)
     devices = [parameter.device for parameter in model.parameters()]
-    budget = ModelBudget.parse(memory, None).bytes(model, devices)
+    budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups_of_model(model))[0]
     sizes: dict[int, tuple[int, Chain]] = {}  # of batches that fit
     low, high, above = 0, most + 1, 0
     guess = 1
@@ -108,7 +109,10 @@ def _least_memory(
 ) -> tuple[int, Chain]:
     args, kwargs = call
     devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if isinstance(leaf, Tensor)]
-    chain = measure_model(model, partial(model, *args, **kwargs), blocks, token, loss, devices).chain
+    groups = groups_of_model(model)
+    run = partial(model, *args, **kwargs)
+    chain = measure_model(model, run, blocks, token, loss, devices, together=bool(groups)).chain
+    chain = of_first_process(chain, groups)
     try:
         return make_plan(chain, 1).peak, chain
     except InfeasibleError as error:

@@ -11,22 +11,27 @@ is, and anything may stand between two blocks that leaves the tensors alone whic
 is Range(0, 4, (Range(0, 2, (0, 1)), 2, 3)): the backward asks block 3 first, whose input block 2 makes, and so on.
 
 The rule: block i belongs to the range of block i-1 if all that block i-1 made and block i takes is unchanged: the same
-tensors, with the same versions. Then the input of block i can be computed from the range's input. Otherwise block i
-begins a range of its own, and its input is kept: more memory, never another gradient.
+tensors, with the same versions, or views of them as a whole, which hooks of modules make (full backward hooks, FSDP).
+Then the input of block i can be computed from the range's input. Otherwise block i begins a range of its own, and its
+input is kept: more memory, never another gradient.
+
+The parameters of sharded modules (FSDP2) are gathered for a block that runs again, and freed again.
 
 What it can miss: a tensor that is written into behind its version counter, between two blocks.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import ReferenceType, ref
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from remat.execute.nested_ranges import Item, Range
 from remat.frameworks.torch.checkpoint import CheckpointFrame
-from remat.frameworks.torch.graph import call_after_backward, current_backward, version
+from remat.frameworks.torch.fsdp import gathered
+from remat.frameworks.torch.graph import call_after_backward, current_backward, version, view_base
 from remat.profiling.call_record import CallRecord
 from remat.pytree import flatten
 from remat.segments import CheckpointOptions
@@ -45,7 +50,7 @@ class BlockOutput:
 
     def __init__(self, out: Any, given: Mapping[int, int]) -> None:
         self._tensors = {
-            id(leaf): (ref(leaf), version(leaf), place)
+            _whole(leaf): (ref(view_base(leaf)), version(leaf), place)
             for place, leaf in enumerate(flatten(out)[0])
             if isinstance(leaf, Tensor) and not leaf.is_inference() and given.get(id(leaf)) != version(leaf)
         }
@@ -54,12 +59,19 @@ class BlockOutput:
         """The tensors that are among these arguments; none if one of them was written into since."""
         taken: Taken = {}
         for leaf in arguments:
-            known = self._tensors.get(id(leaf))
-            if known is not None and isinstance(leaf, Tensor) and known[0]() is leaf:
+            known = self._tensors.get(_whole(leaf)) if isinstance(leaf, Tensor) else None
+            if known is not None and known[0]() is view_base(leaf):
                 if version(leaf) != known[1]:
                     return {}
                 taken[id(leaf)] = known[2]
         return taken
+
+
+def _whole(tensor: Tensor) -> Hashable:
+    """What tensors have in common that are the same numbers in the same memory."""
+    if tensor.layout != torch.strided:
+        return id(tensor)
+    return id(view_base(tensor)), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def versions_of(arguments: Iterable[Any]) -> dict[int, int]:
@@ -74,16 +86,26 @@ class RangeRun:
     input is let go with the last of them, as that of a segment is.
     """
 
-    def __init__(self, item: Range) -> None:
-        self.item = item
+    def __init__(self, item: Range, sharded: Sequence[Sequence[nn.Module]] = ()) -> None:
+        self.item, self._sharded = item, sharded  # for each call of a block, the sharded modules with its parameters
         self._frames: dict[int, ReferenceType[CheckpointFrame]] = {}
         self._places: dict[int, frozenset[int]] = {}  # in the output of the block before, of what a block takes
         self._held: dict[int, dict[int, State]] = {}  # by backward: inputs of blocks, now in use or of ranges inside
+        self._newest: CheckpointFrame | None = None
         self._running = -1  # the block that is run by the range itself
 
     def has(self, block: int) -> bool:
-        """Whether the block ran as a segment of this range."""
-        return block in self._frames
+        """Whether the block ran as a segment of this range, and can run again."""
+        frame = self._frames[block]() if block in self._frames else None
+        return frame is not None and frame._complete
+
+    def newest_frame(self) -> CheckpointFrame | None:
+        """The frame that was made last; it is the caller's to hold until the next block has one, which refers to it.
+
+        A frame without holders, of a block in which nothing wants a gradient, is not held by the graph.
+        """
+        newest, self._newest = self._newest, None
+        return newest
 
     def frame_of(self, block: int, taken: Taken) -> Callable[..., CheckpointFrame]:
         """What makes the frame for the call of a block, which takes these tensors from the block before."""
@@ -98,7 +120,7 @@ class RangeRun:
             options: CheckpointOptions,
             call: CallRecord | None,
         ) -> CheckpointFrame:
-            made = CheckpointFrame(fn, args, kwargs, options, call, source)
+            self._newest = made = CheckpointFrame(fn, args, kwargs, options, call, source)
             self._frames[block] = ref(made)
             return made
 
@@ -148,7 +170,8 @@ class RangeRun:
         assert frame is not None, "frames hold those before them"
         before, self._running = self._running, block
         try:
-            leaves = flatten(frame.run_again(task))[0]
+            with gathered(self._sharded[block] if self._sharded else ()):
+                leaves = flatten(frame.run_again(task))[0]
         finally:
             self._running = before
         return {place: leaves[place].detach() for place in self._places[block + 1]}

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from remat.errors import ProblemError
+from remat.frameworks.torch.fsdp import unsharded_class
 
 __all__ = ["find_blocks"]
 
@@ -65,7 +66,7 @@ def _flat(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     """The members of a list; those of a sequence inside it are members, too."""
     for name, child in module.named_children():
         at = f"{path}.{name}" if path else name
-        if type(child) in (nn.Sequential, nn.ModuleList) and any(True for _ in child.children()):
+        if unsharded_class(child) in (nn.Sequential, nn.ModuleList) and any(True for _ in child.children()):
             yield from _flat(child, at)
         else:
             yield at, child

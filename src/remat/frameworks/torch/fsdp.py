@@ -1,4 +1,5 @@
-"""FSDP2 (`torch.distributed.fsdp.fully_shard`): which sharded modules a step calls, and the end of a range for them.
+"""FSDP2 (`torch.distributed.fsdp.fully_shard`): which sharded modules a step calls, and the end of a range for them;
+and the parameters of a block that is run again while another one is pulled back.
 
 FSDP1 (`FullyShardedDataParallel`) gathers and frees parameters once for a forward and a backward of the whole model,
 which the ranges of a loop are not: a step that calls such a module is refused.
@@ -9,18 +10,35 @@ The only file that touches FSDP's private state. It is checked with 2.11 and 2.1
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from remat.errors import StepError
 
-__all__ = ["FirstCall", "any_fsdp_module", "end_backward", "fsdp_modules_called", "meshes_of", "share_fsdp_state"]
+__all__ = [
+    "FirstCall",
+    "any_fsdp_module",
+    "end_backward",
+    "fsdp_modules_called",
+    "gathered",
+    "is_sharded",
+    "meshes_of",
+    "reshard",
+    "sharded_modules_of",
+    "share_fsdp_state",
+    "unsharded_class",
+]
 
 
 def any_fsdp_module(modules: Sequence[nn.Module]) -> bool:
     """Whether a module is sharded. A program that uses FSDP has imported it, so it is not imported here."""
     return _any_of("FSDPModule", modules)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a module of a model is sharded."""
+    return "torch.distributed.fsdp" in sys.modules and any_fsdp_module(list(model.modules()))
 
 
 def _any_of(name: str, modules: Sequence[nn.Module]) -> bool:
@@ -69,10 +87,62 @@ class FirstCall(BaseException):
 
 def meshes_of(modules: Sequence[Any]) -> list[Any]:
     """The meshes over which modules of FSDP2 are sharded."""
-    states = [module._get_fsdp_state() for module in modules]
+    return [group.mesh_info.mesh for module in modules for group in _parameter_groups(module)]
+
+
+def _parameter_groups(module: Any) -> list[Any]:
     # A state has one group of parameters in 2.11, and a list of them in 2.13.
-    groups = [getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group] for state in states]
-    return [group.mesh_info.mesh for each in groups for group in each if group is not None]
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def sharded_modules_of(model: nn.Module, names: Sequence[str]) -> list[tuple[nn.Module, ...]]:
+    """For each of these modules of a model, the sharded modules that have its parameters: around it, and inside."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    sharded = {name: module for name, module in modules.items() if any_fsdp_module([module])}
+    if not sharded:
+        return [()] * len(names)
+    found = []
+    for name in names:
+        around = next((each for each in [name, *_parents(name)] if each in sharded), None)
+        inside = [each for each in modules[name].modules() if each is not modules[name] and any_fsdp_module([each])]
+        found.append((*(() if around is None else (sharded[around],)), *inside))
+    return found
+
+
+def unsharded_class(module: nn.Module) -> type:
+    """The class that a module has without `fully_shard`."""
+    return type(module).__bases__[1] if any_fsdp_module([module]) else type(module)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the whole parameters of all sharded modules."""
+    for module in model.modules():
+        if any_fsdp_module([module]):
+            cast(Any, module).reshard()
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:stop]) for stop in reversed(range(len(parts)))] if name else []
+
+
+@contextmanager
+def gathered(modules: Sequence[Any]) -> Iterator[None]:
+    """A block in which sharded modules have their whole parameters; those that had them before keep them.
+
+    So had those whose parameters are on their way for the backward: FSDP gathers them while it still pulls back others.
+    """
+    pairs = [(module, group) for module in modules for group in _parameter_groups(module)]
+    free = [module for module, group in pairs if not group.is_unsharded and group._all_gather_result is None]
+    for module in modules:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in free:
+            module.reshard()
 
 
 def end_backward(modules: Sequence[Any]) -> None:

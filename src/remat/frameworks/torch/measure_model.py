@@ -28,6 +28,7 @@ from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.block_ranges import BlockOutput, versions_of
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.environment import reached, replayable_states
+from remat.frameworks.torch.fsdp import any_fsdp_module
 from remat.frameworks.torch.graph import gradients_put_back, version
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.measure_chain import _kind, _leaves_of_its_own, _loss, _Measurement
@@ -61,11 +62,14 @@ def measure_model(
     token: str,
     loss: Loss | None,
     devices: Sequence[torch.device],
+    *,
+    together: bool = False,
 ) -> MeasuredModel:
-    """The chain of a model that `run` calls once, with gradients."""
+    """The chain of a model that `run` calls once, with gradients; `together`: equally often in all processes."""
     names = list(blocks)
+    _refuse_sharded_parts(blocks)
     with undisturbed(model):
-        costs = _BlockCosts(token, names, list(blocks.values()))
+        costs = _BlockCosts(token, names, list(blocks.values()), together)
         _pass(costs, run, loss, devices)
         sizes = _SizesAround(token, allocator_of(devices))
         with sizes.meter.counting():
@@ -76,6 +80,17 @@ def measure_model(
             "name those that it calls, blocks=..."
         )
     return MeasuredModel(Chain(_with_rest(costs, sizes), input=sizes.results), tuple(costs.order))
+
+
+def _refuse_sharded_parts(blocks: dict[str, nn.Module]) -> None:
+    for name, block in blocks.items():
+        parts = [part for part, module in block.named_modules() if part and any_fsdp_module([module])]
+        if parts:
+            raise ProblemError(
+                f"a part of block {name!r} is sharded by itself, {parts[0]!r}: FSDP2 takes each backward through it "
+                "for the end of one through the model, so the block cannot be measured alone. Call auto_checkpoint "
+                "before fully_shard, or give it a plan= that was made so"
+            )
 
 
 def _pass(calls: "_Cut", run: Callable[[], Any], loss: Loss | None, devices: Sequence[torch.device]) -> None:
@@ -195,9 +210,9 @@ class _BlockCosts(_Cut):
     One that writes into something else is recorded when it runs.
     """
 
-    def __init__(self, token: str, names: Sequence[str], blocks: Sequence[nn.Module]) -> None:
+    def __init__(self, token: str, names: Sequence[str], blocks: Sequence[nn.Module], together: bool) -> None:
         super().__init__(token)
-        self._names, self._blocks = names, blocks
+        self._names, self._blocks, self._together = names, blocks, together
         self.order: list[int] = []
         self.stages: list[Stage] = []
         self.first_calls: list[int] = []  # of stages
@@ -242,7 +257,7 @@ class _BlockCosts(_Cut):
         if kind not in self._known:
             own = _leaves_of_its_own(arguments, first=True)
             run = (lambda x: function(_copied(x))) if copied else function
-            self._known[kind] = _Measurement(run, own).stage(name)
+            self._known[kind] = _Measurement(run, own, together=self._together).stage(name)
         return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not copied})
 
     def _compare(self, call: _Call) -> None:

@@ -12,6 +12,7 @@ from remat.errors import ProblemError
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.environment import reached, replayable_states
+from remat.frameworks.torch.fsdp import is_sharded, reshard
 from remat.frameworks.torch.graph import gradients_put_back, hooks_suspended, set_gradients, without_saved_tensor_hooks
 from remat.frameworks.torch.measure_chain import _loss
 from remat.frameworks.torch.meter import allocator_of, cuda_of
@@ -36,6 +37,8 @@ class undisturbed(ExitStack):  # used as a function
         self.enter_context(recomputing(True))
         self.enter_context(hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]))
         self.enter_context(torch.enable_grad())
+        if is_sharded(self._model):  # modules whose backward did not run, since they were cut out, have gathered theirs
+            self.callback(reshard, self._model)
         return self
 
 

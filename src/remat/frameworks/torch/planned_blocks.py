@@ -10,7 +10,7 @@ of blocks in the order in which the model makes them. Calls that come in another
 """
 
 import copyreg
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import FunctionType
@@ -24,7 +24,7 @@ from remat.execute.nested_ranges import Item, Range
 from remat.execute.recomputation import variable_set
 from remat.frameworks.compilers import compiled_checkpoint, traces_segments
 from remat.frameworks.torch.block_ranges import BlockOutput, RangeRun, versions_of
-from remat.frameworks.torch.checkpoint import checkpoint
+from remat.frameworks.torch.checkpoint import CheckpointFrame, checkpoint
 from remat.frameworks.torch.checkpointed_module import entry_of
 from remat.frameworks.torch.graph import has_saved_tensor_hooks
 from remat.planners import Plan
@@ -32,7 +32,16 @@ from remat.profiling.profiler import recorded_call
 from remat.pytree import flatten
 from remat.segments import CheckpointOptions
 
-__all__ = ["Block", "BlockCalls", "PlannedCalls", "PlannedForward", "block_calls", "plain_module", "planned_module"]
+__all__ = [
+    "Block",
+    "BlockCalls",
+    "PlannedCalls",
+    "PlannedForward",
+    "are_handled",
+    "block_calls",
+    "plain_module",
+    "planned_module",
+]
 
 _OPTIONS = CheckpointOptions()
 
@@ -62,14 +71,24 @@ def block_calls(calls: BlockCalls | None) -> variable_set[BlockCalls | None]:
     return variable_set(_calls, calls)
 
 
+def are_handled(model: str) -> bool:
+    """Whether somebody handles the calls of a model's blocks already."""
+    calls = _calls.get()
+    return calls is not None and calls.model == model
+
+
 class PlannedCalls:
     """One forward of a model: each call of a block is recorded, or part of a range, as the plan has it."""
 
-    def __init__(self, model: str, order: tuple[int, ...], items: tuple[Item, ...]) -> None:
+    def __init__(
+        self, model: str, order: tuple[int, ...], items: tuple[Item, ...], sharded: Sequence[Sequence[nn.Module]]
+    ) -> None:
         self.model, self._order, self._items = model, order, items
+        self._sharded = [sharded[number] for number in order] if any(sharded) else []
         self._next = 0
         self._run: RangeRun | None = None
         self._output: BlockOutput | None = None
+        self._frame: CheckpointFrame | None = None  # of the last block
 
     def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a block returns; calls that the plan does not expect are segments of their own."""
@@ -85,7 +104,10 @@ class PlannedCalls:
             arguments = flatten((args, kwargs))[0]
             run, taken = self._range(at, item, arguments)
             given = versions_of(arguments)
-            out = checkpoint(fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken))
+            try:
+                out = checkpoint(fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken))
+            finally:
+                self._frame = run.newest_frame()
         self._output = BlockOutput(out, given) if at + 1 < item.stop else None
         return out
 
@@ -98,7 +120,7 @@ class PlannedCalls:
                 return run, taken
         if at > item.start:
             item = Range(at, item.stop, tuple(range(at, item.stop)))
-        self._run = RangeRun(item)
+        self._run = RangeRun(item, self._sharded)
         return self._run, {}
 
 

@@ -1,9 +1,12 @@
 """A model under a budget: measured, planned, tried, and run by the plan, for each shape of its inputs.
 
-Rule. Plans are for the shapes, dtypes and devices of a model's inputs, its mode (`train` or `eval`) and the number of
-parameters that want gradients. A plan is also used for inputs that are smaller by no more than a fifth in all, which
-need less; for others a new one is made at their first call, from these inputs, or an error is raised. The last KEPT
-plans are held.
+Rule. Plans are for the shapes, dtypes and devices of a model's inputs, its mode (`train` or `eval`), the bytes of its
+parameters and of those that want gradients, and autocast. A plan is also used for inputs that are smaller by no more
+than a fifth in all, which need less; for others a new one is made at their first call, from these inputs, or an error
+is raised. The last KEPT plans are held.
+
+A model that is sharded (FSDP2) is measured by calls of it, in all processes at once, and has one plan for all shapes
+and processes (plan_agreement.py).
 
 A plan is tried on the sample before it is used: the peak of a forward and a backward, above the level before it, with
 all gradients there. If it is above the budget, since sizes around blocks are not exact, the next plan gets as much
@@ -23,10 +26,20 @@ from torch import Tensor, nn
 
 from remat.errors import InfeasibleError, ProblemError
 from remat.execute.nested_ranges import Item, Range, nested_ranges
+from remat.frameworks.torch.fsdp import is_sharded, sharded_modules_of
+from remat.frameworks.torch.input_shapes import InputShapes
 from remat.frameworks.torch.measure_model import AROUND, TOGETHER, MeasuredModel, measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_trial import Loss, Trial
-from remat.frameworks.torch.planned_blocks import Block, PlannedCalls, block_calls, plain_module, planned_module
+from remat.frameworks.torch.plan_agreement import compare_plans, groups_of_model, largest, of_first_process
+from remat.frameworks.torch.planned_blocks import (
+    Block,
+    PlannedCalls,
+    are_handled,
+    block_calls,
+    plain_module,
+    planned_module,
+)
 from remat.planners import Plan
 from remat.planners import plan as make_plan
 from remat.planners.claim import Prediction
@@ -39,7 +52,6 @@ __all__ = ["ModelPlan", "PlannedModel", "attach", "planned_model"]
 
 KEPT = 16  # plans for different shapes
 TRIALS = 4
-_FEWER = 0.8  # inputs with at least this share of the elements use a plan for larger ones
 
 
 class ModelPlan(NamedTuple):
@@ -66,25 +78,6 @@ class ModelPlan(NamedTuple):
         return cls(plan, tuple(order), tuple(items), measured_peak)
 
 
-class _Shapes(NamedTuple):
-    """What a plan is for."""
-
-    tensors: tuple[tuple[tuple[int, ...], torch.dtype, str, bool], ...]
-    others: tuple[str, ...]
-    training: bool
-    trained: int  # parameters that want gradients
-
-    def covers(self, other: "_Shapes") -> bool:
-        """Whether a plan for this is one for other inputs, too: they are smaller, and not by much."""
-        if (self.others, self.training, self.trained) != other[1:] or len(self.tensors) != len(other.tensors):
-            return False
-        pairs = list(zip(self.tensors, other.tensors, strict=True))
-        if any(a[1:] != b[1:] or len(a[0]) != len(b[0]) for a, b in pairs):
-            return False
-        smaller = all(n <= m for a, b in pairs for m, n in zip(a[0], b[0], strict=True))
-        return smaller and all(_count(b[0]) >= _FEWER * _count(a[0]) for a, b in pairs)
-
-
 class PlannedModel:
     """What a model's forward does under a budget; set on the model as `_remat_forward`."""
 
@@ -98,13 +91,14 @@ class PlannedModel:
     ) -> None:
         self.names, self.token = tuple(blocks), uuid4().hex
         self._memory, self._loss, self._on_new_shape = memory, loss, on_new_shape
-        self._plans: OrderedDict[_Shapes, ModelPlan] = OrderedDict()
+        self._plans: OrderedDict[InputShapes, ModelPlan] = OrderedDict()
         self._given = None if plan is None else ModelPlan.of(plan, _order(plan, self.names))
         self._last: ModelPlan | None = self._given
+        self._agreed: ModelPlan | None = None  # by all processes that a sharded model waits for
 
     def __getstate__(self) -> dict[str, Any]:
         # A loss is often a lambda, and plans for new shapes can be made without.
-        return {**vars(self), "_loss": None}
+        return {**vars(self), "_loss": None, "_agreed": None}
 
     @property
     def last(self) -> ModelPlan:
@@ -114,18 +108,20 @@ class PlannedModel:
 
     def run(self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns; its blocks are run by the plan."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or are_handled(self.token):
             return fn(*args, **kwargs)
         kwargs = _without_cache(model, fn, kwargs)
-        found = self.plan_for(model, fn, args, kwargs)
-        return self._run(found, fn, args, kwargs)
+        found = self._of_sharded(model) if is_sharded(model) else self.plan_for(model, fn, args, kwargs)
+        return self._run(found, model, fn, args, kwargs)
 
     def prepare(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the plan for these arguments."""
         planned: Any = type(model)
         fn = partial(getattr(planned._remat_plain, planned._remat_entry), model)
+        kwargs = _without_cache(model, fn, kwargs)
         with torch.enable_grad():
-            self.plan_for(model, fn, args, _without_cache(model, fn, kwargs))
+            # Hooks of a sharded model gather its parameters: it is called as users call it.
+            self.plan_for(model, model if is_sharded(model) else fn, args, kwargs)
 
     def plan_for(
         self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -133,15 +129,15 @@ class PlannedModel:
         """The plan for these arguments; it is made if there is none."""
         if self._given is not None:
             return self._given
-        shapes = _shapes(model, args, kwargs)
+        shapes = InputShapes.of(model, args, kwargs)
         known = shapes if shapes in self._plans else next((k for k in self._plans if k.covers(shapes)), None)
         if known is not None:
             self._plans.move_to_end(known)
             return self._plans[known]
         if self._plans and self._on_new_shape == "error":
-            planned = " and ".join(_text(each) for each in self._plans)
+            planned = " and ".join(each.text for each in self._plans)
             raise ProblemError(
-                f"the model is planned for {planned}, and called with {_text(shapes)}: give inputs of a shape that is "
+                f"the model is planned for {planned}, and called with {shapes.text}: give inputs of a shape that is "
                 'planned for, or on_new_shape="plan"'
             )
         self._last = self._plans[shapes] = self._planned(model, fn, args, kwargs)
@@ -149,8 +145,24 @@ class PlannedModel:
             self._plans.popitem(last=False)
         return self._last
 
-    def _run(self, found: ModelPlan, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with block_calls(PlannedCalls(self.token, found.order, found.items)):
+    def _of_sharded(self, model: nn.Module) -> ModelPlan:
+        """The plan that all processes have agreed on."""
+        if self._agreed is None:
+            if self._last is None:
+                raise ProblemError(
+                    "a model that is sharded (FSDP2) is measured before its first call: give auto_checkpoint a sample="
+                )
+            groups = groups_of_model(model)
+            if self._given is not None:
+                compare_plans(str((self._given.order, self._given.items)), groups)
+            self._agreed = ModelPlan(*of_first_process(tuple(self._last), groups))
+        return self._agreed
+
+    def _run(
+        self, found: ModelPlan, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
+        with block_calls(PlannedCalls(self.token, found.order, found.items, sharded)):
             return fn(*args, **kwargs)
 
     def _planned(
@@ -161,9 +173,11 @@ class PlannedModel:
         modules = dict(model.named_modules(remove_duplicate=False))
         blocks = {name: modules[name] for name in self.names}
         devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if _is_tensor(leaf)]
-        memory = self._memory.bytes(model, devices)
+        groups = groups_of_model(model)
+        memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         run = partial(_on_copies, fn, args, kwargs)
-        measured = measure_model(model, run(), blocks, self.token, self._loss, devices)
+        measured = measure_model(model, run(), blocks, self.token, self._loss, devices, together=bool(groups))
+        measured = of_first_process(measured, groups)
         budget, over = memory, list[tuple[int, int]]()
         for _ in range(TRIALS):
             try:
@@ -213,7 +227,7 @@ class PlannedModel:
         devices: Sequence[torch.device],
     ) -> ModelPlan:
         """The plan, whose seconds are those of a whole step: stages that run alone take longer than in a row."""
-        seconds = Trial(model, devices).seconds_of(partial(self._run, found, run(), (), {}), self._loss)
+        seconds = Trial(model, devices).seconds_of(partial(self._run, found, model, run(), (), {}), self._loss)
         chain = cast(Chain, found.plan.problem).with_times(seconds / found.plan.seconds)
         prediction = Prediction.of(simulate(found.plan.schedule, chain, found.plan.memory))
         return found._replace(plan=replace(found.plan, problem=chain, prediction=prediction))
@@ -225,7 +239,8 @@ class PlannedModel:
         run: Callable[[], Callable[[], Any]],
         devices: Sequence[torch.device],
     ) -> int:
-        return Trial(model, devices).run(partial(self._run, found, run(), (), {}), self._loss).peak
+        peak = Trial(model, devices).run(partial(self._run, found, model, run(), (), {}), self._loss).peak
+        return largest([peak], groups_of_model(model))[0]
 
 
 def planned_model(
@@ -335,27 +350,6 @@ def _over(memory: int, over: Sequence[tuple[int, int]], least: int | None) -> In
         peak,
         "bytes",
     )
-
-
-def _shapes(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Shapes:
-    leaves = flatten((args, kwargs))[0]
-    tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
-    simple = [repr(leaf) if isinstance(leaf, int | float | str | None) else type(leaf).__name__ for leaf in leaves]
-    return _Shapes(
-        tuple((tuple(leaf.shape), leaf.dtype, str(leaf.device), leaf.requires_grad) for leaf in tensors),
-        tuple(text for text, leaf in zip(simple, leaves, strict=True) if not _is_tensor(leaf)),
-        model.training,
-        sum(parameter.requires_grad for parameter in model.parameters()),
-    )
-
-
-def _text(shapes: _Shapes) -> str:
-    tensors = ", ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype, _, _ in shapes.tensors)
-    return f"{tensors or 'no tensors'} in {'training' if shapes.training else 'evaluation'}"
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
 
 
 def _is_tensor(leaf: Any) -> bool:

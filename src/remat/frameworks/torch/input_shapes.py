@@ -1,0 +1,57 @@
+"""What a plan for a model is for: the shapes of its inputs, and all else that its bytes depend on."""
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from remat.frameworks.torch.autocast import AutocastState
+from remat.frameworks.torch.leaves import nbytes
+from remat.pytree import flatten
+from remat.units import bytes_text
+
+__all__ = ["InputShapes"]
+
+_FEWER = 0.8  # inputs with at least this share of the elements use a plan for larger ones
+
+
+class InputShapes(NamedTuple):
+    """Shape, dtype and device of each tensor, and whether it wants a gradient; other arguments; the model's state."""
+
+    tensors: tuple[tuple[tuple[int, ...], torch.dtype, str, bool], ...]
+    others: tuple[str, ...]
+    training: bool
+    parameters: tuple[int, int]  # bytes of those that want gradients, and of all
+    autocast: Hashable
+
+    @classmethod
+    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "InputShapes":
+        """Those of a call."""
+        leaves, parameters = flatten((args, kwargs))[0], list(model.parameters())
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        return cls(
+            tuple((tuple(leaf.shape), leaf.dtype, str(leaf.device), leaf.requires_grad) for leaf in tensors),
+            tuple(repr(leaf) if isinstance(leaf, int | float | str | None) else type(leaf).__name__ for leaf in others),
+            model.training,
+            (sum(nbytes(each) for each in parameters if each.requires_grad), sum(map(nbytes, parameters))),
+            AutocastState().key,
+        )
+
+    def covers(self, other: "InputShapes") -> bool:
+        """Whether a plan for this is one for other inputs, too: they are smaller, and not by much."""
+        if self[1:] != other[1:] or len(self.tensors) != len(other.tensors):
+            return False
+        pairs = list(zip(self.tensors, other.tensors, strict=True))
+        if any(a[1:] != b[1:] or len(a[0]) != len(b[0]) for a, b in pairs):
+            return False
+        smaller = all(n <= m for a, b in pairs for m, n in zip(a[0], b[0], strict=True))
+        return smaller and all(torch.Size(b[0]).numel() >= _FEWER * torch.Size(a[0]).numel() for a, b in pairs)
+
+    @property
+    def text(self) -> str:
+        """What messages say."""
+        tensors = ", ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype, _, _ in self.tensors)
+        mode = "training" if self.training else "evaluation"
+        return f"{tensors or 'no tensors'} in {mode}, with {bytes_text(self.parameters[0])} of trained parameters"

@@ -1,0 +1,126 @@
+"""Models under a budget in two processes (distributed_program.py): functions that raise where they fail."""
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import remat
+from tests.frameworks.torch.planned_models import batch, net
+
+DATA = [batch(128, seed=rank) for rank in range(2)]
+LITTLE, MORE = 160_000, 230_000  # bytes; the second with parameters that are gathered, of blocks or of the model
+
+
+def sequence():
+    parts = net()
+    return nn.Sequential(parts.first, nn.Sequential(*parts.blocks[:3]), nn.Sequential(*parts.blocks[3:]), parts.last)
+
+
+def sharded(model, **options):
+    for block in model.blocks:
+        fully_shard(block, **options)
+    return fully_shard(model, **options)
+
+
+def planned(model, memory=LITTLE):
+    return remat.auto_checkpoint(model, memory=memory, sample=(DATA[0],))
+
+
+def check(model, make=net, called=None, only=""):
+    """Gradients are the means of those that both processes would have alone; and blocks are computed again."""
+    alone = make()
+    for data in DATA:
+        (alone(data).pow(2).sum() / 2).backward()
+    expected = dict(alone.named_parameters())
+    for _ in range(2):
+        model.zero_grad()
+        with remat.profile() as run:
+            (called or model)(DATA[dist.get_rank()]).pow(2).sum().backward()
+        for name, parameter in model.named_parameters():
+            found = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
+            assert only not in name or (found - expected[name].grad).abs().max() < 1e-11, name
+    runs = [call.steps for call in run.calls]
+    both = [None] * 2
+    dist.all_gather_object(both, runs)
+    assert both[0] == both[1]
+    assert sum(runs) > len(runs) > 0
+
+
+def planned_model_in_ddp():
+    model = planned(net())
+    check(model, called=DistributedDataParallel(model))
+
+
+def planned_and_then_sharded():
+    """Ranges of blocks are run again while their parameters are sharded; the plan is that of the first process."""
+    model = sharded(planned(net(), LITTLE + 200_000 * dist.get_rank()))
+    assert any(
+        call > 1 for call in [len(item.items) for item in model._remat_forward.last.items if hasattr(item, "items")]
+    )
+    check(model)
+
+
+def sharded_and_then_planned():
+    check(planned(sharded(net()), MORE))
+    check(planned(sharded(net(), reshard_after_forward=False), MORE))
+    check(planned(fully_shard(net()), MORE))
+
+
+def sharded_in_groups():
+    grouped = net()
+    fully_shard([grouped.blocks[0], grouped.blocks[1]])
+    check(planned(fully_shard(grouped), MORE))
+    only_blocks = net()
+    for block in only_blocks.blocks:
+        fully_shard(block)
+    check(planned(only_blocks, MORE), only="blocks")
+
+
+def sharded_sequences_of_blocks():
+    """A range over blocks of two sharded modules; blocks are found in these as before."""
+    for before in (False, True):
+        model = sequence() if before else planned(sequence())
+        for part in (model[1], model[2], model):
+            fully_shard(part)
+        check(planned(model, MORE) if before else model, make=sequence)
+
+
+def sharded_parts_of_blocks():
+    model = planned(net())
+    for block in model.blocks:
+        fully_shard(block.up)
+    check(sharded(model))
+    other = net()
+    fully_shard(other.blocks[2].up)
+    with pytest.raises(remat.ProblemError, match=r"part of block 'blocks.2' is sharded by itself, 'up'.*plan="):
+        planned(sharded(other))
+
+
+def sharded_and_given_plans():
+    """Before anybody waits, all are told."""
+    plan = planned(net()).remat_plan
+    plans = [None] * 2
+    dist.all_gather_object(plans, plan.to_json())
+    plan = remat.Plan.from_json(plans[0])
+    check(sharded(remat.auto_checkpoint(net(), plan=plan)))
+    other = planned(net(), LITTLE + 400_000 * dist.get_rank()).remat_plan
+    with pytest.raises(remat.ProblemError, match=r"ranks \[1\] were given another plan than rank 0.*same plan="):
+        sharded(remat.auto_checkpoint(net(), plan=other))(DATA[0])
+    with pytest.raises(remat.ProblemError, match="sample="):
+        remat.auto_checkpoint(sharded(net()), memory=MORE)(DATA[0])
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        planned_model_in_ddp,
+        planned_and_then_sharded,
+        sharded_and_then_planned,
+        sharded_in_groups,
+        sharded_sequences_of_blocks,
+        sharded_parts_of_blocks,
+        sharded_and_given_plans,
+    )
+}
