@@ -28,17 +28,20 @@ def main() -> None:
     plain = importlib.import_module(f"tests.random_programs.{options.framework}_runtime").plain
     counts: collections.Counter[str] = collections.Counter()
     started = time.perf_counter()
-    for seed in range(options.first, options.first + options.count):
-        program = room.write_program(seed, without)
-        verdict = judge(program, remat, plain)
-        counts.update(_counted(verdict))
-        if verdict.fails or verdict.word == "invalid" or options.show or options.whole:
-            _print(f"{seed:6} {verdict.word} {verdict.what}")
-        if options.show and verdict.fails:
-            program = shrunk(room.write_program, seed, lambda program: judge(program, remat, plain), without)
-            _print(judge(program, remat, plain), sorted(program.features), program.text, sep="\n")
-        elif options.whole:
-            _print(program.text)
+    try:
+        for seed in range(options.first, options.first + options.count):
+            program = room.write_program(seed, without)
+            verdict = judge(program, remat, plain)
+            counts.update(_counted(verdict))
+            if verdict.fails or verdict.word == "invalid" or options.show or options.whole:
+                _print(f"{seed:6} {verdict.word} {verdict.what}")
+            if options.show and verdict.fails:
+                program = shrunk(room.write_program, seed, lambda program: judge(program, remat, plain), without)
+                _print(judge(program, remat, plain), sorted(program.features), program.text, sep="\n")
+            elif options.whole:
+                _print(program.text)
+    except KeyboardInterrupt:  # Ctrl-C ends it with what was found so far
+        options.count = seed - options.first
     seconds = time.perf_counter() - started
     _print(f"{options.count} programs of {options.framework} in {seconds:.0f} s")
     _print(*(f"{number:7} {word}" for word, number in sorted(counts.items())), sep="\n")

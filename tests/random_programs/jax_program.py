@@ -1,6 +1,7 @@
 """A whole random program on JAX."""
 
 from remat.errors import InfeasibleError, RematError
+from tests.random_programs import jax_loops  # noqa: F401 (its statements are registered by importing it)
 from tests.random_programs.choices import Choices
 from tests.random_programs.jax_runtime import run
 from tests.random_programs.jax_statements import KINDS, write_body
@@ -22,12 +23,21 @@ from tests.random_programs.jax_runtime import *
 '''
 
 TWO = "jax.tree.map(lambda a: jnp.stack([a, 0.5 * a]), p)"
+SLOPES = "sum(jnp.sum(g**2) for g in jax.grad(loss)(p).values())"
+ONE = "jax.tree.map(jnp.ones_like, p)"
 DRIVERS = {
     "return jax.jit(jax.value_and_grad(loss))(p)": 4,
     "return jax.value_and_grad(loss)(p)": 0.5,
     f"return jax.jit(jax.vmap(jax.grad(loss)))({TWO})": 1,
     f"return jax.jit(jax.grad(lambda p: jnp.mean(jax.vmap(loss)({TWO}))))(p)": 1,
-    "return jax.jit(jax.grad(lambda p: sum(jnp.sum(g**2) for g in jax.grad(loss)(p).values())))(p)": 1,
+    f"return jax.jit(jax.grad(lambda p: {SLOPES}))(p)": 1,
+    f"return jax.jit(lambda p: jax.jvp(jax.grad(loss), (p,), ({ONE},)))(p)": 1,
+    f"return jax.jit(lambda p: jax.jvp(loss, (p,), ({ONE},)))(p)": 0.7,
+    f"return jax.jit(jax.grad(lambda p: jax.jvp(loss, (p,), ({ONE},))[1]))(p)": 0.5,
+    "return jax.jit(lambda p: [*jax.linearize(loss, p)[:1], jax.vjp(loss, p)[1](2.0)])(p)": 0.5,
+    "return jax.jit(jax.jacrev(lambda p: forward(p, u)))(p)": 0.5,
+    "return jax.jit(jax.grad(jax.checkpoint(loss)))(p)": 0.5,
+    "return jax.jit(loss)(p)": 0.3,
 }
 
 
@@ -37,7 +47,7 @@ def write_program(seed: int, without: frozenset[str] = frozenset()) -> Program:
     parts, body, text = Parts(), Source(), Source()
     scope = Scope(parts, body)
     write_body(scope, c.part("before"), 1)
-    KINDS[c.pick("nest", {"segment": 2, "loop": 4})].write(scope, c.part("nest"))
+    KINDS[c.pick("nest", {"segment": 2, "loop": 4, "while_loop": 2})].write(scope, c.part("nest"))
     write_body(scope, c.part("after"), 1)
     text(HEAD.format(seed=seed), *parts.classes.lines, "")
     with text.block("def make():"):
@@ -54,4 +64,8 @@ def write_program(seed: int, without: frozenset[str] = frozenset()) -> Program:
 
 def _why(error: RematError) -> str:
     """Why a program deserves this error."""
-    return "the budget is too small" if isinstance(error, InfeasibleError) else ""
+    if isinstance(error, InfeasibleError):
+        return "the budget is too small"
+    if "cannot be differentiated twice in reverse mode" in str(error):
+        return "a while loop has no reverse over reverse"
+    return ""

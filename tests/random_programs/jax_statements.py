@@ -1,4 +1,4 @@
-"""Statements of random JAX programs, segments and loops among them."""
+"""Statements of random JAX programs, segments among them; `jax_loops.py` has the loops."""
 
 from tests.random_programs.choices import Choices
 from tests.random_programs.containers import packed, taken
@@ -8,16 +8,6 @@ from tests.random_programs.numpy_scope import Scope
 KINDS: Kinds[Scope] = Kinds()
 kind = KINDS.kind
 CONTAINERS = {"tuple": 3, "dict": 2, "list": 1, "namedtuple": 1, "dataclass": 1, "nested": 1}
-EXTRAS = {
-    "h": ("", ""),
-    "number": ("0", "e = e + 1"),
-    "sum": ("jnp.zeros(())", "e = e + jnp.sum(h**2)"),
-    "integer": ("jnp.zeros(3, int)", "e = e + (h[:3] > 0)"),
-    "key": ("jax.random.key(3)", "e, k = jax.random.split(e)\nh = h + 0.1 * jax.random.normal(k, (4,))"),
-    "constant": ("jnp.ones(4)", ""),
-    "none": ("None", ""),
-}
-OUTPUTS = {"none": "None", "scalar": "jnp.sum(h**2)", "alias": "h", "container": "P2(jnp.sum(h), {'k': jnp.argmax(h)})"}
 
 
 def write_body(s: Scope, c: Choices, most: int = 2) -> None:
@@ -45,6 +35,35 @@ def smooth(s: Scope, c: Choices) -> None:
     )
 
 
+@kind(2)
+def transformed(s: Scope, c: Choices) -> None:
+    """A transformation of JAX inside of a step or a segment."""
+    w = s.weight(c, "4")
+    lines = {
+        "jit": "h = jax.jit(lambda h: jnp.sin(h) * 0.9)(h)",
+        "vmap": f"h = jax.vmap(lambda a, b: jnp.sin(a) * b)(h, {w})",
+        "jvp": f"h = h + 0.1 * jax.jvp(jnp.sin, (h,), ({w} * h,))[1]",
+        "hessian": "h = h - 0.1 * jnp.diagonal(jax.hessian(lambda q: jnp.sum(jnp.sin(q)))(h))",
+        "checkpoint": f"h = jax.checkpoint(lambda h: jnp.sin(jnp.tanh(h * {w})))(h)",
+        "custom_vjp": f"h = twice_the_slope(h, {w})",
+        "custom_jvp": "h = gentle(h)",
+        "scan": f"h = jax.lax.scan(lambda h, x: (jnp.sin(h + x), None), h, jnp.outer(jnp.arange(3.0), {w}))[0]",
+        "fori": f"h = jax.lax.fori_loop(0, 3, lambda i, h: jnp.sin(h) + 0.1 * i * {w}, h)",
+        "map": "h = jax.lax.map(lambda a: jnp.tanh(a) * 0.8, h)",
+        "associative": "h = 0.3 * jax.lax.associative_scan(jnp.add, jnp.sin(h))",
+        "switch": "h = jax.lax.switch(jnp.argmax(h) % 3, [jnp.sin, jnp.tanh, lambda h: 0.5 * h], h)",
+        "cond of a weight": f"h = jax.lax.cond(h[0] > 0.2, lambda h: h * {w}, lambda h: jnp.cos(h), h)",
+        "while without a gradient": (
+            "h = h * (1 + 0.1 * jax.lax.while_loop(lambda i: i < 3.0, lambda i: i + 1.0, jax.lax.stop_gradient(h[0])))"
+        ),
+        "random": "h = h + 0.1 * jax.random.normal(jax.random.fold_in(jax.random.key(1), 7), (4,)) * jnp.sin(h)",
+        "solve": "h = jnp.linalg.solve(jnp.eye(4) + 0.1 * jnp.outer(jnp.sin(h), h), h)",
+        "sort": "h = jnp.sort(h) * 0.7 + 0.3 * h",
+        "complex": "h = 0.5 * jnp.abs(jnp.fft.fft(h) + 1.0)",
+    }
+    s(lines[c.pick("transformed", dict.fromkeys(lines, 1.0))])
+
+
 @kind(1.5)
 def made(s: Scope, c: Choices) -> None:
     leaf = s.parameter("4")
@@ -66,28 +85,3 @@ def segment(s: Scope, c: Choices) -> None:
         "way", {"remat.checkpoint({}, {})": 3, "remat.drop({})({})": 2, "remat.drop({}, policy='dots_saveable')({})": 1}
     )
     s(f"h, total = {way.format(made, packed(box, ['h', '2']))}", "h = h * (1 + 0.1 * total)")
-
-
-@kind(5, "nests")
-def loop(s: Scope, c: Choices) -> None:
-    length, extra = c.number("length", 1, 6), c.pick("carry", dict.fromkeys(EXTRAS, 1.0) | {"h": 3})
-    inputs, outputs = c.pick("xs", {"none": 1, "traced": 2, "dict": 1}), c.pick("y", dict.fromkeys(OUTPUTS, 1.0))
-    box = c.pick("container", {"bare": 3, **CONTAINERS} if extra == "h" else CONTAINERS)
-    names = ["h"] if extra == "h" else ["h", "e"]
-
-    def fill(inner: Scope) -> None:
-        inner(*(f"{name} = {value}" for name, value in zip(names, taken(box, "carry", len(names)), strict=True)))
-        inner({"none": "h = h * 1.0", "traced": "h = h + x", "dict": "h = h + x['x'] * x['i']"}[inputs])
-        write_body(inner, c.part("body"))
-        inner(*EXTRAS[extra][1].split("\n"))
-        inner(f"return {packed(box, names)}, {OUTPUTS[outputs]}")
-
-    step = s.callable(c, "step", "carry, x", fill, loop=True)
-    leaf = s.parameter(f"{length}, 4")
-    leaf = s.captured(c.part("xs"), leaf, "xs") if inputs != "none" else leaf
-    xs = {"none": f"length={length}", "traced": leaf, "dict": f"{{'x': {leaf}, 'i': jnp.arange({length})}}"}[inputs]
-    budget = c.pick("budget", {f"slots={c.number('slots', 1, length)}": 3, "memory='1 MiB'": 1, "memory='4 KiB'": 1})
-    s(f"carry, ys = remat.scan({step}, {packed(box, names[:1] + [EXTRAS[extra][0]] * (extra != 'h'))}, {xs}, {budget})")
-    s(f"h = {taken(box, 'carry', len(names))[0]}")
-    if outputs != "none":
-        s(f"h = h + 0.1 * jnp.mean(jnp.sin({'ys.a' if outputs == 'container' else 'ys'}))")

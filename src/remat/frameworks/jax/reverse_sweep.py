@@ -144,7 +144,8 @@ def _repetition(table: Array, slots: Array, length: Array) -> Array:
         middle = (low + high) // 2
         below = _entry(table, slots, middle) < length
         low, high = jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
-    return low
+    found: Array = low
+    return found
 
 
 def _reverse_segment(
