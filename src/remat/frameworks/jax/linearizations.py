@@ -195,8 +195,13 @@ class Batched(DifferentiableFunction):
         return [row_aval(arg) if flag else aval_of(arg) for arg, flag in zip(args, self.flags, strict=True)]
 
     def batched_results(self, args: Arrays) -> Flags:
-        """Which results are batched."""
-        return batched_results(self._member, self.axis, self.member_avals(args), self.flags)
+        """Which results are batched; asked once, as loops inside of loops would ask for ever more."""
+        known: dict[object, Flags] = self.__dict__.setdefault("_batched_results", {})
+        avals = self.member_avals(args)
+        key = (*avals, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
+        if key not in known:
+            known[key] = batched_results(self._member, self.axis, avals, self.flags)
+        return known[key]
 
     def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
         """The linearization of one member, for a batch."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from remat.frameworks.jax.checkpoint import checkpoint
@@ -92,8 +93,10 @@ def _scan(
     unroll: int | bool = 1,
     _split_transpose: bool = False,
 ) -> PyTree:
-    rows = jax.tree.leaves(xs)
-    steps = length if length is not None or not rows else jnp.shape(rows[0])[0]
+    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(xs)]
+    if not callable(f) or not all(shapes):
+        return original(f, init, xs, length)  # which says what is wrong
+    steps = length if length is not None or not shapes else shapes[0][0]
     return scan(f, init, xs, length, met.meet("scan", f, steps), reverse=reverse, unroll=unroll)
 
 
@@ -104,6 +107,8 @@ def _while_loop(
     body_fun: Callable[..., Any],
     init_val: PyTree,
 ) -> PyTree:
+    if not callable(cond_fun) or not callable(body_fun):
+        return original(cond_fun, body_fun, init_val)  # which says what is wrong
     return while_loop(cond_fun, body_fun, init_val, None, met.meet("while_loop", body_fun))
 
 
@@ -117,15 +122,21 @@ def _fori_loop(
     *,
     unroll: int | bool | None = None,
 ) -> PyTree:
-    first = jnp.asarray(lower, jnp.result_type(lower, upper))
+    numbers = [isinstance(limit, int) for limit in (lower, upper)]
+    if not callable(body_fun) or not (any(numbers) or jnp.result_type(lower) == jnp.result_type(upper)):
+        return original(lower, upper, body_fun, init_val)  # which says what is wrong
+    # A Python number takes the dtype of the other limit; of two, the count stays weakly typed, as in JAX.
+    first = lower if all(numbers) else jnp.asarray(lower, jnp.result_type(upper if numbers[0] else lower))
 
     @wraps(body_fun)
     def body(carry: PyTree) -> PyTree:
         i, value = carry
         return i + 1, body_fun(i, value)
 
-    if isinstance(lower, int) and isinstance(upper, int):
-        steps = max(0, upper - lower)
+    if isinstance(lower, int | np.integer) and isinstance(upper, int | np.integer):
+        steps = max(0, int(upper) - int(lower))
+        if steps == 0:
+            return original(lower, upper, body_fun, init_val)
         request = met.meet("fori_loop", body_fun, steps)
         step = wraps(body_fun)(lambda carry, _: (body(carry), None))
         return scan(step, (first, init_val), None, steps, request, unroll=unroll or 1)[0][1]

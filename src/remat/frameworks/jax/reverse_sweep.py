@@ -34,6 +34,8 @@ from remat.pytree import PyTree
 
 __all__ = ["CheckpointStack", "reverse_sweep"]
 
+SHORT_ROW = 64  # entries of a row of binomials that are compared one and all, in fewer operations than a bisection has
+
 
 class CheckpointStack(NamedTuple):
     """Kept states by level: `at` has the chunks before which they are, `states` their leaves; `depth` are in use."""
@@ -135,12 +137,14 @@ def _entry(table: Array, row: Array, column: Array) -> Array:
 
 
 def _repetition(table: Array, slots: Array, length: Array) -> Array:
-    """The least r with β(slots, r) ≥ length. The table ends somewhere: beyond, splits are legal, but not optimal.
-
-    By bisection: a comparison with the whole row would be an array as long as the row.
-    """
-    low, high = jnp.int32(0), jnp.int32(table.shape[1])
-    for _ in range(table.shape[1].bit_length()):
+    """The least r with β(slots, r) ≥ length. The table ends somewhere: beyond, splits are legal, but not optimal."""
+    width = table.shape[1]
+    if width <= SHORT_ROW:
+        row = lax.dynamic_index_in_dim(table, slots, keepdims=False)
+        return jnp.sum(row < length, dtype=jnp.int32)
+    # By bisection: a comparison with the whole row would be an array as long as the row.
+    low, high = jnp.int32(0), jnp.int32(width)
+    for _ in range(width.bit_length()):
         middle = (low + high) // 2
         below = _entry(table, slots, middle) < length
         low, high = jnp.where(below, middle + 1, low), jnp.where(below, high, middle)
