@@ -194,13 +194,14 @@ def _active_profiles() -> tuple[Profile, ...]:
     return active
 
 
-@contextmanager
-def recorded_call(what: str, step: Callable[..., Any] | None) -> Iterator[CallRecord | None]:
+def recorded_call(what: str, step: Callable[..., Any] | None) -> AbstractContextManager[CallRecord | None]:
     """A block that is one remat call: yields its record in all active profiles, or None if there are none."""
     active = _active_profiles()
-    if not active:
-        yield None
-        return
+    return _recorded_call(active, what, step) if active else nullcontext()
+
+
+@contextmanager
+def _recorded_call(active: tuple[Profile, ...], what: str, step: Callable[..., Any] | None) -> Iterator[CallRecord]:
     site = user_frame()
     with _lock:
         traced = [each.trace_more(what, site) for each in active]

@@ -300,19 +300,22 @@ def has_saved_tensor_hooks() -> bool:
     return _autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-@contextmanager
-def saved_tensor_hooks_allowed() -> Iterator[None]:
+def saved_tensor_hooks_allowed() -> AbstractContextManager[None]:
     """A block in which hooks may be entered, though a transform of torch.func around it has forbidden that.
 
     Below all transforms plain autograd records again, where such hooks do no harm.
     """
     message = _autograd._saved_tensors_hooks_get_disabled_error_message()
+    return nullcontext() if message is None else _hooks_allowed(message)
+
+
+@contextmanager
+def _hooks_allowed(message: str) -> Iterator[None]:
     _autograd._saved_tensors_hooks_enable()
     try:
         yield
     finally:
-        if message is not None:
-            _autograd._saved_tensors_hooks_disable(message)
+        _autograd._saved_tensors_hooks_disable(message)
 
 
 @contextmanager
@@ -335,8 +338,12 @@ def gradients_blocked(edges: Iterable[Edge]) -> Iterator[None]:
 
 def version(tensor: Tensor) -> int:
     """How often a tensor, or another one in the same memory, was written into in place; 0 for inference tensors."""
-    # No public name, though error messages of autograd speak of it.
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version  # no public name, though error messages of autograd speak of it
+    except RuntimeError:
+        if not tensor.is_inference():
+            raise
+        return 0
 
 
 def view_base(tensor: Tensor) -> Tensor:

@@ -144,8 +144,9 @@ class SavedTensorMeta:
     @property
     def is_suspicious(self) -> bool:
         """Whether the tensor is compared and may be work space without a meaning, as integers and noise may be."""
-        is_float = self.dtype.is_floating_point or self.dtype.is_complex
-        return self.fingerprint is not None and (self.may_be_filled or not is_float)
+        if self.fingerprint is None:
+            return False
+        return self.may_be_filled or not (self.dtype.is_floating_point or self.dtype.is_complex)
 
     def was_written(self) -> bool:
         """Whether the tensor was written into since it was saved."""
