@@ -14,23 +14,26 @@ __all__ = ["generator_state", "global_generators"]
 
 
 class _Generator:
-    """A generator, by the functions that get and set its state."""
+    """A generator, by the functions that get and set its state.
+
+    Snapshots are bytes of Python: as tensors, those of many segments would be in the memory that a budget is about.
+    """
 
     def __init__(self, get: Callable[[], Tensor], put: Callable[[Tensor], object]) -> None:
         self._get, self._put = get, put
 
-    def get(self) -> Tensor:
+    def get(self) -> bytes:
         """Its state."""
-        return self._get()
-
-    def set(self, snapshot: Tensor) -> None:
-        """Put a state back."""
-        self._put(snapshot)
-
-    def version(self, snapshot: Tensor | None = None) -> Any:
-        """All of its state, as bytes."""
-        state = self.get() if snapshot is None else snapshot
+        state = self._get()
         return string_at(state.data_ptr(), state.nbytes)  # no function of PyTorch: FakeTensorMode refuses real tensors
+
+    def set(self, snapshot: bytes) -> None:
+        """Put a state back."""
+        self._put(torch.frombuffer(bytearray(snapshot), dtype=torch.uint8))
+
+    def version(self, snapshot: bytes | None = None) -> Any:
+        """All of its state."""
+        return self.get() if snapshot is None else snapshot
 
 
 def generator_state(generator: torch.Generator) -> ReplayableState:
