@@ -436,6 +436,26 @@ def test_twice_and_nested():
     assert_equal_runs(lambda model: backward(model, x), outer_plain, outer)
 
 
+def test_what_fails_and_what_only_measures_leaves_the_plan_as_it_was():
+    plain, ours = both()
+    schedule = ours.remat_plan.schedule
+    with pytest.raises(remat.InfeasibleError):
+        remat.auto_checkpoint(ours, memory=100, sample=(x,))
+    remat.largest_batch(ours, lambda size: (batch(size),), memory=100_000)
+    assert ours.remat_plan.schedule == schedule
+    with remat.profile() as run:
+        assert_equal_runs(lambda model: backward(model, x), plain, ours)
+    assert run.calls
+
+
+def test_plans_of_blocks_that_are_models_are_replaced():
+    outer_plain, outer = nn.Sequential(net(), nn.Linear(2, WIDTH).double(), net()), nn.Sequential()
+    outer.extend([planned(outer_plain[0], (x,)), copy.deepcopy(outer_plain[1]), copy.deepcopy(outer_plain[2])])
+    remat.auto_checkpoint(outer, memory=10**6, sample=(x,))
+    assert outer[0].remat_plan is None
+    assert_equal_runs(lambda model: backward(model, x), outer_plain, outer)
+
+
 class Twice(nn.Module):
     def __init__(self):
         super().__init__()

@@ -14,7 +14,7 @@ from remat.frameworks.torch.measure_model import measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_trial import Trial
 from remat.frameworks.torch.plan_agreement import groups_of_model, largest, of_first_process
-from remat.frameworks.torch.planned_blocks import plain_module
+from remat.frameworks.torch.planned_blocks import plain_module, to_restore
 from remat.frameworks.torch.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
 from remat.planners import plan as make_plan
@@ -122,14 +122,15 @@ def _least_memory(
 @contextmanager
 def _attached(model: nn.Module, blocks: dict[str, nn.Module]) -> Iterator[str]:
     """A block in which calls of a model's blocks can be measured; it yields the name by which they belong together."""
+    restore = to_restore(model)
     planned = PlannedModel(blocks, None, None, None, "plan")
-    attach(model, planned, blocks, whole=False)
     try:
+        for module in model.modules():
+            plain_module(module)
+        attach(model, planned, blocks, whole=False)
         yield planned.token
     finally:
-        for block in blocks.values():
-            plain_module(block)
-            vars(block).pop("_remat_block", None)
+        restore()
 
 
 def call_of(sample: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -41,9 +41,11 @@ __all__ = [
     "block_calls",
     "plain_module",
     "planned_module",
+    "to_restore",
 ]
 
 _OPTIONS = CheckpointOptions()
+_MARKS = ("_remat_forward", "_remat_block")
 
 
 class BlockCalls(Protocol):
@@ -155,7 +157,8 @@ class _Planned:
 
 def planned_module(module: nn.Module) -> None:
     """Give a module the subclass of its class that does what `_remat_block` or `_remat_forward`, set on it, says."""
-    plain_module(module)
+    if "_remat_plain" in vars(type(module)):
+        return
     try:
         module.__class__ = _subclass(type(module), entry_of(module))
     except TypeError as error:
@@ -163,9 +166,25 @@ def planned_module(module: nn.Module) -> None:
 
 
 def plain_module(module: nn.Module) -> None:
-    """Give a planned module its own class again; others stay as they are."""
+    """Give a planned module its own class again, without what was set on it; others stay as they are."""
     if "_remat_plain" in vars(type(module)):
         module.__class__ = cast(Any, module)._remat_plain
+        for name in _MARKS:
+            vars(module).pop(name, None)
+
+
+def to_restore(model: nn.Module) -> Callable[[], None]:
+    """A function that lets all modules of a model be planned, or plain, as they are now."""
+    marks = [(each, {name: vars(each)[name] for name in _MARKS if name in vars(each)}) for each in model.modules()]
+    classes = [type(each) for each, _ in marks]
+
+    def restore() -> None:
+        for (module, set_on_it), cls in zip(marks, classes, strict=True):
+            plain_module(module)
+            module.__class__ = cls
+            vars(module).update(set_on_it)
+
+    return restore
 
 
 def _new_planned(cls: type[nn.Module], entry: str, *args: Any) -> object:

@@ -39,6 +39,7 @@ from remat.frameworks.torch.planned_blocks import (
     block_calls,
     plain_module,
     planned_module,
+    to_restore,
 )
 from remat.planners import Plan
 from remat.planners import plan as make_plan
@@ -256,17 +257,16 @@ def planned_model(
 
     Without a sample the first call with gradients is one.
     """
-    for module in model.modules():
-        plain_module(module)
+    restore = to_restore(model)
     planned = PlannedModel(blocks, memory, plan, loss, on_new_shape)
-    before = {id(module): (module, type(module)) for module in (*blocks.values(), model)}
     try:
+        for module in model.modules():
+            plain_module(module)
         attach(model, planned, blocks)
         if plan is None and sample is not None:
             planned.prepare(model, *sample)
     except BaseException:
-        for module, cls in before.values():
-            module.__class__ = cls
+        restore()
         raise
     return model
 
