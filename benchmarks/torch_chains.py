@@ -7,10 +7,11 @@
 
 Models: gpt, vit, resnet50, resnet101, deep-resnet, unet, llama (with transformers). All ways run in one process on the
 same parameters, one after the other and several times round; `time` is the median of ratios to the plain step of the
-same round, in wall time on CUDA and in CPU seconds on a CPU. A peak is of one training step, from the call of the model
-until the backward has ended, above the level at the call (with gradients present): by the CUDA allocator, on a CPU by
-the events of PyTorch's own one. Budgets below 1 are shares of plain's peak; the peaks of the best baselines are budgets
-too, so that times can be compared at equal memory.
+same round, in wall time on CUDA and in CPU seconds on a CPU; predicted seconds are always wall time, so on a busy CPU
+they are too long. A peak is of one training step, from the call of the model until the backward has ended, above the
+level at the call (with gradients present): by the CUDA allocator, on a CPU by the events of PyTorch's own one. Budgets
+below 1 are shares of plain's peak; the peaks of the best baselines are budgets too, so that times can be compared at
+equal memory.
 """
 
 import argparse
@@ -148,7 +149,10 @@ def under_budgets(bench, budgets):
         yield way
         if way.least:
             least = way.least
-            yield bench.check(by_remat(bench.case, least, "remat, the smallest budget"))
+            way = bench.check(by_remat(bench.case, least, "remat, the smallest budget"))
+            if way.least:  # plans differ from call to call, as measured times do, and so do small things around them
+                way = bench.check(by_remat(bench.case, int(1.01 * way.least), "remat, the smallest budget + 1%"))
+            yield way
 
 
 def measure(bench, args):
