@@ -189,6 +189,21 @@ def test_stages_that_write_into_their_input_are_measured_and_run_with_the_one_be
     assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
 
 
+def test_a_stage_that_returns_a_view_is_counted_with_the_one_that_made_the_memory():
+    torch.manual_seed(0)
+    stages = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Tanh(), nn.Unflatten(1, (4, 8)), nn.Flatten())))
+    stages.append(nn.Linear(32, 3))
+    x = torch.randn(2000, 32, requires_grad=True)
+    measured = remat.measure(stages, x)
+    assert [stage.functions for stage in measured.stages] == [3] * 8 + [1]
+    for share in (0.7, 0.5, 0.4):
+        chosen = plan(measured, int(share * plan(measured, 10**12, planner="chain-keep-all").peak))
+        x.grad = torch.zeros_like(x)
+        peak, _ = peak_of(lambda chosen=chosen: remat.chain(stages, x, plan=chosen), stages)
+        assert chosen.recomputed
+        assert peak <= 1.02 * chosen.peak
+
+
 def test_a_first_stage_that_writes_into_the_input_behaves_as_without_remat():
     stages = conv_stages(0, first=[AddsInPlace()])
     x = torch.randn(6, 4, 50, dtype=torch.float64)

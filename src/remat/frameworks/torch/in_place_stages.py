@@ -2,7 +2,9 @@
 
 The rule: stages are run once, without a graph; where the version counter of what a group of stages was given differs
 afterwards, by the group itself or by a later stage that writes through a view, the group and the one before are one. A
-group then writes only into tensors that it has made itself, so that it can be run again. What it can miss: writes that
+group then writes only into tensors that it has made itself, so that it can be run again. Stages that return nothing but
+views of their input (`nn.Flatten`) belong to the one before as well: to keep the view is to keep all of the input, of
+whose bytes the view has none. What it can miss: writes that
 count no version (`.data`), which the determinism check of segments finds. The cost: one run of all stages; beside the
 current state only those are alive that share memory with it.
 """
@@ -39,7 +41,7 @@ def stage_groups(stages: Sequence[Callable[[Any], Any]], x: Any) -> StageGroups:
             starts.append(number)
             given.append([(tensor, version(tensor)) for tensor in _counted(state)])
             state = stage(state)
-            while _written(given[-1]) and len(starts) > 1:
+            while len(starts) > 1 and (_written(given[-1]) or _is_view(state, given[-1])):
                 starts.pop()
                 given.pop()
             writes_input = writes_input or (len(starts) == 1 and _written(given[0]))
@@ -57,6 +59,12 @@ def copied(x: Any) -> Any:
 def _counted(value: Any) -> list[Tensor]:
     """The tensors that count their versions."""
     return [tensor for tensor in tensors_in(value) if is_dense(tensor) and not tensor.is_inference()]
+
+
+def _is_view(value: Any, given: list[tuple[Tensor, int]]) -> bool:
+    """Whether all tensors of a value are in the memory of what was given."""
+    memory, tensors = {storage_id(tensor) for tensor, _ in given}, _counted(value)
+    return bool(tensors) and all(storage_id(tensor) in memory for tensor in tensors)
 
 
 def _written(given: list[tuple[Tensor, int]]) -> bool:
