@@ -109,3 +109,17 @@ def assert_equal_runs(run, *models):
         assert_same(grads, results[0][1])
         assert_same(buffers, results[0][2])
         assert torch.equal(state, results[0][3])
+
+
+SHARES = (0.0, 0.5)  # of the way from the least memory to all: ranges inside ranges; some blocks kept
+x = batch()
+
+
+def both(share=0.0, sample=(x,), make=net, **options):
+    """A plain model, and one under a budget."""
+    model = make(**options)
+    return model, planned(model, sample, share)
+
+
+def backward(model, *args):
+    model(*args).pow(2).sum().backward()

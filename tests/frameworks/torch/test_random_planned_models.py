@@ -35,7 +35,7 @@ def _fresh(data):
 
 
 def _peak(model, data):
-    """The peak of a step, whose cotangent is like the output, with gradients there."""
+    """The peak of a step with gradients there."""
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
     data = _fresh(data)
@@ -43,6 +43,5 @@ def _peak(model, data):
     with meter.counting():
         before = meter.now()
         meter.reset_peak()
-        out = model(*data)
-        out.sum().backward()
+        model(*data).sum().backward()
         return meter.peak() - before
