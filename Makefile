@@ -76,6 +76,7 @@ bench: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/segments.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/torch_chains.py gpt
 	$(BIN)/python benchmarks/jax_loops.py
+	$(BIN)/python benchmarks/jax_programs.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -151,13 +151,14 @@ def measured(model, slots, rounds, counted):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=list(MODELS))
+    parser.add_argument("--steps", type=int, help="instead of the program's own number")
     parser.add_argument("--slots", type=int, default=31)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--count", type=int, default=1000, help="count evaluations in loops up to so many steps; slow")
     args = parser.parse_args()
     print(f"on {jax.devices()[0].device_kind}, jax {jax.__version__}")
     for name in [args.only] if args.only else MODELS:
-        measured(MODELS[name](), args.slots, args.rounds, args.count)
+        measured(MODELS[name](*[args.steps] * bool(args.steps)), args.slots, args.rounds, args.count)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A whole random program on JAX."""
 
 from remat.errors import InfeasibleError, RematError
-from tests.random_programs import jax_loops  # noqa: F401 (its statements are registered by importing it)
+from tests.random_programs import jax_loop_statements  # noqa: F401 (its statements are registered by importing it)
 from tests.random_programs.choices import Choices
 from tests.random_programs.jax_runtime import run
 from tests.random_programs.jax_statements import KINDS, write_body

@@ -1,4 +1,4 @@
-"""Statements of random JAX programs, segments among them; `jax_loops.py` has the loops."""
+"""Statements of random JAX programs, segments among them; `jax_loop_statements.py` has the loops."""
 
 from tests.random_programs.choices import Choices
 from tests.random_programs.containers import packed, taken

@@ -28,7 +28,12 @@ from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, 
 from remat.frameworks.jax.residuals import Activity, StepVJP
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.frameworks.jax.step_transforms import broadcast_batch, vmap_step
-from remat.frameworks.jax.while_linearization import AllStatesLinearization, ForwardModeWhile, WhileLinearization
+from remat.frameworks.jax.while_linearization import (
+    AllStatesLinearization,
+    ForwardModeWhile,
+    WhileLinearization,
+    WhileLoop,
+)
 from remat.pytree import PyTree
 
 __all__ = ["WhileFunction"]
@@ -37,7 +42,7 @@ T = TypeVar("T")
 SlotsFor = Callable[[StepVJP], int]
 
 
-class WhileFunction(DifferentiableFunction):
+class WhileFunction(WhileLoop):
     """A body, run while a condition holds; the condition is a step that keeps its carry and puts out the answer.
 
     `bound` is the most steps, where it is known when the loop is traced. `write_once` flags the leaves of the carry in

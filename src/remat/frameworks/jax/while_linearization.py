@@ -5,7 +5,9 @@ sweep recomputes the others. Where no more steps are possible than there are slo
 Runge-Kutta step, each state is written into the row of its step, and nothing is looked up or split.
 """
 
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -30,10 +32,29 @@ from remat.frameworks.jax.step_jaxpr import StepJaxpr
 from remat.frameworks.jax.step_transforms import jvp_step
 from remat.pytree import PyTree
 
-if TYPE_CHECKING:
-    from remat.frameworks.jax.while_function import WhileFunction
+__all__ = ["AllStatesLinearization", "ForwardModeWhile", "WhileLinearization", "WhileLoop"]
 
-__all__ = ["AllStatesLinearization", "ForwardModeWhile", "WhileLinearization"]
+T = TypeVar("T")
+
+
+class WhileLoop(DifferentiableFunction):
+    """What a linearization asks of the loop: see `WhileFunction`."""
+
+    cond: StepJaxpr
+    body: StepJaxpr
+    write_once: Flags
+
+    @abstractmethod
+    def split_args(self, args: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T], Sequence[T]]:
+        """The most steps, the constants of the condition, those of the body, and the carry."""
+
+    @abstractmethod
+    def continues(self, args: Arrays) -> Callable[[Array, Arrays], Array]:
+        """Whether another step follows, as a function of the steps done and of the carry."""
+
+    @abstractmethod
+    def with_steps(self, cond: StepJaxpr, body: StepJaxpr, write_once: Flags | None = None) -> "WhileLoop":
+        """The same loop of another condition and another body."""
 
 
 class WhileLinearization(Linearization):
@@ -41,7 +62,7 @@ class WhileLinearization(Linearization):
 
     extra_inputs = 3
 
-    def __init__(self, loop: "WhileFunction", step_vjp: StepVJP, active_inputs: Flags, slots: int) -> None:
+    def __init__(self, loop: WhileLoop, step_vjp: StepVJP, active_inputs: Flags, slots: int) -> None:
         self.function = self.loop = loop
         self.step_vjp, self.activity, self.active_inputs, self.slots = step_vjp, step_vjp.activity, active_inputs, slots
         self.n_outputs, self.active_outputs = len(self.activity.carry), self.activity.carry
@@ -128,7 +149,7 @@ class WhileLinearization(Linearization):
         loop, loop_args = self._jvp_loop(args, tangents)
         return call(loop, loop_args)[len(self.activity.carry) :]
 
-    def _jvp_loop(self, args: Arrays, tangents: Arrays) -> "tuple[WhileFunction, Arrays]":
+    def _jvp_loop(self, args: Arrays, tangents: Arrays) -> tuple[WhileLoop, Arrays]:
         """The loop of steps with tangents, and its arguments."""
         most, cond_consts, body_consts, carry = self.loop.split_args(args)
         _, active_cond_consts, _, active_init = self.loop.split_args(self.active_inputs)
@@ -189,7 +210,7 @@ class AllStatesLinearization(WhileLinearization):
 class ForwardModeWhile(ForwardModeOnly, WhileLinearization):
     """The linearization of a loop whose body has tangents, but no VJP: in reverse mode it is refused."""
 
-    def __init__(self, loop: "WhileFunction", activity: Activity, active_inputs: Flags, error: StepError) -> None:
+    def __init__(self, loop: WhileLoop, activity: Activity, active_inputs: Flags, error: StepError) -> None:
         self.function = self.loop = loop
         self.activity, self.active_inputs, self.error = activity, active_inputs, error
         self.n_outputs, self.active_outputs = len(activity.carry), activity.carry
