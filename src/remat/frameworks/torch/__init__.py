@@ -34,7 +34,7 @@
 | `checkpointed_module.py` | a module, each call of which is a segment |
 | `auto_checkpoint.py`, `planned_model.py`, `model_budget.py` | models under a budget: plans for the shapes of inputs |
 | `find_blocks.py`, `planned_blocks.py`, `block_ranges.py` | blocks of a model, and their calls by a plan |
-| `measure_model.py`, `model_trial.py` | a model as a chain of its blocks; its measured peak |
+| `measure_model.py`, `cut_blocks.py`, `model_trial.py` | a model as a chain of its blocks; its measured peak |
 | `replayable_state.py`, `autocast.py` | random generators and autocast, restored for steps that run later |
 | `leaves.py`, `storage.py` | operations on leaves; which tensors share memory |
 | `detection.py` | which values are PyTorch's |

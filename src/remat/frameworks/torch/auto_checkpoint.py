@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from remat.errors import InfeasibleError
 from remat.frameworks.torch.find_blocks import find_blocks
-from remat.frameworks.torch.measure_model import measure_model
+from remat.frameworks.torch.measure_model import MeasuredModel, measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_trial import Trial
 from remat.frameworks.torch.plan_agreement import groups_of_model, largest, of_first_process
@@ -18,7 +18,6 @@ from remat.frameworks.torch.planned_blocks import plain_module, to_restore
 from remat.frameworks.torch.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
 from remat.planners import plan as make_plan
-from remat.problem import Chain
 from remat.pytree import flatten
 
 __all__ = ["auto_checkpoint", "largest_batch", "measure_step"]
@@ -69,23 +68,24 @@ def largest_batch(
     found = find_blocks(model, blocks)
     devices = [parameter.device for parameter in model.parameters()]
     budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups_of_model(model))[0]
-    sizes: dict[int, tuple[int, Chain]] = {}  # of batches that fit
+    sizes: dict[int, tuple[int, MeasuredModel]] = {}  # of batches that fit
     low, high, above = 0, most + 1, 0
     guess = 1
     with _attached(model, found) as token:
         while high - low > 1:
             try:
-                least, chain = _least_memory(model, found, token, call_of(make_batch(guess)), loss)
+                least, measured = _least_memory(model, found, token, call_of(make_batch(guess)), loss)
             except torch.cuda.OutOfMemoryError:
-                least, chain = 2**62, None
-            if least <= budget and chain is not None:
-                low, sizes[guess] = guess, (least, chain)
+                least, measured = 2**62, None
+            if least <= budget and measured is not None:
+                low, sizes[guess] = guess, (least, measured)
             else:
                 high, above = guess, least
             guess = _next(low, high, most, budget, {size: each[0] for size, each in sizes.items()})
     if not low:
         raise InfeasibleError(f"a batch of one needs {above} bytes at least, and there are {budget}", above, "bytes")
-    return low, make_plan(sizes[low][1], budget)
+    largest_one = sizes[low][1]
+    return low, make_plan(largest_one.chain, budget - largest_one.outputs)
 
 
 def _next(low: int, high: int, most: int, budget: int, known: dict[int, int]) -> int:
@@ -106,17 +106,18 @@ def _least_memory(
     token: str,
     call: tuple[tuple[Any, ...], dict[str, Any]],
     loss: Loss | None,
-) -> tuple[int, Chain]:
+) -> tuple[int, MeasuredModel]:
     args, kwargs = call
     devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if isinstance(leaf, Tensor)]
     groups = groups_of_model(model)
     run = partial(model, *args, **kwargs)
-    chain = measure_model(model, run, blocks, token, loss, devices, together=bool(groups)).chain
-    chain = of_first_process(chain, groups)
+    measured = measure_model(model, run, blocks, token, loss, devices, together=bool(groups))
+    measured = of_first_process(measured, groups)
     try:
-        return make_plan(chain, 1).peak, chain
+        least = make_plan(measured.chain, 1).peak
     except InfeasibleError as error:
-        return int(error.minimum), chain
+        least = int(error.minimum)
+    return least + measured.outputs, measured
 
 
 @contextmanager

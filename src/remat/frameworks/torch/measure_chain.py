@@ -44,7 +44,7 @@ from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
 from remat.segments import display_name
 
-__all__ = ["chain_key", "measure_chain"]
+__all__ = ["StageMeasurement", "chain_key", "cotangent_loss", "kind_of", "leaves_of_its_own", "measure_chain"]
 
 QUICK = 0.05  # seconds: a stage that takes longer is timed once
 TIMES = 5  # runs of a quick stage
@@ -64,12 +64,12 @@ def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
         groups = stage_groups(stages, x)
         for number, group in enumerate(groups.ranges):
             parts = [stages[i] for i in group]
-            x = _leaves_of_its_own(x, first=number == 0)
+            x = leaves_of_its_own(x, first=number == 0)
             writes = number == 0 and groups.writes_input
             run = partial(_run_all, parts, on_copy=writes) if writes or len(parts) > 1 else parts[0]
             key = _kind_of_all(parts, x)
             if key is None or key not in measured:
-                measured[key] = _Measurement(run, x).stage("")
+                measured[key] = StageMeasurement(run, x).stage("")
             name = _name(parts, group)
             found.append(_renamed(measured[key], name, functions=len(parts), repeatable=not writes))
             with torch.no_grad():
@@ -98,7 +98,7 @@ def _spec(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.dtype, tensor.device
 
 
-class _Measurement:
+class StageMeasurement:
     """The runs of one stage from one input."""
 
     def __init__(self, stage: Callable[[Any], Any], x: Any, *, together: bool = False) -> None:
@@ -147,7 +147,7 @@ class _Measurement:
         meter.reset_peak()
         out = self._record()
         recording = meter.peak() - before
-        loss = _loss(out)
+        loss = cotangent_loss(out)
         with_output = meter.now()
         del out
         held = meter.now() - before - _LOSS_BYTES * (loss is not None)
@@ -181,7 +181,7 @@ class _Measurement:
             forward, out = self._timed(self._run)
             del out
             record, out = self._timed(self._record)
-            loss = _loss(out)
+            loss = cotangent_loss(out)
             del out
             backward, _ = self._timed(partial(self._pull_back, loss, made=True))
             self._drop_input_gradients()
@@ -211,7 +211,7 @@ class _Measurement:
             return self._stage(self._x)
 
     def _pull_back(self, value: Any, *, made: bool = False) -> None:
-        loss = value if made else _loss(value)
+        loss = value if made else cotangent_loss(value)
         if loss is not None:
             loss.backward()
 
@@ -248,12 +248,13 @@ class _Cotangent(Function):
         return tuple(torch.ones(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.specs)
 
 
-def _loss(out: Any) -> Tensor | None:
+def cotangent_loss(out: Any) -> Tensor | None:
+    """A number whose backward gives every active tensor of an output a cotangent of ones; None if there are none."""
     active = [leaf for leaf in tensors_in(out) if leaf.requires_grad]
     return _Cotangent.apply(*active) if active else None  # type: ignore[no-untyped-call]
 
 
-def _leaves_of_its_own(x: Any, *, first: bool) -> Any:
+def leaves_of_its_own(x: Any, *, first: bool) -> Any:
     """The value with detached tensors that require gradients, as those between stages do."""
     leaves, tree = flatten(x)
     found = []
@@ -265,7 +266,7 @@ def _leaves_of_its_own(x: Any, *, first: bool) -> Any:
     return tree.unflatten(found)
 
 
-def _kind(stage: object, x: Any) -> object:
+def kind_of(stage: object, x: Any) -> object:
     """What equal stages have in common, or None if there is no telling."""
     if not isinstance(stage, nn.Module):
         return None
@@ -276,7 +277,7 @@ def _kind(stage: object, x: Any) -> object:
 
 
 def _kind_of_all(stages: Sequence[object], x: Any) -> object:
-    kinds = tuple(_kind(stage, x) for stage in stages)
+    kinds = tuple(kind_of(stage, x) for stage in stages)
     return None if None in kinds else kinds
 
 

@@ -14,7 +14,6 @@ not the block before. So a plan that was made from it is tried before it is used
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -25,17 +24,17 @@ from torch import Tensor, nn
 
 from remat.errors import ProblemError
 from remat.execute.state_replay import preserved_state
-from remat.frameworks.torch.block_ranges import BlockOutput, versions_of
+from remat.frameworks.torch.block_ranges import BlockOutput
 from remat.frameworks.torch.checkpoint import checkpoint
+from remat.frameworks.torch.cut_blocks import BlockCall, CutBlocks
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.fsdp import any_fsdp_module
-from remat.frameworks.torch.graph import gradients_put_back, version
+from remat.frameworks.torch.graph import gradients_put_back
 from remat.frameworks.torch.leaves import nbytes
-from remat.frameworks.torch.measure_chain import _kind, _leaves_of_its_own, _loss, _Measurement
+from remat.frameworks.torch.measure_chain import StageMeasurement, cotangent_loss, kind_of, leaves_of_its_own
 from remat.frameworks.torch.meter import allocator_of, cuda_of
 from remat.frameworks.torch.model_trial import Loss, loss_of, undisturbed
 from remat.frameworks.torch.planned_blocks import block_calls
-from remat.frameworks.torch.saved_tensors import made_again
 from remat.frameworks.torch.storage import is_dense, storage_id
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
@@ -49,10 +48,14 @@ AROUND = ("before the blocks", "between the blocks", "after the blocks")  # name
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A model as a chain, and which blocks it calls, in which order."""
+    """A model as a chain, which blocks it calls, in which order, and the bytes of what it returns.
+
+    The chain's loss holds of the output what its backward needs; a caller who keeps the output holds all of it.
+    """
 
     chain: Chain
     order: tuple[int, ...]
+    outputs: int
 
 
 def measure_model(
@@ -79,7 +82,7 @@ def measure_model(
             f"{type(model).__name__} did not call its blocks {names[0]!r} to {names[-1]!r} in the sample's forward: "
             "name those that it calls, blocks=..."
         )
-    return MeasuredModel(Chain(_with_rest(costs, sizes), input=sizes.results), tuple(costs.order))
+    return MeasuredModel(Chain(_with_rest(costs, sizes), input=sizes.results), tuple(costs.order), sizes.outputs)
 
 
 def _refuse_sharded_parts(blocks: dict[str, nn.Module]) -> None:
@@ -93,117 +96,21 @@ def _refuse_sharded_parts(blocks: dict[str, nn.Module]) -> None:
             )
 
 
-def _pass(calls: "_Cut", run: Callable[[], Any], loss: Loss | None, devices: Sequence[torch.device]) -> None:
+def _pass(calls: CutBlocks, run: Callable[[], Any], loss: Loss | None, devices: Sequence[torch.device]) -> None:
     calls.begin(cuda_of(devices))
     with block_calls(calls):
         out = run()
-    value, held = loss_of(out, loss)
+    value = loss_of(out, loss)
+    calls.outputs = _bytes(flatten(out)[0])
     del out
-    calls.end_forward((held, value))
+    calls.end_forward(value)
     if value is not None:
         torch.autograd.backward(value)
     calls.end_backward()
     calls.pull_back_first()
 
 
-class _Cut:
-    """Calls of blocks that are cut out of the graph."""
-
-    def __init__(self, token: str) -> None:
-        self.model = token
-        self._device: torch.device | None = None
-        self._first: Any = None
-
-    def begin(self, device: torch.device | None) -> None:
-        """The model is about to run."""
-        self._device = device
-
-    def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a block returns, as leaves."""
-        call = _Call(block, fn, args, kwargs)
-        if self._first is None:
-            self._first = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-        self.before(call)
-        with torch.no_grad():
-            out = fn(*args, **kwargs)
-        wants = any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in call.leaves) or _trains(fn)
-        values, tree = flatten(out)
-        for place, value in enumerate(values):
-            if isinstance(value, Tensor) and call.given.get(id(value)) != version(value):
-                is_active = wants and (value.is_floating_point() or value.is_complex())
-                # No leaf: a graph holds its leaves, and would hold what a block made for as long as it is there.
-                values[place] = made_again(value) if is_active else value.detach()
-        del out
-        result = tree.unflatten(values)
-        self.after(call, result)
-        return result
-
-    def before(self, call: "_Call") -> None:
-        """A block is about to run."""
-
-    def after(self, call: "_Call", out: Any) -> None:
-        """A block has returned this."""
-
-    def end_forward(self, results: Any) -> None:
-        """The model has returned, and the loss is there."""
-
-    def end_backward(self) -> None:
-        """What comes after the last block has been pulled back."""
-
-    def pull_back_first(self) -> None:
-        """Pull back what comes before the first block."""
-        first, self._first = self._first, None
-        value = _loss([leaf for leaf in first or [] if leaf.requires_grad])
-        if value is None:
-            return
-        del first
-        try:
-            torch.autograd.backward(value)
-        except RuntimeError:  # the loss depends on it directly, and has freed it: it was counted there
-            return
-
-    def finish(self) -> None:
-        if self._device is not None:
-            torch.cuda.synchronize(self._device)
-
-
-class _Call:
-    """One call of a block: its arguments, and their versions before it."""
-
-    def __init__(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.block, self.fn, self.arguments = block, fn, (args, kwargs)
-        self.leaves, self._tree = flatten(self.arguments)
-        self.given = versions_of(self.leaves)
-
-    @property
-    def writes(self) -> bool:
-        """Whether it has written into its arguments."""
-        return versions_of(self.leaves) != self.given
-
-    def of_arguments(self) -> Callable[[Any], Any]:
-        """The block as a function of (args, kwargs) that can be called often: objects among them, as caches are."""
-        plain = all(isinstance(each, Tensor | str | int | float | None) for each in self.leaves)
-        states = [] if plain else replayable_states(reached(arguments=self.leaves))
-
-        def run(x: Any) -> Any:
-            with preserved_state(states) if states else nullcontext():
-                return self.fn(*x[0], **x[1])
-
-        return run
-
-    def after(self, before: Callable[[Any], Any], taken: dict[int, int]) -> Callable[[Any], Any]:
-        """The function of two blocks: what the second one takes from the first is at these places of its output."""
-
-        def run(x: Any) -> Any:
-            made = flatten(before(x))[0]
-            leaves = [made[taken[id(leaf)]] if id(leaf) in taken else leaf for leaf in self.leaves]
-            args, kwargs = self._tree.unflatten(leaves)
-            return self.fn(*args, **kwargs)
-
-        return run
-
-
-class _BlockCosts(_Cut):
+class _BlockCosts(CutBlocks):
     """Measures each block where it is called, and the seconds around them.
 
     A block that writes into what it takes from the one before is one stage with it: between them nothing can be kept.
@@ -227,13 +134,13 @@ class _BlockCosts(_Cut):
         super().begin(device)
         self._began = perf_counter()
 
-    def before(self, call: _Call) -> None:
+    def before(self, call: BlockCall) -> None:
         self._time()
         self._taken = {} if self._output is None else self._output.taken_by(call.leaves)
 
-    def after(self, call: _Call, out: Any) -> None:
+    def after(self, call: BlockCall, out: Any) -> None:
         self._output = BlockOutput(out, call.given)
-        kind = _kind(self._blocks[call.block], call.arguments)
+        kind = kind_of(self._blocks[call.block], call.arguments)
         name, function, arguments = self._names[call.block], call.of_arguments(), call.arguments
         joined = call.writes and self._taken and self._stage is not None
         if joined:
@@ -255,21 +162,21 @@ class _BlockCosts(_Cut):
 
     def _measured(self, kind: object, function: Callable[[Any], Any], arguments: Any, name: str, copied: bool) -> Stage:
         if kind not in self._known:
-            own = _leaves_of_its_own(arguments, first=True)
+            own = leaves_of_its_own(arguments, first=True)
             run = (lambda x: function(_copied(x))) if copied else function
-            self._known[kind] = _Measurement(run, own, together=self._together).stage(name)
+            self._known[kind] = StageMeasurement(run, own, together=self._together).stage(name)
         return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not copied})
 
-    def _compare(self, call: _Call) -> None:
+    def _compare(self, call: BlockCall) -> None:
         """Run a block as a segment, and its backward, so that it is known to repeat itself when the model is trained.
 
         Comparing takes memory; here one block is live, and in a training step much more.
         """
         module = self._blocks[call.block]
-        args, kwargs = _leaves_of_its_own(call.arguments, first=True)
+        args, kwargs = leaves_of_its_own(call.arguments, first=True)
         states = replayable_states(reached(call.fn, arguments=call.leaves))
         with gradients_put_back(module.parameters()), preserved_state(states):
-            loss = _loss(checkpoint(call.fn, args, kwargs, CheckpointOptions()))
+            loss = cotangent_loss(checkpoint(call.fn, args, kwargs, CheckpointOptions()))
             if loss is not None:
                 torch.autograd.backward(loss)
 
@@ -295,13 +202,7 @@ def _copied(x: Any) -> Any:
     return tree.unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
 
 
-def _trains(fn: Callable[..., Any]) -> bool:
-    """Whether a block has parameters that want gradients."""
-    module = getattr(fn, "__self__", None)
-    return not isinstance(module, nn.Module) or any(parameter.requires_grad for parameter in module.parameters())
-
-
-class _SizesAround(_Cut):
+class _SizesAround(CutBlocks):
     """Levels and peaks of memory between the calls of blocks."""
 
     def __init__(self, token: str, meter: Any) -> None:
@@ -320,14 +221,14 @@ class _SizesAround(_Cut):
         self.start = self.meter.now()
         self.meter.reset_peak()
 
-    def before(self, call: _Call) -> None:
+    def before(self, call: BlockCall) -> None:
         self._note()
         active = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
         self.taken.append(_bytes(active))
         self._graphs += [leaf.grad_fn for leaf in active]
         self.is_held.append(any(storage() is not None for storage in self._outputs))
 
-    def after(self, call: _Call, out: Any) -> None:
+    def after(self, call: BlockCall, out: Any) -> None:
         made = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor) and id(leaf) not in call.given]
         self.made.append(_bytes(made))
         self._outputs = [ref(leaf.untyped_storage()) for leaf in made if is_dense(leaf)]

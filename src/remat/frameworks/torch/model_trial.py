@@ -14,7 +14,7 @@ from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.fsdp import is_sharded, reshard
 from remat.frameworks.torch.graph import gradients_put_back, hooks_suspended, set_gradients, without_saved_tensor_hooks
-from remat.frameworks.torch.measure_chain import _loss
+from remat.frameworks.torch.measure_chain import cotangent_loss
 from remat.frameworks.torch.meter import allocator_of, cuda_of
 
 __all__ = ["Loss", "Trial", "loss_of", "undisturbed"]
@@ -42,20 +42,17 @@ class undisturbed(ExitStack):  # used as a function
         return self
 
 
-def loss_of(out: Any, loss: Loss | None) -> tuple[Tensor | None, Any]:
-    """What is differentiated, and what the caller holds beside it until the backward has ended.
-
-    That is the loss, if one is given or the model returns one, and nothing; else the whole output, and that.
-    """
+def loss_of(out: Any, loss: Loss | None) -> Tensor | None:
+    """What is differentiated: the loss, if one is given or the model returns one; else the whole output."""
     if loss is not None:
         found = loss(out)
         if not isinstance(found, Tensor) or found.numel() != 1:
             raise ProblemError(f"loss must return a scalar tensor, not {found!r:.60}")
-        return found, None
+        return found
     own = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
     if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
-        return own, None
-    return _loss(out), out
+        return own
+    return cotangent_loss(out)
 
 
 class Trial:
@@ -82,10 +79,11 @@ class Trial:
             return perf_counter() - began
 
     def _step(self, run: Callable[[], Any], loss: Loss | None) -> None:
-        value, held = loss_of(run(), loss)
+        out = run()  # which many callers hold until the backward has ended
+        value = loss_of(out, loss)
         if value is not None:
             torch.autograd.backward(value)
-        del held
+        del out
         if self._device is not None:
             torch.cuda.synchronize(self._device)
 

@@ -36,7 +36,6 @@ __all__ = [
     "Block",
     "BlockCalls",
     "PlannedCalls",
-    "PlannedForward",
     "are_handled",
     "block_calls",
     "plain_module",
@@ -124,13 +123,6 @@ class PlannedCalls:
             item = Range(at, item.stop, tuple(range(at, item.stop)))
         self._run = RangeRun(item, self._sharded)
         return self._run, {}
-
-
-class PlannedForward(Protocol):
-    """What a model does instead of its forward, given that forward, and the arguments."""
-
-    def run(self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the model returns."""
 
 
 class _Planned:

@@ -156,7 +156,7 @@ class PlannedModel:
             groups = groups_of_model(model)
             if self._given is not None:
                 compare_plans(str((self._given.order, self._given.items)), groups)
-            self._agreed = ModelPlan(*of_first_process(tuple(self._last), groups))
+            self._agreed = of_first_process(self._last, groups)
         return self._agreed
 
     def _run(
@@ -179,13 +179,14 @@ class PlannedModel:
         run = partial(_on_copies, fn, args, kwargs)
         measured = measure_model(model, run(), blocks, self.token, self._loss, devices, together=bool(groups))
         measured = of_first_process(measured, groups)
-        budget, over = memory, list[tuple[int, int]]()
+        # What a caller who holds the model's output needs beside the plan; one who does not has it to spare.
+        budget, over = memory - measured.outputs, list[tuple[int, int]]()
         for _ in range(TRIALS):
             try:
-                found = ModelPlan.of(make_plan(measured.chain, budget), measured.order)
+                found = ModelPlan.of(make_plan(measured.chain, max(0, budget)), measured.order)
             except InfeasibleError as error:
                 if not over:
-                    self._raise_least(error, measured, model, run, devices)
+                    self._raise_least(error, memory, measured, model, run, devices)
                 raise _over(memory, over, error.minimum) from error
             peak = self._tried(found, model, run, devices)
             if peak > memory:  # the first run of a block also compares what it computes again, which takes some bytes
@@ -201,22 +202,24 @@ class PlannedModel:
     def _raise_least(
         self,
         error: InfeasibleError,
+        memory: int,
         measured: MeasuredModel,
         model: nn.Module,
         run: Callable[[], Callable[[], Any]],
         devices: Sequence[torch.device],
     ) -> NoReturn:
-        """Raise the planner's error; if the plan of the least memory takes more than it says, one with that number."""
+        """Raise an error that names the least memory: that of the least plan, which is tried, and of the output."""
         least = make_plan(measured.chain, int(error.minimum))
         try:
             peak = self._tried(ModelPlan.of(least, measured.order), model, run, devices)
         except torch.cuda.OutOfMemoryError:
-            raise error from None
-        if peak <= error.minimum:
-            raise error
+            peak = 0
+        needed = max(peak, int(error.minimum) + measured.outputs)
         raise InfeasibleError(
-            f"{error}. That plan was tried, and took {bytes_text(peak, up=True)}, {peak:,} bytes: give at least that",
-            peak,
+            f"memory={bytes_text(memory)} is too little for this model: it needs {bytes_text(needed, up=True)}, "
+            f"{needed:,} bytes, at least, of which {bytes_text(measured.outputs)} are what it returns. For its blocks "
+            f"alone: {error}",
+            needed,
             "bytes",
         ) from error
 
