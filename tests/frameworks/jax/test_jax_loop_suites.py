@@ -1,7 +1,10 @@
 """Tests of JAX's own suite of loops, and of equinox's, adapted: what those found that ours did not ask.
 
-`lax_control_flow_test.py` of JAX 0.11.1 was run with JAX 0.10.2 inside of `remat.replace_loops(slots=3)`, and
-`test_while_loop.py` of equinox with its checkpointed loop run by `remat.layers.diffrax`. What does not pass there:
+`lax_control_flow_test.py` of JAX 0.11.1 was run with JAX 0.10.2 inside of `remat.replace_loops(slots=3)`: 118 of its
+first 128 tests passed, and four more do since; the others of some hundreds were not run. Of equinox's
+`test_while_loop.py`, with its checkpointed loop run by `remat.layers.diffrax`, 38 of 42 passed, those of the order of
+steps and of speed left out. optax's tests of line searches and projections: 278 of 278, in which 240 loops were
+exchanged. What does not pass:
 
 | test | why |
 |---|---|
@@ -12,6 +15,7 @@
 | `testForiLoopBatchedIssue1190`, `testIssue810` | they read the jaxpr, or count operations of JAX's own loop |
 | `test_backward_checkpointed` | which steps equinox runs again, and when; ours are others, and fewer |
 | `test_speed_*` | timings |
+| `test_symbolic_zero`, `test_nondifferentiable_body2`, `test_body_fun_grads`, `test_trivial_vjp` | equinox's own prints |
 """
 
 import jax
