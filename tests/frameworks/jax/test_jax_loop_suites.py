@@ -15,7 +15,7 @@ exchanged. What does not pass:
 | `testForiLoopBatchedIssue1190`, `testIssue810` | they read the jaxpr, or count operations of JAX's own loop |
 | `test_backward_checkpointed` | which steps equinox runs again, and when; ours are others, and fewer |
 | `test_speed_*` | timings |
-| `test_symbolic_zero`, `test_nondifferentiable_body2`, `test_body_fun_grads`, `test_trivial_vjp` | equinox's own prints |
+| `test_symbolic_zero`, `test_nondifferentiable_body2`, `test_body_fun_grads`, `test_trivial_vjp` | its own prints |
 """
 
 import jax
