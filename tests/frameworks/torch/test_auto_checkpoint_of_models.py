@@ -256,6 +256,15 @@ class Twice(nn.Module):
         return self.two(self.between(self.one(x)))
 
 
+def test_without_a_sample_the_first_call_is_one():
+    plain, ours = net(), remat.auto_checkpoint(net(), memory=200_000)
+    assert ours.remat_plan is None
+    with pytest.raises(remat.ProblemError, match="auto_checkpoint"):
+        remat.explain(ours)
+    assert_equal_runs(lambda model: backward(model, x), plain, ours)
+    assert ours.remat_plan.peak <= 200_000
+
+
 def test_new_shapes():
     plain, ours = net(), remat.auto_checkpoint(net(), memory=200_000, sample=(x,))
     for size in (16, 5, 40, 15, *range(50, 120, 20)):

@@ -8,13 +8,13 @@ The only file that touches FSDP's private state. It is checked with 2.11 and 2.1
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 from torch import nn
 
-from remat.errors import StepError
+from remat.errors import ProblemError, StepError
 
 __all__ = [
     "FirstCall",
@@ -24,6 +24,7 @@ __all__ = [
     "gathered",
     "is_sharded",
     "meshes_of",
+    "refuse_sharded_parts",
     "reshard",
     "sharded_modules_of",
     "share_fsdp_state",
@@ -109,6 +110,18 @@ def sharded_modules_of(model: nn.Module, names: Sequence[str]) -> list[tuple[nn.
         inside = [each for each in modules[name].modules() if each is not modules[name] and any_fsdp_module([each])]
         found.append((*(() if around is None else (sharded[around],)), *inside))
     return found
+
+
+def refuse_sharded_parts(blocks: Mapping[str, nn.Module]) -> None:
+    """Raise a ProblemError if a part of a block, which is to be measured alone, is sharded by itself."""
+    for name, block in blocks.items():
+        parts = [part for part, module in block.named_modules() if part and any_fsdp_module([module])]
+        if parts:
+            raise ProblemError(
+                f"a part of block {name!r} is sharded by itself, {parts[0]!r}: FSDP2 takes each backward through it "
+                "for the end of one through the model, so the block cannot be measured alone. Call auto_checkpoint "
+                "before fully_shard, or give it a plan= that was made so"
+            )
 
 
 def unsharded_class(module: nn.Module) -> type:

@@ -28,7 +28,7 @@ from remat.frameworks.torch.block_ranges import BlockOutput
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.cut_blocks import BlockCall, CutBlocks
 from remat.frameworks.torch.environment import reached, replayable_states
-from remat.frameworks.torch.fsdp import any_fsdp_module
+from remat.frameworks.torch.fsdp import refuse_sharded_parts
 from remat.frameworks.torch.graph import gradients_put_back
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.measure_chain import StageMeasurement, cotangent_loss, kind_of, leaves_of_its_own
@@ -70,7 +70,7 @@ def measure_model(
 ) -> MeasuredModel:
     """The chain of a model that `run` calls once, with gradients; `together`: equally often in all processes."""
     names = list(blocks)
-    _refuse_sharded_parts(blocks)
+    refuse_sharded_parts(blocks)
     with undisturbed(model):
         costs = _BlockCosts(token, names, list(blocks.values()), together)
         _pass(costs, run, loss, devices)
@@ -83,17 +83,6 @@ def measure_model(
             "name those that it calls, blocks=..."
         )
     return MeasuredModel(Chain(_with_rest(costs, sizes), input=sizes.results), tuple(costs.order), sizes.outputs)
-
-
-def _refuse_sharded_parts(blocks: dict[str, nn.Module]) -> None:
-    for name, block in blocks.items():
-        parts = [part for part, module in block.named_modules() if part and any_fsdp_module([module])]
-        if parts:
-            raise ProblemError(
-                f"a part of block {name!r} is sharded by itself, {parts[0]!r}: FSDP2 takes each backward through it "
-                "for the end of one through the model, so the block cannot be measured alone. Call auto_checkpoint "
-                "before fully_shard, or give it a plan= that was made so"
-            )
 
 
 def _pass(calls: CutBlocks, run: Callable[[], Any], loss: Loss | None, devices: Sequence[torch.device]) -> None:

@@ -137,8 +137,8 @@ class _Planned:
     @property
     def remat_plan(self) -> Plan | None:
         """The plan that a model's blocks run by; that of its last new shape, if there are several."""
-        planned = vars(self).get("_remat_forward")
-        return None if planned is None else planned.last.plan
+        last = getattr(vars(self).get("_remat_forward"), "last", None)
+        return None if last is None else last.plan
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         reduced = super().__reduce_ex__(protocol)

@@ -102,9 +102,8 @@ class PlannedModel:
         return {**vars(self), "_loss": None, "_agreed": None}
 
     @property
-    def last(self) -> ModelPlan:
-        """The plan that was used or made last."""
-        assert self._last is not None, "a model is planned when it is made"
+    def last(self) -> ModelPlan | None:
+        """The plan that was made last; None before the first call of a model without a sample."""
         return self._last
 
     def run(self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -156,7 +155,7 @@ class PlannedModel:
             groups = groups_of_model(model)
             if self._given is not None:
                 compare_plans(str((self._given.order, self._given.items)), groups)
-            self._agreed = of_first_process(self._last, groups)
+            self._last = self._agreed = of_first_process(self._last, groups)
         return self._agreed
 
     def _run(
