@@ -1,9 +1,12 @@
 """Models under a budget in two processes (distributed_program.py): functions that raise where they fail."""
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
@@ -112,6 +115,35 @@ def sharded_and_given_plans():
         remat.auto_checkpoint(sharded(net()), memory=MORE)(DATA[0])
 
 
+def sharded_in_mixed_precision():
+    policy, found = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), []
+    for plans in (False, True):
+        model = net(dtype=torch.float32)
+        if plans:
+            remat.auto_checkpoint(model, memory=LITTLE, sample=(DATA[0].float(),))
+        sharded(model, mp_policy=policy)(DATA[dist.get_rank()].float()).float().pow(2).sum().backward()
+        found.append([parameter.grad.full_tensor() for parameter in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+def tensor_parallel_blocks():
+    """Planned before and after; both processes have the same plan, though one was given more memory."""
+    mesh, found = init_device_mesh("cpu", (2,)), []
+    for plans in ("", "before", "after"):
+        model, memory = net(), LITTLE + 200_000 * dist.get_rank()
+        if plans == "before":
+            planned(model, memory)
+        for block in model.blocks:
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        if plans == "after":
+            planned(model, memory)
+        model(DATA[0]).pow(2).sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        found.append([each.full_tensor() if hasattr(each, "full_tensor") else each for each in gradients])
+    for ours in found[1:]:
+        assert all((a - b).abs().max() < 1e-11 for a, b in zip(ours, found[0], strict=True))
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -122,5 +154,7 @@ CASES = {
         sharded_sequences_of_blocks,
         sharded_parts_of_blocks,
         sharded_and_given_plans,
+        sharded_in_mixed_precision,
+        tensor_parallel_blocks,
     )
 }

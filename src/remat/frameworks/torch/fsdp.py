@@ -38,8 +38,11 @@ def any_fsdp_module(modules: Sequence[nn.Module]) -> bool:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a module of a model is sharded."""
-    return "torch.distributed.fsdp" in sys.modules and any_fsdp_module(list(model.modules()))
+    """Whether a module of a model, or a parameter, is sharded: then its blocks wait for other processes."""
+    if "torch.distributed.tensor" not in sys.modules and "torch.distributed.fsdp" not in sys.modules:
+        return False
+    is_distributed = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    return is_distributed or any_fsdp_module(list(model.modules()))
 
 
 def _any_of(name: str, modules: Sequence[nn.Module]) -> bool:

@@ -150,7 +150,7 @@ class PlannedModel:
         if self._agreed is None:
             if self._last is None:
                 raise ProblemError(
-                    "a model that is sharded (FSDP2) is measured before its first call: give auto_checkpoint a sample="
+                    "a sharded model (FSDP2, DTensors) is measured before its first call: give auto_checkpoint sample="
                 )
             groups = groups_of_model(model)
             if self._given is not None:
