@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from itertools import count
 
 import autograd.numpy as np
 import numpy
@@ -50,15 +51,14 @@ def test_a_step_is_measured_once_for_all_calls_that_look_the_same():
     loop_calls._costs.clear()
 
     def gradient(h, scale):
-        calls = 0
+        calls = count()  # an iterator: measuring puts variables back
 
         def step(h, _):
-            nonlocal calls
-            calls += 1
+            next(calls)
             return np.tanh(h * scale), None
 
         grad(lambda h: np.sum(remat.scan(step, h, length=100, memory="50 MiB")[0]))(h)
-        return calls
+        return next(calls)
 
     first = gradient(numpy.ones(1000), 1.0)
     assert 100 < first <= 135

@@ -179,7 +179,7 @@ def test_a_dropped_function_has_its_name_and_documentation():
     assert remat.drop(fn).__wrapped__ is fn
 
 
-def test_a_profile_shows_how_often_a_module_was_run():
+def test_a_profile_shows_how_often_a_module_was_run(tmp_path):
     wrapped = remat.drop(Block())
     with remat.profile() as run:
         wrapped(torch.randn(3, 4)).sum().backward()
@@ -187,8 +187,7 @@ def test_a_profile_shows_how_often_a_module_was_run():
     assert [each.what for each in run.passes] == ["forward", "recompute", "pullback"]
     assert {each.name for each in run.passes} == {"Block"}
     assert "drop at test_checkpointed" in str(run)
-    with pytest.raises(remat.ReportError, match="print"):
-        run.report("run.html")
+    assert "recompute" in run.report(tmp_path / "run.txt").read_text()
 
 
 @pytest.mark.filterwarnings("ignore")
