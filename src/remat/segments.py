@@ -101,7 +101,8 @@ def _references(fn: Callable[..., Any]) -> tuple[ReferenceType[Any], ...]:
         return _weak_reference(fn.__self__), _weak_reference(fn.__func__)
     if isinstance(fn, FunctionType) and not fn.__defaults__ and not fn.__kwdefaults__:
         try:
-            contents = [cell.cell_contents for cell in fn.__closure__ or ()]
+            cells = (cell.cell_contents for cell in fn.__closure__ or ())
+            contents = vars(fn).get("calls_only") or [*cells]  # a segment of a chain is its stages
             return ref(fn.__code__), *(ref(value) for value in contents if not hasattr(type(value), "dtype"))
         except (TypeError, ValueError):  # a number, a list, an empty cell: no weak references
             pass

@@ -165,6 +165,7 @@ def _segment(functions: Sequence[Callable[[Any], Any]], part: Range, *, in_runs:
         return x
 
     last = f" to {part.stop - 1}" if part.stop - part.start > 1 else ""
+    vars(stages)["calls_only"] = functions[part.start : part.stop]
     stages.__qualname__ = f"stages {part.start}{last}" if last else f"stage {part.start}"
     return lambda x: run_segment("checkpoint", stages, (x,), {}, _RECORDED if recorded else _RECOMPUTED)
 
