@@ -237,3 +237,23 @@ def test_a_tensor_that_steps_use_and_replace(slots, transform):
         transform(partial(total, loop))(given) for loop in (partial(remat.scan, slots=slots), plain_scan)
     )
     assert_same([found], [expected], bitwise=False, tolerance=1e-11)
+
+
+def test_what_a_step_leaves_for_a_loop_inside_is_no_input_of_the_loop_around_it():
+    """Each step replaces it before it is used. Under vmap all that a loop reaches is an input: no graph shows more."""
+
+    def total(loop, h):
+        state = {}
+        in_loop = lambda step: lambda h, _: (loop(step, h, XS[:1])[0], None)  # noqa: E731
+
+        def gated(h, x):
+            return torch.tanh(h * state["gate"] + x), None
+
+        def gate(h, _):
+            state["gate"] = torch.sigmoid(h)
+            return in_loop(gated)(h, _)
+
+        return loop(in_loop(gate), h, XS)[0].sum()
+
+    found, expected = (vmap(grad(partial(total, loop)))(numbers(2, 3)) for loop in (scan, plain_scan))
+    assert_same([found], [expected], bitwise=False, tolerance=1e-12)

@@ -32,7 +32,7 @@ from remat.frameworks.torch.graph import backward_hooks, is_wanted, leaf_itself,
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
 from remat.frameworks.torch.tensor_state import Memory
-from remat.frameworks.torch.untouched_leaves import gradient_of_unused
+from remat.frameworks.torch.untouched_leaves import gradient_of_unused, without_unused
 from remat.loops.loop_call import LoopCall
 from remat.measuring import StepCost
 from remat.pytree import Leaf, PyTree
@@ -261,8 +261,12 @@ class LoopFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Run the reverse sweep, as another Function."""
-        leaves = _saved(ctx)
-        return None, None, *LoopBackward.apply(ctx.call, None, len(leaves), *leaves, *cotangents)
+        leaves, bars = _saved(ctx), without_unused(cotangents)
+        if all(bar is None for bar in bars) and any(bar is not None for bar in cotangents):
+            # Steps would run their hooks. What is behind them is not used either, and gets such zeros in their place.
+            pairs = zip(leaves, ctx.needs_input_grad[2:], strict=True)
+            return None, None, *(leaf_ops.batched_zeros_like(leaf, None) if needed else None for leaf, needed in pairs)
+        return None, None, *LoopBackward.apply(ctx.call, None, len(leaves), *leaves, *bars)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -303,6 +307,7 @@ class LoopBackward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Save leaves and cotangents, which the next derivative depends on."""
         ctx.call, ctx.batch, ctx.count, *args = inputs
+        ctx.unused = [gradient is None for gradient in output]
         _save(ctx, args)
 
     @staticmethod
@@ -314,7 +319,12 @@ class LoopBackward(torch.autograd.Function):
         leaves, bars = args[: ctx.count], args[ctx.count :]
         unfrozen = ctx.call.as_not_frozen(leaves)
         with preserved_state(states, ctx.call.initial_states), unfrozen:  # its loops run the steps again
-            return None, None, None, *double_backward(ctx.call, leaves, bars, cotangents, ctx.batch)
+            gradients = double_backward(ctx.call, leaves, bars, cotangents, ctx.batch)
+        # The adjoint loop has zeros where steps cut the graph; a leaf behind it has no second derivative either.
+        for k, leaf in enumerate(leaves):
+            if ctx.unused[k] and gradients[k] is not None and not in_transform() and not gradients[k].any():
+                gradients[k] = gradient_of_unused(leaf, None)
+        return None, None, None, *gradients
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, batch: int | None, count: int, *args: Any) -> Any:

@@ -32,7 +32,7 @@ from remat.frameworks.torch.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.meter import one_step
 from remat.frameworks.torch.probe import probe_first_step
 from remat.frameworks.torch.replayable_state import generator_state
-from remat.frameworks.torch.stored_graphs import StoredGraphs
+from remat.frameworks.torch.stored_graphs import StoredGraphs, has_escaped
 from remat.frameworks.torch.tensor_reach import TorchReach, accepts
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import infer_length
@@ -195,7 +195,8 @@ def _run(
     if not _records():
         return _run_plainly(call, step, init, xs, None)
     if call.step.under_functorch:
-        ids = [k for k, tensor in enumerate(candidates.captured) if is_wrapped(tensor)]
+        # What an earlier step has left counts as used by this loop if it is an input, and mostly is replaced in it.
+        ids = [k for k, each in enumerate(candidates.captured) if is_wrapped(each) and not has_escaped(each)]
         wrapped, below = [candidates.captured[k] for k in ids], partial(candidates.below_transforms, ids)
         call = replace(call, capture_ids=ids, rebound=list(map(requires_grad_somewhere, wrapped)), inputs_below=below)
         stored = StoredGraphs(call.step.contents.first)

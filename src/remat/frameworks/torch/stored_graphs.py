@@ -35,7 +35,7 @@ from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.watch import Watch
 from remat.pytree import Leaf
 
-__all__ = ["StoredGraphs", "lost_graphs_refused"]
+__all__ = ["StoredGraphs", "has_escaped", "lost_graphs_refused"]
 
 MOST_NODES = 2_000  # that are looked at: they get Python objects, which the user's tensors then free by recursion
 
@@ -119,7 +119,11 @@ def lost_graphs_refused(before: Contents, start: int) -> Iterator[None]:
 class _Escaped(torch.autograd.Function):
     """Tensors that were computed from these sources, and have left by a container; their gradient is an error."""
 
-    generate_vmap_rule = True
+    @staticmethod
+    def vmap(
+        info: Any, dims: Any, stored: list[Tensor], *sources: Tensor
+    ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+        return _Escaped.apply(stored, *sources), tuple(dims[0])  # type: ignore[no-untyped-call]
 
     @staticmethod
     def forward(stored: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
@@ -135,6 +139,11 @@ class _Escaped(torch.autograd.Function):
         if any(map(_counts, gradients)):
             raise_stored()
         return (None,) * int(ctx.count)  # a later loop has only reached the tensor, and replaced it
+
+
+def has_escaped(tensor: Tensor) -> bool:
+    """Whether a tensor is one that a loop has stored, which raises: another loop may reach it, and not use it."""
+    return isinstance(below_transforms(tensor).grad_fn, _Escaped._backward_cls)
 
 
 def _counts(gradient: Tensor | None) -> bool:

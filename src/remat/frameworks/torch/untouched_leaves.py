@@ -36,7 +36,7 @@ from remat.frameworks.torch.graph import (
 from remat.frameworks.torch.leaves import batched_zeros_like
 from remat.pytree import Leaf
 
-__all__ = ["gradient_of_unused"]
+__all__ = ["gradient_of_unused", "without_unused"]
 
 
 def gradient_of_unused(leaf: Leaf, batch: int | None) -> Tensor | None:
@@ -52,6 +52,12 @@ def gradient_of_unused(leaf: Leaf, batch: int | None) -> Tensor | None:
     if task not in _unused:
         _unused[task] = _UnusedNodes(task)
     return _unused[task].zeros_for(leaf)
+
+
+def without_unused(cotangents: Sequence[Any]) -> Sequence[Any]:
+    """The cotangents of a loop, with None for the zeros of another one that has not used it."""
+    unused = _unused.get(current_backward()) if _unused else None
+    return cotangents if unused is None else [None if unused.has_made(bar) else bar for bar in cotangents]
 
 
 class _UnusedNodes:
@@ -100,13 +106,19 @@ class _UnusedNodes:
             self._zeros[key] = torch.full((), -0.0, dtype=like.dtype, device=like.device)
         return self._zeros[key]
 
+    def has_made(self, gradient: Tensor | None) -> bool:
+        """Whether a gradient is one of these zeros itself."""
+        if gradient is None or gradient.layout is not torch.strided or is_wrapped(gradient):
+            return False
+        zero = self._zeros.get((gradient.dtype, gradient.device))
+        return zero is not None and gradient.data_ptr() == zero.data_ptr()
+
     def _is_ours(self, gradient: Tensor | None, edge: Edge) -> bool:
         if gradient is None:
             return True
-        zero = self._zeros.get((gradient.dtype, gradient.device))
-        if zero is None or edge not in self._given or gradient.layout is not torch.strided:
+        if edge not in self._given or gradient.layout is not torch.strided:
             return False
-        if gradient.data_ptr() == zero.data_ptr():
+        if self.has_made(gradient):
             return True
         # A hook on a made tensor may have returned others, which have the sign of ours as a rule.
         return not gradient.is_complex() and bool(((gradient == 0) & torch.signbit(gradient)).all())

@@ -1,0 +1,60 @@
+"""Hooks behind a carry that a step detaches run as in the plain loop, where no gradient leads to them: not at all."""
+
+import pytest
+import torch
+
+import remat
+from tests.frameworks.torch.programs import DOUBLE, plain_scan
+from tests.frameworks.untracked import Box
+
+
+def start():
+    torch.manual_seed(0)
+    return torch.randn(3, 3, dtype=DOUBLE, requires_grad=True), torch.randn(3, dtype=DOUBLE, requires_grad=True)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_hooks_in_a_loop_behind_a_carry_that_a_step_detaches(nested):
+    def run(loop, **how):
+        w, start_at = start()
+        seen = []
+
+        def hooked_step(h, x):
+            h = torch.tanh(h.detach() @ w if x == 0 else h @ w)
+            if h.requires_grad:
+                h.register_hook(lambda g: seen.append(g.abs().sum().item()))
+            return h, None
+
+        def two_loops(h, _):
+            h, _ = loop(hooked_step, h, torch.tensor([1, 2]), **how)
+            return loop(hooked_step, torch.sin(h), torch.tensor([3, 0, 4]), **how)[0], None
+
+        h, _ = loop(two_loops, start_at, None, length=1, **how) if nested else two_loops(start_at, None)
+        h.sum().backward()
+        return w.grad, start_at.grad, seen
+
+    found, expected = run(remat.scan, slots=1), run(plain_scan)
+    assert torch.equal(found[0], expected[0])
+    assert found[1:] == expected[1:]
+    assert len(expected[2]) == 2
+
+
+def test_hooks_behind_a_cut_in_second_derivatives():
+    def run(loop, **how):
+        w, start_at = start()
+        calls, scale = Box(0), torch.ones(3, dtype=DOUBLE, requires_grad=True)
+        w.register_post_accumulate_grad_hook(lambda _: setattr(calls, "value", calls.value + 1))
+
+        def step(h, x):
+            h = torch.tanh(h @ w)
+            return (h.detach() if x == 3 else h) * scale, None
+
+        last, _ = loop(step, start_at, torch.arange(4), **how)
+        loss = last.pow(2).sum()
+        slope, by_w = torch.autograd.grad(loss, [scale, w], create_graph=True, allow_unused=True)
+        (loss + slope.pow(2).sum()).backward()
+        return by_w, w.grad, calls.value, scale.grad.tolist()
+
+    found = run(remat.scan, slots=1)
+    assert found == run(plain_scan)
+    assert found[:3] == (None, None, 0)
