@@ -134,9 +134,9 @@ def test_a_cast_of_the_weights_is_not_held_for_each_step():
         return scan(lambda h, _: (jnp.tanh((h.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)).astype(float)), None), h)
 
     w, h = jnp.eye(64) * 0.9, jnp.ones((2, 64))
-    budget = functools.partial(remat.scan, xs=None, length=200, memory="64 KiB")
+    budget = functools.partial(remat.scan, xs=None, length=200, memory="72 KiB")
     compiled = jax.jit(jax.grad(lambda w, h: loss(budget, w, h)[0].sum())).lower(w, h).compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < 64 * 1024 + 4 * w.nbytes
+    assert compiled.memory_analysis().temp_size_in_bytes < 72 * 1024 + 4 * w.nbytes
     plain = functools.partial(jax.lax.scan, xs=None, length=200)
     close(compiled(w, h), jax.grad(lambda w, h: loss(plain, w, h)[0].sum())(w, h), 1e-9)
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import jax
 
-from remat.frameworks.jax.avals import Aval, behind_barrier, nbytes, select
+from remat.frameworks.jax.avals import Aval, nbytes, select
 from remat.frameworks.jax.chunked_steps import unroll_factor
 from remat.frameworks.jax.differentiable import Arrays
-from remat.frameworks.jax.residuals import Residuals, StepVJP
+from remat.frameworks.jax.residuals import StepVJP
 from remat.problem import Loop
 from remat.pytree import PyTree
 
@@ -44,7 +44,10 @@ class StepSizes(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _pullback_bytes(step_vjp: StepVJP) -> int:
-    """What a step takes beside its residuals while it is pulled back, as XLA says once it is compiled; else 0.
+    """The temporaries of one step that is recorded and pulled back, as XLA says once it is compiled; 0 if it does not.
+
+    Residuals that XLA has all at once are among them, and count beside those of the tape: it copies residuals out of
+    the buffer of a range before it uses them, and has both for a while.
 
     Avals do not tell: a step that is a checkpoint itself has next to no residuals, and computes them all again. It
     costs the compilation of one step, and only where the budget is in bytes.
@@ -54,8 +57,6 @@ def _pullback_bytes(step_vjp: StepVJP) -> int:
 
     def pull_back(args: Arrays, carry_bar: Arrays, y_bar: Arrays) -> PyTree:
         residuals = step_vjp.record(args[:n], args[n:end], args[end:])[2]
-        # Behind a barrier, as in a loop: all residuals are among the temporaries then, and can be taken off these.
-        residuals = Residuals(*map(behind_barrier, residuals))
         return step_vjp.vjp(residuals, args[:n], args[end:], carry_bar, y_bar)
 
     def shapes(avals: Sequence[Aval]) -> list[jax.ShapeDtypeStruct]:
@@ -66,8 +67,7 @@ def _pullback_bytes(step_vjp: StepVJP) -> int:
         analysis = jax.jit(pull_back).lower(shapes(step.avals), *bars).compile().memory_analysis()
     except Exception:  # a step inside of shard_map is no program by itself; some devices do not analyse
         return 0
-    taken = int(getattr(analysis, "temp_size_in_bytes", 0))
-    return max(0, taken - step_vjp.nbytes - step_vjp.shared_nbytes)
+    return int(getattr(analysis, "temp_size_in_bytes", 0))
 
 
 def step_sizes(step_vjp: StepVJP) -> StepSizes:
