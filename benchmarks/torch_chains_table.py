@@ -89,7 +89,8 @@ def picture(ways, title, file, width=760, height=460):
     left, right, upper, lower = 60, 20, 50, 50
     inner, tall = width - left - right, height - upper - lower
     low = log(0.9 * min(way.peak / plain.peak for way in shown))
-    top = max(1.1, *(ratio(way, plain) for way in shown)) * 1.02
+    # The smallest budgets may take several times as long: they are drawn at the upper edge.
+    top = min(1.6, max(1.1, *(ratio(way, plain) for way in shown)) * 1.02)
     bottom = min(1.0, *(ratio(way, plain) for way in shown)) - 0.02
 
     def place(share, time):
