@@ -344,3 +344,10 @@ def test_wrong_arguments_say_what_to_give():
         remat.chain([anp.sin], 1.0, memory=1.5)
     with pytest.raises(InfeasibleError, match="stage"):
         remat.chain([nn.Linear(4, 4), nn.Tanh()], torch.ones(3, 4), memory=10)
+
+
+def test_the_rest_of_a_range_is_nested_as_before():
+    whole = Range(0, 6, (Range(0, 4, (Range(0, 2, (0, 1)), 2, 3)), 4, 5))
+    assert whole.rest_from(1) == Range(1, 6, (Range(1, 4, (Range(1, 2, (1,)), 2, 3)), 4, 5))
+    assert whole.rest_from(3) == Range(3, 6, (Range(3, 4, (3,)), 4, 5))
+    assert whole.rest_from(5) == Range(5, 6, (5,))

@@ -27,6 +27,16 @@ class Range:
     stop: int
     items: tuple["Item", ...]
 
+    def rest_from(self, start: int) -> "Range":
+        """The range without what comes before a stage in it; what is inside of it is nested as before."""
+        items: list[Item] = []
+        for item in self.items:
+            if not isinstance(item, Range):
+                items += [item] if item >= start else []
+            elif item.stop > start:
+                items.append(item if item.start >= start else item.rest_from(start))
+        return Range(start, self.stop, tuple(items))
+
 
 Item = int | Range
 

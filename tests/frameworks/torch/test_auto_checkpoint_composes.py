@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import remat
@@ -12,6 +13,7 @@ from tests.frameworks.torch.planned_models import (
     WIDTH,
     Net,
     assert_equal_runs,
+    assert_same,
     backward,
     batch,
     both,
@@ -219,3 +221,83 @@ def test_losses_from_the_middle(share):
         (out.pow(2).sum() + aux).backward()
 
     assert_equal_runs(run, *both(share, make=lambda: WithAux().double()))
+
+
+@pytest.mark.parametrize("between", [nn.Identity(), nn.Unflatten(1, (2, 4)), nn.Dropout(0.0)], ids=repr)
+def test_blocks_that_hand_on_what_they_get(between):
+    """To keep what they return is to keep what the block before has made: they neither cost nor save memory."""
+
+    def sequence(*more):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            *[nn.Sequential(nn.Linear(8, 8), *more, nn.Tanh(), nn.Flatten()) for _ in range(8)]
+        ).double()
+
+    sample, least = torch.randn(4000, 8, dtype=torch.float64), []
+    for model in (sequence(), sequence(between)):
+        with pytest.raises(remat.InfeasibleError) as error:
+            remat.auto_checkpoint(model, memory=1, sample=sample)
+        least.append(error.value.minimum)
+        ours = remat.auto_checkpoint(copy.deepcopy(model), memory=int(least[-1]), sample=sample)
+        assert_equal_runs(lambda each: backward(each, sample), model, ours)
+    assert least[0] == least[1]
+
+
+class Crossing(nn.Module):
+    """Hands two tensors on, the second as it is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, y):
+        return torch.tanh(self.layer(x)) + y.mean(), y
+
+
+class Exchange(nn.Module):
+    def forward(self, x, y):
+        return y, x
+
+
+class Crossed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(block for _ in range(6) for block in (Crossing(), Exchange()))
+
+    def forward(self, x):
+        x, y = torch.sin(x), torch.cos(x)
+        for block in self.blocks:
+            x, y = block(x, y)
+        return x + y
+
+
+def test_the_least_memory_that_is_named_suffices():
+    torch.manual_seed(0)
+    model, sample = Crossed().double(), torch.randn(2000, 8, dtype=torch.float64, requires_grad=True)
+    with pytest.raises(remat.InfeasibleError) as error:
+        remat.auto_checkpoint(model, memory=1, sample=sample)
+    ours = remat.auto_checkpoint(copy.deepcopy(model), memory=int(error.value.minimum), sample=sample)
+    assert_equal_runs(lambda each: backward(each, sample), model, ours)
+
+
+def test_transforms_and_traces_of_a_new_shape_are_plain():
+    plain, ours = both()
+    assert torch.equal(torch.jit.trace(ours.eval(), x[:3])(x[:3]), plain.eval()(x[:3]))
+    parameters = {name: each.detach() for name, each in plain.named_parameters()}
+
+    def loss(model, parameters):
+        return torch.func.functional_call(model, parameters, (x[:5],)).square().sum()
+
+    ours_grad, plain_grad = (torch.func.grad(lambda p, m=model: loss(m, p))(parameters) for model in (ours, plain))
+    assert_same(ours_grad, plain_grad)
+
+
+def test_blocks_that_are_checkpointed_already_are_an_error():
+    class Checkpointed(Net):
+        def forward(self, x):
+            for block in self.blocks:
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+            return x
+
+    with pytest.raises(remat.ProblemError, match=r"torch\.utils\.checkpoint around its block 'blocks\.0'"):
+        remat.auto_checkpoint(Checkpointed().double(), memory=10**6, sample=x)

@@ -45,14 +45,17 @@ Taken = dict[int, int]  # the same places, by the ids of the tensors
 class BlockOutput:
     """What a block has returned, to see which of its tensors another block takes.
 
-    `given` are the versions of its arguments before, by id: those that it only hands on are not its own.
+    `given` are the versions of its arguments before, by id: those that it only hands on are not its own, but for those
+    that it has `taken` from the block before, as `nn.Identity` does: they are computed again with it.
     """
 
-    def __init__(self, out: Any, given: Mapping[int, int]) -> None:
+    def __init__(self, out: Any, given: Mapping[int, int], taken: Taken) -> None:
         self._tensors = {
             _whole(leaf): (ref(view_base(leaf)), version(leaf), place)
             for place, leaf in enumerate(flatten(out)[0])
-            if isinstance(leaf, Tensor) and not leaf.is_inference() and given.get(id(leaf)) != version(leaf)
+            if isinstance(leaf, Tensor)
+            and not leaf.is_inference()
+            and (id(leaf) in taken or given.get(id(leaf)) != version(leaf))
         }
 
     def taken_by(self, arguments: Iterable[Any]) -> Taken:

@@ -110,15 +110,23 @@ class BlockCall:
         return run
 
     def after(self, before: Callable[[Any], Any], taken: dict[int, int]) -> Callable[[Any], Any]:
-        """The function of two blocks: what the second one takes from the first is at these places of its output."""
+        """The function of two blocks: what the second one takes from the first is at these places of its output.
+
+        What it takes from elsewhere has no graph here, which the first backward would free.
+        """
 
         def run(x: Any) -> Any:
             made = flatten(before(x))[0]
-            leaves = [made[taken[id(leaf)]] if id(leaf) in taken else leaf for leaf in self.leaves]
+            leaves = [made[taken[id(leaf)]] if id(leaf) in taken else _without_graph(leaf) for leaf in self.leaves]
             args, kwargs = self._tree.unflatten(leaves)
             return self.fn(*args, **kwargs)
 
         return run
+
+
+def _without_graph(leaf: Any) -> Any:
+    has_graph = isinstance(leaf, Tensor) and leaf.grad_fn is not None
+    return leaf.detach().requires_grad_() if has_graph else leaf
 
 
 def _trains(fn: Callable[..., Any]) -> bool:

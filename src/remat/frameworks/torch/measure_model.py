@@ -29,7 +29,7 @@ from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.cut_blocks import BlockCall, CutBlocks
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.fsdp import refuse_sharded_parts
-from remat.frameworks.torch.graph import gradients_put_back
+from remat.frameworks.torch.graph import gradients_put_back, in_torch_checkpoint
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.measure_chain import StageMeasurement, cotangent_loss, kind_of, leaves_of_its_own
 from remat.frameworks.torch.meter import allocator_of, cuda_of
@@ -103,6 +103,7 @@ class _BlockCosts(CutBlocks):
     """Measures each block where it is called, and the seconds around them.
 
     A block that writes into what it takes from the one before is one stage with it: between them nothing can be kept.
+    So is one that returns nothing but this or views of it (`nn.Identity`, `nn.Flatten`): to keep them is to keep it.
     One that writes into something else is recorded when it runs.
     """
 
@@ -125,13 +126,18 @@ class _BlockCosts(CutBlocks):
 
     def before(self, call: BlockCall) -> None:
         self._time()
+        if in_torch_checkpoint():
+            raise ProblemError(
+                f"the model has a torch.utils.checkpoint around its block {self._names[call.block]!r}, which computes "
+                "again all that is inside: leave that to the plan, and call the block itself"
+            )
         self._taken = {} if self._output is None else self._output.taken_by(call.leaves)
 
     def after(self, call: BlockCall, out: Any) -> None:
-        self._output = BlockOutput(out, call.given)
+        self._output = BlockOutput(out, call.given, self._taken)
         kind = kind_of(self._blocks[call.block], call.arguments)
         name, function, arguments = self._names[call.block], call.of_arguments(), call.arguments
-        joined = call.writes and self._taken and self._stage is not None
+        joined = (call.writes or _makes_nothing(call, out)) and self._taken and self._stage is not None
         if joined:
             assert self._stage is not None
             before, arguments, kind_before = self._stage
@@ -186,6 +192,13 @@ class _BlockCosts(CutBlocks):
         self.seconds.append(perf_counter() - self._began)
 
 
+def _makes_nothing(call: BlockCall, out: Any) -> bool:
+    """Whether all that a block returns is in the memory of its arguments."""
+    memory = {storage_id(leaf) for leaf in call.leaves if isinstance(leaf, Tensor) and is_dense(leaf)}
+    tensors = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]
+    return bool(tensors) and all(is_dense(each) and storage_id(each) in memory for each in tensors)
+
+
 def _copied(x: Any) -> Any:
     leaves, tree = flatten(x)
     return tree.unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
@@ -218,7 +231,15 @@ class _SizesAround(CutBlocks):
         self.is_held.append(any(storage() is not None for storage in self._outputs))
 
     def after(self, call: BlockCall, out: Any) -> None:
-        made = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor) and id(leaf) not in call.given]
+        before = {
+            id(storage) for each in self._outputs if (storage := each()) is not None
+        }  # handed on, it is made, too
+        made = [
+            leaf
+            for leaf in flatten(out)[0]
+            if isinstance(leaf, Tensor)
+            and (id(leaf) not in call.given or (is_dense(leaf) and id(leaf.untyped_storage()) in before))
+        ]
         self.made.append(_bytes(made))
         self._outputs = [ref(leaf.untyped_storage()) for leaf in made if is_dense(leaf)]
         self.meter.reset_peak()

@@ -109,7 +109,7 @@ class PlannedCalls:
                 out = checkpoint(fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken))
             finally:
                 self._frame = run.newest_frame()
-        self._output = BlockOutput(out, given) if at + 1 < item.stop else None
+        self._output = BlockOutput(out, given, taken) if at + 1 < item.stop else None
         return out
 
     def _range(self, at: int, item: Range, arguments: list[Any]) -> tuple[RangeRun, dict[int, int]]:
@@ -120,7 +120,7 @@ class PlannedCalls:
             if taken:
                 return run, taken
         if at > item.start:
-            item = Range(at, item.stop, tuple(range(at, item.stop)))
+            item = item.rest_from(at)
         self._run = RangeRun(item, self._sharded)
         return self._run, {}
 

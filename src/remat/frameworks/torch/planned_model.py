@@ -13,6 +13,7 @@ all gradients there. If it is above the budget, since sizes around blocks are no
 less. What is measured and tried leaves no trace in the model.
 """
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from remat.errors import InfeasibleError, ProblemError
 from remat.execute.nested_ranges import Item, Range, nested_ranges
 from remat.frameworks.torch.fsdp import is_sharded, sharded_modules_of
+from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.input_shapes import InputShapes
 from remat.frameworks.torch.measure_model import AROUND, TOGETHER, MeasuredModel, measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
@@ -53,6 +55,8 @@ __all__ = ["ModelPlan", "PlannedModel", "attach", "planned_model"]
 
 KEPT = 16  # plans for different shapes
 TRIALS = 4
+# One thread at a time measures a model: what the model has is put back then, and the others find the plan.
+_ONE_PLAN = threading.RLock()
 
 
 class ModelPlan(NamedTuple):
@@ -108,7 +112,7 @@ class PlannedModel:
 
     def run(self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the model returns; its blocks are run by the plan."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or are_handled(self.token):
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or are_handled(self.token) or _is_traced():
             return fn(*args, **kwargs)
         kwargs = _without_cache(model, fn, kwargs)
         found = self._of_sharded(model) if is_sharded(model) else self.plan_for(model, fn, args, kwargs)
@@ -130,10 +134,24 @@ class PlannedModel:
         if self._given is not None:
             return self._given
         shapes = InputShapes.of(model, args, kwargs)
+        with _ONE_PLAN:
+            return self._known(shapes) or self._new(shapes, model, fn, args, kwargs)
+
+    def _known(self, shapes: InputShapes) -> ModelPlan | None:
         known = shapes if shapes in self._plans else next((k for k in self._plans if k.covers(shapes)), None)
-        if known is not None:
-            self._plans.move_to_end(known)
-            return self._plans[known]
+        if known is None:
+            return None
+        self._plans.move_to_end(known)
+        return self._plans[known]
+
+    def _new(
+        self,
+        shapes: InputShapes,
+        model: nn.Module,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> ModelPlan:
         if self._plans and self._on_new_shape == "error":
             planned = " and ".join(each.text for each in self._plans)
             raise ProblemError(
@@ -180,23 +198,27 @@ class PlannedModel:
         measured = of_first_process(measured, groups)
         # What a caller who holds the model's output needs beside the plan; one who does not has it to spare.
         budget, over = memory - measured.outputs, list[tuple[int, int]]()
-        for _ in range(TRIALS):
+        for trial in range(TRIALS + 1):
+            is_last = False
             try:
-                found = ModelPlan.of(make_plan(measured.chain, max(0, budget)), measured.order)
+                plan = make_plan(measured.chain, max(0, budget) if trial < TRIALS else 0)
             except InfeasibleError as error:
                 if not over:
                     self._raise_least(error, memory, measured, model, run, devices)
-                raise _over(memory, over, error.minimum) from error
+                if int(error.minimum) in [predicted for predicted, _ in over]:
+                    break
+                plan, is_last = make_plan(measured.chain, int(error.minimum)), True  # the least one is the last hope
+            found = ModelPlan.of(plan, measured.order)
             peak = self._tried(found, model, run, devices)
             if peak > memory:  # the first run of a block also compares what it computes again, which takes some bytes
                 peak = self._tried(found, model, run, devices)
             if peak <= memory:
                 return self._timed(found, model, run, devices)._replace(measured_peak=peak)
-            over.append((found.plan.peak, peak))
-            budget = min(budget, found.plan.peak) - (peak - memory)
-            if budget <= 0:
+            over.append((plan.peak, peak))
+            budget = min(budget, plan.peak) - (peak - memory)
+            if is_last:
                 break
-        raise _over(memory, over, None)
+        raise _over(memory, over)
 
     def _raise_least(
         self,
@@ -341,17 +363,21 @@ def _without_cache(model: nn.Module, fn: Callable[..., Any], kwargs: dict[str, A
     return {**kwargs, "use_cache": False} if takes_it else kwargs
 
 
-def _over(memory: int, over: Sequence[tuple[int, int]], least: int | None) -> InfeasibleError:
-    predicted, peak = over[-1]
-    rest = f" No plan takes less than {bytes_text(least)} by the measured sizes." if least else ""
+def _over(memory: int, over: Sequence[tuple[int, int]]) -> InfeasibleError:
+    predicted, peak = min(over, key=lambda each: each[1])
     return InfeasibleError(
-        f"no plan stays inside of memory={bytes_text(memory)}: the last one took {bytes_text(peak)}, "
-        f"{bytes_text(peak - memory)} too much, where {bytes_text(predicted)} were predicted.{rest} Something holds "
+        f"no plan stays inside of memory={bytes_text(memory)}: the best one took {bytes_text(peak, up=True)}, "
+        f"{bytes_text(peak - memory)} too much, where {bytes_text(predicted)} were predicted. Something holds "
         "memory that is not seen when blocks are measured alone, such as a cache, a hook that stores activations, or "
         "tensors that go past the blocks. Give more memory, or let go of them",
         peak,
         "bytes",
     )
+
+
+def _is_traced() -> bool:
+    """Whether torch.func or torch.jit look at the model: its segments are plain calls for them, so a plan is no use."""
+    return in_transform() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined,no-untyped-call]
 
 
 def _is_tensor(leaf: Any) -> bool:
