@@ -18,6 +18,7 @@ from tests.frameworks.torch.planned_models import (
     batch,
     both,
     net,
+    peak,
     planned,
     x,
 )
@@ -301,3 +302,33 @@ def test_blocks_that_are_checkpointed_already_are_an_error():
 
     with pytest.raises(remat.ProblemError, match=r"torch\.utils\.checkpoint around its block 'blocks\.0'"):
         remat.auto_checkpoint(Checkpointed().double(), memory=10**6, sample=x)
+
+
+def test_blocks_that_are_left_out_take_no_more():
+    class Dropping(Net):
+        left_out = ()
+
+        def forward(self, x):
+            x = self.first(x)
+            for number, block in enumerate(self.blocks):
+                x = x if number in self.left_out else block(x)
+            return self.last(x)
+
+    sample = batch(2000)
+    model, ours = both(sample=(sample,), make=lambda: Dropping(8).double())
+    budget = peak(ours, lambda each: each(sample))
+    for left_out in ((7,), (3,), (0, 5), (1, 2, 6)):
+        model.left_out = ours.left_out = left_out
+        assert_equal_runs(lambda each: backward(each, sample), model, ours)
+        assert peak(ours, lambda each: each(sample)) <= 1.15 * budget  # inputs are kept where a block is missing
+
+
+def test_other_parts_that_are_frozen_have_a_plan_of_their_own():
+    model, sample = net(), batch(2000)
+    model.blocks[:3].requires_grad_(False)
+    ours = remat.auto_checkpoint(model, memory=10**9, sample=sample)
+    first = ours.remat_plan
+    model.blocks.requires_grad_(True)
+    model.blocks[3:].requires_grad_(False)  # as many bytes as before
+    backward(ours, sample)
+    assert ours.remat_plan is not first

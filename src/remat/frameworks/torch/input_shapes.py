@@ -24,6 +24,7 @@ class InputShapes(NamedTuple):
     training: bool
     parameters: tuple[int, int]  # bytes of those that want gradients, and of all
     autocast: Hashable
+    flags: bytes  # of each parameter, whether it wants a gradient; of each module, whether it is in training
 
     @classmethod
     def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "InputShapes":
@@ -37,6 +38,7 @@ class InputShapes(NamedTuple):
             model.training,
             (sum(nbytes(each) for each in parameters if each.requires_grad), sum(map(nbytes, parameters))),
             AutocastState().key,
+            bytes([each.requires_grad for each in parameters] + [each.training for each in model.modules()]),
         )
 
     def covers(self, other: "InputShapes") -> bool:

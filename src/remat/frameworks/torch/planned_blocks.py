@@ -6,7 +6,8 @@ and pickles are those of the module, since nothing but the class changes. Hooks 
 computed again and run once; those of modules inside of it run again.
 
 A module that a model calls several times, as ALBERT does, is one block with several calls: a plan is for the *calls*
-of blocks in the order in which the model makes them. Calls that come in another order are segments of their own.
+of blocks in the order in which the model makes them. Some may be left out, as layer drop does; those that come in
+another order are segments of their own.
 """
 
 import copyreg
@@ -93,14 +94,14 @@ class PlannedCalls:
 
     def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a block returns; calls that the plan does not expect are segments of their own."""
-        at, is_expected = self._next, self._order[self._next : self._next + 1] == (block,)
-        item = self._items[at] if is_expected else None
-        self._next += is_expected
+        at = self._place_of(block)
+        item = None if at is None else self._items[at]
+        self._next = self._next if at is None else at + 1
         if isinstance(item, int) or not torch.is_grad_enabled():
             return fn(*args, **kwargs)
         with recorded_call("auto_checkpoint", fn) as call:
             # A segment of the user's around the model drops what is saved here, and brings it back.
-            if item is None or has_saved_tensor_hooks():
+            if at is None or item is None or has_saved_tensor_hooks():
                 return checkpoint(fn, args, kwargs, _OPTIONS, call)
             arguments = flatten((args, kwargs))[0]
             run, taken = self._range(at, item, arguments)
@@ -111,6 +112,13 @@ class PlannedCalls:
                 self._frame = run.newest_frame()
         self._output = BlockOutput(out, given, taken) if at + 1 < item.stop else None
         return out
+
+    def _place_of(self, block: int) -> int | None:
+        """The place of a call in the plan; blocks before it may be left out, as those of layer drop are."""
+        try:
+            return self._order.index(block, self._next)
+        except ValueError:
+            return None
 
     def _range(self, at: int, item: Range, arguments: list[Any]) -> tuple[RangeRun, dict[int, int]]:
         """The range that a call belongs to, and the tensors that it takes from the call before."""
