@@ -65,3 +65,18 @@ def test_the_cost_of_another_step_with_the_same_code_is_not_used():
     run(1)
     with pytest.raises(remat.InfeasibleError):
         run(1024)
+
+
+def test_a_step_whose_gradient_autograd_refuses_is_measured():
+    """It is an error where that gradient is asked for, as without a budget, and not before."""
+    w = torch.ones(3, 3, requires_grad=True)
+
+    def step(h, _):
+        h = torch.tanh(h @ w)
+        return h.mul_(2.0), None  # tanh has saved its result
+
+    last, _ = remat.scan(step, torch.ones(3), None, length=4, memory="1 MiB")
+    (last.detach() * w).sum().backward()
+    assert torch.equal(w.grad, last.detach().expand(3, 3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        last.sum().backward()

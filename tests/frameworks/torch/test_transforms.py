@@ -257,3 +257,38 @@ def test_what_a_step_leaves_for_a_loop_inside_is_no_input_of_the_loop_around_it(
 
     found, expected = (vmap(grad(partial(total, loop)))(numbers(2, 3)) for loop in (scan, plain_scan))
     assert_same([found], [expected], bitwise=False, tolerance=1e-12)
+
+
+def test_nothing_runs_behind_a_loop_that_cuts_the_graph():
+    """Not in a transform either, also where all of it has a graph in plain autograd, of a parameter."""
+    parameter = numbers(3).requires_grad_()
+
+    def total(loop, h):
+        def broken(h, x):
+            h = torch.tanh(h * parameter)
+            return h.mul_(2.0) + x, None  # tanh has saved its result: this has no gradient
+
+        last, _ = loop(broken, h, XS)
+        return loop(lambda c, x: (c.detach() + x * h, None), last * 2, XS)[0].sum()
+
+    for transform in (grad, lambda f: vmap(grad(f))):
+        given = numbers(3) if transform is grad else numbers(2, 3)
+        found, expected = (transform(partial(total, loop))(given) for loop in (scan, plain_scan))
+        assert_same([found], [expected], bitwise=False, tolerance=1e-12)
+
+
+def test_what_steps_of_an_earlier_loop_have_left_is_replaced_in_a_transform():
+    parameter, state = numbers(3).requires_grad_(), {}
+
+    def total(loop, h):
+        def gate(h, x):
+            state["gate"] = torch.sin(parameter * h)
+            return torch.tanh(h * state["gate"] + x), None
+
+        def twice(h, _):
+            return loop(gate, h, XS)[0], None
+
+        return loop(twice, loop(twice, h, XS[:1])[0], XS[:1])[0].sum()
+
+    found, expected = (grad(partial(total, loop))(numbers(3)) for loop in (scan, plain_scan))
+    assert_same([found], [expected], bitwise=False, tolerance=1e-12)

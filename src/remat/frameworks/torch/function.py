@@ -216,10 +216,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             by_leaf = [*gradients.carry, *gradients.xs, *gradients.captured]
             check_unconnected(leaves, by_leaf, self.unconnected)
             # The input that stands for sharded parameters was added after the first sweep, which does not know it.
-            return [
-                gradient_of_unused(leaf, batch) if gradient is None and is_used else gradient
-                for leaf, gradient, is_used in zip_longest(leaves, by_leaf, wanted)
-            ]
+            return [gradient for _, gradient in zip_longest(leaves, by_leaf)]
 
 
 def as_truth_value(answer: Any) -> bool:
@@ -266,7 +263,8 @@ class LoopFunction(torch.autograd.Function):
             # Steps would run their hooks. What is behind them is not used either, and gets such zeros in their place.
             pairs = zip(leaves, ctx.needs_input_grad[2:], strict=True)
             return None, None, *(leaf_ops.batched_zeros_like(leaf, None) if needed else None for leaf, needed in pairs)
-        return None, None, *LoopBackward.apply(ctx.call, None, len(leaves), *leaves, *bars)
+        pairs = zip(leaves, LoopBackward.apply(ctx.call, None, len(leaves), *leaves, *bars), strict=True)
+        return None, None, *(gradient_of_unused(leaf) if gradient is None else gradient for leaf, gradient in pairs)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -323,7 +321,7 @@ class LoopBackward(torch.autograd.Function):
         # The adjoint loop has zeros where steps cut the graph; a leaf behind it has no second derivative either.
         for k, leaf in enumerate(leaves):
             if ctx.unused[k] and gradients[k] is not None and not in_transform() and not gradients[k].any():
-                gradients[k] = gradient_of_unused(leaf, None)
+                gradients[k] = gradient_of_unused(leaf)
         return None, None, None, *gradients
 
     @staticmethod

@@ -21,6 +21,7 @@ __all__ = [
     "HiddenTensorsRefused",
     "HooksRefused",
     "below_transforms",
+    "below_vmap",
     "escaped_its_transform",
     "in_forward_mode",
     "in_transform",
@@ -71,6 +72,13 @@ def requires_grad_somewhere(leaf: Any) -> bool:
 def below_transforms(leaf: Any) -> Any:
     """A leaf, or the tensor inside of one that transforms have wrapped."""
     while isinstance(leaf, Tensor) and is_wrapped(leaf):
+        leaf = _functorch.get_unwrapped(leaf)
+    return leaf
+
+
+def below_vmap(leaf: Any) -> Any:
+    """A leaf, or the tensor of a whole batch inside of one that vmap has wrapped."""
+    while isinstance(leaf, Tensor) and _functorch.is_batchedtensor(leaf):
         leaf = _functorch.get_unwrapped(leaf)
     return leaf
 

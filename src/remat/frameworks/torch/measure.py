@@ -51,6 +51,18 @@ class _NoHooks(TorchFunctionMode):
         return RemovableHandle(OrderedDict()) if func is Tensor.register_hook else func(*args, **(kwargs or {}))
 
 
+class _Setup(MeasurementSetup):
+    """A measurement that passes over gradients which autograd refuses: they are an error where they are asked for."""
+
+    def pull_back(self, tapes: list[Any], gradients: list[Gradients]) -> None:
+        """Pull back through a tape; through one whose tensors a step has written into, not at all."""
+        try:
+            super().pull_back(tapes, gradients)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+
+
 def measured(call: TorchLoopCall, leaves: Sequence[Any]) -> StepCost:
     """What a step costs: measured now, or by an earlier loop whose first step is as large."""
     assert call.request.memory is not None
@@ -91,7 +103,7 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
         finish = (lambda: None) if device is None else partial(torch.cuda.synchronize, device)
         meter, ones, timed = meter_for(devices), partial(_ones, backend), is_single_process()
         free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
-        cost = measure_step(MeasurementSetup(backend, meter, state, ones, finish, timed=timed), steps, free)
+        cost = measure_step(_Setup(backend, meter, state, ones, finish, timed=timed), steps, free)
         return replace(cost, bookkeeping=0 if device is None else CUDA_OWN)
 
 

@@ -28,7 +28,7 @@ from torch.nn import Parameter
 from remat.errors import StepError
 from remat.execute.python_state import Contents
 from remat.execute.stored_values import StoredValues, raise_stored
-from remat.frameworks.torch.functorch import below_transforms, outside_transforms, requires_grad_somewhere
+from remat.frameworks.torch.functorch import below_transforms, below_vmap, outside_transforms, requires_grad_somewhere
 from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.loop_inputs import LoopInputs
@@ -142,8 +142,8 @@ class _Escaped(torch.autograd.Function):
 
 
 def has_escaped(tensor: Tensor) -> bool:
-    """Whether a tensor is one that a loop has stored, which raises: another loop may reach it, and not use it."""
-    return isinstance(below_transforms(tensor).grad_fn, _Escaped._backward_cls)
+    """Whether a tensor is one that a loop has stored in a step, which raises: another may reach it, and not use it."""
+    return isinstance(below_vmap(tensor).grad_fn, _Escaped._backward_cls)
 
 
 def _counts(gradient: Tensor | None) -> bool:

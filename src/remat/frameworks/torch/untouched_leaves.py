@@ -28,6 +28,7 @@ from remat.frameworks.torch.graph import (
     edges_behind,
     has_hooks,
     is_leaf_node,
+    is_wanted,
     leaf_itself,
     leaf_of,
     post_accumulate_hooks,
@@ -39,12 +40,14 @@ from remat.pytree import Leaf
 __all__ = ["gradient_of_unused", "without_unused"]
 
 
-def gradient_of_unused(leaf: Leaf, batch: int | None) -> Tensor | None:
-    """What the node of a loop returns for an input that has no gradient; for so many at once with `batch`."""
+def gradient_of_unused(leaf: Leaf) -> Tensor | None:
+    """What the node of a loop returns in its backward for an input that has no gradient."""
     if not isinstance(leaf, Tensor) or not leaf.requires_grad:
         return None
-    if batch is not None or in_transform() or is_wrapped(leaf):
-        return batched_zeros_like(leaf, batch) if has_hooks(leaf) else None
+    if in_transform() or is_wrapped(leaf):
+        return batched_zeros_like(leaf, None) if has_hooks(leaf) else None
+    if not is_wanted(leaf):
+        return None
     if leaf.grad_fn is None:
         _suspend_hooks(leaf_itself(leaf))
         return None
