@@ -45,7 +45,7 @@ def gradient_of_unused(leaf: Leaf) -> Tensor | None:
     if not isinstance(leaf, Tensor) or not leaf.requires_grad:
         return None
     if in_transform() or is_wrapped(leaf):
-        return batched_zeros_like(leaf, None) if has_hooks(leaf) else None
+        return batched_zeros_like(leaf, None) if backward_hooks(leaf) else None
     if not is_wanted(leaf):
         return None
     if leaf.grad_fn is None:
