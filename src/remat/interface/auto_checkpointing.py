@@ -87,6 +87,7 @@ def largest_batch(
     memory: int | float | str,
     blocks: str | Sequence[Any] | None = None,
     loss: Callable[[Any], Any] | None = None,
+    least: int = 1,
     most: int = 65_536,
 ) -> LargestBatch:
     """The largest batch size for which the activations of a model fit a budget, and the plan that does it.
@@ -99,18 +100,19 @@ def largest_batch(
         memory: As in `auto_checkpoint`.
         blocks: As in `auto_checkpoint`.
         loss: As in `auto_checkpoint`.
+        least: The smallest size that is tried: batch norm, for one, does not train on a batch of one.
         most: The largest size that is tried.
 
     Returns:
         The size and the plan, which `auto_checkpoint(model, plan=...)` takes.
 
     Raises:
-        InfeasibleError: If a batch of one does not fit.
+        InfeasibleError: If the smallest batch does not fit.
     """
     framework: Any = _framework(model, "largest_batch")
-    return LargestBatch(
-        *framework.largest_batch(model, make_batch, memory, blocks, loss, to_count(most, "most", least=1))
-    )
+    smallest = to_count(least, "least", least=1)
+    limit = to_count(most, "most", least=smallest)
+    return LargestBatch(*framework.largest_batch(model, make_batch, memory, blocks, loss, smallest, limit))
 
 
 def measure_step(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remat.errors import InfeasibleError
+from remat.errors import InfeasibleError, ProblemError
 from remat.frameworks.torch.find_blocks import find_blocks
 from remat.frameworks.torch.measure_model import MeasuredModel, measure_model
 from remat.frameworks.torch.model_budget import ModelBudget
@@ -19,6 +19,7 @@ from remat.frameworks.torch.planned_model import PlannedModel, attach, planned_m
 from remat.planners import Plan
 from remat.planners import plan as make_plan
 from remat.pytree import flatten
+from remat.units import bytes_text
 
 __all__ = ["auto_checkpoint", "largest_batch", "measure_step"]
 
@@ -37,6 +38,11 @@ def auto_checkpoint(
     optimizer: Any,
 ) -> nn.Module:
     """The model itself, whose blocks run by a plan from now on."""
+    if hasattr(model, "_orig_mod"):
+        raise ProblemError(
+            "auto_checkpoint takes the model before torch.compile, which hides its blocks: plan it, then compile it, "
+            "or compile its blocks"
+        )
     budget = None if plan is not None else ModelBudget.parse(memory, optimizer)
     call = None if sample is None else call_of(sample)
     return planned_model(model, find_blocks(model, blocks), call, budget, plan, loss, on_new_shape)
@@ -58,9 +64,15 @@ def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) 
 
 
 def largest_batch(
-    model: nn.Module, make_batch: Callable[[int], Any], memory: Any, blocks: Blocks, loss: Loss | None, most: int
+    model: nn.Module,
+    make_batch: Callable[[int], Any],
+    memory: Any,
+    blocks: Blocks,
+    loss: Loss | None,
+    least: int,
+    most: int,
 ) -> tuple[int, Plan]:
-    """The largest batch size up to `most` for which there is a plan, and that plan.
+    """The largest batch size from `least` to `most` for which there is a plan, and that plan.
 
     The least memory of a batch is nearly a straight line in its size: the next size to be measured is where the line
     through the two that are known meets the budget.
@@ -69,31 +81,33 @@ def largest_batch(
     devices = [parameter.device for parameter in model.parameters()]
     budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups_of_model(model))[0]
     sizes: dict[int, tuple[int, MeasuredModel]] = {}  # of batches that fit
-    low, high, above = 0, most + 1, 0
-    guess = 1
+    low, high, above = least - 1, most + 1, 0
+    guess = least
     with _attached(model, found) as token:
         while high - low > 1:
             try:
-                least, measured = _least_memory(model, found, token, call_of(make_batch(guess)), loss)
+                needed, measured = _least_memory(model, found, token, call_of(make_batch(guess)), loss)
             except torch.cuda.OutOfMemoryError:
-                least, measured = 2**62, None
-            if least <= budget and measured is not None:
-                low, sizes[guess] = guess, (least, measured)
+                needed, measured = 2**62, None
+            if needed <= budget and measured is not None:
+                low, sizes[guess] = guess, (needed, measured)
             else:
-                high, above = guess, least
+                high, above = guess, needed
             guess = _next(low, high, most, budget, {size: each[0] for size, each in sizes.items()})
-    if not low:
-        raise InfeasibleError(f"a batch of one needs {above} bytes at least, and there are {budget}", above, "bytes")
-    largest_one = sizes[low][1]
-    return low, make_plan(largest_one.chain, budget - largest_one.outputs)
+    if low not in sizes:
+        raise InfeasibleError(
+            f"a batch of {least} needs {bytes_text(above, up=True)} at least, and there are {bytes_text(budget)}",
+            above,
+            "bytes",
+        )
+    found_one = sizes[low][1]
+    return low, make_plan(found_one.chain, budget - found_one.outputs)
 
 
 def _next(low: int, high: int, most: int, budget: int, known: dict[int, int]) -> int:
     """The next size to try, between two that are known."""
-    if not low:
-        return high // 2
-    if low == 1:
-        return min(2, high - 1)
+    if len(known) < 2:
+        return min(2 * low, high - 1)
     before = max(size for size in known if size < low)
     per_item = (known[low] - known[before]) / (low - before)
     guess = low + int((budget - known[low]) / per_item) if per_item > 0 else 2 * low

@@ -31,7 +31,6 @@ __all__ = [
     "has_no_numbers",
     "has_saved_tensor_hooks",
     "hooks_suspended",
-    "in_torch_checkpoint",
     "is_forgotten_leaf",
     "is_leaf_node",
     "is_wanted",
@@ -299,12 +298,6 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 def has_saved_tensor_hooks() -> bool:
     """Whether hooks pack what graphs save here, as in a segment."""
     return _autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def in_torch_checkpoint() -> bool:
-    """Whether the innermost such hooks are those of torch.utils.checkpoint."""
-    hooks: Any = _autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 
 
 def saved_tensor_hooks_allowed() -> AbstractContextManager[None]:

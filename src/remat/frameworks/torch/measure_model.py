@@ -29,11 +29,12 @@ from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.cut_blocks import BlockCall, CutBlocks
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.fsdp import refuse_sharded_parts
-from remat.frameworks.torch.graph import gradients_put_back, in_torch_checkpoint
+from remat.frameworks.torch.graph import gradients_put_back
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.measure_chain import StageMeasurement, cotangent_loss, kind_of, leaves_of_its_own
 from remat.frameworks.torch.meter import allocator_of, cuda_of
 from remat.frameworks.torch.model_trial import Loss, loss_of, undisturbed
+from remat.frameworks.torch.modules import in_torch_checkpoint
 from remat.frameworks.torch.planned_blocks import block_calls
 from remat.frameworks.torch.storage import is_dense, storage_id
 from remat.problem import Chain, Option, Stage

@@ -21,6 +21,7 @@ __all__ = [
     "OWN",
     "backward_hooks_exchanged",
     "children_of",
+    "in_torch_checkpoint",
     "is_compiled",
     "is_uninitialized",
     "parts_of",
@@ -106,3 +107,9 @@ def backward_hooks_exchanged(modules: Iterable[nn.Module], exchanged: Callable[[
         for hooks, before in zip(hooked, kept, strict=True):
             hooks.clear()
             hooks.update(before)
+
+
+def in_torch_checkpoint() -> bool:
+    """Whether the innermost hooks on saved tensors are those of torch.utils.checkpoint."""
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"

@@ -31,7 +31,7 @@ from remat.frameworks.torch.graph import has_saved_tensor_hooks
 from remat.planners import Plan
 from remat.profiling.profiler import recorded_call
 from remat.pytree import flatten
-from remat.segments import CheckpointOptions
+from remat.segments import CheckpointOptions, display_name
 
 __all__ = [
     "Block",
@@ -80,11 +80,22 @@ def are_handled(model: str) -> bool:
 
 
 class PlannedCalls:
-    """One forward of a model: each call of a block is recorded, or part of a range, as the plan has it."""
+    """One forward of a model: each call of a block is recorded, or part of a range, as the plan has it.
+
+    A plan that was `given` knows all blocks; one that was made from a sample may not have seen a block that is left out
+    at times.
+    """
 
     def __init__(
-        self, model: str, order: tuple[int, ...], items: tuple[Item, ...], sharded: Sequence[Sequence[nn.Module]]
+        self,
+        model: str,
+        order: tuple[int, ...],
+        items: tuple[Item, ...],
+        sharded: Sequence[Sequence[nn.Module]],
+        *,
+        given: bool,
     ) -> None:
+        self._given = given
         self.model, self._order, self._items = model, order, items
         self._sharded = [sharded[number] for number in order] if any(sharded) else []
         self._next = 0
@@ -95,6 +106,11 @@ class PlannedCalls:
     def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a block returns; calls that the plan does not expect are segments of their own."""
         at = self._place_of(block)
+        if at is None and self._given and block not in self._order:
+            raise ProblemError(
+                f"the model calls a block ({display_name(fn)}, number {block}) that its plan= does not know: the plan "
+                "is for another model, or for other blocks. Plan this one, with memory= and sample="
+            )
         item = None if at is None else self._items[at]
         self._next = self._next if at is None else at + 1
         if isinstance(item, int) or not torch.is_grad_enabled():

@@ -180,7 +180,7 @@ class PlannedModel:
         self, found: ModelPlan, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
-        with block_calls(PlannedCalls(self.token, found.order, found.items, sharded)):
+        with block_calls(PlannedCalls(self.token, found.order, found.items, sharded, given=found is self._given)):
             return fn(*args, **kwargs)
 
     def _planned(
