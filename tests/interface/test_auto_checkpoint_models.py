@@ -116,3 +116,30 @@ def test_peaks_are_the_predicted_ones_inside_the_budget_and_fall_with_it(name):
         assert peaks[-1] <= budget
         assert model.remat_plan.peak == pytest.approx(peaks[-1], rel=0.01 if name in TRANSFORMERS else 0.1)
     assert peaks == sorted(peaks, reverse=True)
+
+
+def layers(count):
+    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(count)])
+
+
+def test_a_plan_for_a_model_with_fewer_blocks_is_refused_where_it_ends():
+    planned = remat.auto_checkpoint(layers(4), memory="1 MiB", sample=torch.randn(4, 8))
+    longer = remat.auto_checkpoint(layers(6), plan=planned.remat_plan)
+    with pytest.raises(remat.ProblemError, match="number 4.*that its plan= does not know"):
+        longer(torch.randn(4, 8))
+
+
+def test_a_compiled_model_is_to_be_planned_before():
+    with pytest.raises(remat.ProblemError, match=r"before torch\.compile"):
+        remat.auto_checkpoint(torch.compile(layers(4)), memory="1 MiB", sample=torch.randn(4, 8))
+
+
+def test_the_largest_batch_may_have_a_least_size():
+    model = torch.nn.Sequential(
+        *[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)) for _ in range(4)]
+    )
+    found = remat.largest_batch(model, lambda size: torch.randn(size, 8), memory="8 KiB", least=2)
+    assert found.size > 2
+    assert found.plan.peak <= 8 * 1024
+    with pytest.raises(remat.InfeasibleError, match="a batch of 2 needs"):
+        remat.largest_batch(model, lambda size: torch.randn(size, 8), memory=100, least=2)
