@@ -125,7 +125,7 @@ def layers(count):
 def test_a_plan_for_a_model_with_fewer_blocks_is_refused_where_it_ends():
     planned = remat.auto_checkpoint(layers(4), memory="1 MiB", sample=torch.randn(4, 8))
     longer = remat.auto_checkpoint(layers(6), plan=planned.remat_plan)
-    with pytest.raises(remat.ProblemError, match="number 4.*that its plan= does not know"):
+    with pytest.raises(remat.ProblemError, match=r"number 4.*that its plan= does not know"):
         longer(torch.randn(4, 8))
 
 
