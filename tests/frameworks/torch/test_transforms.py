@@ -292,14 +292,3 @@ def test_what_steps_of_an_earlier_loop_have_left_is_replaced_in_a_transform():
 
     found, expected = (grad(partial(total, loop))(numbers(3)) for loop in (scan, plain_scan))
     assert_same([found], [expected], bitwise=False, tolerance=1e-12)
-
-
-def test_second_derivatives_with_inputs_that_need_no_gradient():
-    xs = numbers(9, 3, seed=1).requires_grad_()  # to the transforms it is a constant
-
-    def twice(loop, w):
-        loss = lambda w: loop(lambda h, x: (torch.tanh(h @ w + x), None), numbers(3), xs)[0].sum()  # noqa: E731
-        return grad(lambda w: grad(loss)(w).pow(2).sum())(w)
-
-    found, expected = (twice(loop, numbers(3, 3, seed=2)) for loop in (scan, plain_scan))
-    assert_same([found], [expected], bitwise=False, tolerance=1e-12)
