@@ -43,7 +43,7 @@ def allocated_by(case, model):
     """The most bytes that a step allocates above the level before, with gradients there."""
     case.step(with_gradients(model))  # what is made once
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         case.step(model)
     events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     now = peak = 0

@@ -36,14 +36,22 @@ def saved_bytes(tape: Tape, persistent: Iterable[Tensor]) -> int:
 
 def _saved_tensors(node: Node) -> Iterator[Tensor]:
     for name in _names(type(node)):
-        saved = getattr(node, name)
-        for index, one in enumerate(saved if isinstance(saved, tuple | list) else (saved,)):
-            # Of a tensor that a hook has packed this is what the hook returned; to unpack it might recompute a segment.
-            tensor = getattr(one, "data", None)
-            if tensor is None:  # PyTorch 2.11, and no hook has packed it: to unpack it recomputes nothing
-                tensor = _unpacked(node, name, index)
-            if isinstance(tensor, Tensor):
-                yield tensor
+        try:
+            yield from _tensors(node, name)
+        except RuntimeError as error:  # a graph that the step has pulled back already holds nothing
+            if "a second time" not in str(error):
+                raise
+
+
+def _tensors(node: Node, name: str) -> Iterator[Tensor]:
+    saved = getattr(node, name)
+    for index, one in enumerate(saved if isinstance(saved, tuple | list) else (saved,)):
+        # Of a tensor that a hook has packed this is what the hook returned; to unpack it might recompute a segment.
+        tensor = getattr(one, "data", None)
+        if tensor is None:  # PyTorch 2.11, and no hook has packed it: to unpack it recomputes nothing
+            tensor = _unpacked(node, name, index)
+        if isinstance(tensor, Tensor):
+            yield tensor
 
 
 def _unpacked(node: Node, name: str, index: int) -> object:
