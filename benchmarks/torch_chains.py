@@ -87,7 +87,8 @@ class Bench:
             self.step(way)
             self.finish()
             return torch.cuda.max_memory_allocated() - before
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        cpu = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as profiler:
             self.step(way)
         events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
         now = peak = 0
