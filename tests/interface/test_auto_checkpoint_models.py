@@ -143,3 +143,18 @@ def test_the_largest_batch_may_have_a_least_size():
     assert found.plan.peak <= 8 * 1024
     with pytest.raises(remat.InfeasibleError, match="a batch of 2 needs"):
         remat.largest_batch(model, lambda size: torch.randn(size, 8), memory=100, least=2)
+
+
+def test_a_first_block_that_writes_into_the_batch_is_recorded_and_leaves_the_sample():
+    torch.manual_seed(0)
+    blocks = [torch.nn.ReLU(inplace=True), *(torch.nn.Linear(8, 8) for _ in range(6))]
+    plain = torch.nn.Sequential(*blocks).double()
+    model, batch = copy.deepcopy(plain), torch.randn(64, 8, dtype=torch.float64)
+    sample = batch.clone()
+    remat.auto_checkpoint(model, memory="64 KiB", sample=sample)
+    assert torch.equal(sample, batch)
+    [first] = [stage for stage in model.remat_plan.problem.stages if stage.name == "0"]
+    assert not first.repeatable
+    model(batch.clone()).square().sum().backward()
+    plain(batch.clone()).square().sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), plain.parameters(), strict=True))

@@ -6,8 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from remat.cli.arguments import refuse_to_overwrite
-from remat.cli.output import write_report
+from remat.cli.output import add_saved_plan, check_saved_plan, save_plan
 from remat.cli.progress_bars import Bars
 from remat.errors import FileError, ProblemError
 from remat.interface.auto_checkpointing import StepCosts, auto_checkpoint, explain, measure_step
@@ -15,7 +14,6 @@ from remat.planners import Plan, sweep
 from remat.planners import plan as make_plan
 from remat.problem import Chain
 from remat.reporting.block_table import aligned
-from remat.reporting.formats import check_path
 from remat.units import bytes_text
 
 EXAMPLE = "remat fit train.py:make_model --sample train.py:make_batch --memory 2GiB"
@@ -30,17 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", metavar="FILE:NAME", help="the function of the model's output that is differentiated")
     parser.add_argument("--blocks", metavar="NAME,…", help="the modules that may be computed again, or a list of them")
     parser.add_argument("--sweep", action="store_true", help="print what other budgets would cost, too")
-    parser.add_argument("--save", metavar="FILE", help="save the plan as JSON, for auto_checkpoint(model, plan=...)")
-    parser.add_argument("--report", metavar="FILE", help="write a report: .html, .txt, .json, .svg, .png, .chrome.json")
-    parser.add_argument("--force", action="store_true", help="write over an existing file")
+    add_saved_plan(parser, ", for auto_checkpoint(model, plan=...)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, plan, run and compare."""
-    for path in filter(None, (arguments.save, arguments.report)):
-        refuse_to_overwrite(path, arguments.force)
-    if arguments.report:
-        check_path(arguments.report)
+    check_saved_plan(arguments)
     files: dict[str, dict[str, Any]] = {}
     model, sample = _named(arguments.model, files)(), _named(arguments.sample, files)()
     loss = _named(arguments.loss, files) if arguments.loss else None
@@ -60,11 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.sweep:
         print()
         print(sweep(plan.problem, points=12))
-    if arguments.save:
-        plan.save(arguments.save)
-        print(f"saved {arguments.save}", file=sys.stderr)
-    if arguments.report:
-        write_report([plan], arguments.report)
+    save_plan(plan, arguments)
     return 0
 
 

@@ -18,9 +18,43 @@ from remat.reporting.formats import check_path
 from remat.reporting.tables import Table
 from remat.schedule import Trace
 
-__all__ = ["add_output", "check_output", "read_shown", "write_report"]
+__all__ = [
+    "add_output",
+    "add_saved_plan",
+    "check_output",
+    "check_saved_plan",
+    "read_shown",
+    "save_plan",
+    "write_report",
+]
 
 _SAVED_TYPES: tuple[type[Plan] | type[Trace] | type[Profile], ...] = (Plan, Trace, Profile)
+
+
+def add_saved_plan(parser: argparse.ArgumentParser, use: str = "") -> None:
+    """Add the arguments of a command that makes a plan; `use` says what the saved one is for."""
+    parser.add_argument("--save", metavar="FILE", help=f"save the plan as JSON{use}")
+    parser.add_argument("--report", metavar="FILE", help="write a report: .html, .txt, .json, .svg, .png, .chrome.json")
+    parser.add_argument("--force", action="store_true", help="write over an existing file")
+
+
+def check_saved_plan(arguments: argparse.Namespace) -> None:
+    """Raise what saving and reporting would raise, before any work is done."""
+    for path in filter(None, (arguments.save, arguments.report)):
+        refuse_to_overwrite(path, arguments.force)
+    if arguments.report:
+        check_path(arguments.report)
+        if arguments.save and Path(arguments.save).resolve() == Path(arguments.report).resolve():
+            raise FileError(f"--save and --report both write {arguments.report}")
+
+
+def save_plan(plan: Plan, arguments: argparse.Namespace) -> None:
+    """Save the plan and write its report, as the arguments say."""
+    if arguments.save:
+        plan.save(arguments.save)
+        print(f"saved {arguments.save}", file=sys.stderr)
+    if arguments.report:
+        write_report([plan], arguments.report)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from remat.cli.arguments import (
     add_memory,
@@ -11,13 +10,10 @@ from remat.cli.arguments import (
     read_memory,
     read_planner,
     read_problem,
-    refuse_to_overwrite,
 )
-from remat.cli.output import write_report
+from remat.cli.output import add_saved_plan, check_saved_plan, save_plan
 from remat.cli.progress_bars import Bars
-from remat.errors import FileError
 from remat.planners import plan as make_plan
-from remat.reporting.formats import check_path
 
 EXAMPLE = "remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB"
 HELP = "plan the reversal of a loop or a chain and print what it costs"
@@ -31,19 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--ops", action="store_true", help="print the ops, one a line (the plan goes to stderr)")
     shown.add_argument("--json", action="store_true", help="print the plan with its ops as JSON")
-    parser.add_argument("--save", metavar="FILE", help="save the plan as JSON")
-    parser.add_argument("--report", metavar="FILE", help="write a report: .html, .txt, .json, .svg, .png, .chrome.json")
-    parser.add_argument("--force", action="store_true", help="write over an existing file")
+    add_saved_plan(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan and print."""
-    for path in filter(None, (arguments.save, arguments.report)):
-        refuse_to_overwrite(path, arguments.force)
-    if arguments.report:
-        check_path(arguments.report)
-        if arguments.save and Path(arguments.save).resolve() == Path(arguments.report).resolve():
-            raise FileError(f"--save and --report both write {arguments.report}")
+    check_saved_plan(arguments)
     problem, memory = read_problem(arguments), read_memory(arguments)
     planner = read_planner(arguments, problem)
     with Bars() as bars:
@@ -59,9 +48,5 @@ def run(arguments: argparse.Namespace) -> int:
             print(line)
     else:
         print(plan)
-    if arguments.save:
-        plan.save(arguments.save)
-        print(f"saved {arguments.save}", file=sys.stderr)
-    if arguments.report:
-        write_report([plan], arguments.report)
+    save_plan(plan, arguments)
     return 0

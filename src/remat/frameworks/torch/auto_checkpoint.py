@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from remat.errors import InfeasibleError, ProblemError
 from remat.frameworks.torch.find_blocks import find_blocks
 from remat.frameworks.torch.measure_model import MeasuredModel, measure_model
+from remat.frameworks.torch.meter import devices_of
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_trial import Trial
 from remat.frameworks.torch.plan_agreement import groups_of_model, largest, of_first_process
@@ -18,7 +19,6 @@ from remat.frameworks.torch.planned_blocks import plain_module, to_restore
 from remat.frameworks.torch.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
 from remat.planners import plan as make_plan
-from remat.pytree import flatten
 from remat.units import bytes_text
 
 __all__ = ["auto_checkpoint", "largest_batch", "measure_step"]
@@ -51,7 +51,7 @@ def auto_checkpoint(
 def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) -> tuple[int, float] | None:
     """The peak and the seconds of one forward and backward; None if memory does not suffice."""
     args, kwargs = call_of(sample)
-    devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if isinstance(leaf, Tensor)]
+    devices = devices_of(args, kwargs, list(model.parameters()))
     trial, run = Trial(model, devices), partial(model, *args, **kwargs)
     planned = vars(model).pop("_remat_forward", None) if plain else None
     try:
@@ -78,7 +78,7 @@ def largest_batch(
     through the two that are known meets the budget.
     """
     found = find_blocks(model, blocks)
-    devices = [parameter.device for parameter in model.parameters()]
+    devices = devices_of(list(model.parameters()))
     budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups_of_model(model))[0]
     sizes: dict[int, tuple[int, MeasuredModel]] = {}  # of batches that fit
     low, high, above = least - 1, most + 1, 0
@@ -122,7 +122,7 @@ def _least_memory(
     loss: Loss | None,
 ) -> tuple[int, MeasuredModel]:
     args, kwargs = call
-    devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if isinstance(leaf, Tensor)]
+    devices = devices_of(args, kwargs, list(model.parameters()))
     groups = groups_of_model(model)
     run = partial(model, *args, **kwargs)
     measured = measure_model(model, run, blocks, token, loss, devices, together=bool(groups))

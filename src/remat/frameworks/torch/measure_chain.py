@@ -38,7 +38,7 @@ from remat.frameworks.torch.graph import (
 )
 from remat.frameworks.torch.in_place_stages import copied, stage_groups
 from remat.frameworks.torch.leaves import spec_of, tensors_in
-from remat.frameworks.torch.meter import allocator_of, cuda_of
+from remat.frameworks.torch.meter import allocator_of, cuda_of, devices_of
 from remat.frameworks.torch.saved_tensors import made_again
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
@@ -104,7 +104,7 @@ class StageMeasurement:
     def __init__(self, stage: Callable[[Any], Any], x: Any, *, together: bool = False) -> None:
         self._stage, self._x = stage, x
         self._together = together  # with other processes, which wait for it: so often in all of them
-        devices = [leaf.device for leaf in tensors_in(x)]
+        devices = devices_of(x)
         self._device, self._meter = cuda_of(devices), allocator_of(devices)
         self._roots: list[Tensor] = []
 

@@ -30,6 +30,7 @@ from remat.frameworks.torch.cut_blocks import BlockCall, CutBlocks
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.fsdp import refuse_sharded_parts
 from remat.frameworks.torch.graph import gradients_put_back
+from remat.frameworks.torch.in_place_stages import copied
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.measure_chain import StageMeasurement, cotangent_loss, kind_of, leaves_of_its_own
 from remat.frameworks.torch.meter import allocator_of, cuda_of
@@ -147,7 +148,7 @@ class _BlockCosts(CutBlocks):
         else:
             self.first_calls.append(len(self.order))
             self.is_next.append(bool(self._taken))
-        stage = self._measured(kind, function, arguments, name, copied=call.writes and not joined)
+        stage = self._measured(kind, function, arguments, name, on_copy=call.writes and not joined)
         if not call.writes:
             self._compare(call)
         self.order.append(call.block)
@@ -156,12 +157,14 @@ class _BlockCosts(CutBlocks):
         self.finish()
         self._began = perf_counter()
 
-    def _measured(self, kind: object, function: Callable[[Any], Any], arguments: Any, name: str, copied: bool) -> Stage:
+    def _measured(
+        self, kind: object, function: Callable[[Any], Any], arguments: Any, name: str, on_copy: bool
+    ) -> Stage:
         if kind not in self._known:
             own = leaves_of_its_own(arguments, first=True)
-            run = (lambda x: function(_copied(x))) if copied else function
+            run = (lambda x: function(copied(x))) if on_copy else function
             self._known[kind] = StageMeasurement(run, own, together=self._together).stage(name)
-        return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not copied})
+        return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not on_copy})
 
     def _compare(self, call: BlockCall) -> None:
         """Run a block as a segment, and its backward, so that it is known to repeat itself when the model is trained.
@@ -198,11 +201,6 @@ def _makes_nothing(call: BlockCall, out: Any) -> bool:
     memory = {storage_id(leaf) for leaf in call.leaves if isinstance(leaf, Tensor) and is_dense(leaf)}
     tensors = [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)]
     return bool(tensors) and all(is_dense(each) and storage_id(each) in memory for each in tensors)
-
-
-def _copied(x: Any) -> Any:
-    leaves, tree = flatten(x)
-    return tree.unflatten([leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
 
 
 class _SizesAround(CutBlocks):

@@ -9,7 +9,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
 
 # The documented way to see every op has only a private path (checked with 2.11 and 2.13).
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -18,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from remat.errors import InfeasibleError
+from remat.frameworks.torch.leaves import tensors_in
 from remat.frameworks.torch.storage import is_dense, storage_id
-from remat.pytree import flatten
 
 __all__ = [
     "AllocatorMeter",
@@ -28,6 +27,7 @@ __all__ = [
     "allocations",
     "allocator_of",
     "cuda_of",
+    "devices_of",
     "free_bytes",
     "free_on",
     "meter_for",
@@ -56,7 +56,12 @@ def allocator_of(devices: Sequence[torch.device]) -> Any:
 
 def free_on(*values: Any) -> int | None:
     """Bytes that are free on the CUDA device that values are on, or None if they are on none."""
-    return free_bytes([leaf.device for leaf in flatten(values)[0] if isinstance(leaf, Tensor)])
+    return free_bytes(devices_of(*values))
+
+
+def devices_of(*values: Any) -> list[torch.device]:
+    """The devices of the tensors among values."""
+    return [tensor.device for tensor in tensors_in(values)]
 
 
 def free_bytes(devices: Sequence[torch.device]) -> int | None:

@@ -31,6 +31,7 @@ from remat.frameworks.torch.fsdp import is_sharded, sharded_modules_of
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.input_shapes import InputShapes
 from remat.frameworks.torch.measure_model import AROUND, TOGETHER, MeasuredModel, measure_model
+from remat.frameworks.torch.meter import devices_of
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_trial import Loss, Trial
 from remat.frameworks.torch.plan_agreement import compare_plans, groups_of_model, largest, of_first_process
@@ -190,7 +191,7 @@ class PlannedModel:
         assert self._memory is not None
         modules = dict(model.named_modules(remove_duplicate=False))
         blocks = {name: modules[name] for name in self.names}
-        devices = [leaf.device for leaf in flatten((args, kwargs, list(model.parameters())))[0] if _is_tensor(leaf)]
+        devices = devices_of(args, kwargs, list(model.parameters()))
         groups = groups_of_model(model)
         memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         run = partial(_on_copies, fn, args, kwargs)
