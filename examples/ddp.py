@@ -75,6 +75,7 @@ def main(rank, world):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)  # "nccl" with one GPU for each process
     train(rank, world)
+    dist.barrier()  # the others wait for the one that compares and prints
     dist.destroy_process_group()
 
 
