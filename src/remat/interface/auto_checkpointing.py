@@ -67,7 +67,8 @@ def auto_checkpoint(
 
     Raises:
         ProblemError: If no blocks are found, or arguments contradict each other.
-        InfeasibleError: If no plan fits; it names the least memory and the stage that needs it.
+        InfeasibleError: If no plan fits; it names the least memory and the stage that needs it. On a GPU the backward
+            of the first training step raises it, if the program takes more beside the model than the budget leaves.
     """
     framework: Any = _framework(model, "auto_checkpoint")
     if (memory is None) == (plan is None):

@@ -19,20 +19,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 
 from remat.errors import InfeasibleError, ProblemError
-from remat.execute.nested_ranges import Item, Range, nested_ranges
+from remat.execute.recomputation import is_recomputing
+from remat.frameworks.torch.collectives import is_single_process
+from remat.frameworks.torch.first_training_step import FirstTrainingStep
 from remat.frameworks.torch.fsdp import is_sharded, sharded_modules_of
 from remat.frameworks.torch.functorch import in_transform
+from remat.frameworks.torch.graph import has_saved_tensor_hooks
 from remat.frameworks.torch.input_shapes import InputShapes
-from remat.frameworks.torch.measure_model import AROUND, TOGETHER, MeasuredModel, measure_model
-from remat.frameworks.torch.meter import devices_of
+from remat.frameworks.torch.measure_model import MeasuredModel, measure_model
+from remat.frameworks.torch.meter import CudaMeter, cuda_of, devices_of
 from remat.frameworks.torch.model_budget import ModelBudget
+from remat.frameworks.torch.model_plan import ModelPlan, order_of
 from remat.frameworks.torch.model_trial import Loss, Trial
 from remat.frameworks.torch.plan_agreement import compare_plans, groups_of_model, largest, of_first_process
 from remat.frameworks.torch.planned_blocks import (
@@ -47,41 +51,17 @@ from remat.frameworks.torch.planned_blocks import (
 from remat.planners import Plan
 from remat.planners import plan as make_plan
 from remat.planners.claim import Prediction
-from remat.problem import Chain, Stage
+from remat.problem import Chain
 from remat.pytree import flatten
 from remat.schedule import simulate
 from remat.units import bytes_text
 
-__all__ = ["ModelPlan", "PlannedModel", "attach", "planned_model"]
+__all__ = ["PlannedModel", "attach", "planned_model"]
 
 KEPT = 16  # plans for different shapes
 TRIALS = 4
 # One thread at a time measures a model: what the model has is put back then, and the others find the plan.
 _ONE_PLAN = threading.RLock()
-
-
-class ModelPlan(NamedTuple):
-    """A plan for the calls of a model's blocks: their numbers in order, and the item of each call."""
-
-    plan: Plan
-    order: tuple[int, ...]
-    items: tuple[Item, ...]
-    measured_peak: int | None  # of the trial; None if the plan was given
-
-    @classmethod
-    def of(cls, plan: Plan, order: Sequence[int], measured_peak: int | None = None) -> "ModelPlan":
-        """The plan of a chain whose stages, but for those around blocks, are calls of these."""
-        chain = plan.problem
-        assert isinstance(chain, Chain)
-        calls, count = [], 0  # of stages
-        for stage in chain.stages:
-            calls.append(count)
-            count += len(_blocks_of(stage))
-        calls.append(count)
-        items: list[Item] = []
-        for item in _of_calls(nested_ranges(plan.schedule, chain.units), calls):
-            items += [item] * (item.stop - item.start) if isinstance(item, Range) else [item]
-        return cls(plan, tuple(order), tuple(items), measured_peak)
 
 
 class PlannedModel:
@@ -98,13 +78,15 @@ class PlannedModel:
         self.names, self.token = tuple(blocks), uuid4().hex
         self._memory, self._loss, self._on_new_shape = memory, loss, on_new_shape
         self._plans: OrderedDict[InputShapes, ModelPlan] = OrderedDict()
-        self._given = None if plan is None else ModelPlan.of(plan, _order(plan, self.names))
+        self._given = None if plan is None else ModelPlan.of(plan, order_of(plan, self.names))
         self._last: ModelPlan | None = self._given
         self._agreed: ModelPlan | None = None  # by all processes that a sharded model waits for
+        self._untrained: ModelPlan | None = None  # a new one, which no training step has used
+        self._watched: FirstTrainingStep | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A loss is often a lambda, and plans for new shapes can be made without.
-        return {**vars(self), "_loss": None, "_agreed": None}
+        return {**vars(self), "_loss": None, "_agreed": None, "_watched": None}
 
     @property
     def last(self) -> ModelPlan | None:
@@ -117,7 +99,9 @@ class PlannedModel:
             return fn(*args, **kwargs)
         kwargs = _without_cache(model, fn, kwargs)
         found = self._of_sharded(model) if is_sharded(model) else self.plan_for(model, fn, args, kwargs)
-        return self._run(found, model, fn, args, kwargs)
+        run = partial(self._run, found, model, fn, args, kwargs)
+        step = self._first_step(found, model, args, kwargs)
+        return run() if step is None else step.run(run)
 
     def prepare(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the plan for these arguments."""
@@ -137,6 +121,24 @@ class PlannedModel:
         shapes = InputShapes.of(model, args, kwargs)
         with _ONE_PLAN:
             return self._known(shapes) or self._new(shapes, model, fn, args, kwargs)
+
+    def _first_step(
+        self, found: ModelPlan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> FirstTrainingStep | None:
+        """The watch over the first training step of a new plan; None in others, and where nobody counts."""
+        if self._watched is not None:
+            self._watched.forget()
+            self._watched = None
+        if found is not self._untrained or is_recomputing():
+            return None
+        self._untrained = None
+        device = cuda_of(devices_of(args, kwargs, list(model.parameters())))
+        if device is None or not is_single_process() or has_saved_tensor_hooks():
+            return None
+        assert found.memory is not None
+        assert found.measured_peak is not None
+        self._watched = FirstTrainingStep(model, CudaMeter(device), found.memory, found.measured_peak)
+        return self._watched
 
     def _known(self, shapes: InputShapes) -> ModelPlan | None:
         known = shapes if shapes in self._plans else next((k for k in self._plans if k.covers(shapes)), None)
@@ -159,7 +161,7 @@ class PlannedModel:
                 f"the model is planned for {planned}, and called with {shapes.text}: give inputs of a shape that is "
                 'planned for, or on_new_shape="plan"'
             )
-        self._last = self._plans[shapes] = self._planned(model, fn, args, kwargs)
+        self._last = self._plans[shapes] = self._untrained = self._planned(model, fn, args, kwargs)
         while len(self._plans) > KEPT:
             self._plans.popitem(last=False)
         return self._last
@@ -214,7 +216,7 @@ class PlannedModel:
             if peak > memory:  # the first run of a block also compares what it computes again, which takes some bytes
                 peak = self._tried(found, model, run, devices)
             if peak <= memory:
-                return self._timed(found, model, run, devices)._replace(measured_peak=peak)
+                return self._timed(found, model, run, devices)._replace(measured_peak=peak, memory=memory)
             over.append((plan.peak, peak))
             budget = min(budget, plan.peak) - (peak - memory)
             if is_last:
@@ -309,38 +311,6 @@ def attach(model: nn.Module, planned: PlannedModel, blocks: dict[str, nn.Module]
     vars(model)["_remat_forward"] = planned
     if id(model) not in numbers:
         planned_module(model)
-
-
-def _order(plan: Plan, names: Sequence[str]) -> list[int]:
-    """The numbers of the blocks that a plan is for."""
-    chain = plan.problem
-    if not isinstance(chain, Chain):
-        raise ProblemError(f"plan= is for a {type(chain).__name__}; a model needs one for its chain of blocks")
-    numbers = {name: number for number, name in enumerate(names)}
-    called = [name for stage in chain.stages for name in _blocks_of(stage)]
-    unknown = [name for name in called if name not in numbers]
-    if unknown:
-        raise ProblemError(
-            f"plan= is for blocks {called[0]!r} to {called[-1]!r}, and this model has no {unknown[0]!r}: its blocks "
-            f"are {names[0]!r} to {names[-1]!r}"
-        )
-    return [numbers[name] for name in called]
-
-
-def _blocks_of(stage: Stage) -> list[str]:
-    """The names of the blocks that a stage calls."""
-    return [] if stage.name in AROUND else stage.name.split(TOGETHER)
-
-
-def _of_calls(items: Sequence[Item], calls: Sequence[int]) -> list[Item]:
-    """Items of stages as items of calls; stages that are no calls are left out."""
-    found: list[Item] = []
-    for item in items:
-        if isinstance(item, Range):
-            found.append(Range(calls[item.start], calls[item.stop], tuple(_of_calls(item.items, calls))))
-        else:
-            found += range(calls[item], calls[item + 1])
-    return found
 
 
 def _on_copies(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
