@@ -29,13 +29,13 @@ PUBLIC = {
 }
 
 # Every name that was public before it moved into remat.ops, remat.errors, remat.legacy, remat.planners or
-# remat.schedule: programs that use them run on.
+# remat.schedule: programs that use them run on. With them the parts of problems, which few programs name.
 OLDER = """
-Advance Chain CheckpointGroup CheckpointProfiler Claim Curve DeterminismError Drop Event Fetch FileError IllegalError
-InfeasibleError Keep Level Live Loop Memory Op Option Plan Planner PlannerError ProblemError Profile Pullback Record
-RematError
-ReportError Schedule ScheduleError Stage StepError Trace Turn Verdict __version__ adaptive_checkpoint ag_tuple
-binomial_checkpoint checkpoint checkpoint_segment checkpoint_segment_flex checkpointed_loop
+Advance Chain CheckpointGroup CheckpointProfiler Claim Curve DeterminismError Drop Event Fetch FileError Graph
+IllegalError InfeasibleError Keep Level Live Loop Memory Op Operation Option Plan Planner PlannerError ProblemError
+Profile Pullback Record RematError ReportError Schedule ScheduleError Stage StepError Storage Trace Turn Verdict
+__version__ adaptive_checkpoint ag_tuple binomial_checkpoint checkpoint checkpoint_segment checkpoint_segment_flex
+checkpointed_loop
 compute_checkpoint_positions drop estimate_checkpoint_savings get_memory_savings is_recomputing plan profile report
 save_points scan should_checkpoint simulate sweep verify while_loop
 """

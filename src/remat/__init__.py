@@ -44,8 +44,11 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.planners import Plan, plan, save_points, sweep
     from remat.planners import Planner as Planner
     from remat.problem import Chain, Loop, Memory, Stage
+    from remat.problem import Graph as Graph
     from remat.problem import Level as Level
+    from remat.problem import Operation as Operation
     from remat.problem import Option as Option
+    from remat.problem import Storage as Storage
     from remat.profiling import Profile, profile
     from remat.reporting import report
     from remat.schedule import Event as Event
@@ -112,7 +115,7 @@ _HOMES = {
     ),
     "ops": "Advance Drop Fetch Keep Op Pullback Record Turn",
     "planners": "Claim Curve Plan Planner plan save_points sweep",
-    "problem": "Chain Level Loop Memory Option Stage",
+    "problem": "Chain Graph Level Loop Memory Operation Option Stage Storage",
     "profiling": "Profile profile",
     "reporting": "report",
     "schedule": "Event Live Schedule Trace Verdict simulate verify",

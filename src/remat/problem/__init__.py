@@ -1,13 +1,15 @@
 """WHAT is reversed, and in how much memory.
 
-In: numbers from a user or from measuring. Out: immutable values, `Loop`, `Chain` and `Memory`, which the planners, the
-verifier and the simulator read. They know nothing of schedules or frameworks. `problem_kinds.py` has one line for each
-kind of problem.
+In: numbers from a user or from measuring. Out: immutable values, `Loop`, `Chain`, `Graph` and `Memory`, which the
+planners, the verifier and the simulator read. They know nothing of schedules or frameworks. `problem_kinds.py` has one
+line for each kind of problem.
 """
 
 from remat.problem.chain import Chain
+from remat.problem.graph import Graph
 from remat.problem.loop import Loop
 from remat.problem.memory import Level, Memory
+from remat.problem.operation import Operation, Storage
 from remat.problem.problem import Problem, Sizes
 from remat.problem.problem_kinds import PROBLEM_KINDS, is_problem, kind_names, load_problem
 from remat.problem.stage import Option, Stage
@@ -15,13 +17,16 @@ from remat.problem.stage import Option, Stage
 __all__ = [
     "PROBLEM_KINDS",
     "Chain",
+    "Graph",
     "Level",
     "Loop",
     "Memory",
+    "Operation",
     "Option",
     "Problem",
     "Sizes",
     "Stage",
+    "Storage",
     "is_problem",
     "kind_names",
     "load_problem",

@@ -3,6 +3,7 @@
 from typing import Any, TypeGuard
 
 from remat.problem.chain import Chain
+from remat.problem.graph import Graph
 from remat.problem.loop import Loop
 from remat.problem.problem import Problem
 from remat.problem.serialization import envelope_kind, wrong_kind
@@ -12,6 +13,7 @@ __all__ = ["PROBLEM_KINDS", "is_problem", "kind_names", "load_problem"]
 PROBLEM_KINDS: dict[str, type[Problem]] = {
     Loop.kind: Loop,
     Chain.kind: Chain,
+    Graph.kind: Graph,
 }
 
 
@@ -24,7 +26,7 @@ def kind_names() -> str:
     """The classes of problems, for an error message.
 
     >>> kind_names()
-    'a Loop or a Chain'
+    'a Loop or a Chain or a Graph'
     """
     return " or ".join(f"a {problem_type.__name__}" for problem_type in PROBLEM_KINDS.values())
 

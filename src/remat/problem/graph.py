@@ -1,0 +1,266 @@
+"""A graph: operations in the order in which they ran, forward then backward, and the storages between them.
+
+One representation for two uses: the graph of *one block*, whose options of what to keep are found from it, and the
+*joint graph* of a whole training step, which is planned as it stands. Tensors are resolved to storages: views of one
+storage are that storage, and an operation that makes several (a norm and its statistics) has several outputs.
+
+What counts in bytes: every storage that an operation makes, from when it is made until it is freed. A storage that no
+operation makes (parameters, the batch, a block's input) is there throughout and counts nothing. A block's graph starts
+its backward with an operation that makes the cotangent of its output, so that this counts from there on.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from remat.errors import ProblemError
+from remat.problem.operation import Operation, Storage
+from remat.problem.serialization import Serializable
+from remat.units import bytes_text, count_text, to_count
+
+__all__ = ["Graph"]
+
+MOST_ROWS = 60  # operations that are printed
+
+
+@dataclass(frozen=True, init=False)
+class Graph(Serializable):
+    """Operations in their order over storages; `results` are the storages that outlive the graph.
+
+    A result that the forward makes (the output of a block, a loss) is live when the backward starts; one that the
+    backward makes (gradients) is live at the end.
+
+    >>> a, b = Operation("double", 1.0, [0], [1]), Operation("square", 1.0, [1], [2])
+    >>> back = Operation("square's pullback", 2.0, [1, 3], [4], backward=True)
+    >>> start = Operation("cotangent", 0.0, [], [3], backward=True)
+    >>> graph = Graph([a, b, start, back], [Storage(8)] * 5, results=[2, 4])
+    >>> graph.turn, graph.saved, graph.given, graph.outputs
+    (2, (1,), (0,), (2,))
+    """
+
+    operations: tuple[Operation, ...]
+    storages: tuple[Storage, ...]
+    results: tuple[int, ...]
+    _seconds: tuple[float, ...] = field(repr=False, compare=False)
+
+    kind: ClassVar[str] = "graph"
+    unit: ClassVar[str] = "operation"
+    restartable: ClassVar[bool] = False
+
+    def __init__(
+        self, operations: Iterable[Operation], storages: Iterable[Storage], results: Iterable[int] = ()
+    ) -> None:
+        put = object.__setattr__
+        put(self, "operations", tuple(operations))
+        put(self, "storages", tuple(storages))
+        put(self, "results", tuple(dict.fromkeys(to_count(result, "a result") for result in results)))
+        for position, storage in enumerate(self.storages):
+            if not isinstance(storage, Storage):
+                raise ProblemError(f"storage {position} must be a Storage, not {type(storage).__name__}")
+        _check_order(self.operations, len(self.storages), self.results)
+        put(self, "_seconds", tuple(accumulate((each.seconds for each in self.operations), initial=0.0)))
+
+    @cached_property
+    def turn(self) -> int:
+        """The position of the first backward operation, or the number of operations."""
+        return next((i for i, each in enumerate(self.operations) if each.backward), len(self.operations))
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """For each storage that an operation makes, that operation."""
+        return {storage: i for i, each in enumerate(self.operations) for storage in each.outputs}
+
+    @cached_property
+    def users(self) -> dict[int, tuple[int, ...]]:
+        """For each storage, the operations that read it or write into it, in order."""
+        found: dict[int, list[int]] = {storage: [] for storage in range(len(self.storages))}
+        for i, each in enumerate(self.operations):
+            for storage in each.reads:
+                found[storage].append(i)
+        return {storage: tuple(operations) for storage, operations in found.items()}
+
+    @cached_property
+    def given(self) -> tuple[int, ...]:
+        """The storages that no operation makes: they are there throughout and count nothing."""
+        return tuple(storage for storage in range(len(self.storages)) if storage not in self.maker)
+
+    @cached_property
+    def saved(self) -> tuple[int, ...]:
+        """The storages made by the forward that the backward uses: what a framework saves."""
+        return tuple(s for s, i in self.maker.items() if i < self.turn and any(u >= self.turn for u in self.users[s]))
+
+    @cached_property
+    def outputs(self) -> tuple[int, ...]:
+        """The results that the forward makes: the output of a block, the loss of a step."""
+        return tuple(storage for storage in self.results if self.maker.get(storage, self.turn) < self.turn)
+
+    @cached_property
+    def run_again(self) -> frozenset[int]:
+        """The forward operations that may be run again and then give what they gave.
+
+        Not those that write into a storage, whose output is written into later, or that read what is written into
+        later: run again, they would make or see something else.
+        """
+        last_write = {s: i for i, each in enumerate(self.operations) for s in each.writes}
+        return frozenset(
+            i
+            for i, each in enumerate(self.operations[: self.turn])
+            if each.repeatable
+            and not each.writes
+            and not any(last_write.get(s, -1) > i for s in (*each.inputs, *each.outputs))
+        )
+
+    @cached_property
+    def last_use(self) -> dict[int, int]:
+        """For each storage that an operation makes, the last operation while which it is live if nothing runs again."""
+        last = {storage: max((maker, *self.users[storage])) for storage, maker in self.maker.items()}
+        for storage in self.results:
+            if storage in last:
+                forward = self.maker[storage] < self.turn
+                last[storage] = max(last[storage], self.turn - 1) if forward else self.units
+        return last
+
+    @cached_property
+    def plain_live(self) -> tuple[int, ...]:
+        """Bytes live before each operation, and after the last, where nothing is run again."""
+        change = [0] * (self.units + 2)
+        for storage, last in self.last_use.items():
+            change[self.maker[storage] + 1] += self.storages[storage].bytes
+            change[min(last, self.units) + 1] -= self.storages[storage].bytes
+        return tuple(accumulate(change))[: self.units + 1]
+
+    @cached_property
+    def plain_peak(self) -> int:
+        """The most bytes live where nothing is run again."""
+        return self.running_size(0, self.units, record=True)
+
+    def running_bytes(self, operation: int) -> int:
+        """Bytes that an operation adds while it runs: what it makes, and its workspace."""
+        return self.bytes_of(self.operations[operation].outputs) + self.operations[operation].workspace
+
+    def bytes_of(self, storages: Iterable[int]) -> int:
+        """The bytes of these storages together."""
+        return sum(self.storages[storage].bytes for storage in storages)
+
+    def storage_name(self, storage: int) -> str:
+        """The name of a storage, or of the operation that makes it."""
+        name, maker = self.storages[storage].name, self.maker.get(storage)
+        return name or ("" if maker is None else self.operations[maker].name)
+
+    def __str__(self) -> str:
+        """A table with a row for each operation."""
+        head = "{:<34}{:>10}{:>13}  {}".format("operation", "time", "made", "reads")
+        shown = list(self._rows(self.operations[:MOST_ROWS]))
+        if len(self.operations) > MOST_ROWS:
+            shown.append(f"and {count_text(len(self.operations) - MOST_ROWS)} more")
+        return "\n".join([f"graph of {self.title}", head, *shown])
+
+    def _rows(self, operations: Sequence[Operation]) -> Iterator[str]:
+        for each in operations:
+            name, made = each.where + (" <-" if each.backward else ""), bytes_text(self.bytes_of(each.outputs))
+            yield f"{name:<34.34}{each.seconds:>10.3g}{made:>13}  {' '.join(map(str, each.reads))}"
+
+    @property
+    def units(self) -> int:
+        """The number of operations."""
+        return len(self.operations)
+
+    @property
+    def title(self) -> str:
+        """How many operations there are, in words."""
+        return f"{count_text(self.units)} operations"
+
+    def describe(self, *, times: bool = False) -> list[tuple[str, str]]:
+        """Rows about its storages and, if asked for, its times."""
+        made = bytes_text(self.bytes_of(self.maker))
+        rows = [("storages", f"{made} in {count_text(len(self.maker))}, {bytes_text(self.bytes_of(self.saved))} saved")]
+        if times:
+            forward, backward = self._seconds[self.turn], self._seconds[-1] - self._seconds[self.turn]
+            rows.append(("all times", f"forward {forward:.4g}, backward {backward:.4g}"))
+        return rows
+
+    def shrink_advice(self) -> str:
+        """What to make smaller so that the graph fits less memory."""
+        largest = max(self.maker, key=lambda storage: self.storages[storage].bytes, default=None)
+        if largest is None:
+            return "make its operations smaller"
+        name = self.operations[self.maker[largest]].where
+        return f"make its largest storage ({bytes_text(self.storages[largest].bytes)}, of {name}) smaller"
+
+    def unit_name(self, unit: int) -> str:
+        """The name of the operation, or an empty text."""
+        return self.operations[unit].name if unit < self.units else ""
+
+    def state_size(self, state: int) -> int:
+        """Bytes live between operations state-1 and state where nothing is run again."""
+        return self.plain_live[state]
+
+    def tape_size(self, start: int, stop: int, option: int = 0) -> int:
+        """Nothing: what the backward needs is storages like others."""
+        return 0
+
+    def running_size(self, start: int, stop: int, *, record: bool) -> int:
+        """The most bytes live while these operations run where nothing is run again."""
+        made = (self.plain_live[i] + self.running_bytes(i) for i in range(start, stop))
+        return max(made, default=0)
+
+    def pulling_size(self, start: int, stop: int) -> int:
+        """Nothing beside the storages: cotangents are storages like others."""
+        return 0
+
+    def advance_time(self, start: int, stop: int) -> float:
+        """Time to run operations start..stop-1."""
+        return self._seconds[stop] - self._seconds[start]
+
+    def record_time(self, start: int, stop: int, option: int = 0) -> float:
+        """Time to run operations start..stop-1."""
+        return self.advance_time(start, stop)
+
+    def pullback_time(self, start: int, stop: int, option: int = 0) -> float:
+        """Nothing: backward operations are operations like others."""
+        return 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The graph as plain data."""
+        return {
+            "operations": [each.to_dict() for each in self.operations],
+            "storages": [each.to_dict() for each in self.storages],
+            "results": list(self.results),
+        }
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "Graph":
+        """The graph from plain data."""
+        operations = [Operation(**each) for each in data["operations"]]
+        return cls(operations, [Storage(**each) for each in data["storages"]], data["results"])
+
+
+def _check_order(operations: Sequence[Operation], storages: int, results: Iterable[int]) -> None:
+    """Raise a ProblemError unless storages are made once, before they are read, and the backward comes last."""
+    makers: dict[int, int] = {}
+    read: set[int] = set()
+    turned = False
+    for position, each in enumerate(operations):
+        if not isinstance(each, Operation):
+            raise ProblemError(f"operation {position} must be an Operation, not {type(each).__name__}")
+        if turned and not each.backward:
+            raise ProblemError(f"operation {position}, {each.where}, is a forward one after backward ones")
+        turned = each.backward
+        for storage in (*each.reads, *each.outputs):
+            if storage >= storages:
+                raise ProblemError(f"operation {position}, {each.where}, uses storage {storage} of {storages}")
+        read.update(each.reads)
+        for storage in each.outputs:
+            if storage in makers:
+                raise ProblemError(
+                    f"operations {makers[storage]} and {position} both make storage {storage}; what is made once "
+                    "and written later belongs in writes"
+                )
+            if storage in read:
+                raise ProblemError(f"storage {storage} is read before operation {position}, {each.where}, makes it")
+            makers[storage] = position
+    for storage in results:
+        if storage >= storages:
+            raise ProblemError(f"the result {storage} is none of the {storages} storages")
