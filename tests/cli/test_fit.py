@@ -73,3 +73,9 @@ def test_files_and_names_that_are_not_there_are_named(program, capsys):
     assert "there is no file nowhere.py" in capsys.readouterr().err
     assert main(["fit", f"{program}:model", "--sample", f"{program}:make_batch", "--memory", "1 MiB"]) == 2
     assert "has no function model; it has Block, make_model, make_batch, loss" in capsys.readouterr().err
+
+
+def test_a_sample_that_the_model_does_not_take(program, capsys):
+    program.write_text(PROGRAM.replace("torch.randn(32, 16)", "torch.randn(32, 15)"))
+    assert fit(program, "--memory", "60 KiB") == 2
+    assert "does not run on what" in capsys.readouterr().err

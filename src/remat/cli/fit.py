@@ -8,7 +8,7 @@ from typing import Any
 
 from remat.cli.output import add_saved_plan, check_saved_plan, save_plan
 from remat.cli.progress_bars import Bars
-from remat.errors import FileError, ProblemError
+from remat.errors import FileError, ProblemError, RematError
 from remat.interface.auto_checkpointing import StepCosts, auto_checkpoint, explain, measure_step
 from remat.planners import Plan, sweep
 from remat.planners import plan as make_plan
@@ -40,7 +40,15 @@ def run(arguments: argparse.Namespace) -> int:
     blocks = arguments.blocks.split(",") if arguments.blocks else None
     with Bars() as bars:
         bars.say("measuring and planning")
-        auto_checkpoint(model, memory=_memory(arguments.memory), sample=sample, blocks=blocks, loss=loss)
+        try:
+            auto_checkpoint(model, memory=_memory(arguments.memory), sample=sample, blocks=blocks, loss=loss)
+        except (TypeError, RuntimeError, ValueError) as error:
+            if isinstance(error, RematError):
+                raise
+            raise ProblemError(
+                f"the model of {arguments.model} does not run on what {arguments.sample} makes: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         plan: Plan = model.remat_plan
         assert isinstance(plan.problem, Chain)
         bars.say("running")

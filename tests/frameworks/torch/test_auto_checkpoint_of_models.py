@@ -273,6 +273,13 @@ def test_new_shapes():
     with pytest.raises(remat.ProblemError, match=r"planned for float64 \[16, 8\].*called with float64 \[40, 8\]"):
         strict(batch(40))
     backward(strict, x)
+    strict.eval()
+    with pytest.raises(remat.ProblemError, match="what differs is train or eval"):
+        strict(x)
+    strict.train()
+    next(module for module in strict.modules() if not list(module.children())).eval()
+    with pytest.raises(remat.ProblemError, match="what differs is which parameters are frozen, or which modules"):
+        strict(x)
 
 
 def test_the_loop_of_a_trainer():

@@ -57,3 +57,10 @@ class InputShapes(NamedTuple):
         tensors = ", ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype, _, _ in self.tensors)
         mode = "training" if self.training else "evaluation"
         return f"{tensors or 'no tensors'} in {mode}, with {bytes_text(self.parameters[0])} of trained parameters"
+
+    def differences(self, other: "InputShapes") -> str:
+        """What of another call is not as it is here."""
+        names = ("its tensors", "its other arguments", "train or eval", "bytes of parameters", "autocast")
+        found = [name for name, a, b in zip(names, self, other, strict=False) if a != b]
+        flags = "which parameters are frozen, or which modules are in training"
+        return " and ".join(found or [flags])

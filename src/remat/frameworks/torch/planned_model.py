@@ -158,8 +158,9 @@ class PlannedModel:
         if self._plans and self._on_new_shape == "error":
             planned = " and ".join(each.text for each in self._plans)
             raise ProblemError(
-                f"the model is planned for {planned}, and called with {shapes.text}: give inputs of a shape that is "
-                'planned for, or on_new_shape="plan"'
+                f"the model is planned for {planned}, and called with {shapes.text}; what differs is "
+                f"{next(reversed(self._plans)).differences(shapes)}. Call it as it is planned for, or give "
+                'on_new_shape="plan"'
             )
         self._last = self._plans[shapes] = self._untrained = self._planned(model, fn, args, kwargs)
         while len(self._plans) > KEPT:
