@@ -7,6 +7,8 @@ import pytest
 
 import remat
 from remat.errors import InfeasibleError
+from remat.frameworks.jax.residuals import Activity, StepVJP
+from remat.frameworks.jax.step_jaxpr import StepJaxpr
 
 
 def temporaries(function, *args):
@@ -132,3 +134,28 @@ def test_a_budget_counts_what_a_step_that_is_a_checkpoint_computes_again(wrap):
         temporaries(jax.grad(lambda p, s: loss(p, s, "16 KiB")), *args)
     taken = temporaries(jax.grad(lambda p, s: loss(p, s, refused.value.minimum)), *args) - 16 * 1024 * 8
     assert taken <= refused.value.minimum
+
+
+def test_multiples_and_broadcasts_of_a_residual_are_not_stored_beside_it():
+    def step(carry, x):
+        squares = (carry**2).sum(1) + 1.0  # its rule keeps 2·carry
+        weight = jnp.broadcast_to((3.0 * jnp.exp(-squares))[:, None], (40, 30))
+        return 0.5 * carry * weight + x * carry, jnp.sum(carry * weight, 0) - carry.sum(0) ** 2
+
+    def loss(carry, xs, scan, **budget):
+        carry, ys = scan(step, carry, xs, **budget)
+        return jnp.sum(carry**2) + jnp.sum(jnp.sin(ys))
+
+    args = 0.1 * jnp.arange(1200.0).reshape(40, 30) / 1200, 0.1 * jnp.arange(12.0)
+
+    def flat(consts, carry, x):
+        after, y = step(*carry, *x)
+        return [after], [y]
+
+    vjp = StepVJP(StepJaxpr.of(flat, [args[0].aval, args[1][0].aval], 0, 1), Activity((), (True,), (True,), (True,)))
+    assert [aval.shape for aval in vjp.per_step_avals].count((40, 30)) == 1  # the carry alone
+    for slots in (3, 12):
+        found = jax.jit(jax.value_and_grad(lambda *args, k=slots: loss(*args, remat.scan, slots=k), (0, 1)))(*args)
+        want = jax.jit(jax.value_and_grad(lambda *args: loss(*args, jax.lax.scan), (0, 1)))(*args)
+        for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=1e-13)

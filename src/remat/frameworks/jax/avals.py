@@ -75,11 +75,13 @@ __all__ = [
     "register_checks",
     "register_linearization",
     "row_aval",
+    "run_equation",
     "select",
     "stacked_aval",
     "trace_of",
     "unrepeatable",
     "vary_like",
+    "with_results",
     "without_unused",
     "zeros_like_aval",
 ]
@@ -176,6 +178,18 @@ def without_unused(program: ClosedJaxpr, used: Sequence[bool], inputs: Sequence[
     """The program with the used results alone; inputs with a flag stay, the others only if they are needed."""
     jaxpr, _ = dce_jaxpr(program.jaxpr, list(used), instantiate=inputs)
     return ClosedJaxpr(jaxpr, program.consts)
+
+
+def with_results(program: ClosedJaxpr, results: Sequence[Any]) -> ClosedJaxpr:
+    """The program with other variables as its results."""
+    return ClosedJaxpr(program.jaxpr.replace(outvars=list(results)), program.consts)
+
+
+def run_equation(eqn: Any, values: Sequence[Any]) -> Array:
+    """The one result of an equation without inner programs, under the settings that it was traced with."""
+    with eqn.ctx.manager:
+        result: Array = eqn.primitive.bind(*values, **eqn.params)
+    return result
 
 
 def inputs_needed(program: ClosedJaxpr, used: Sequence[bool]) -> Flags:

@@ -26,6 +26,7 @@ from remat.frameworks.jax.avals import (
     select,
     without_unused,
 )
+from remat.frameworks.jax.derived_residuals import without_derived
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
 from remat.frameworks.jax.propagation import depends_on, grow, no_derivative_error
 from remat.frameworks.jax.step_jaxpr import StepJaxpr
@@ -76,8 +77,9 @@ class StepVJP(CacheKeyed):
     def __init__(self, step: StepJaxpr, activity: Activity) -> None:
         self.step, self.activity = step, activity
         self.key = None if step.key is None else (step, activity)
-        self.program, self._vjp_tree = _trace_vjp(step, activity)
         n_outputs = len(step.out_avals)
+        program, self._vjp_tree = _trace_vjp(step, activity)
+        self.program, self._derivation = without_derived(program, n_outputs)
         self._input_of = _residuals_that_are_inputs(self.program, step)
         stored = [k is None for k in self._input_of]
         # Loop-invariant residuals: what depends on constants alone.
@@ -155,7 +157,8 @@ class StepVJP(CacheKeyed):
             for k, is_per_step in zip(self._input_of, self._per_step, strict=True)
         ]
         try:
-            return jax.tree.unflatten(self._vjp_tree, leaves)((list(carry_bar), list(y_bar)))
+            vjp = jax.tree.unflatten(self._vjp_tree, self._derivation.residuals(leaves))
+            return vjp((list(carry_bar), list(y_bar)))
         except (ValueError, NotImplementedError) as error:  # JAX finds out in the transpose, such as for while_loop
             raise no_derivative_error(error) from error
 
