@@ -151,7 +151,7 @@ class StepVJP(CacheKeyed):
     def vjp(self, residuals: Residuals, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> PyTree:
         """The cotangents of the active constants, carry leaves and inputs."""
         per_step, shared = iter(residuals.per_step), iter(residuals.shared)
-        args = [*consts, *([None] * self.step.n_carry), *x]  # the carry before the step is gone
+        args: list[PyTree] = [*consts, *([None] * self.step.n_carry), *x]  # the carry before the step is gone
         leaves = [
             args[k] if k is not None else next(per_step) if is_per_step else next(shared)
             for k, is_per_step in zip(self._input_of, self._per_step, strict=True)
