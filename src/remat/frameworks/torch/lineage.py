@@ -1,0 +1,202 @@
+"""Blocks that keep a part of what their backward needs: the rest is made again by the operators that made it.
+
+In: a function, and the results of operators that are not to be kept. While the function runs, a dispatch mode remembers
+the operator and the arguments of each such result (its *lineage*), and the graph saves a description of it instead of
+the tensor. When the backward asks, the operator runs again, from results that are kept or made again in the same way:
+just in time, once for a backward, and what it makes is let go after its last use. Nothing of the user's Python runs
+again: no side effect happens twice, and there is no question of determinism beyond that of the kernels.
+
+Rule 1. A result is described by its storage: the operator, the place among its results, and sizes and strides in it.
+
+Rule 2. What is not named is kept, and so is what cannot be made again: results of operators that may not run again
+(operator_traits.py), of those that run without a graph (custom `autograd.Function`s, `no_grad`), and of subclasses of
+tensors. So a function that takes another way than the one that was planned needs more memory, and has its gradient.
+
+Rule 3. What is kept is held as autograd holds saved tensors, and compared by version as autograd compares: writing into
+it before the backward is an error. That holds for arguments of operators that run again, too.
+
+Rule 4. Before an operator of the function writes into memory that a lineage reads, what depends on it is made, and kept
+from then on. After it, the memory is like any other that is kept.
+
+Rule 5. What was made again belongs to one backward, and is dropped with its end. A second backward makes it again.
+
+Rule 6. Operators run again without a graph and with autocast off, below everything that has led to them: casts are
+operators of their own.
+
+What it can miss: memory that is written into behind its version counter; streams, if a function has several: what one
+has made again is used by another.
+
+The cost: for each operator a few microseconds, and some ten for each result that is not kept.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat.frameworks.compilers import not_compiled
+from remat.frameworks.torch.functorch import outside_transforms
+from remat.frameworks.torch.graph import current_backward
+from remat.frameworks.torch.lineage_results import Backward, Kept, Operation, Result, Scratch, View
+from remat.frameworks.torch.operator_traits import Operator, OperatorTraits, tensors_among, traits_of
+
+__all__ = ["Dropped", "Lineage", "OperatorCounter", "dropped_results", "result_name", "run_by_lineage", "unpack"]
+
+Dropped: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]  # places of results, by operator and occurrence
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def result_name(operator: str, occurrence: int, place: int) -> str:
+    """How a result is named in a plan: operator, how often it ran before in the block, place among its results."""
+    return f"{operator} {occurrence}.{place}"
+
+
+def dropped_results(names: Sequence[str]) -> Dropped:
+    """The results with these names."""
+    found: dict[tuple[str, int], tuple[int, ...]] = {}
+    for name in names:
+        operator, _, numbers = name.rpartition(" ")
+        occurrence, place = map(int, numbers.split("."))
+        found[operator, occurrence] = (*found.get((operator, occurrence), ()), place)
+    return found
+
+
+def run_by_lineage(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dropped: Dropped) -> Any:
+    """What a function returns; of what its backward needs, these results are made again."""
+    with Lineage(dropped).recording():
+        return fn(*args, **kwargs)
+
+
+class OperatorCounter:
+    """Names the operators of a block as they come: how often each has run before."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def next(self, name: str) -> int:
+        """How often the operator has run before this time."""
+        count = self._counts.get(name, 0)
+        self._counts[name] = count + 1
+        return count
+
+
+class Lineage(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers, while a function runs, how the results were made that are not kept."""
+
+    def __init__(self, dropped: Dropped) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._dropped, self._counter = dropped, OperatorCounter()
+        # By the id of a storage, which another one may have later: so the storage is compared.
+        self._results: dict[int, tuple[ReferenceType[Any], Result]] = {}
+        self._readers: dict[int, list[ReferenceType[Operation]]] = {}  # of memory that is kept
+        self._backward = Backward()
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """A block that is recorded; afterwards only its graph refers to what is kept."""
+        try:
+            with saved_tensors_hooks(self.pack, unpack), self:
+                yield
+        finally:
+            self.forget()
+
+    def forget(self) -> None:
+        """Let go of everything that the graph does not need: hooks, and with them this object, live as long as it."""
+        self._results.clear()
+        self._readers.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and remember it if one of its results is not kept."""
+        kwargs = kwargs or {}
+        traits = traits_of(func)
+        if traits.is_view:
+            return func(*args, **kwargs)
+        if traits.writes:
+            self._before_writing(traits.written(args, kwargs))
+        out = func(*args, **kwargs)
+        places = self._dropped.get((traits.name, self._counter.next(traits.name)))
+        if places and torch.is_grad_enabled() and traits.may_run_again(args, kwargs):
+            self._remember(func, traits, args, kwargs, out, places)
+        return out
+
+    def _remember(
+        self, func: Operator, traits: OperatorTraits, args: Any, kwargs: Any, out: Any, places: tuple[int, ...]
+    ) -> None:
+        tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
+        if not all(type(each) in _PLAIN and each.layout is torch.strided for each in tensors):
+            return
+        scratch = [where for pair in traits.scratch(args, kwargs) for where in pair]  # positions, and names
+        operation = Operation(
+            func,
+            [self._argument(each, at in scratch) for at, each in enumerate(args)],
+            {name: self._argument(each, name in scratch) for name, each in kwargs.items()},
+            self._backward,
+        )
+        memory = set()
+        for each in tensors:
+            memory.add(id(each.untyped_storage()))
+            if self._result_of(each) is None:
+                self._readers.setdefault(id(each.untyped_storage()), []).append(ref(operation))
+        results = out if isinstance(out, list | tuple) else (out,)
+        for place in places:
+            result = results[place] if place < len(results) else None
+            if type(result) is not Tensor or result.layout is not torch.strided or not result.numel():
+                continue
+            storage = result.untyped_storage()
+            if id(storage) not in memory:  # that of an argument is not the operator's to make
+                made = Result(operation, place)
+                operation.results.append(ref(made))
+                self._results[id(storage)] = ref(storage), made
+
+    def _argument(self, value: Any, is_scratch: bool = False) -> Any:
+        if isinstance(value, Tensor):
+            if is_scratch:
+                return Scratch(value)
+            result = self._result_of(value)
+            return Kept(value) if result is None else View(result, value)
+        return [self._argument(each) for each in value] if isinstance(value, list | tuple) else value
+
+    def _result_of(self, tensor: Tensor) -> "Result | None":
+        """The result that a tensor is, or is a view of, if it is made again."""
+        storage = tensor.untyped_storage()
+        known = self._results.get(id(storage))
+        return known[1] if known is not None and known[0]() is storage else None
+
+    def _before_writing(self, tensors: Iterator[Tensor]) -> None:
+        """Make what depends on memory that is about to change, and forget how that memory was made."""
+        for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                continue
+            key = id(tensor.untyped_storage())
+            for reference in self._readers.pop(key, ()):
+                operation = reference()
+                if operation is not None:
+                    operation.keep_results()
+            self._results.pop(key, None)
+
+    @not_compiled
+    def pack(self, tensor: Tensor) -> "Kept | View":
+        """What the graph saves for a tensor."""
+        plain = type(tensor) is Tensor and tensor.layout is torch.strided
+        result = self._result_of(tensor) if plain and self._results else None
+        if result is None:
+            return Kept(tensor)
+        result.want()
+        return View(result, tensor)
+
+
+@not_compiled
+def unpack(saved: Any) -> Tensor:
+    """The tensor that `pack` was given, for the backward that runs; others are themselves."""
+    if isinstance(saved, Kept):
+        return saved.take(-1)
+    if not isinstance(saved, View):
+        tensor: Tensor = saved
+        return tensor
+    with outside_transforms(), torch.no_grad(), torch._C._DisableAutocast():
+        return saved.take(current_backward())

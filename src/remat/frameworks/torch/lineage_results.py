@@ -1,0 +1,220 @@
+"""Results of operators that are made again when a backward asks for them, and what they are made from.
+
+An `Operation` is an operator that ran, with its arguments: tensors that are `Kept`, or each a `View` of a `Result` that
+is made again itself. A result counts its uses in a backward: tensors that the graph saves, and operators that run
+again. It is made at the first, and let go after the last one. So what an operation holds is held by those who may ask
+for its results, and by nobody else.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor
+
+from remat.frameworks.torch.graph import call_after_backward, version
+from remat.frameworks.torch.operator_traits import Operator
+
+__all__ = ["Backward", "Kept", "Operation", "Result", "Scratch", "View"]
+
+
+class Backward:
+    """Results that are held for the backward that runs, until their last use; its end drops the others."""
+
+    __slots__ = ("__weakref__", "_held", "_task")
+
+    def __init__(self) -> None:
+        self._task = -1
+        self._held: list[ReferenceType[Result]] = []  # weakly: a result refers to what it is made from
+
+    def hold(self, result: "Result", task: int) -> None:
+        """Let a result be dropped when this backward has ended."""
+        if task != self._task:
+            self._task, self._held = task, []
+            call_after_backward(partial(_end, ref(self), task))
+        self._held.append(ref(result))
+
+    def end(self, task: int) -> None:
+        """Drop what is held for a backward."""
+        if task == self._task:
+            for reference in self._held:
+                result = reference()
+                if result is not None:
+                    result.drop()
+            self._task, self._held = -1, []
+
+
+def _end(reference: ReferenceType[Backward], task: int) -> None:
+    backward = reference()
+    if backward is not None:
+        backward.end(task)
+
+
+class Operation:
+    """An operator with its arguments, which can run again."""
+
+    __slots__ = ("__weakref__", "_args", "_func", "_is_wanted", "_kwargs", "backward", "results")
+
+    def __init__(self, func: Operator, args: list[Any], kwargs: dict[str, Any], backward: Backward) -> None:
+        self._func, self._args, self._kwargs, self.backward = func, args, kwargs, backward
+        self.results: list[ReferenceType[Result]] = []
+        self._is_wanted = False
+
+    def want(self) -> None:
+        """Count one use of each argument: it runs once for a backward, however many of its results are wanted."""
+        if not self._is_wanted:
+            self._is_wanted = True
+            for argument in (*self._args, *self._kwargs.values()):
+                _want(argument)
+
+    def run(self, task: int) -> Sequence[Any]:
+        """The results, from arguments that are kept or made again."""
+        args = [_taken(each, task) for each in self._args]
+        out = self._func(*args, **{name: _taken(each, task) for name, each in self._kwargs.items()})
+        return out if isinstance(out, list | tuple) else (out,)
+
+    def keep_results(self) -> None:
+        """Run it now, and keep the results: its arguments are about to change."""
+        wanted = [result for reference in self.results if (result := reference()) is not None]
+        if wanted:
+            with torch.no_grad():
+                results = self.run(-1)
+            for result in wanted:
+                result.keep(results[result.place])
+
+
+class Result:
+    """A storage that an operator made and that is not kept."""
+
+    __slots__ = ("__weakref__", "_kept", "_left", "_operation", "_task", "_uses", "_value", "place")
+
+    def __init__(self, operation: Operation, place: int) -> None:
+        self._operation, self.place = operation, place
+        self._uses = 0  # in one backward: tensors that the graph saves, and operators that run again
+        self._task, self._left = -1, 0
+        self._value: Tensor | None = None
+        self._kept = False
+
+    def want(self) -> None:
+        """Count one use."""
+        self._uses += 1
+        if not self._kept:
+            self._operation.want()
+
+    def take(self, task: int) -> Tensor:
+        """The storage's tensor as the operator made it, for one use in a backward."""
+        if self._kept:
+            assert self._value is not None
+            return self._value
+        if task == -1:  # outside of a backward nothing is held
+            tensor: Tensor = self._operation.run(task)[self.place]
+            return tensor
+        self._begin(task)
+        value, self._value = self._value, None
+        self._left -= 1
+        if value is None:
+            results = self._operation.run(task)
+            value = results[self.place]
+            for reference in self._operation.results:
+                other = reference()
+                if other is not None and other is not self:
+                    other._begin(task)
+                    other._hold(results[other.place])
+        self._hold(value)
+        return value
+
+    def _begin(self, task: int) -> None:
+        if task != self._task:
+            self._task, self._left, self._value = task, self._uses, None
+
+    def _hold(self, value: Tensor) -> None:
+        """Hold a value if it is going to be used again."""
+        if self._left > 0 and self._value is None and not self._kept:
+            self._value = value
+            self._operation.backward.hold(self, self._task)
+
+    def drop(self) -> None:
+        """Let go of what was made again."""
+        if not self._kept:
+            self._task, self._value = -1, None
+
+    def keep(self, value: Tensor) -> None:
+        """Keep a value from now on, and not how it was made."""
+        self._value, self._kept = value, True
+        del self._operation
+
+
+class Kept:
+    """A tensor that is held; it must not be written into."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor, version(tensor)
+
+    def take(self, _: int) -> Tensor:
+        """The tensor."""
+        if version(self._tensor) != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{self._tensor.dtype} {list(self._tensor.shape)} is at version {version(self._tensor)}; expected "
+                f"version {self._version} instead. A block under remat.auto_checkpoint needs it to make what it did "
+                "not keep: write into a copy, or after the backward"
+            )
+        return self._tensor
+
+
+class Scratch:
+    """A tensor that an operator writes into without reading it: running it again must not change it."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def take(self, _: int) -> Tensor:
+        """A copy of the tensor."""
+        return self._tensor.clone()
+
+
+class View:
+    """A tensor in a storage that is made again."""
+
+    __slots__ = ("_dtype", "_is_conjugate", "_is_negative", "_offset", "_result", "_size", "_stride")
+
+    def __init__(self, result: Result, tensor: Tensor) -> None:
+        self._result = result
+        self._size, self._stride, self._offset = tensor.shape, tensor.stride(), tensor.storage_offset()
+        self._dtype, self._is_conjugate, self._is_negative = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+    def want(self) -> None:
+        """Count one use."""
+        self._result.want()
+
+    def take(self, task: int) -> Tensor:
+        """The tensor, for one use in a backward."""
+        base = self._result.take(task)
+        if base.dtype == self._dtype:
+            tensor = base.as_strided(self._size, self._stride, self._offset)
+        else:
+            empty = torch.empty(0, dtype=self._dtype, device=base.device)
+            tensor = empty.set_(base.untyped_storage(), self._offset, self._size, self._stride)
+        if self._is_conjugate:
+            tensor = tensor.conj()
+        return torch._neg_view(tensor) if self._is_negative else tensor
+
+
+def _want(argument: Any) -> None:
+    if isinstance(argument, View):
+        argument.want()
+    elif isinstance(argument, list):
+        for each in argument:
+            _want(each)
+
+
+def _taken(argument: Any, task: int) -> Any:
+    if isinstance(argument, Kept | View | Scratch):
+        return argument.take(task)
+    return [_taken(each, task) for each in argument] if isinstance(argument, list) else argument
