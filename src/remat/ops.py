@@ -1,4 +1,7 @@
-"""The seven ops. Each addresses a range of units or one state, so that the schedule of a million steps stays short.
+"""The ops: seven for loops and chains, two for graphs.
+
+An op of a loop or a chain addresses a range of units or one state, so that the schedule of a million steps stays short.
+Graphs have no states between their operations: their ops run one operation and free one storage.
 
 `OP_TABLE` says how they are written: every encoding (text, columns of a trace, the data of a report) reads it. What an
 op *means* is said where it matters, by a `match`: in the machine, the rules, the clock of the simulator.
@@ -15,11 +18,13 @@ __all__ = [
     "Advance",
     "Drop",
     "Fetch",
+    "Free",
     "Keep",
     "Op",
     "OpSpec",
     "Pullback",
     "Record",
+    "Run",
     "Turn",
 ]
 
@@ -108,7 +113,27 @@ class Pullback:
     start: int
 
 
-Op = Advance | Record | Keep | Fetch | Drop | Turn | Pullback
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Run one operation of a graph, for the first time or again.
+
+    `Run(12)` is read as: run operation 12 of the graph; the storages that it makes are live from now on.
+    """
+
+    operation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Free one storage of a graph.
+
+    `Free(7)` is read as: free storage 7; what needs it later has to make it again.
+    """
+
+    storage: int
+
+
+Op = Advance | Record | Keep | Fetch | Drop | Turn | Pullback | Run | Free
 
 
 @dataclass(frozen=True)
@@ -134,6 +159,11 @@ class OpSpec:
         """Whether the op addresses a state in a level."""
         return "level" in self.fields
 
+    @property
+    def of_graphs(self) -> bool:
+        """Whether the op is one of graphs, and addresses one operation or storage."""
+        return len(self.fields) == 1
+
 
 # The codes are part of the data of saved HTML reports (page/data.js): new ops go at the end.
 OP_TABLE: tuple[OpSpec, ...] = (
@@ -144,6 +174,8 @@ OP_TABLE: tuple[OpSpec, ...] = (
     OpSpec(Fetch, "fetch", 4, ("state", "level")),
     OpSpec(Drop, "drop", 5, ("state", "level")),
     OpSpec(Turn, "turn", 6, ()),
+    OpSpec(Run, "run", 7, ("operation",)),
+    OpSpec(Free, "free", 8, ("storage",)),
 )
 OPS_BY_TYPE: dict[type, OpSpec] = {spec.op: spec for spec in OP_TABLE}
 OPS_BY_WORD: dict[str, OpSpec] = {spec.word: spec for spec in OP_TABLE}

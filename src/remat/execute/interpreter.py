@@ -180,7 +180,7 @@ class Interpreter(Generic[B]):
     def _check_legal(self, op: Op) -> None:
         rules = BEFORE.get(type(op))
         if rules is None:
-            raise IllegalError(f"{op!r:.60} is no op of a schedule; remat.ops has the seven that there are")
+            raise IllegalError(f"{op!r:.60} is no op of a schedule; remat.ops has those of loops and chains")
         for rule in rules:
             fact = rule.check(self.machine, op)
             if fact is not None:

@@ -113,6 +113,7 @@ def relative(op: Op, first: int = 0) -> RelativeOp:
             return Pullback, stop - first, start - first
         case Advance(start, stop) | Record(start, stop):
             return type(op), start - first, stop - first
+    raise AssertionError(f"{op!r} is no op of a loop")
 
 
 def _cost(items: list[Item], costs: dict[Hashable, _Cost], loop: Loop, memory: Memory) -> _Cost:

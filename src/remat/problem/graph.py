@@ -9,6 +9,7 @@ operation makes (parameters, the batch, a block's input) is there throughout and
 its backward with an operation that makes the cotangent of its output, so that this counts from there on.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +30,7 @@ MOST_ROWS = 60  # operations that are printed
 class Graph(Serializable):
     """Operations in their order over storages; `results` are the storages that outlive the graph.
 
-    A result that the forward makes (the output of a block, a loss) is live when the backward starts; one that the
+    A result that the forward makes (the output of a block, a loss) is live until the backward starts; one that the
     backward makes (gradients) is live at the end.
 
     >>> a, b = Operation("double", 1.0, [0], [1]), Operation("square", 1.0, [1], [2])
@@ -103,7 +104,7 @@ class Graph(Serializable):
         Not those that write into a storage, whose output is written into later, or that read what is written into
         later: run again, they would make or see something else.
         """
-        last_write = {s: i for i, each in enumerate(self.operations) for s in each.writes}
+        last_write = {storage: operations[-1] for storage, operations in self._writers.items()}
         return frozenset(
             i
             for i, each in enumerate(self.operations[: self.turn])
@@ -111,6 +112,19 @@ class Graph(Serializable):
             and not each.writes
             and not any(last_write.get(s, -1) > i for s in (*each.inputs, *each.outputs))
         )
+
+    @cached_property
+    def _writers(self) -> dict[int, tuple[int, ...]]:
+        """For each storage that is written into, the operations that do."""
+        found: dict[int, list[int]] = {}
+        for i, each in enumerate(self.operations):
+            for storage in each.writes:
+                found.setdefault(storage, []).append(i)
+        return {storage: tuple(operations) for storage, operations in found.items()}
+
+    def version_at(self, operation: int, storage: int) -> int:
+        """How often the storage has been written into when the operation runs for the first time."""
+        return bisect_left(self._writers.get(storage, ()), operation)
 
     @cached_property
     def last_use(self) -> dict[int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from remat.planners.memory_curve import has_memory_curve
 from remat.reporting.summary import Summary
-from remat.schedule import Drop, Fetch, Keep, Op, Turn
+from remat.schedule import Drop, Fetch, Free, Keep, Op, Run, Turn
 from remat.schedule.notation import format_op
 from remat.units import bytes_text, count_text
 
@@ -87,6 +87,8 @@ def _step_text(op: Op) -> str:
         return "at the turn"
     if isinstance(op, Keep | Fetch | Drop):
         return f"at state {op.state}"
+    if isinstance(op, Run | Free):
+        return f"at operation {op.operation}" if isinstance(op, Run) else f"after storage {op.storage} is freed"
     return f"at step {op.start}" if op.stop - op.start == 1 else f"at steps {op.start} to {op.stop - 1}"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from remat.ops import OPS_BY_TYPE
 from remat.reporting.timeline import Kept
 from remat.reporting.timeline_rows import Rows
-from remat.schedule import Advance, Op, Pullback, Record, Turn
+from remat.schedule import Advance, Free, Op, Pullback, Record, Run, Turn
 
 __all__ = ["encode", "encode_kept", "encode_rows", "encode_times"]
 
@@ -86,6 +86,8 @@ def encode_kept(kept: Sequence[Kept], levels: list[str]) -> dict[str, Any]:
 def _fields(op: Op, levels: list[str]) -> tuple[int, int]:
     if isinstance(op, Advance | Record | Pullback):
         return op.start, op.stop - op.start
+    if isinstance(op, Run | Free):
+        return (op.operation if isinstance(op, Run) else op.storage), 0
     return (0, 0) if isinstance(op, Turn) else (op.state, levels.index(op.level))
 
 

@@ -13,7 +13,7 @@ from math import ceil
 
 from remat.progress import report_progress
 from remat.reporting.timeline_rows import Rows
-from remat.schedule import Advance, Drop, Keep, Op, Pullback, Record, Trace, Turn
+from remat.schedule import Advance, Drop, Keep, Op, Pullback, Record, Run, Trace, Turn
 from remat.schedule.events import TapeSizes
 
 __all__ = ["MOST_EVENTS", "PHASES", "Kept", "Moment", "Timeline"]
@@ -91,6 +91,9 @@ class Timeline:
                 reached = max(reached, op.stop)
                 runs.add(op.start, op.stop)
                 advancing += event.seconds if isinstance(op, Advance) else 0.0
+            elif isinstance(op, Run):
+                reached = max(reached, op.operation + 1)
+                runs.add(op.operation, op.operation + 1)
             elif isinstance(op, Turn):
                 turn = row
             else:
@@ -174,6 +177,8 @@ class Timeline:
 def _phase(op: Op, reached: int) -> int:
     if isinstance(op, Advance | Record):
         return 1 if op.start < reached else 0
+    if isinstance(op, Run):
+        return 1 if op.operation < reached else 0
     return 2 if isinstance(op, Pullback) else 3
 
 

@@ -5,7 +5,7 @@ In: events, in order. Out: lists that are drawn, printed and encoded.
 
 from dataclasses import dataclass, field
 
-from remat.schedule import Advance, Event, Op, Pullback, Record, Turn
+from remat.schedule import Advance, Event, Free, Op, Pullback, Record, Run, Turn
 
 __all__ = ["Rows"]
 
@@ -101,4 +101,6 @@ class Rows:
 def _touched_units(op: Op) -> tuple[int, int]:
     if isinstance(op, Advance | Record | Pullback):
         return op.start, op.stop
-    return (0, 0) if isinstance(op, Turn) else (op.state, op.state)
+    if isinstance(op, Run):
+        return op.operation, op.operation + 1
+    return (0, 0) if isinstance(op, Turn | Free) else (op.state, op.state)

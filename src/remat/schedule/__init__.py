@@ -4,7 +4,7 @@ In: a problem and a sequence of ops, from a planner or from a file. Out: a `Verd
 (what happens, op by op). Planners write this language, the interpreter reads it; neither knows the other.
 """
 
-from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+from remat.ops import Advance, Drop, Fetch, Free, Keep, Op, Pullback, Record, Run, Turn
 from remat.schedule.events import Event
 from remat.schedule.live import Live
 from remat.schedule.schedule import Schedule
@@ -17,11 +17,13 @@ __all__ = [
     "Drop",
     "Event",
     "Fetch",
+    "Free",
     "Keep",
     "Live",
     "Op",
     "Pullback",
     "Record",
+    "Run",
     "Schedule",
     "Trace",
     "Turn",

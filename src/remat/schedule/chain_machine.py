@@ -16,7 +16,8 @@ pullback brings that of the result, in its peak.
 from bisect import bisect_left
 
 from remat.ops import Advance, Drop, Keep, Pullback, Record, Turn
-from remat.problem import Chain, Memory, Sizes
+from remat.problem import Chain, Graph, Memory, Sizes
+from remat.schedule.graph_machine import GraphMachine
 from remat.schedule.live import LiveItem
 from remat.schedule.machine import Machine, ranges_text
 
@@ -146,4 +147,6 @@ class ChainMachine(Machine):
 
 def machine_for(problem: Sizes, memory: Memory | None = None) -> Machine:
     """The machine that counts as the problem's states are: once each in a chain, with every holder in a loop."""
+    if isinstance(problem, Graph):
+        return GraphMachine(problem, memory)
     return ChainMachine(problem, memory) if isinstance(problem, Chain) else Machine(problem, memory)

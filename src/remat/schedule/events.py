@@ -6,7 +6,7 @@ In: ops that a machine has carried out, one by one. Out: an `Event` for each, an
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from remat.ops import Advance, Fetch, Keep, Op, Pullback, Record
+from remat.ops import Advance, Fetch, Keep, Op, Pullback, Record, Run
 from remat.schedule.live import Live
 from remat.schedule.machine import Machine
 
@@ -94,6 +94,10 @@ class Totals:
                 self.records += stop - start
                 self.ranges += 1
                 self.reached = max(self.reached, stop)
+            case Run(operation):  # the first runs of a graph's operations are in order
+                first = operation >= self.reached
+                self.records, self.advances = self.records + first, self.advances + (not first)
+                self.reached = max(self.reached, operation + 1)
             case Keep(_, level):
                 self.keeps[level] = self.keeps.get(level, 0) + 1
             case Fetch(_, level):

@@ -6,7 +6,7 @@ the bytes that were live *while the op ran*. Its memory grows with what is live,
 
 from bisect import bisect_left
 
-from remat.ops import Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
+from remat.ops import Advance, Drop, Fetch, Free, Keep, Op, Pullback, Record, Run, Turn
 from remat.problem import Memory, Sizes
 from remat.schedule.live import Live, LiveItem
 
@@ -185,6 +185,8 @@ _APPLY = {
     Fetch: "_fetch",
     Drop: "_drop",
     Turn: "_turn",
+    Run: "_run_operation",  # of graphs, whose machine has these two
+    Free: "_free_storage",
 }
 
 

@@ -25,7 +25,7 @@ HEADER = "# remat schedule 1"
 _STEM = "# remat schedule "
 _LONGEST = 200  # characters of a line; an op is a word and two numbers
 
-_FORMS = "advance 3 9, record 9 12, keep 9 ram, fetch 9 ram, drop 9 ram, turn, pullback 12 9"
+_FORMS = "advance 3 9, record 9 12, keep 9 ram, fetch 9 ram, drop 9 ram, turn, pullback 12 9; for graphs run 12, free 7"
 
 
 def format_op(op: Op) -> str:

@@ -7,7 +7,7 @@ in the memory of what is live at once; events are simulated anew when they are i
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from remat.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record
+from remat.ops import TAPE, Advance, Fetch, Keep, Op, Pullback, Record, Run
 from remat.problem import Level, Memory, Problem
 from remat.progress import report_progress
 from remat.schedule.chain_machine import machine_for
@@ -70,6 +70,8 @@ class _Clock:
         match op:
             case Advance(start, stop):
                 return self.problem.advance_time(start, stop)
+            case Run(operation):
+                return self.problem.advance_time(operation, operation + 1)
             case Record(start, stop, option):
                 self.options[start] = option
                 return self.problem.record_time(start, stop, option)

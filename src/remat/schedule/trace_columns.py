@@ -114,6 +114,8 @@ class Columns:
             if op.level not in self._levels:
                 self._levels.append(op.level)
             return op.state, self._levels.index(op.level)
+        if spec.of_graphs:
+            return getattr(op, spec.fields[0]), 0
         return 0, 0
 
     def _op(self, i: int) -> Op:
@@ -124,6 +126,8 @@ class Columns:
             op = spec.op(start=first, stop=second, **({"option": option} if option else {}))
         elif spec.has_level:
             op = spec.op(state=first, level=self._levels[second])
+        elif spec.of_graphs:
+            op = spec.op(first)
         else:
             op = spec.op()
         return op

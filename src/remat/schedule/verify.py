@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from remat.errors import IllegalError, ScheduleError
-from remat.ops import Op
+from remat.ops import OPS_BY_TYPE, Op
 from remat.problem import Memory, Problem
 from remat.schedule.chain_machine import machine_for
+from remat.schedule.graph_machine import GraphMachine
+from remat.schedule.graph_rules import GRAPH_BEFORE, GRAPH_END, OTHER_KIND
 from remat.schedule.machine import Machine
 from remat.schedule.notation import format_op
 from remat.schedule.rules import BEFORE, RULES, Rule, over_capacity, unfinished
@@ -81,9 +83,12 @@ def run_legally(machine: Machine, schedule: Iterable[Op]) -> Iterator[tuple[int,
 
 def _steps(machine: Machine, schedule: Iterable[Op], *, capacities: bool) -> Iterator[tuple[int, Op]]:
     index, apply = -1, machine.apply
+    before, end = (GRAPH_BEFORE, GRAPH_END) if isinstance(machine, GraphMachine) else (BEFORE, _END)
     for index, op in enumerate(schedule):
-        rules = BEFORE.get(type(op))
+        rules = before.get(type(op))
         if rules is None:
+            if type(op) in OPS_BY_TYPE:
+                raise _broken(OTHER_KIND, OTHER_KIND.check(machine, op) or "", machine, index, op)
             raise ScheduleError(f"item {index} of the schedule is {str(op)[:60]!r}, which is no op")
         for rule in rules:
             fact = rule.check(machine, op)
@@ -95,9 +100,9 @@ def _steps(machine: Machine, schedule: Iterable[Op], *, capacities: bool) -> Ite
             if fact is not None:
                 raise _broken(_CAPACITY, fact, machine, index, op)
         yield index, op
-    fact = unfinished(machine)
+    fact = end.check(machine, None)
     if fact is not None:
-        raise _broken(_END, fact, machine, index + 1, None)
+        raise _broken(end, fact, machine, index + 1, None)
 
 
 def _broken(rule: Rule, fact: str, machine: Machine, index: int, op: Op | None) -> _Broken:

@@ -1,0 +1,62 @@
+"""The lower convex hull of all choices of what to keep, by minimum cuts (networkx).
+
+For a price per byte the question is a minimum cut: source → operation (its seconds: cut to run it again), operation →
+storage (price × bytes: cut to keep it), storage → operation that reads it and saved storage → sink (never cut). Between
+two points of the hull the price is their slope; where the cut at that price lies below their line, it is a new point,
+and else there is none (Eisner & Severance 1976). All capacities are Python integers, so every comparison is exact.
+"""
+
+from typing import Any
+
+from remat.errors import PlannerError
+from remat.planners.graph.keep_choice import Choice, KeepQuestion
+
+__all__ = ["hull"]
+
+
+def hull(question: KeepQuestion, most: int = 64) -> list[Choice]:
+    """The choices on the lower hull of (bytes, seconds), those that keep most first; about `most` at the most."""
+    size = sum(question.graph.storages[s].bytes for s in question.storages) + 1
+    # Without a time or bytes to weigh, the other of the two decides.
+    fastest = _cheapest(question, size, 1)
+    smallest = _cheapest(question, 1, sum(question.ticks.values()) + 1)
+    points = [fastest] if (fastest.bytes, fastest.ticks) == (smallest.bytes, smallest.ticks) else [fastest, smallest]
+    gaps = [(fastest, smallest)] if len(points) > 1 else []
+    while gaps and len(points) < most:
+        upper, lower = gaps.pop(0)
+        per_tick, per_byte = upper.bytes - lower.bytes, lower.ticks - upper.ticks
+        found = _cheapest(question, per_tick, per_byte)
+        if per_tick * (found.ticks - upper.ticks) + per_byte * (found.bytes - upper.bytes) < 0:
+            points.append(found)
+            gaps += [(upper, found), (found, lower)]
+    return sorted(points, key=lambda point: -point.bytes)
+
+
+def _cheapest(question: KeepQuestion, per_tick: int, per_byte: int) -> Choice:
+    """The choice of the least per_tick·ticks + per_byte·bytes."""
+    networkx = _networkx()
+    network = networkx.DiGraph()
+    network.add_nodes_from(["source", "sink"])
+    for operation in question.operations:
+        again = operation in question.graph.run_again
+        cost = {"capacity": per_tick * question.ticks[operation]} if again else {}  # without capacity: infinite
+        network.add_edge("source", operation, **cost)
+        for storage in question.inputs(operation) if again else ():
+            network.add_edge(("storage", storage), operation)
+    for storage in question.storages:
+        price = per_byte * question.price(storage)
+        network.add_edge(question.graph.maker[storage], ("storage", storage), capacity=price)
+    for storage in question.graph.saved:
+        network.add_edge(("storage", storage), "sink")
+    _, (_, after) = networkx.minimum_cut(network, "source", "sink")
+    return question.choice([operation for operation in question.operations if operation in after])
+
+
+def _networkx() -> Any:
+    try:
+        import networkx
+    except ImportError:
+        raise PlannerError(
+            'choosing what a block keeps needs networkx: install "remat[graph]", or networkx itself'
+        ) from None
+    return networkx

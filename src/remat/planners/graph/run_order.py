@@ -1,0 +1,98 @@
+"""From the operations that run, in their order, to a schedule of a graph.
+
+The order of the runs decides everything else: a storage is best served by the latest run of its maker, and is freed
+after the last operation that uses it before the next such run. Holding a copy any longer would only take memory.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from remat.ops import Free, Op, Run
+from remat.problem import Graph
+
+__all__ = ["just_in_time", "kept_at_turn", "plain_runs", "with_frees"]
+
+
+def plain_runs(graph: Graph) -> list[int]:
+    """Every operation once."""
+    return list(range(graph.units))
+
+
+def just_in_time(graph: Graph, kept: Collection[int]) -> list[int]:
+    """The runs where the forward keeps these storages, and the backward makes others again when it first needs them.
+
+    Each is made once and then held until its last use. What cannot be made again is kept whether or not it is named.
+    """
+    have = {*graph.given, *kept}
+    have.update(s for s, maker in graph.maker.items() if maker < graph.turn and maker not in graph.run_again)
+    runs = list(range(graph.turn))
+    for backward in range(graph.turn, graph.units):
+        for operation in _missing(graph, graph.operations[backward].reads, have):
+            have.update(graph.operations[operation].outputs)
+            runs.append(operation)
+        have.update(graph.operations[backward].outputs)
+        runs.append(backward)
+    return runs
+
+
+def _missing(graph: Graph, wanted: Iterable[int], have: set[int]) -> list[int]:
+    """The operations that make what is wanted from what there is, in an order in which they can run."""
+    order: dict[int, None] = {}
+    stack = [(graph.maker[s], False) for s in reversed(list(wanted)) if s not in have]
+    while stack:
+        operation, ready = stack.pop()
+        if operation in order:
+            continue
+        if ready:
+            order[operation] = None
+            continue
+        stack.append((operation, True))
+        stack += [(graph.maker[s], False) for s in reversed(graph.operations[operation].inputs) if s not in have]
+    return list(order)
+
+
+def with_frees(graph: Graph, runs: Sequence[int]) -> tuple[Op, ...]:
+    """The schedule of these runs that has the fewest bytes live at any time."""
+    until = _last_uses(graph, runs)
+    freed: list[list[int]] = [[] for _ in runs]
+    for (storage, _), last in until.items():
+        if last < len(runs):
+            freed[last].append(storage)
+    ops: list[Op] = []
+    for place, operation in enumerate(runs):
+        ops.append(Run(operation))
+        ops += [Free(storage) for storage in freed[place]]
+    return tuple(ops)
+
+
+def kept_at_turn(graph: Graph, runs: Sequence[int]) -> frozenset[int]:
+    """The storages of the forward that are held for the backward: those whose first copy is used after the turn."""
+    return frozenset(
+        storage
+        for (storage, place), last in _last_uses(graph, runs).items()
+        if place < graph.turn <= last and storage not in graph.given
+    )
+
+
+def _last_uses(graph: Graph, runs: Sequence[int]) -> dict[tuple[int, int], int]:
+    """For each copy, (storage, place of the run that makes it): the place of the last run that needs it.
+
+    A result of the backward is needed beyond the last run. The forward runs once, in order, so places before the turn
+    are operations.
+    """
+    until: dict[tuple[int, int], int] = {}
+    made: dict[int, int] = {}  # storage → place of the latest run that makes it
+    for place, operation in enumerate(runs):
+        for storage in graph.operations[operation].reads:
+            if storage in made:
+                until[storage, made[storage]] = place
+        for storage in graph.operations[operation].outputs:
+            made[storage] = place
+            until[storage, place] = place
+    for storage in graph.results:
+        if storage in graph.maker:
+            place = graph.maker[storage]
+            if place < graph.turn:
+                until[storage, place] = max(until[storage, place], graph.turn - 1)
+            else:
+                until[storage, made[storage]] = len(runs)
+    return until
