@@ -1,10 +1,10 @@
 """Every code block of the documentation runs and prints what it says."""
 
-import doctest
 import re
 from pathlib import Path
 
 import pytest
+from tests.docs.code_blocks import run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,12 +27,48 @@ def quick(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # what they write goes there
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    test = doctest.DocTestParser().get_doctest("\n".join(blocks), {}, page.name, str(page), 0)
-    assert test.examples
-    report: list[str] = []
-    result = doctest.DocTestRunner().run(test, out=report.append)
-    assert result.failed == 0, "".join(report)
+    run(page, page.read_text(encoding="utf-8"), tmp_path)
+
+
+PLAIN = """
+```python
+import inspect
+def double(x):
+    return 2 * x
+print(double(2))  # -> 4
+print([double(x) for x in range(50)])  # -> [0, 2, ...]
+```
+
+```python
+print(inspect.getsource(double))
+```
+
+```text
+def double(x):
+    return 2 * x
+
+```
+
+```python
+>>> double(3)
+6
+
+```
+"""
+
+
+def test_a_page_mixes_plain_code_with_doctests(tmp_path):
+    run(ROOT / "a-page.md", PLAIN, tmp_path)
+    assert "print(double(2))" in (tmp_path / "a_page.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("# -> 4", "# -> 5"), ("# -> 4", ""), ("    return 2 * x\n\n```", "```"), ("6\n", "7\n"), ("import inspect", "")],
+)
+def test_a_page_that_says_something_else_fails(right, wrong, tmp_path):
+    with pytest.raises((AssertionError, NameError)):
+        run(ROOT / "a-page.md", PLAIN.replace(right, wrong), tmp_path)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
