@@ -39,6 +39,7 @@ def auto_checkpoint(
     loss: Callable[[Any], Any] | None = None,
     on_new_shape: str = "plan",
     optimizer: Any = None,
+    inside_blocks: bool = True,
 ) -> M:
     """The model, whose activations stay inside a budget: its blocks are kept, or computed again in the backward.
 
@@ -61,6 +62,7 @@ def auto_checkpoint(
             it a loss in the output, or a cotangent like the output, is counted.
         on_new_shape: What to do when inputs of another shape come: "plan" for them, or raise an "error".
         optimizer: For memory="auto": the optimizer, whose state may still have to be made.
+        inside_blocks: Whether a block may also keep a part of what its backward needs, and make the rest again.
 
     Returns:
         The model.
@@ -71,14 +73,19 @@ def auto_checkpoint(
             of the first training step raises it, if the program takes more beside the model than the budget leaves.
     """
     framework: Any = _framework(model, "auto_checkpoint")
+    _check_request(memory, plan, on_new_shape)
+    how = plan, loss, on_new_shape, optimizer, bool(inside_blocks)
+    planned: M = framework.auto_checkpoint(model, memory, sample, blocks, *how)
+    return planned
+
+
+def _check_request(memory: object, plan: object, on_new_shape: object) -> None:
     if (memory is None) == (plan is None):
         raise ProblemError("give auto_checkpoint its budget, memory=, or a plan, plan=: one of the two")
     if plan is not None and not isinstance(plan, Plan):
         raise ProblemError(f"plan must be a Plan, such as model.remat_plan, not {plan!r:.60}")
     if on_new_shape not in ("plan", "error"):
         raise ProblemError(f'on_new_shape must be "plan" or "error", not {on_new_shape!r:.40}')
-    planned: M = framework.auto_checkpoint(model, memory, sample, blocks, plan, loss, on_new_shape, optimizer)
-    return planned
 
 
 def largest_batch(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from remat.errors import ProblemError
+from remat.problem.graph import Graph
 from remat.units import bytes_text, to_bytes, to_count, to_seconds
 
 __all__ = ["Option", "Stage"]
@@ -22,7 +23,8 @@ class Option:
 
     `tape` is the tape's own bytes, beside the stage's input and output. `record_peak` and `pullback_peak` are measured
     peaks in bytes: while recording, above the input (output and tape included); while pulling back, beside the input
-    (tape and both cotangents included).
+    (tape and both cotangents included). `remade` names storages of the stage's graph that the tape does not have and
+    that the pullback makes again: `backward` includes that.
 
     >>> Option(tape="3 MiB", record=1.5, backward=2.0, name="keep attention").tape
     3145728
@@ -36,6 +38,7 @@ class Option:
     holds_input: bool
     holds_output: bool
     name: str
+    remade: tuple[str, ...]
 
     def __init__(
         self,
@@ -47,6 +50,7 @@ class Option:
         holds_input: bool = True,
         holds_output: bool = True,
         name: str = "",
+        remade: Iterable[str] = (),
     ) -> None:
         put = object.__setattr__
         put(self, "tape", to_bytes(tape, "tape"))
@@ -59,6 +63,7 @@ class Option:
                 raise ProblemError(f"{field} must be True or False, not {value!r}")
             put(self, field, value)
         put(self, "name", str(name))
+        put(self, "remade", tuple(map(str, remade)))
         if self.pullback_peak is not None and self.pullback_peak < self.tape:
             raise ProblemError(
                 f"a pullback has its whole tape live when it starts, so pullback_peak "
@@ -67,7 +72,7 @@ class Option:
 
     def to_dict(self) -> dict[str, Any]:
         """The option as plain data."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**{item.name: getattr(self, item.name) for item in fields(self)}, "remade": list(self.remade)}
 
 
 @dataclass(frozen=True, init=False)
@@ -77,7 +82,8 @@ class Stage:
     The arguments `backward`, `record`, `tape`, `backward_workspace`, `holds_input` and `holds_output` describe the only
     option; `options` gives several, the one that keeps most first. A stage that is not `repeatable` runs once, and is
     recorded then: no plan advances over it. A stage may stand for several `functions` of a chain, one after
-    another, that must not be separated: one of them writes into what the one before has made.
+    another, that must not be separated: one of them writes into what the one before has made. `graph` has the stage's
+    operations, where options were found from them.
 
     >>> Stage(forward=1.0, backward=2.0, output="1 MiB", tape="4 MiB", name="layer3.0").output
     1048576
@@ -93,6 +99,7 @@ class Stage:
     options: tuple[Option, ...]
     repeatable: bool
     functions: int
+    graph: Graph | None
 
     def __init__(
         self,
@@ -110,6 +117,7 @@ class Stage:
         options: Iterable[Option] | None = None,
         repeatable: bool = True,
         functions: int = 1,
+        graph: Graph | None = None,
     ) -> None:
         put = object.__setattr__
         put(self, "forward", to_seconds(forward, "forward"))
@@ -125,6 +133,7 @@ class Stage:
             raise ProblemError(f"repeatable must be True or False, not {repeatable!r}")
         put(self, "repeatable", repeatable)
         put(self, "functions", to_count(functions, "functions", least=1))
+        put(self, "graph", graph)
         self._check_options()
 
     def _check_options(self) -> None:
@@ -159,7 +168,8 @@ class Stage:
     def to_dict(self) -> dict[str, Any]:
         """The stage as plain data."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**data, "options": [option.to_dict() for option in self.options]}
+        graph = None if self.graph is None else self.graph.to_dict()
+        return {**data, "options": [option.to_dict() for option in self.options], "graph": graph}
 
     def with_times(self, factor: float) -> "Stage":
         """The stage with all times multiplied by this."""
@@ -171,4 +181,5 @@ class Stage:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Stage":
         """The stage from plain data."""
-        return cls(**{**data, "options": [Option(**option) for option in data["options"]]})
+        graph = None if data.get("graph") is None else Graph.from_dict(data["graph"])
+        return cls(**{**data, "options": [Option(**option) for option in data["options"]], "graph": graph})

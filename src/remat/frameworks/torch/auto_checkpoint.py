@@ -36,6 +36,7 @@ def auto_checkpoint(
     loss: Loss | None,
     on_new_shape: str,
     optimizer: Any,
+    inside_blocks: bool,
 ) -> nn.Module:
     """The model itself, whose blocks run by a plan from now on."""
     if hasattr(model, "_orig_mod"):
@@ -45,7 +46,7 @@ def auto_checkpoint(
         )
     budget = None if plan is not None else ModelBudget.parse(memory, optimizer)
     call = None if sample is None else call_of(sample)
-    return planned_model(model, find_blocks(model, blocks), call, budget, plan, loss, on_new_shape)
+    return planned_model(model, find_blocks(model, blocks), call, budget, plan, loss, on_new_shape, inside_blocks)
 
 
 def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) -> tuple[int, float] | None:
@@ -138,7 +139,7 @@ def _least_memory(
 def _attached(model: nn.Module, blocks: dict[str, nn.Module]) -> Iterator[str]:
     """A block in which calls of a model's blocks can be measured; it yields the name by which they belong together."""
     restore = to_restore(model)
-    planned = PlannedModel(blocks, None, None, None, "plan")
+    planned = PlannedModel(blocks, None, None, None, "plan", False)
     try:
         for module in model.modules():
             plain_module(module)

@@ -8,7 +8,7 @@ import torch
 
 from remat.frameworks.torch.graph import has_function_modes
 
-__all__ = ["AutocastState"]
+__all__ = ["AutocastState", "forget_casts"]
 
 _DEVICES = ("cpu", "cuda")
 
@@ -55,6 +55,12 @@ class AutocastState:
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(torch.set_grad_enabled(grad))
             yield
+
+
+def forget_casts() -> None:
+    """Let autocast cast every weight again, as in a new training step; a measured run has what that takes."""
+    if any(enabled for enabled, _ in _autocast()):
+        torch.clear_autocast_cache()
 
 
 def _defaults() -> tuple[torch.dtype, torch.device | None]:

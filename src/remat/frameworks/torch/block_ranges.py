@@ -32,6 +32,7 @@ from remat.execute.nested_ranges import Item, Range
 from remat.frameworks.torch.checkpoint import CheckpointFrame
 from remat.frameworks.torch.fsdp import gathered
 from remat.frameworks.torch.graph import call_after_backward, current_backward, version, view_base
+from remat.frameworks.torch.lineage import Dropped
 from remat.profiling.call_record import CallRecord
 from remat.pytree import flatten
 from remat.segments import CheckpointOptions
@@ -110,8 +111,11 @@ class RangeRun:
         newest, self._newest = self._newest, None
         return newest
 
-    def frame_of(self, block: int, taken: Taken) -> Callable[..., CheckpointFrame]:
-        """What makes the frame for the call of a block, which takes these tensors from the block before."""
+    def frame_of(self, block: int, taken: Taken, dropped: Dropped | None = None) -> Callable[..., CheckpointFrame]:
+        """What makes the frame for the call of a block, which takes these tensors from the block before.
+
+        When it is recorded, what is `dropped` is not held either.
+        """
         before = self._frames[block - 1]() if block > self.item.start else None
         source = None if before is None else _FromBlockBefore(self, block, taken, before)
         self._places[block] = frozenset(taken.values())
@@ -123,7 +127,7 @@ class RangeRun:
             options: CheckpointOptions,
             call: CallRecord | None,
         ) -> CheckpointFrame:
-            self._newest = made = CheckpointFrame(fn, args, kwargs, options, call, source)
+            self._newest = made = CheckpointFrame(fn, args, kwargs, options, call, source, dropped)
             self._frames[block] = ref(made)
             return made
 

@@ -104,6 +104,7 @@ from remat.frameworks.torch.graph import (
     version,
 )
 from remat.frameworks.torch.leaves import nbytes
+from remat.frameworks.torch.lineage import Dropped, unpack
 from remat.frameworks.torch.modules import script_as_written
 from remat.frameworks.torch.recompute import Recomputation, raise_if_used
 from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, comparable_storage
@@ -167,7 +168,9 @@ class CheckpointFrame:
         options: CheckpointOptions,
         call: CallRecord | None,
         recomputed: RecomputedInputs | None = None,
+        dropped: Dropped | None = None,
     ) -> None:
+        self._dropped = dropped  # what a recomputation does not hold either, and makes again
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
         self._inputs = SegmentInputs(fn, args, kwargs, recomputed)
         self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add_captured)
@@ -289,7 +292,7 @@ class CheckpointFrame:
             value = holder.value()
         if holder.index == self.first_holder and task != -1:
             self._note_pullback(task)
-        return value
+        return unpack(value)
 
     def run_again(self, task: int | None = None) -> Any:
         """What the function returned: it runs to its end, and fills its holders for a backward, if one is given."""
@@ -316,10 +319,10 @@ class CheckpointFrame:
             changing = storages.written | {comparable_storage(tensor) for tensor in inputs.data}
             stops = self.options.early_stop and not changed and requested is not None
             recomputation = Recomputation(
-                self.name, self.metas, task, holders, storages.restored, changing, stops=stops
+                self.name, self.metas, task, holders, storages.restored, changing, stops=stops, dropped=self._dropped
             )
             try:
-                with saved_tensors_hooks(recomputation.pack, _identity):
+                with recomputation.recording():
                     out = inputs.fn(*inputs.args, **inputs.kwargs)
             except StopRecomputation as stop:
                 if stop.args[0] is not recomputation:
@@ -385,10 +388,6 @@ class CheckpointFrame:
 @not_compiled
 def _unpack(holder: Holder) -> Tensor:
     return holder.owner.unpack(holder)
-
-
-def _identity(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _release_values(segment: "ReferenceType[CheckpointFrame]", task: int) -> None:

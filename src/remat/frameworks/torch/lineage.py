@@ -29,8 +29,9 @@ has made again is used by another.
 The cost: for each operator a few microseconds, and some ten for each result that is not kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeAlias
 from weakref import ReferenceType, ref
 
@@ -56,7 +57,8 @@ def result_name(operator: str, occurrence: int, place: int) -> str:
     return f"{operator} {occurrence}.{place}"
 
 
-def dropped_results(names: Sequence[str]) -> Dropped:
+@lru_cache(maxsize=1024)
+def dropped_results(names: tuple[str, ...]) -> Dropped:
     """The results with these names."""
     found: dict[tuple[str, int], tuple[int, ...]] = {}
     for name in names:
@@ -182,12 +184,17 @@ class Lineage(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @not_compiled
     def pack(self, tensor: Tensor) -> "Kept | View":
         """What the graph saves for a tensor."""
+        view = self.view_of(tensor)
+        if view is None:
+            return Kept(tensor)
+        view.want()
+        return view
+
+    def view_of(self, tensor: Tensor) -> View | None:
+        """How a tensor is made again; None if it is kept."""
         plain = type(tensor) is Tensor and tensor.layout is torch.strided
         result = self._result_of(tensor) if plain and self._results else None
-        if result is None:
-            return Kept(tensor)
-        result.want()
-        return View(result, tensor)
+        return None if result is None else View(result, tensor)
 
 
 @not_compiled

@@ -27,7 +27,7 @@ from torch.autograd.function import Function
 
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
-from remat.frameworks.torch.autocast import AutocastState
+from remat.frameworks.torch.autocast import AutocastState, forget_casts
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import (
     gradients_put_back,
@@ -110,18 +110,31 @@ class StageMeasurement:
 
     def stage(self, name: str) -> Stage:
         """The measured stage."""
-        with torch.enable_grad():
-            self._roots = [*reachable_leaves(tensors_in(self._stage(self._x))).values()]  # a first run, to warm up
         with self._gradients_there():
             self._run()
             self._pull_back(self._record())
             with self._meter.counting():
                 output, running = self._sizes_of_run()
-                held, holds_output, recording, pulling = self._sizes_of_graph(output)
-                holds_input = self._holds_input()
             forward, record, backward = self._seconds()
+            option = self._option(output, record, backward, "keep all")
+        return Stage(forward, output=output, forward_workspace=max(0, running - output), name=name, options=[option])
+
+    def option(self, stage: Stage, seconds: float, name: str, remade: Sequence[str]) -> Option:
+        """Another option of a stage that was measured: this function, which makes some of the tape again.
+
+        What that takes longer is given: single runs do not tell it from noise.
+        """
+        known = stage.options[0]
+        with self._gradients_there():
+            self._pull_back(self._record())
+            return self._option(stage.output, known.record, known.backward + seconds, name, remade)
+
+    def _option(self, output: int, record: float, backward: float, name: str, remade: Sequence[str] = ()) -> Option:
+        with self._meter.counting():
+            held, holds_output, recording, pulling = self._sizes_of_graph(output)
+            holds_input = self._holds_input()
         tape = max(0, held - output if holds_output else held)
-        option = Option(
+        return Option(
             tape,
             record,
             backward,
@@ -129,9 +142,9 @@ class StageMeasurement:
             pullback_peak=max(pulling, tape),
             holds_input=holds_input,
             holds_output=holds_output,
-            name="keep all",
+            name=name,
+            remade=remade,
         )
-        return Stage(forward, output=output, forward_workspace=max(0, running - output), name=name, options=[option])
 
     def _sizes_of_run(self) -> tuple[int, int]:
         meter, before = self._meter, self._meter.now()
@@ -203,10 +216,12 @@ class StageMeasurement:
             torch.cuda.synchronize(self._device)
 
     def _run(self) -> Any:
+        forget_casts()
         with torch.no_grad():
             return self._stage(self._x)
 
     def _record(self) -> Any:
+        forget_casts()
         with torch.enable_grad():
             return self._stage(self._x)
 
@@ -218,6 +233,8 @@ class StageMeasurement:
     @contextmanager
     def _gradients_there(self) -> Iterator[None]:
         """A block in which every parameter of the stage has a gradient to be added to, and its own one afterwards."""
+        with torch.enable_grad():
+            self._roots = [*reachable_leaves(tensors_in(self._stage(self._x))).values()]  # a first run, to warm up
         with gradients_put_back(self._roots):
             set_gradients((root, torch.zeros_like(root)) for root in self._roots)
             self._drop_input_gradients()

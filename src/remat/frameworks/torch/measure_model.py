@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from remat.errors import ProblemError
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.block_ranges import BlockOutput
+from remat.frameworks.torch.block_stage import with_options
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.cut_blocks import BlockCall, CutBlocks
 from remat.frameworks.torch.environment import reached, replayable_states
@@ -69,12 +70,16 @@ def measure_model(
     devices: Sequence[torch.device],
     *,
     together: bool = False,
+    inside: bool = False,
 ) -> MeasuredModel:
-    """The chain of a model that `run` calls once, with gradients; `together`: equally often in all processes."""
+    """The chain of a model that `run` calls once, with gradients; `together`: equally often in all processes.
+
+    `inside`: blocks that keep a part of what they need are options of their stages, too.
+    """
     names = list(blocks)
     refuse_sharded_parts(blocks)
     with undisturbed(model):
-        costs = _BlockCosts(token, names, list(blocks.values()), together)
+        costs = _BlockCosts(token, names, list(blocks.values()), together, inside)
         _pass(costs, run, loss, devices)
         sizes = _SizesAround(token, allocator_of(devices))
         with sizes.meter.counting():
@@ -109,9 +114,11 @@ class _BlockCosts(CutBlocks):
     One that writes into something else is recorded when it runs.
     """
 
-    def __init__(self, token: str, names: Sequence[str], blocks: Sequence[nn.Module], together: bool) -> None:
+    def __init__(
+        self, token: str, names: Sequence[str], blocks: Sequence[nn.Module], together: bool, inside: bool
+    ) -> None:
         super().__init__(token)
-        self._names, self._blocks, self._together = names, blocks, together
+        self._names, self._blocks, self._together, self._inside = names, blocks, together, inside
         self.order: list[int] = []
         self.stages: list[Stage] = []
         self.first_calls: list[int] = []  # of stages
@@ -148,7 +155,8 @@ class _BlockCosts(CutBlocks):
         else:
             self.first_calls.append(len(self.order))
             self.is_next.append(bool(self._taken))
-        stage = self._measured(kind, function, arguments, name, on_copy=call.writes and not joined)
+        module = None if joined or call.writes else self._blocks[call.block]
+        stage = self._measured(kind, function, arguments, name, module, on_copy=call.writes and not joined)
         if not call.writes:
             self._compare(call)
         self.order.append(call.block)
@@ -158,12 +166,19 @@ class _BlockCosts(CutBlocks):
         self._began = perf_counter()
 
     def _measured(
-        self, kind: object, function: Callable[[Any], Any], arguments: Any, name: str, on_copy: bool
+        self,
+        kind: object,
+        function: Callable[[Any], Any],
+        arguments: Any,
+        name: str,
+        module: nn.Module | None,
+        on_copy: bool,
     ) -> Stage:
         if kind not in self._known:
             own = leaves_of_its_own(arguments, first=True)
             run = (lambda x: function(copied(x))) if on_copy else function
-            self._known[kind] = StageMeasurement(run, own, together=self._together).stage(name)
+            stage = StageMeasurement(run, own, together=self._together).stage(name)
+            self._known[kind] = with_options(stage, run, own, module) if self._inside and module is not None else stage
         return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not on_copy})
 
     def _compare(self, call: BlockCall) -> None:

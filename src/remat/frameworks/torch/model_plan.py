@@ -8,6 +8,7 @@ from remat.execute.nested_ranges import Item, Range, nested_ranges
 from remat.frameworks.torch.measure_model import AROUND, TOGETHER
 from remat.planners import Plan
 from remat.problem import Chain, Stage
+from remat.schedule import Record
 
 __all__ = ["ModelPlan", "order_of"]
 
@@ -18,6 +19,7 @@ class ModelPlan(NamedTuple):
     plan: Plan
     order: tuple[int, ...]
     items: tuple[Item, ...]
+    remade: tuple[tuple[str, ...], ...]  # results of operators in each call that are made again when it is recorded
     measured_peak: int | None = None  # of the trial; None if the plan was given
     memory: int | None = None  # what the peak has to be inside of
 
@@ -27,14 +29,18 @@ class ModelPlan(NamedTuple):
         chain = plan.problem
         assert isinstance(chain, Chain)
         calls, count = [], 0  # of stages
-        for stage in chain.stages:
+        options = {op.start: op.option for op in plan.schedule if isinstance(op, Record)}
+        remade: list[tuple[str, ...]] = []
+        for number, stage in enumerate(chain.stages):
             calls.append(count)
-            count += len(_blocks_of(stage))
+            blocks = len(_blocks_of(stage))
+            count += blocks
+            remade += [stage.options[options.get(number, 0)].remade] * blocks
         calls.append(count)
         items: list[Item] = []
         for item in _of_calls(nested_ranges(plan.schedule, chain.units), calls):
             items += [item] * (item.stop - item.start) if isinstance(item, Range) else [item]
-        return cls(plan, tuple(order), tuple(items))
+        return cls(plan, tuple(order), tuple(items), tuple(remade))
 
 
 def order_of(plan: Plan, names: Sequence[str]) -> list[int]:

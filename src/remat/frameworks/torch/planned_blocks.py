@@ -28,6 +28,7 @@ from remat.frameworks.torch.block_ranges import BlockOutput, RangeRun, versions_
 from remat.frameworks.torch.checkpoint import CheckpointFrame, checkpoint
 from remat.frameworks.torch.checkpointed_module import entry_of
 from remat.frameworks.torch.graph import has_saved_tensor_hooks
+from remat.frameworks.torch.lineage import dropped_results, run_by_lineage
 from remat.planners import Plan
 from remat.profiling.profiler import recorded_call
 from remat.pytree import flatten
@@ -82,6 +83,8 @@ def are_handled(model: str) -> bool:
 class PlannedCalls:
     """One forward of a model: each call of a block is recorded, or part of a range, as the plan has it.
 
+    Where it is recorded, results with the names in `remade` are not held (lineage.py).
+
     A plan that was `given` knows all blocks; one that was made from a sample may not have seen a block that is left out
     at times.
     """
@@ -92,10 +95,11 @@ class PlannedCalls:
         order: tuple[int, ...],
         items: tuple[Item, ...],
         sharded: Sequence[Sequence[nn.Module]],
+        remade: Sequence[tuple[str, ...]],
         *,
         given: bool,
     ) -> None:
-        self._given = given
+        self._given, self._remade = given, remade
         self.model, self._order, self._items = model, order, items
         self._sharded = [sharded[number] for number in order] if any(sharded) else []
         self._next = 0
@@ -113,7 +117,10 @@ class PlannedCalls:
             )
         item = None if at is None else self._items[at]
         self._next = self._next if at is None else at + 1
+        dropped = None if at is None or not self._remade[at] else dropped_results(self._remade[at])
         if isinstance(item, int) or not torch.is_grad_enabled():
+            if dropped and torch.is_grad_enabled() and not has_saved_tensor_hooks():
+                return run_by_lineage(fn, args, kwargs, dropped)
             return fn(*args, **kwargs)
         with recorded_call("auto_checkpoint", fn) as call:
             # A segment of the user's around the model drops what is saved here, and brings it back.
@@ -123,7 +130,7 @@ class PlannedCalls:
             run, taken = self._range(at, item, arguments)
             given = versions_of(arguments)
             try:
-                out = checkpoint(fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken))
+                out = checkpoint(fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken, dropped))
             finally:
                 self._frame = run.newest_frame()
         self._output = BlockOutput(out, given, taken) if at + 1 < item.stop else None

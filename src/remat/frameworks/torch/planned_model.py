@@ -74,8 +74,9 @@ class PlannedModel:
         plan: Plan | None,
         loss: Loss | None,
         on_new_shape: str,
+        inside_blocks: bool,
     ) -> None:
-        self.names, self.token = tuple(blocks), uuid4().hex
+        self.names, self.token, self._inside_blocks = tuple(blocks), uuid4().hex, inside_blocks
         self._memory, self._loss, self._on_new_shape = memory, loss, on_new_shape
         self._plans: OrderedDict[InputShapes, ModelPlan] = OrderedDict()
         self._given = None if plan is None else ModelPlan.of(plan, order_of(plan, self.names))
@@ -176,7 +177,7 @@ class PlannedModel:
                 )
             groups = groups_of_model(model)
             if self._given is not None:
-                compare_plans(str((self._given.order, self._given.items)), groups)
+                compare_plans(str((self._given.order, self._given.items, self._given.remade)), groups)
             self._last = self._agreed = of_first_process(self._last, groups)
         return self._agreed
 
@@ -184,7 +185,8 @@ class PlannedModel:
         self, found: ModelPlan, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
-        with block_calls(PlannedCalls(self.token, found.order, found.items, sharded, given=found is self._given)):
+        calls = PlannedCalls(self.token, found.order, found.items, sharded, found.remade, given=found is self._given)
+        with block_calls(calls):
             return fn(*args, **kwargs)
 
     def _planned(
@@ -198,7 +200,10 @@ class PlannedModel:
         groups = groups_of_model(model)
         memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         run = partial(_on_copies, fn, args, kwargs)
-        measured = measure_model(model, run(), blocks, self.token, self._loss, devices, together=bool(groups))
+        inside = self._inside_blocks and not groups
+        measured = measure_model(
+            model, run(), blocks, self.token, self._loss, devices, together=bool(groups), inside=inside
+        )
         measured = of_first_process(measured, groups)
         # What a caller who holds the model's output needs beside the plan; one who does not has it to spare.
         budget, over = memory - measured.outputs, list[tuple[int, int]]()
@@ -280,13 +285,14 @@ def planned_model(
     plan: Plan | None,
     loss: Loss | None,
     on_new_shape: str,
+    inside_blocks: bool,
 ) -> nn.Module:
     """The model itself, whose blocks run by a plan from now on; with a `plan`, by that one.
 
     Without a sample the first call with gradients is one.
     """
     restore = to_restore(model)
-    planned = PlannedModel(blocks, memory, plan, loss, on_new_shape)
+    planned = PlannedModel(blocks, memory, plan, loss, on_new_shape, inside_blocks)
     try:
         for module in model.modules():
             plain_module(module)

@@ -1,14 +1,18 @@
 """One recomputation of a segment: its saved tensors are compared with those of the first run, and fill the holders."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from remat.errors import RematError
 from remat.execute.recomputation import StopRecomputation
 from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.graph import reachable_leaves, version
 from remat.frameworks.torch.leaves import device_fingerprint
+from remat.frameworks.torch.lineage import Dropped, Lineage, unpack
+from remat.frameworks.torch.lineage_results import View
 from remat.frameworks.torch.saved_tensors import (
     Holder,
     SavedTensorMeta,
@@ -27,7 +31,8 @@ class Recomputation:
     """Fills the holders of a segment for one backward, in the order in which the first run saved its tensors.
 
     `metas` describe all tensors of the first run; `holders` are those that are still alive, by their index. `restored`
-    are storages that get other numbers afterwards, `changing` those that the segment may write into.
+    are storages that get other numbers afterwards, `changing` those that the segment may write into. What is `dropped`
+    is not held: the holder gets its lineage.
     """
 
     def __init__(
@@ -40,7 +45,9 @@ class Recomputation:
         changing: Container[int],
         *,
         stops: bool,
+        dropped: Dropped | None = None,
     ) -> None:
+        self._lineage = Lineage(dropped) if dropped else None
         self.name, self.metas, self.task, self.holders, self.stops = name, metas, task, holders, stops
         self._restored, self._changing = restored, changing
         self.last = max(holders)
@@ -49,8 +56,18 @@ class Recomputation:
         self._fingerprints: list[tuple[int, Tensor, Tensor]] = []
         self._error: RematError | None = None
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """A block in which the function runs."""
+        with saved_tensors_hooks(self.pack, unpack), self._lineage or nullcontext():
+            try:
+                yield
+            finally:
+                if self._lineage is not None:
+                    self._lineage.forget()
+
     @not_compiled
-    def pack(self, tensor: Tensor) -> Tensor:
+    def pack(self, tensor: Tensor) -> Tensor | View:
         """Put a recomputed tensor into its holder; stop when the last live holder is full.
 
         The tensor itself is saved in the recomputed graph, so that the function may differentiate inside.
@@ -70,8 +87,11 @@ class Recomputation:
             self.stopped = True
             raise StopRecomputation(self) from None
         holder = self.holders.get(index)
+        saved = (None if self._lineage is None else self._lineage.view_of(tensor)) or value
         if holder is not None:
-            holder.values[self.task] = value
+            holder.values[self.task] = saved
+            if isinstance(saved, View):
+                saved.want()
         if self.metas[index].fingerprint is not None:
             local = local_part(value)
             self._fingerprints.append((index, local, device_fingerprint(local)))
@@ -83,7 +103,7 @@ class Recomputation:
         ):
             self.stopped = True
             raise StopRecomputation(self)
-        return value
+        return saved
 
     def finish(self, *, complete: bool) -> list[tuple[int, float]]:
         """Raise a DeterminismError if there were fewer or more tensors than at first, or floats with other values.

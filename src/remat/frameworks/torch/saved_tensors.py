@@ -103,7 +103,7 @@ class Holder:
 
     def __init__(self, owner: HolderOwner, index: int, saved: Tensor | None = None) -> None:
         self.owner, self.index = owner, index
-        self.values: dict[int, Tensor] = {}
+        self.values: dict[int, Any] = {}  # tensors, or what lineage.py makes them from
         # With a threshold: the tensor while its segment runs, then the tensor of `SaveInputs.save` if it is kept.
         self.saved = saved
 

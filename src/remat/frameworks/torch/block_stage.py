@@ -1,0 +1,76 @@
+"""The options of a block: what it may keep of all that its backward needs, each measured as the block is.
+
+In: a stage that was measured with everything kept, and the block that it is. The block is traced (block_trace.py), the
+planner finds what to keep for some sizes of the tape, and each choice is run by lineage and measured: bytes held, and
+the peaks of recording and pulling back. Its seconds are those of the block and of the operators that run again.
+
+Rule. Blocks that are compiled, or have compiled modules inside, are opaque: they have no other options, and neither do
+blocks which refuse hooks on saved tensors (transforms of torch.func inside).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from remat.frameworks.torch.block_trace import trace_block
+from remat.frameworks.torch.functorch import refuses_hooks
+from remat.frameworks.torch.lineage import dropped_results, run_by_lineage
+from remat.frameworks.torch.measure_chain import StageMeasurement
+from remat.frameworks.torch.meter import cuda_of, devices_of
+from remat.planners.graph.block_options import BlockOption, block_options
+from remat.problem import Graph, Option, Stage
+from remat.units import bytes_text
+
+__all__ = ["with_options"]
+
+MOST = 8  # options of a block
+
+
+def with_options(stage: Stage, function: Callable[[Any], Any], x: Any, module: nn.Module) -> Stage:
+    """The stage of a block with further options, those that keep most first."""
+    if any(is_compiled(each) for each in module.modules()):
+        return stage
+    names = {id(each): name for name, each in module.named_modules()}
+    device = cuda_of(devices_of(x, list(module.parameters())))
+    try:
+        graph = trace_block(function, x, names, device)
+    except RuntimeError as error:
+        if refuses_hooks(error):
+            return stage
+        raise
+    options = [stage.options[0]]
+    for choice in block_options(graph, points=MOST):
+        remade = _remade(graph, choice)
+        if remade:
+            options.append(_measured(stage, function, x, choice, remade))
+    return replace(stage, options=tuple(options), graph=graph)
+
+
+def _measured(
+    stage: Stage, function: Callable[[Any], Any], x: Any, choice: BlockOption, remade: tuple[str, ...]
+) -> Option:
+    run = partial(_by_lineage, function, remade)
+    name = f"keep {bytes_text(choice.tape_bytes)}"
+    return StageMeasurement(run, x).option(stage, choice.seconds, name, remade)
+
+
+def _by_lineage(function: Callable[[Any], Any], remade: tuple[str, ...], x: Any) -> Any:
+    return run_by_lineage(function, (x,), {}, dropped_results(remade))
+
+
+def _remade(graph: Graph, choice: BlockOption) -> tuple[str, ...]:
+    """The names of the storages that are made again."""
+    return tuple(
+        graph.storages[storage].name
+        for number in sorted(choice.remade)
+        for storage in graph.operations[number].outputs
+        if storage not in choice.kept
+    )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a module runs as compiled code: by `torch.compile(module)`, or `module.compile()`."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None

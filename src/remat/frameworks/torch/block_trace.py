@@ -1,0 +1,175 @@
+"""The graph of a block: its operators as they ran once, with the storages that they read, make and write into.
+
+Rule. One run of the block with a graph, seen by a dispatch mode: views are resolved to their storages, and operators
+that make none and write into none are left out. What the graph saves is what its backward reads; it is taken to be
+read in the opposite order. An operator that may run again is timed when it comes for the first time with arguments of
+these shapes and values: some runs on the same arguments, whose results are dropped. The least counts, since others on
+the machine only add to it. Storages have the names of results by which they are dropped (lineage.py), and operators
+their module and the line of the user's code.
+
+What it can miss: work space of kernels. So what an option of the block takes is measured, not added up from this.
+
+The cost: the block's operators, some ten times. Nothing of a tensor is held: memory is that of one run, and of one
+result more.
+"""
+
+import sys
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from time import perf_counter
+from types import FrameType
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from remat.frameworks.torch.autocast import forget_casts
+from remat.frameworks.torch.lineage import OperatorCounter, result_name
+from remat.frameworks.torch.operator_traits import Operator, OperatorTraits, tensors_among, traits_of
+from remat.problem import Graph
+from remat.problem.operation import Operation, Storage
+from remat.pytree import flatten
+
+__all__ = ["trace_block"]
+
+ROUNDS = 3
+ROUND = 2e-3  # seconds that a round of runs of one operator takes, unless one run takes longer
+_LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["remat"]))
+
+
+def trace_block(block: Callable[[Any], Any], x: Any, modules: dict[int, str], device: torch.device | None) -> Graph:
+    """The graph of a block that is called with `x`; `modules` has the names of its modules by id."""
+    trace = _Trace(modules, device)
+    forget_casts()
+    with torch.enable_grad(), saved_tensors_hooks(trace.pack, _identity), trace:
+        out = block(x)
+    return trace.graph(leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
+
+
+class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that run."""
+
+    def __init__(self, modules: dict[int, str], device: torch.device | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._modules, self._device = modules, device
+        self._counter = OperatorCounter()
+        self._numbers: dict[int, tuple[ReferenceType[Any], int]] = {}  # of storages, by id
+        self._storages: list[Storage] = []
+        self._operations: list[Operation] = []
+        self._saved: dict[int, None] = {}  # in the order in which they were saved last
+        self._seconds: dict[Hashable, float] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and note it."""
+        kwargs = kwargs or {}
+        traits = traits_of(func)
+        out = func(*args, **kwargs)
+        if traits.is_view:
+            return out
+        occurrence = self._counter.next(traits.name)
+        tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
+        inputs = [self._number(each, "") for each in tensors if each.layout is torch.strided]
+        made = []
+        for place, result in enumerate(out if isinstance(out, list | tuple) else (out,)):
+            if isinstance(result, Tensor) and result.layout is torch.strided and not self._is_known(result):
+                made.append(self._number(result, result_name(traits.name, occurrence, place)))
+        writes = [self._number(each, "") for each in traits.written(args, kwargs) if each.layout is torch.strided]
+        if made or writes:
+            self._note(func, traits, args, kwargs, (inputs, made, writes), tensors)
+        return out
+
+    def _note(
+        self,
+        func: Operator,
+        traits: OperatorTraits,
+        args: Any,
+        kwargs: Any,
+        storages: tuple[list[int], list[int], list[int]],
+        tensors: list[Tensor],
+    ) -> None:
+        plain = all(type(each) in (Tensor, nn.Parameter) and each.layout is torch.strided for each in tensors)
+        repeatable = plain and torch.is_grad_enabled() and traits.may_run_again(args, kwargs)
+        seconds = self._time(func, args, kwargs) if repeatable else 0.0
+        module, source = self._place(sys._getframe(2))
+        self._operations.append(
+            Operation(traits.name, seconds, *storages, repeatable=repeatable, module=module, source=source)
+        )
+
+    def _is_known(self, tensor: Tensor) -> bool:
+        storage = tensor.untyped_storage()
+        known = self._numbers.get(id(storage))
+        return known is not None and known[0]() is storage
+
+    def _number(self, tensor: Tensor, name: str) -> int:
+        """The number of a tensor's storage; a new one gets this name."""
+        storage = tensor.untyped_storage()
+        if not self._is_known(tensor):
+            self._numbers[id(storage)] = ref(storage), len(self._storages)
+            self._storages.append(Storage(storage.nbytes(), name))
+        return self._numbers[id(storage)][1]
+
+    def _time(self, func: Operator, args: Any, kwargs: Any) -> float:
+        """The seconds of an operator: those of one with equal arguments, if there was one."""
+        key = func, *(_signature(each) for each in args), *((name, _signature(each)) for name, each in kwargs.items())
+        if key not in self._seconds:
+            once = self._run(func, args, kwargs, 1)
+            times = max(1, min(20, int(ROUND / max(once, 1e-6))))
+            rounds = [self._run(func, args, kwargs, times) / times for _ in range(ROUNDS if once < 0.1 else 1)]
+            self._seconds[key] = min(rounds)
+        return self._seconds[key]
+
+    def _run(self, func: Operator, args: Any, kwargs: Any, times: int) -> float:
+        self._finish()
+        began = perf_counter()
+        for _ in range(times):
+            func(*args, **kwargs)
+        self._finish()
+        return perf_counter() - began
+
+    def _finish(self) -> None:
+        if self._device is not None:
+            torch.cuda.synchronize(self._device)
+
+    def _place(self, frame: FrameType | None) -> tuple[str, str]:
+        """The innermost module of the block whose method runs, and the line of the user's code."""
+        module, source = None, ""
+        while frame is not None and (module is None or not source):
+            if module is None and "self" in frame.f_code.co_varnames[:1]:
+                module = self._modules.get(id(frame.f_locals.get("self")))
+            if not source and not frame.f_code.co_filename.startswith(_LIBRARIES):
+                source = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return module or "", source
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Note a tensor that the graph saves."""
+        if tensor.layout is torch.strided and self._is_known(tensor):
+            number = self._number(tensor, "")
+            self._saved.pop(number, None)
+            self._saved[number] = None
+        return tensor
+
+    def graph(self, outputs: Iterable[Tensor]) -> Graph:
+        """The graph, with a backward that reads what was saved."""
+        results = [self._number(each, "") for each in outputs if each.layout is torch.strided]
+        made = {storage for each in self._operations for storage in each.outputs}
+        saved = [storage for storage in self._saved if storage in made]
+        cotangent = len(self._storages)
+        storages = [*self._storages, Storage(sum(self._storages[each].bytes for each in {*results} & made))]
+        pullbacks = [Operation("pullback", 0.0, [storage, cotangent], backward=True) for storage in reversed(saved)]
+        start = Operation("cotangent", 0.0, [], [cotangent], backward=True)
+        return Graph([*self._operations, start, *pullbacks], storages, [each for each in results if each in made])
+
+
+def _identity(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _signature(value: Any) -> Hashable:
+    """What the seconds of an operator depend on."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device
+    return tuple(map(_signature, value)) if isinstance(value, list | tuple) else str(value)
