@@ -7,6 +7,7 @@ import autograd.numpy as np
 import numpy
 import pytest
 from autograd import grad
+from tests.frameworks.conformance.adapter import Counter
 
 import remat
 from remat.profiling import profiler
@@ -137,12 +138,11 @@ def test_what_is_reversed_after_the_block_is_still_recorded():
 
 
 def test_an_interrupted_run_is_reported(tmp_path):
-    count = 0
+    counter = Counter()
 
     def step(x, _):
-        nonlocal count
-        count += 1
-        if count == 40:
+        counter.calls += 1
+        if counter.calls == 40:
             raise KeyboardInterrupt
         return np.sin(x), None
 

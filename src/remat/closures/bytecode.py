@@ -16,9 +16,12 @@ __all__ = [
     "global_names",
     "has_augmented_assignment",
     "names_in",
+    "names_not_counting",
 ]
 
 _LOADS = frozenset({"LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF"})
+_STORES = frozenset({"STORE_DEREF", "DELETE_DEREF", "STORE_GLOBAL", "DELETE_GLOBAL"})
+_CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
 
 
@@ -39,6 +42,22 @@ def global_names(code: CodeType) -> frozenset[str]:
 def assigned_globals(code: CodeType) -> frozenset[str]:
     """Globals that the code, or a function defined in it, assigns to."""
     return _names(code, "STORE_GLOBAL", "DELETE_GLOBAL").union(*map(assigned_globals, _nested_code(code)))
+
+
+@lru_cache(maxsize=1024)
+def names_not_counting(code: CodeType) -> frozenset[str]:
+    """Variables of enclosing functions, and globals, that the code uses for more than counting, as in `calls += 1`.
+
+    A number that is only added to is read by nobody, whatever it is: it may tell how often the code has run.
+    """
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
+    counting: set[int] = set()
+    for k, (load, constant, operator, store) in enumerate(zip(*(instructions[j:] for j in range(4)), strict=False)):
+        is_sum = operator.opname == "BINARY_OP" and constant.opname in _CONSTANTS
+        if is_sum and load.opname in _LOADS and store.opname in _STORES and load.argval == store.argval:
+            counting |= {k, k + 3}
+    used = {each.argval for k, each in enumerate(instructions) if each.opname in _LOADS | _STORES and k not in counting}
+    return frozenset(used).union(*map(names_not_counting, _nested_code(code)))
 
 
 @lru_cache(maxsize=4096)

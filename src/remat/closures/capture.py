@@ -22,7 +22,7 @@ from typing import Any
 from remat.closures.captured_items import merged
 from remat.closures.captures import CapturedReference, Captures
 from remat.closures.reach import Reach
-from remat.closures.references import AssignedVariables, CellRef, Reference, exclusive
+from remat.closures.references import CellRef, Counters, Reference, exclusive
 from remat.pytree import LEAF
 
 __all__ = ["ConvertedClosure"]
@@ -37,9 +37,9 @@ class ConvertedClosure:
         self.variables = merged(self.references)
         self.cache_key, self._names = reach.code, reach.names
         rebound = {id(captured.reference) for captured in self.references}
-        # Others are state of the step's own, which keeps what it wrote (`global`, `nonlocal`), or contents.
+        # Others are contents.
         self._cells = [pair for pair in reach.variables if isinstance(pair[0], CellRef) and id(pair[0]) not in rebound]
-        self.assigned = AssignedVariables(reach.assigned)
+        self.counters = Counters(reach.counters)
         self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` took out again
         # Variables that steps bind to something else, with what they referred to before: in place of that they get a
         # value, where a replay has put it back; whatever else is there is the step's own.

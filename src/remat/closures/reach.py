@@ -24,7 +24,14 @@ from itertools import islice
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from remat.closures.bytecode import assigned_globals, assigned_names, attributes_used, global_names, names_in
+from remat.closures.bytecode import (
+    assigned_globals,
+    assigned_names,
+    attributes_used,
+    global_names,
+    names_in,
+    names_not_counting,
+)
 from remat.closures.libraries import add_users_package, is_always_library, is_foundation, is_library
 from remat.closures.references import (
     UNSET,
@@ -32,13 +39,15 @@ from remat.closures.references import (
     CellRef,
     ItemRef,
     PartialRef,
+    Place,
     Reference,
     SetRef,
     attributes_of,
     function_of,
+    place_of,
     slots_of,
 )
-from remat.execute.python_state import LONG, Container
+from remat.execute.python_state import LONG, Container, Variable
 from remat.execute.rng_state import ReplayableState, private_rng_state
 
 __all__ = ["Kind", "Reach", "kind_of"]
@@ -131,8 +140,8 @@ class Reach:
         self.code: list[CodeType] = []  # of all functions that were reached
         self.names: set[str] = set()  # in all code that was reached
         self._variables: list[tuple[Reference, Any]] = []
-        self._cells_written: set[int] = set()
-        self._globals_written: dict[tuple[int, str], Reference] = {}
+        self.assigned: dict[Place, Reference] = {}  # variables that are assigned to
+        self.rebound: dict[Place, Variable] = {}  # those of them that are used for more than counting
         self._seen: dict[int, Any] = {}  # by id; the objects too, since a bound method lives only as long as this
         self._queue: deque[Any] = deque()  # breadth first, so that what is near is reached
         self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, and owners
@@ -149,21 +158,21 @@ class Reach:
         for root in roots:
             self.meet(root)
         self._drain()
+        if self.assigned:
+            self._list_rebound()
         self._everything = False
 
     @property
     def variables(self) -> list[tuple[Reference, Any]]:
         """Cells and globals that the function reads and does not assign to, and their contents."""
-        written = self._cells_written
-        return [pair for pair in self._variables if not isinstance(pair[0], CellRef) or id(pair[0].cell) not in written]
+        if not self.assigned:
+            return self._variables
+        return [pair for pair in self._variables if place_of(pair[0]) not in self.assigned]
 
     @property
-    def assigned(self) -> list[Reference]:
-        """Cells and globals that the function assigns to."""
-        cells = [
-            each for each, _ in self._variables if isinstance(each, CellRef) and id(each.cell) in self._cells_written
-        ]
-        return [*cells, *self._globals_written.values()]
+    def counters(self) -> list[Reference]:
+        """Cells and globals in which the function counts."""
+        return [reference for place, reference in self.assigned.items() if place not in self.rebound]
 
     def kind(self, cls: type) -> Kind:
         """What to do with values of a type."""
@@ -229,6 +238,17 @@ class Reach:
             unnamed, self._unnamed = self._unnamed, []
             for name, value, owner in unnamed:
                 self.meet_attribute(name, value, owner, named=True)
+
+    def _list_rebound(self) -> None:
+        """Add the variables that are assigned to, and that a function uses for more than counting, to containers."""
+        for function in [each for each in self._seen.values() if isinstance(each, FunctionType)]:
+            names = names_not_counting(function.__code__)
+            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            places = [(id(cell), "") for name, cell in cells if name in names]
+            for place in (*places, *((id(function.__globals__), name) for name in names)):
+                if place in self.assigned and place not in self.rebound:
+                    self.rebound[place] = Variable(self.assigned[place])
+                    self.containers.append(self.rebound[place])
 
     def _visit(self, value: Any) -> None:
         kind = self.kind(type(value))
@@ -300,7 +320,7 @@ class Reach:
             reference = CellRef(cell, name)
             content = reference.get()
             if name in assigned:
-                self._cells_written.add(id(cell))
+                self.assigned.setdefault((id(cell), ""), reference)
             if isinstance(content, ModuleType):
                 self._visit_module(content, used.get(name), code)
             elif content is not UNSET and id(cell) not in self._seen:
@@ -311,7 +331,7 @@ class Reach:
         self.meet(function.__kwdefaults__)
         namespace, rebound = function.__globals__, assigned_globals(code)
         for name in rebound:
-            self._globals_written[id(namespace), name] = ItemRef(namespace, name)
+            self.assigned.setdefault((id(namespace), name), ItemRef(namespace, name))
         for name in global_names(code):
             value = namespace.get(name, UNSET)
             if isinstance(value, ModuleType):

@@ -9,28 +9,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from threading import RLock
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, TypeAlias
 
 from remat.errors import StepError
+from remat.execute.python_state import UNSET
 
 __all__ = [
     "UNSET",
-    "AssignedVariables",
     "AttributeRef",
     "CellRef",
+    "Counters",
     "ItemRef",
     "PartialRef",
+    "Place",
     "Reference",
     "SetRef",
     "attributes_of",
     "exclusive",
     "function_of",
+    "place_of",
     "slots_of",
 ]
 
 LOCK_TIMEOUT = 60  # seconds that a thread waits for another
 _lock = RLock()
-UNSET = object()  # `get` of a variable without a value; `put` of it deletes the variable
 
 
 class exclusive:  # used as a function
@@ -173,11 +175,21 @@ class PartialRef(Reference):
         return False
 
 
-class AssignedVariables:
-    """Variables that a function assigns to by `global` and `nonlocal`, as a replayable state (rng_state.py).
+Place: TypeAlias = tuple[int, str]  # of a variable: the id of its cell, or the id of a namespace and its name there
 
-    Steps that are measured are no part of the program, so that these are put back after them. In a recomputation they
-    are the step's own, and are left alone.
+
+def place_of(reference: Reference) -> Place:
+    """The place of a variable of an enclosing function, or of a global; others have none."""
+    if isinstance(reference, CellRef):
+        return id(reference.cell), ""
+    return (id(reference.owner), reference.key) if isinstance(reference, ItemRef) else (0, "")
+
+
+class Counters:
+    """Variables in which a function counts, by `global` and `nonlocal`, as a replayable state (rng_state.py).
+
+    Steps that are measured are no part of the program, so that these are put back after them. Recomputed steps are
+    counted. Other variables that a function assigns to are contents (python_state.Variable).
     """
 
     def __init__(self, references: Iterable[Reference]) -> None:

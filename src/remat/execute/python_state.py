@@ -7,26 +7,55 @@ object are the contents of its `__dict__`, so counters, flags, logs and key-valu
 Contents are shallow copies, compared item by item with `is`: a changed item of a list inside of a list is seen in the
 inner one, which is a container of its own. What this can miss: writing into an item that is no container (an array, an
 object with `__slots__`, an iterator), and an item in the middle of a container of more than LONG items, of which only
-the number and the last items are compared. The names that a function rebinds by `global` and `nonlocal` are variables
-and no contents: they are left alone.
+the number and the last items are compared. A name that a function rebinds by `global` or `nonlocal` is a container of
+its value (`Variable`); one that only counts, as in `calls += 1`, is left alone (closures/bytecode.py).
 
 The cost: 0.2 us to copy a container and 0.4 us to compare it, for the ten items that one has on average.
 """
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import is_not
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from remat.pytree import flatten
 
-__all__ = ["Container", "Contents", "PythonState"]
+__all__ = ["UNSET", "Container", "Contents", "PythonState", "Variable"]
 
-Container: TypeAlias = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any] | Variable"
+UNSET = object()  # what a variable without a value has
 LONG = 1_000  # items; longer containers are tables of data or logs, which grow at their end
 TAIL = 8  # items at the end of a long container that are compared
+
+
+class _Reference(Protocol):
+    def get(self) -> Any: ...
+
+    def put(self, value: Any) -> None: ...
+
+
+class Variable:
+    """A variable as a container of one item, its value, or of none if it has no value; `put` of UNSET deletes it."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, reference: _Reference) -> None:
+        self._reference = reference
+
+    def __len__(self) -> int:
+        return int(self._reference.get() is not UNSET)
+
+    def __iter__(self) -> Iterator[Any]:
+        value = self._reference.get()
+        return iter(() if value is UNSET else (value,))
+
+    def __getitem__(self, index: int) -> Any:
+        return list(self)[index]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        self._reference.put(value)
 
 
 class Contents:
@@ -168,7 +197,7 @@ class _LongContents:
 
 def _tail(container: Container) -> list[Any]:
     """The last items, or keys and values, from the end on; a set has no order, so its size alone is compared."""
-    if isinstance(container, set):
+    if isinstance(container, set | Variable):  # a variable has no more than one item
         return []
     if isinstance(container, dict):
         return [*chain.from_iterable(islice(reversed(container.items()), TAIL))]
@@ -216,6 +245,9 @@ def _fill(container: Container, items: Any) -> None:
     if isinstance(items, _LongContents):
         _cut(container, items)
         return
+    if isinstance(container, Variable):
+        container[0] = next(iter(items), UNSET)
+        return
     # An OrderedDict has an order of its own beside that of its base class.
     base: Any = next(cls for cls in (OrderedDict, dict, list, set, deque) if isinstance(container, cls))
     base.clear(container)
@@ -224,7 +256,7 @@ def _fill(container: Container, items: Any) -> None:
 
 def _cut(container: Container, items: _LongContents) -> None:
     """Remove what was added at the end of a long container, or add the last items that were removed."""
-    if isinstance(container, set):
+    if isinstance(container, set | Variable):
         return
     while len(container) > items.size:
         container.popitem() if isinstance(container, dict) else container.pop()

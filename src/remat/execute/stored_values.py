@@ -5,9 +5,9 @@ graph of a recorded step ends where its range begins, and steps without a tape h
 what is differentiated is replaced where it is stored, by one with the same numbers whose derivative is an error that
 says what to return instead. A framework says which values those are, and makes the replacements.
 
-What it can miss: values in containers that the step does not reach when it is called (`nonlocal` variables, objects
-with `__slots__`), other references to a stored value, and values that only steps without a tape have stored. The cost
-is a copy of the contents of the containers, and their comparison after the call.
+What it can miss: values in containers that the step does not reach when it is called, in objects with `__slots__`,
+other references to a stored value, and values that only steps without a tape have stored. The cost is a copy of the
+contents of the containers, and their comparison after the call.
 """
 
 from collections import deque
@@ -46,9 +46,9 @@ class StoredValues:
 def raise_stored(*args: object) -> NoReturn:
     """Raise the StepError for a stored value that is differentiated."""
     raise StepError(
-        "a value that a step or segment stored in a list, a dict or an attribute is differentiated, and its gradient "
-        "would be lost: only what is returned has it. Return it from the step as y: scan gives the y of all steps, "
-        "stacked, to be summed up; from a segment return it as one of its results"
+        "a value that a step or segment stored in a list, a dict, an attribute or a variable is differentiated, and "
+        "its gradient would be lost: only what is returned has it. Return it from the step as y: scan gives the y of "
+        "all steps, stacked, to be summed up; from a segment return it as one of its results"
     )
 
 

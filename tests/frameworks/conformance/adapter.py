@@ -7,7 +7,7 @@ import numpy
 
 from .trees import flatten, leaves_of
 
-__all__ = ["Adapter", "Counter"]
+__all__ = ["Adapter", "Counter", "Log"]
 
 
 class Counter:
@@ -27,6 +27,18 @@ class Counter:
     @property
     def count(self):
         return self.calls
+
+
+class Log:
+    """Entries that stay, also those of recomputed steps: slots are not put back, and neither is a tuple changed."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self):
+        self.entries = ()
+
+    def add(self, entry):
+        self.entries += (entry,)
 
 
 class Adapter(abc.ABC):

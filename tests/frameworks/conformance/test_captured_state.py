@@ -277,7 +277,10 @@ def test_a_cached_property_of_a_dataclass_carry_is_made_anew(framework):
 
 
 @where_python_runs_each_step
-def test_measuring_leaves_no_trace_in_variables_that_steps_assign_to(framework):
+@pytest.mark.parametrize("how", [{"slots": 1}, {"slots": 3}, {"memory": "4 MiB"}], ids=str)
+def test_variables_that_steps_assign_to_are_replayed_and_put_back(framework, how):
+    counts = []
+
     def loss(loop, w):
         count = 0
 
@@ -286,6 +289,45 @@ def test_measuring_leaves_no_trace_in_variables_that_steps_assign_to(framework):
             count += 1
             return framework.np.tanh(w * h / count + x), None
 
-        return loop(step, framework.array(0.3), rows(framework))[0]
+        h = loop(step, framework.array(0.3), rows(framework))[0]
+        counts.append(lambda: count)
+        return h
 
-    compare_loops(framework, loss, framework.array(0.7), memory="4 MiB")
+    compare_loops(framework, loss, framework.array(0.7), **how)
+    assert {count() for count in counts} == {len(XS)}
+
+
+factor = 1.0
+
+
+@where_python_runs_each_step
+def test_globals_that_a_segment_assigns_to_are_replayed_and_put_back(framework):
+    def block(x):
+        global factor
+        factor *= 2.0
+        return framework.np.sin(factor * x)
+
+    def loss(call, w):
+        global factor
+        factor = 1.0
+        return call(block, call(block, w))
+
+    w = framework.array(0.7)
+    found, expected = (
+        framework.gradient(lambda w, call=call: loss(call, w), w) for call in (remat.checkpoint, lambda f, x: f(x))
+    )
+    assert found[0] == expected[0]
+    assert factor == 4.0
+
+
+@where_python_runs_each_step
+def test_a_variable_that_only_counts_tells_how_often_a_step_runs(framework):
+    calls = 0
+
+    def step(h, x):
+        nonlocal calls
+        calls += 1
+        return framework.np.tanh(h + x), None
+
+    framework.gradient(lambda h: remat.scan(step, h, rows(framework), slots=2)[0], framework.array(0.3))
+    assert calls == remat.plan(remat.Loop(len(XS)), slots=2).forward_steps

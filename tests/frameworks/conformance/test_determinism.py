@@ -8,7 +8,7 @@ import pytest
 import remat
 from remat.planners import Chunks
 
-from .adapter import Counter
+from .adapter import Counter, Log
 from .comparison import assert_same, scan_loss
 from .frameworks import FRAMEWORKS, on_jax, where_python_runs_each_step
 from .programs import random as random_array
@@ -26,12 +26,11 @@ def gradient(framework, step, x=0.3, steps=20, dtype="float64", **how):
 @where_python_runs_each_step
 @pytest.mark.parametrize("slots", [1, 3, 50])
 def test_a_step_that_counts_its_calls_is_an_error(framework, slots):
-    calls = 0
+    counter = Counter()
 
     def step(x, _):
-        nonlocal calls
-        calls += 1
-        return x * 0.9 + 0.001 * calls * x, None
+        counter.calls += 1
+        return x * 0.9 + 0.001 * counter.calls * x, None
 
     with pytest.raises(remat.DeterminismError, match=r"carry .* after step \d+"):
         gradient(framework, step, slots=slots)
@@ -40,12 +39,11 @@ def test_a_step_that_counts_its_calls_is_an_error(framework, slots):
 @where_python_runs_each_step
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_the_leaf_that_changed_is_named(framework, slots):
-    calls = 0
+    counter = Counter()
 
     def step(state, _):
-        nonlocal calls
-        calls += 1
-        shift = 0.01 if calls > 9 else 0.0
+        counter.calls += 1
+        shift = 0.01 if counter.calls > 9 else 0.0
         return {"good": framework.np.tanh(state["good"]), "bad": [state["bad"][0] + shift]}, None
 
     def loss(x):
@@ -57,12 +55,11 @@ def test_the_leaf_that_changed_is_named(framework, slots):
 
 @where_python_runs_each_step
 def test_an_output_that_changes_is_an_error(framework):
-    calls = 0
+    counter = Counter()
 
     def step(x, _):
-        nonlocal calls
-        calls += 1
-        return framework.np.tanh(x), x * calls
+        counter.calls += 1
+        return framework.np.tanh(x), x * counter.calls
 
     with pytest.raises(remat.DeterminismError, match="y had other values"):
         framework.gradient(lambda x: framework.np.sum(remat.scan(step, x, length=9, slots=2)[1]), framework.array(0.3))
@@ -73,17 +70,16 @@ def test_an_output_that_changes_is_an_error(framework):
 @pytest.mark.parametrize("times", [1, 2, 8])
 def test_changes_are_found_inside_a_budget_in_bytes(framework, times, check):
     w, h, xs = (random_array(framework, k, *shape) for k, shape in enumerate([(4, 4), (6, 4), (100, 6, 4)]))
-    calls = 0
+    counter = Counter()
 
     def step(w, h, x):
-        nonlocal calls
-        calls += not remat.is_recomputing()
+        counter.calls += not remat.is_recomputing()
         h = framework.np.tanh(framework.np.dot(h, w) + x)
-        return h * (0.5 if remat.is_recomputing() and calls >= 100 else 1.0), None
+        return h * (0.5 if remat.is_recomputing() and counter.calls >= 100 else 1.0), None
 
     with pytest.raises(remat.InfeasibleError) as caught:
         framework.gradient(scan_loss(framework, step, remat.scan, memory=10), w, h, xs)
-    calls = 0
+    counter = Counter()
     loss = scan_loss(framework, step, remat.scan, memory=times * caught.value.minimum, check=check)
     with pytest.raises(remat.DeterminismError, match=r"carry .* after step \d+"):
         framework.gradient(loss, w, h, xs)
@@ -91,12 +87,11 @@ def test_changes_are_found_inside_a_budget_in_bytes(framework, times, check):
 
 @where_python_runs_each_step
 def test_never_does_not_compare(framework):
-    calls = 0
+    counter = Counter()
 
     def step(x, _):
-        nonlocal calls
-        calls += 1
-        return x * calls, None
+        counter.calls += 1
+        return x * counter.calls, None
 
     assert gradient(framework, step, check="never") > 0
 
@@ -122,12 +117,11 @@ def test_first_compares_in_the_first_sweep_of_a_call_and_always_in_each(framewor
 
 @where_python_runs_each_step
 def test_long_loops_are_compared_in_some_places_only(framework):
-    calls = 0
+    counter = Counter()
 
     def step(x, _):
-        nonlocal calls
-        calls += 1
-        return x + (calls > 10_000), None
+        counter.calls += 1
+        return x + (counter.calls > 10_000), None
 
     with pytest.raises(remat.DeterminismError):
         gradient(framework, step, steps=9_000, slots=200)
@@ -136,12 +130,11 @@ def test_long_loops_are_compared_in_some_places_only(framework):
 @where_python_runs_each_step
 @pytest.mark.parametrize("filler", [numpy.nan, numpy.inf, -numpy.inf])
 def test_numbers_that_are_not_finite_hide_no_change_beside_them(framework, filler):
-    calls = 0
+    counter = Counter()
 
     def step(h, _):
-        nonlocal calls
-        calls += 1
-        return framework.np.concatenate([h[:1] * calls, framework.array([filler, filler])]), None
+        counter.calls += 1
+        return framework.np.concatenate([h[:1] * counter.calls, framework.array([filler, filler])]), None
 
     with numpy.errstate(all="ignore"), pytest.raises(remat.DeterminismError):
         framework.gradient(
@@ -152,12 +145,11 @@ def test_numbers_that_are_not_finite_hide_no_change_beside_them(framework, fille
 
 @where_python_runs_each_step
 def test_changes_of_numbers_that_are_too_large_to_be_summed_up(framework):
-    calls = 0
+    counter = Counter()
 
     def step(h, _):
-        nonlocal calls
-        calls += 1
-        return h * framework.array(1 + 0.01 * calls, "float32"), None
+        counter.calls += 1
+        return h * framework.array(1 + 0.01 * counter.calls, "float32"), None
 
     with numpy.errstate(all="ignore"), pytest.raises(remat.DeterminismError):
         gradient(framework, step, numpy.full(100, 1e37), steps=5, dtype="float32")
@@ -167,13 +159,12 @@ def test_changes_of_numbers_that_are_too_large_to_be_summed_up(framework):
 @pytest.mark.parametrize(("planner", "slots"), [("binomial", 5), ("chunks", 4), ("save-points", 3)])
 def test_outputs_are_compared_inside_of_recorded_ranges(framework, planner, slots):
     plan = remat.plan(remat.Loop(100), slots=slots, planner=planner)
-    calls = 0
+    counter = Counter()
 
     def step(h, i):
-        nonlocal calls
-        calls += 1
+        counter.calls += 1
         h = framework.np.sin(0.9 * h) + 0.5
-        return h, h * (calls if int(i) % 25 == 7 else 1.0)
+        return h, h * (counter.calls if int(i) % 25 == 7 else 1.0)
 
     def loss(h):
         return framework.np.sum(remat.scan(step, h, framework.array(numpy.arange(100), "int64"), plan=plan)[1])
@@ -215,14 +206,14 @@ def test_chaos_of_a_captured_parameter_is_no_reason_to_complain(framework):
 
 @where_python_runs_each_step
 def test_a_step_is_told_when_it_runs_again(framework):
-    told = ()  # what a list had in it would be put back
+    log = Log()
 
     def step(x, _):
-        nonlocal told
-        told += (remat.is_recomputing(),)
+        log.add(remat.is_recomputing())
         return framework.np.sin(x), None
 
     gradient(framework, step, slots=3)
+    told = log.entries
     assert told[:20] == (False,) * 20
     assert all(told[20:])
     assert len(told) == remat.plan(remat.Loop(20), slots=3).forward_steps

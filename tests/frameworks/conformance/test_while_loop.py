@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import remat
 
+from .adapter import Counter
 from .comparison import assert_same
 from .frameworks import where_python_runs_each_step
 from .programs import random
@@ -164,12 +165,11 @@ def test_second_order_and_forward_mode(framework):
 
 @where_python_runs_each_step
 def test_long_loops_are_checked_in_little_memory(framework):
-    calls = 0
+    counter = Counter()
 
     def body(x):
-        nonlocal calls
-        calls += 1
-        return x + 1.0 + (calls > 8_000)
+        counter.calls += 1
+        return x + 1.0 + (counter.calls > 8_000)
 
     with pytest.raises(remat.DeterminismError):
         framework.gradient(lambda x: remat.while_loop(lambda x: x < 6_000.0, body, x, slots=100), framework.array(0.0))

@@ -8,41 +8,38 @@ import pytest
 from autograd import grad
 
 import remat
+from tests.frameworks.conformance.adapter import Counter
 from tests.frameworks.numpy.comparison import assert_same
 
 X = numpy.linspace(0.1, 0.9, 5)
 
 
 def test_a_segment_that_is_not_deterministic_is_an_error_that_names_what_changed():
-    n = 0
+    counter = Counter()
 
     def counts(x):
-        nonlocal n
-        n += 1
-        return {"y": np.sin(x * n)}
+        counter.calls += 1
+        return {"y": np.sin(x * counter.calls)}
 
     with pytest.raises(remat.DeterminismError, match=r"counts.*its result\['y'\], float64\[5\], .*relative difference"):
         grad(lambda x: np.sum(remat.checkpoint(counts, x)["y"]))(X)
 
     def never(x):
-        nonlocal n
-        n += 1
-        return np.sin(x * n)
+        counter.calls += 1
+        return np.sin(x * counter.calls)
 
     grad(lambda x: np.sum(remat.drop(never, check="never")(x)))(X)
 
     def shape(x):
-        nonlocal n
-        n += 1
-        return np.sin(x[: n % 2 + 2])
+        counter.calls += 1
+        return np.sin(x[: counter.calls % 2 + 2])
 
     with pytest.raises(remat.DeterminismError, match=r"float64\[\d\] and became float64\[\d\]"):
         grad(lambda x: np.sum(remat.drop(shape, check="never")(x)))(X)
 
     def structure(x):
-        nonlocal n
-        n += 1
-        return (np.sin(x),) * (n % 2 + 1)
+        counter.calls += 1
+        return (np.sin(x),) * (counter.calls % 2 + 1)
 
     with pytest.raises(remat.DeterminismError, match="a tuple of"):
         grad(lambda x: np.sum(remat.checkpoint(structure, x)[0]))(X)

@@ -58,3 +58,19 @@ def test_hooks_behind_a_cut_in_second_derivatives():
     found = run(remat.scan, slots=1)
     assert found == run(plain_scan)
     assert found[:3] == (None, None, 0)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_hooks_of_a_leaf_behind_a_cut_that_was_frozen_since(made):
+    w, leaf = start()
+    calls = Box(0)
+    leaf.register_hook(lambda gradient: setattr(calls, "value", calls.value + 1))
+    cuts_last = lambda h, x: (torch.tanh((h.detach() if x == 3 else h) @ w), None)  # noqa: E731
+    last, _ = remat.scan(cuts_last, torch.sin(leaf) if made else leaf, torch.arange(6), slots=1)
+    leaf.requires_grad_(False)
+    last.sum().backward()
+    assert calls.value == 0
+    assert leaf.grad is None
+    leaf.requires_grad_()
+    leaf.sum().backward()
+    assert calls.value == 1

@@ -178,3 +178,31 @@ def test_steps_that_differentiate_themselves_in_a_loop_in_a_segment():
     ours = gradients(remat.checkpoint, lambda *args, **how: remat.scan(*args, **how, slots=1))
     plain = gradients(lambda fn, h: fn(h), lambda step, h, length: plain_scan(step, h, (), length=length))
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+def test_a_segment_inside_that_exchanges_data_leaves_no_trace(budget):
+    """Its recomputation stops before the data is put back, also where the loop waits for a first use of the weight."""
+    weight = torch.nn.Parameter(torch.linspace(-1, 1, 9, dtype=DOUBLE).view(3, 3))
+
+    def rounded(q):
+        kept = weight.data
+        weight.data = (kept * 8).round() / 8
+        q = torch.tanh(q @ weight)
+        weight.data = kept
+        return q
+
+    def run(loop, call, **how):
+        def step(q, x):
+            at = q.detach().requires_grad_()
+            with torch.enable_grad():
+                (slope,) = torch.autograd.grad(call(rounded, at).sum(), at)
+            return q * x - 0.1 * slope, None
+
+        x = torch.ones(6, dtype=DOUBLE, requires_grad=True)
+        return torch.autograd.grad(loop(step, torch.ones(3, dtype=DOUBLE), x, **how)[0].sum(), x)[0]
+
+    before = weight.data
+    found = run(remat.scan, remat.checkpoint, **budget)
+    assert weight.data_ptr() == before.data_ptr()
+    assert torch.equal(found, run(plain_scan, lambda fn, q: fn(q)))

@@ -135,3 +135,36 @@ def test_what_the_first_step_computes_from_its_carry_for_all_others(budget):
     last, _ = remat.scan(Cell(), start, XS, **budget)
     with pytest.raises(remat.StepError, match="Pass it through the carry"):
         torch.autograd.grad(last.sum(), start)
+
+
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+def test_a_loss_that_is_summed_up_in_a_variable_is_not_lost_silently(how):
+    cell, total = torch.nn.Linear(3, 3, dtype=DOUBLE), 0.0
+
+    def step(h, x):
+        nonlocal total
+        h = torch.tanh(cell(h) + x)
+        total = total + h.sum()
+        return h, None
+
+    remat.scan(step, START, XS, **how)
+    with pytest.raises(remat.StepError, match=r"stored in a list.* or a variable"):
+        total.backward()
+
+
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+def test_a_stored_tensor_that_depends_on_parameters_alone_is_differentiated(how):
+    """Its graph is a part of a tape, which must not be freed when that is pulled back."""
+
+    def run(loop, **how):
+        w, stored = torch.linspace(-1, 1, 3, dtype=DOUBLE).requires_grad_(), []
+
+        def step(h, x):
+            h = torch.sin(h.detach() * x + w)
+            stored[:] = [h.exp().sum()]
+            return torch.tanh(h), None
+
+        (loop(step, START, XS[:1], **how)[0].sum() + stored[0]).backward()
+        return w.grad
+
+    assert torch.equal(run(remat.scan, **how), run(plain_scan))

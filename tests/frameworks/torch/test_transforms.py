@@ -292,3 +292,31 @@ def test_what_steps_of_an_earlier_loop_have_left_is_replaced_in_a_transform():
 
     found, expected = (grad(partial(total, loop))(numbers(3)) for loop in (scan, plain_scan))
     assert_same([found], [expected], bitwise=False, tolerance=1e-12)
+
+
+NESTED = {
+    "grad(vmap)": lambda total: grad(lambda w: vmap(lambda h: total(w, h))(XS).sum())(numbers(3)),
+    "vmap(grad(vmap))": lambda total: vmap(grad(lambda w: vmap(lambda h: total(w, h))(XS).sum()))(numbers(2, 3)),
+    "grad(vmap(vmap))": lambda total: grad(
+        lambda ws: vmap(lambda w: vmap(lambda h: total(w, h))(XS))(ws).sum()
+    )(numbers(2, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("transform", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("kept", [torch.detach, torch.sin], ids=["detached", "with its graph"])
+def test_what_a_loop_leaves_is_of_the_vmaps_around_it(transform, kept):
+    """Steps run in vmaps of their own, whose levels are others than those of the vmaps around the loop."""
+
+    def total(loop, w, h):
+        left = {"mean": torch.zeros(3, dtype=DOUBLE)}
+
+        def step(h, x):
+            h = torch.tanh(h * w + x) + 0.1 * left["mean"].detach()
+            left["mean"] = kept(h)
+            return h, None
+
+        return (loop(step, loop(step, h, XS)[0], XS)[0] * left["mean"].detach()).sum()
+
+    found, expected = (transform(partial(total, loop)) for loop in (scan, plain_scan))
+    assert_same([found], [expected], bitwise=False, tolerance=1e-12)

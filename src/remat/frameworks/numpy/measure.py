@@ -28,7 +28,7 @@ def measured(
     The `first` run of step 0 is the one that the loop itself is compared with, `further` ones are not. No trace is left
     of any. `key` is what the cost depends on besides the step and the sizes of its arguments.
     """
-    with preserved_state([*first.step.replayable_states, first.step.assigned]):
+    with preserved_state([*first.step.replayable_states, first.step.counters]):
         sizes = tuple((type(leaf), np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
         key = ("numpy", *first.step.cache_key, first.carry, first.xs, sizes, tuple(first.needs_grad), *key)
         # Run in any case: the bytes of its tape tell whether an earlier measurement is one of the same step.

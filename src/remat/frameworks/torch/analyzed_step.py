@@ -27,6 +27,7 @@ class AnalyzedStep:
     under_functorch: bool = False  # whether torch.func runs the loop at another level
     modules: Sequence[Module] = ()  # that it closes over
     compiled: bool = False  # whether it, or something that it closes over, is compiled
+    levels: Sequence[int] = ()  # of the vmaps for which it runs once, from the outermost on
 
     def rebind(self, values: Mapping[int, Tensor]) -> AbstractContextManager[Callable[..., Any]]:
         """The step with these as its captured tensors, by their index, as long as the context lasts."""

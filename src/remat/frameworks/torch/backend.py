@@ -81,6 +81,7 @@ class TorchBackend(ComparedTensors):
         self._grad_mode = GradModeTrial(step, tracker)
         self.flow = GradientFlow()
         self._wanted: Sequence[Sequence[bool]] = ((), (), ())
+        self._keep = False  # whether graphs of tapes are not freed when they are pulled back
         self._carry_hooks: dict[int, CarryHooks] = {}  # by its first step: of the range that was pulled back last
 
     @property
@@ -145,9 +146,8 @@ class TorchBackend(ComparedTensors):
         first_step, self._first_step = self._first_step, None
         leaves = runner.tree.flatten_like(state, "carry")
         del state
-        lost_graphs = (
-            lost_graphs_refused(self.step.contents.first, start) if self.inputs.left_by_steps else nullcontext()
-        )
+        left = self.inputs.left_by_steps
+        lost_graphs = lost_graphs_refused(self.step.contents.first, start) if left else nullcontext()
         with recomputing(runner.outputs_written > start), self._steps_may_run(grad=True) as step, lost_graphs:
             if first_step is not None and start == 0:
                 tape, carry, done = first_step.tape, first_step.carry, 1
@@ -280,9 +280,10 @@ class TorchBackend(ComparedTensors):
         *,
         of_parameters: bool = True,
         wanted: Sequence[Sequence[bool]] = ((), (), ()),
+        keep: bool = False,
     ) -> Gradients:
         """The gradients at the turn, of `wanted` leaves (first carry, `xs`, captured) and of sharded parameters."""
-        self._steps, self._batch, self._wanted = steps, batch, wanted
+        self._steps, self._batch, self._wanted, self._keep = steps, batch, wanted, keep
         self._accumulates = of_parameters and bool(self._fsdp_modules)
         outputs = outputs if any(bar is not None for bar in outputs) else ()
         return Gradients(carry, outputs, [None] * len(self.runner.inputs.leaves), [None] * len(self.captured))
@@ -311,7 +312,7 @@ class TorchBackend(ComparedTensors):
 
     def _cotangents(self, tape: Tape, gradients: Gradients, stops: Stops | None) -> OutputEdges:
         """The cotangents of all results of a range, and the running sums, at the edges where they enter its graph."""
-        outputs, edges = gradients.outputs, OutputEdges(batched=self._batch is not None)
+        outputs, edges = gradients.outputs, OutputEdges(batched=self._batch is not None, keep=self._keep)
         if not self._accumulates:
             seed_accumulators(edges, tape.captured, gradients.captured, stops)
         last_step, in_later_range = tape.stop - 1, set()

@@ -3,9 +3,9 @@
 The rule: everything that a function reaches (tensor_reach.py) is as it was at the call while it runs again, and
 afterwards as it was before that, however it ends. That is: random generators; grad mode, autocast and default dtype;
 the contents of `__dict__`s, dicts, lists, sets and deques, with which modules have their parameters, buffers, children,
-hooks, training flags and attributes (python_state.py); variables of enclosing functions, and globals, that the function
-only reads; and what is inside of tensors (tensor_state.py). Only what differs is touched, so that in the ordinary case,
-where nothing has changed since, other threads see nothing of it.
+hooks, training flags and attributes (python_state.py); variables of enclosing functions, and globals, but for those in
+which the function counts its calls; and what is inside of tensors (tensor_state.py). Only what differs is touched, so
+that in the ordinary case, where nothing has changed since, other threads see nothing of it.
 
 Tensors that have a graph are not kept alive: the caller saves them, and gives them back (`made`).
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from remat.closures.captures import Captures
 from remat.closures.placeholders import filled_in, with_placeholders
-from remat.closures.references import UNSET, ItemRef, Reference
+from remat.closures.references import UNSET, ItemRef, Reference, place_of
 from remat.execute.array_state import small_arrays
 from remat.execute.python_state import Contents, PythonState
 from remat.execute.rng_state import ReplayableState
@@ -35,6 +35,7 @@ from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks
 from remat.frameworks.torch.replayable_state import generator_state, global_generators
 from remat.frameworks.torch.tensor_reach import TorchReach, is_made
 from remat.frameworks.torch.tensor_state import COPIED, Storages, TensorStates, TensorValue, is_plain
+from remat.frameworks.torch.watch import PLAIN
 
 __all__ = ["Environment", "reached", "replayable_states"]
 
@@ -129,7 +130,10 @@ class _PythonContents:
 
         keys: dict[int, list[Any]] = {}
         for _, (owner, key) in reach.made:
-            if isinstance(owner, dict | list | deque) and key not in keys.setdefault(id(owner), []):
+            variable = reach.rebound.get(place_of(owner)) if isinstance(owner, Reference) else None
+            if variable is not None:
+                keys[id(variable)] = [0]
+            elif isinstance(owner, dict | list | deque) and key not in keys.setdefault(id(owner), []):
                 keys[id(owner)].append(key)
         for container, items in contents.pairs:
             if id(container) in keys and isinstance(items, dict | list):
@@ -215,7 +219,7 @@ def _plain_items(registry: Any, items: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not UNSET}
 
 
-_EXCHANGEABLE = (Tensor, torch.nn.Parameter, type(None))
+_EXCHANGEABLE = (*PLAIN, type(None))
 
 
 def _cuda_devices(reach: TorchReach) -> list[int]:

@@ -51,6 +51,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     capture_ids: Sequence[int] = ()  # by input of the loop's node: its index in the closure, -1 if it is not there
     rebound: Sequence[bool] = ()  # by input: whether steps use a detached root in its place
     cut_off: frozenset[int] = frozenset()  # the inputs whose gradient would be lost: a step has computed them
+    keeps_graphs: bool = False  # whether steps have stored tensors that the program may differentiate by itself
     memory: Memory = ()  # by input: in which memory the first sweep has found it
     unconnected: Sequence[bool] = ()  # by leaf of init and xs: whether no result of the first sweep depends on it
     fsdp_modules: Sequence[Any] = ()  # FSDP modules that steps call
@@ -151,6 +152,11 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.initial_rng, self.initial_states = batched.initial_rng, batched.initial_states
         return batched.results
 
+    @property
+    def vmap_levels(self) -> Sequence[int]:
+        """The levels of the vmaps in which the loop runs, from the outermost on; steps run in as many of their own."""
+        return self.step.levels if self.batched is None else self.batched.vmap_levels
+
     def unflatten_results(self, tensors: Sequence[Tensor]) -> tuple[PyTree, PyTree]:
         """The last carry and the outputs with these as their tensors."""
         assert self.results is not None
@@ -193,19 +199,29 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         frozen = [leaf for leaf in map(leaf_itself, captured) if not leaf.requires_grad]
         return restored_leaf_state([(leaf, True, backward_hooks(leaf)) for leaf in frozen]) if frozen else nullcontext()
 
-    def reverse(self, leaves: Sequence[Leaf], cotangents: Sequence[Leaf], batch: int | None = None) -> list[Leaf]:
-        """The gradients of all leaves, None where there is none. A second reverse sweep runs forward again first.
+    def reverse(
+        self, leaves: Sequence[Leaf], asked: int, cotangents: Sequence[Leaf], batch: int | None = None
+    ) -> list[Leaf]:
+        """The gradients of leaves, None where there is none. A second reverse sweep runs forward again first.
 
-        With `batch`, so many cotangents of each result are given, in axis 0, and gradients are returned so.
+        The first `asked` of the leaves are asked for. With `batch`, so many cotangents of each result are given, in
+        axis 0, and gradients are returned so.
         """
         with self.as_not_frozen(leaves), self.at_turn(leaves) as (backend, interpreter):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
             # The last leaf stands for sharded parameters.
             of_parameters = not self.fsdp_modules or will_get_gradient(leaves[-1])
-            wanted = [self.step.under_functorch or is_wanted(leaf) for leaf in leaves]
+            functorch = self.step.under_functorch
+            wanted = [k < asked and (functorch or is_wanted(leaf)) for k, leaf in enumerate(leaves)]
             start = backend.new_gradients(
-                carry, outputs, self.steps, batch, of_parameters=of_parameters, wanted=self.split(wanted)
+                carry,
+                outputs,
+                self.steps,
+                batch,
+                of_parameters=of_parameters,
+                wanted=self.split(wanted),
+                keep=self.keeps_graphs,
             )
             gradients = interpreter.reverse(start)
             if any(gradients.captured[k] is not None for k in self.cut_off):
@@ -263,7 +279,7 @@ class LoopFunction(torch.autograd.Function):
             # Steps would run their hooks. What is behind them is not used either, and gets such zeros in their place.
             pairs = zip(leaves, ctx.needs_input_grad[2:], strict=True)
             return None, None, *(leaf_ops.batched_zeros_like(leaf, None) if needed else None for leaf, needed in pairs)
-        pairs = zip(leaves, LoopBackward.apply(ctx.call, None, len(leaves), *leaves, *bars), strict=True)
+        pairs = zip(leaves, LoopBackward.apply(ctx.call, None, len(leaves), len(leaves), *leaves, *bars), strict=True)
         return None, None, *(gradient_of_unused(leaf) if gradient is None else gradient for leaf, gradient in pairs)
 
     @staticmethod
@@ -288,23 +304,23 @@ class LoopBackward(torch.autograd.Function):
     """
 
     @classmethod
-    def apply(cls, call: TorchLoopCall, batch: int | None, count: int, *args: Any) -> Any:
-        """The gradients of the first `count` arguments, which are leaves; the rest are cotangents."""
+    def apply(cls, call: TorchLoopCall, batch: int | None, asked: int, count: int, *args: Any) -> Any:
+        """The gradients of the first `asked` of `count` leaves, which come before the cotangents."""
         leaves, cotangents = args[:count], args[count:]
         if not in_transform() and count < sum(call.sizes) + len(call.capture_ids):
             leaves = (*leaves, *call.unwrapped)  # on which the gradients depend, too
-        gradients = super().apply(call, batch, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
-        return gradients[:count]
+        gradients = super().apply(call, batch, asked, len(leaves), *leaves, *cotangents)  # type: ignore[no-untyped-call]
+        return gradients[:asked]
 
     @staticmethod
-    def forward(call: TorchLoopCall, batch: int | None, count: int, *args: Any) -> tuple[Any, ...]:
+    def forward(call: TorchLoopCall, batch: int | None, asked: int, count: int, *args: Any) -> tuple[Any, ...]:
         """Run the reverse sweep."""
-        return clone_aliases(call.reverse(args[:count], args[count:], batch), args)
+        return clone_aliases(call.reverse(args[:count], asked, args[count:], batch), args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Save leaves and cotangents, which the next derivative depends on."""
-        ctx.call, ctx.batch, ctx.count, *args = inputs
+        ctx.call, ctx.batch, _, ctx.count, *args = inputs
         ctx.unused = [gradient is None for gradient in output]
         _save(ctx, args)
 
@@ -322,14 +338,14 @@ class LoopBackward(torch.autograd.Function):
         for k, leaf in enumerate(leaves):
             if ctx.unused[k] and gradients[k] is not None and not in_transform() and not gradients[k].any():
                 gradients[k] = gradient_of_unused(leaf)
-        return None, None, None, *gradients
+        return None, None, None, None, *gradients
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, batch: int | None, count: int, *args: Any) -> Any:
+    def vmap(info: Any, dims: Any, call: TorchLoopCall, batch: int | None, asked: int, count: int, *args: Any) -> Any:
         """Run the reverse sweep of a whole batch."""
         from remat.frameworks.torch.vmap import vmap_backward
 
-        return vmap_backward(info, dims[3:], call, batch, args[:count], args[count:])
+        return vmap_backward(info, dims[4:], call, batch, args[:count], args[count:])
 
 
 def _save(ctx: Any, args: Sequence[Any]) -> None:

@@ -26,11 +26,13 @@ __all__ = [
     "in_forward_mode",
     "in_transform",
     "is_wrapped",
+    "level_above",
     "outside_transforms",
     "refuses_hooks",
     "remember_transforms",
     "requires_grad_somewhere",
     "uses_transforms",
+    "with_batch_levels",
     "wrapped_by_active_transform",
 ]
 
@@ -81,6 +83,19 @@ def below_vmap(leaf: Any) -> Any:
     while isinstance(leaf, Tensor) and _functorch.is_batchedtensor(leaf):
         leaf = _functorch.get_unwrapped(leaf)
     return leaf
+
+
+def level_above() -> int:
+    """The level of the transform that handles an operation now, and has stepped down for it."""
+    return _current_level() + 1
+
+
+def with_batch_levels(leaf: Any, levels: Sequence[int]) -> Any:
+    """A leaf that vmaps of levels 1, 2, ... have wrapped, as if those of these levels had done it."""
+    if not isinstance(leaf, Tensor) or not _functorch.is_batchedtensor(leaf):
+        return leaf
+    value, axis = with_batch_levels(_functorch.get_unwrapped(leaf), levels), _functorch.maybe_get_bdim(leaf)
+    return _functorch._add_batch_dim(value, axis, levels[_level(leaf) - 1])
 
 
 def wrapped_by_active_transform(leaf: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from remat.closures.new_contents import NewContents
-from remat.execute.python_state import Container, Contents
+from remat.execute.python_state import Container, Contents, Variable
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.graph import version
 from remat.frameworks.torch.tensor_state import COPIED, TensorValue, is_plain
@@ -42,7 +42,7 @@ class LoopContents(NewContents):
         wanted = {id(tensor) for tensor in tensors}
         for container in self.containers if wanted else ():
             # Sets and deques have no keys under which a tensor could be put back.
-            if isinstance(container, dict | list):
+            if isinstance(container, dict | list | Variable):
                 pairs = dict.items(container) if isinstance(container, dict) else enumerate(container)
                 self._cached += [(container, key, item) for key, item in pairs if id(item) in wanted]
 
@@ -52,7 +52,7 @@ class LoopContents(NewContents):
         for container, key, tensor in self._cached:
             if isinstance(container, dict):
                 dict.__setitem__(container, key, tensor)
-            elif key < len(container):
+            elif key < len(container) or isinstance(container, Variable):
                 container[key] = tensor
             elif key == len(container):
                 container.append(tensor)

@@ -89,7 +89,7 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
     assert call.inputs is not None
     # Steps that are measured are no part of the program: whatever they change or register is taken back.
     with (
-        preserved_state([*call.step.replayable_states, call.step.closure.assigned]),
+        preserved_state([*call.step.replayable_states, call.step.closure.counters]),
         without_saved_tensor_hooks(),
         _NoHooks() if call.step.closure.mentions("register_hook") else nullcontext(),
         backward_hooks_exchanged(call.step.modules, None),

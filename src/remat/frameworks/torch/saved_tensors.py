@@ -12,6 +12,7 @@ from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.graph import version, view_base
 from remat.frameworks.torch.leaves import device_fingerprint, eps_of
 from remat.frameworks.torch.storage import local_part, storage_id
+from remat.frameworks.torch.watch import PLAIN
 from remat.segments import mutation_error, raise_nondeterministic
 
 __all__ = [
@@ -240,7 +241,7 @@ def _empty(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided and not tensor.is_meta
+    return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_meta
 
 
 def describe(tensor: Any) -> str:

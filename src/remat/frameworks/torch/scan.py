@@ -201,6 +201,7 @@ def _run(
         call = replace(call, capture_ids=ids, rebound=list(map(requires_grad_somewhere, wrapped)), inputs_below=below)
         stored = StoredGraphs(call.step.contents.first)
         results = run(call, [*init, *xs, *wrapped], None)
+        stored.leave_steps(call.vmap_levels)
         stored.guard([*init, *xs, *wrapped], call.unwrapped)
         return results
     sharded: list[torch.nn.Module] = []
@@ -232,7 +233,7 @@ def _run_recorded(
         _rewind(call.replay)
         raise
     used = found.tensors
-    stored.guard([*init, *xs], used)
+    call = replace(call, keeps_graphs=stored.guard([*init, *xs], used))
     if found.left_by_steps:
         call = replace(call, cut_off=stored.cut_off(found))
     assert call.results is not None

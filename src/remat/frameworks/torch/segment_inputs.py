@@ -26,6 +26,7 @@ from remat.frameworks.torch.graph import (
 from remat.frameworks.torch.saved_tensors import SaveInputs, made_again
 from remat.frameworks.torch.shared_containers import SharedContainers
 from remat.frameworks.torch.tensor_state import COPIED, is_plain
+from remat.frameworks.torch.watch import unnoticed
 from remat.pytree import TreeDef, flatten
 from remat.segments import mutation_error
 
@@ -201,8 +202,9 @@ class _Data:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._writes, self._finished = ref(tensor), False, False
         self._version = version(tensor)
-        is_copied = is_plain(tensor) and tensor.nbytes <= COPIED
-        self._numbers = tensor.detach().clone() if is_copied else None
+        with unnoticed():
+            is_copied = is_plain(tensor) and tensor.nbytes <= COPIED
+            self._numbers = tensor.detach().clone() if is_copied else None
 
     def finish_forward(self) -> None:
         """Note whether the first run has written into it; if not, let go of the copy."""

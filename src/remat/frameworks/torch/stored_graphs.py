@@ -28,7 +28,13 @@ from torch.nn import Parameter
 from remat.errors import StepError
 from remat.execute.python_state import Contents
 from remat.execute.stored_values import StoredValues, raise_stored
-from remat.frameworks.torch.functorch import below_transforms, below_vmap, outside_transforms, requires_grad_somewhere
+from remat.frameworks.torch.functorch import (
+    below_transforms,
+    below_vmap,
+    outside_transforms,
+    requires_grad_somewhere,
+    with_batch_levels,
+)
 from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.loop_inputs import LoopInputs
@@ -46,16 +52,24 @@ class StoredGraphs:
     def __init__(self, before: Contents) -> None:
         self._before, self._number = before, next_sequence_nr()
 
-    def guard(self, leaves_in: Iterable[Leaf], captured: Sequence[Tensor]) -> None:
+    def leave_steps(self, levels: Sequence[int]) -> None:
+        """Let stored tensors of a batch be such of the vmaps around the loop: steps run in vmaps of their own."""
+        stored = StoredValues(self._before)
+        leaves = [leaf for group in stored.groups() for leaf in group]
+        pairs = [(id(leaf), leaf, with_batch_levels(leaf, levels)) for leaf in leaves] if levels else []
+        stored.replace({key: new for key, leaf, new in pairs if new is not leaf})
+
+    def guard(self, leaves_in: Iterable[Leaf], captured: Sequence[Tensor]) -> bool:
         """Let every stored tensor raise that depends on more than parameters and `captured` tensors, if it is used.
 
-        `leaves_in` are the other inputs of the loop, those of init and xs.
+        `leaves_in` are the other inputs of the loop, those of init and xs. Returns whether there are others, which can
+        be differentiated: then the graphs of tapes, of which theirs may be a part, are not to be freed.
         """
         stored = StoredValues(self._before)
         groups = stored.groups()
         made = [leaf for leaves in groups for leaf in leaves if self._has_graph(below_transforms(leaf))]
         if not made:
-            return
+            return False
         grad_fns = [below_transforms(leaf).grad_fn for leaf in made]  # steps run below transforms of torch.func
         nodes = self._ending_in_tapes(grad_fns, {id(tensor) for tensor in captured})
         partial = {id(leaf): leaf for leaf, node in zip(made, grad_fns, strict=True) if node in nodes}
@@ -67,6 +81,7 @@ class StoredGraphs:
         sources = list(filter(requires_grad_somewhere, (*leaves_in, *captured)))
         escaped = _Escaped.apply([*partial.values()], *made, *sources) if partial else ()  # type: ignore[no-untyped-call]
         stored.replace(dict(zip(partial, escaped, strict=True)))
+        return any(id(leaf) not in partial for leaf in made)
 
     def cut_off(self, inputs: LoopInputs) -> frozenset[int]:
         """The inputs that a step of this loop has computed from its carry or from xs, for those after it."""

@@ -131,12 +131,15 @@ class Stops(NamedTuple):
 
 
 class OutputEdges:
-    """The gradient edges at which a backward starts, with the cotangents there; if `batched`, with many of each."""
+    """The gradient edges at which a backward starts, with the cotangents there; if `batched`, with many of each.
 
-    def __init__(self, *, batched: bool = False) -> None:
+    With `keep` the graph behind them is not freed: others use it, too.
+    """
+
+    def __init__(self, *, batched: bool = False, keep: bool = False) -> None:
         self.edges: list[Any] = []
         self.cotangents: list[Any] = []
-        self.batched = batched
+        self.batched, self.keep = batched, keep
 
     def add(self, edge: Any, cotangent: Any) -> None:
         """Add an edge, unless it or its cotangent is None."""
@@ -219,7 +222,7 @@ def root_gradients(
     if not edges.edges or not leaves:
         return [None] * len(roots)
     # A blocked node is visited, and would be freed; the caller's backward has yet to go through it.
-    keep = bool(blocked) or create
+    keep = edges.keep or bool(blocked) or create
     with own_hooks_suspended(hooked), gradients_blocked(blocked) if blocked else nullcontext():
         vjp = _batched_gradients if edges.batched else engine_gradients
         gradients = iter(vjp(edges.edges, leaves, edges.cotangents, keep=keep, create=create))

@@ -25,18 +25,18 @@ from remat.frameworks.torch.functorch import is_wrapped, outside_transforms
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.storage import storage_id
+from remat.frameworks.torch.watch import PLAIN, unnoticed
 from remat.segments import mutation_error
 
 __all__ = ["Memory", "Storages", "TensorStates", "TensorValue", "in_memory", "is_plain", "memory_of"]
 
 HELD = 1 << 16  # bytes that are copied and held, without a comparison
 COPIED = 1 << 20  # bytes that are copied, and held if they were changed
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has memory of its own: no subclass, no sparse or meta tensor, none of torch.func."""
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_meta and not is_wrapped(tensor)
+    return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_meta and not is_wrapped(tensor)
 
 
 class TensorValue:
@@ -55,18 +55,18 @@ class TensorValue:
         """
         tensor = self.tensor
         is_compared = tensor.nbytes <= HELD and (self._is_statistic or tensor.device.type == "cpu")
-        with outside_transforms():
+        with outside_transforms(), unnoticed():
             numbers = None if not is_compared else tensor.detach().clone() if snapshot is None else snapshot[1]
         return _Version(tensor.data_ptr(), tuple(tensor.shape), version(tensor), numbers)
 
     def get(self) -> tuple[Tensor, Tensor]:
         """The tensor's memory, and a copy of its numbers."""
-        with outside_transforms():
+        with outside_transforms(), unnoticed():
             return self.tensor.data, self.tensor.detach().clone()
 
     def set(self, snapshot: tuple[Tensor, Tensor]) -> None:
         """Put the memory and the numbers back."""
-        with outside_transforms():
+        with outside_transforms(), unnoticed():
             set_data(self.tensor, *snapshot)
 
 
@@ -218,16 +218,19 @@ class TensorStates:
 
     def __init__(self, tensors: Iterable[Tensor], statistics: Sequence[Tensor] = ()) -> None:
         large = {id(tensor): tensor.nbytes for tensor in statistics}
-        self._states = [_TensorState(tensor, max(COPIED, large.get(id(tensor), 0))) for tensor in tensors]
+        with unnoticed():
+            self._states = [_TensorState(tensor, max(COPIED, large.get(id(tensor), 0))) for tensor in tensors]
 
     def finish_forward(self) -> None:
         """Note, after the first run, what it has written into; copies of what it has not are dropped."""
-        for state in self._states:
-            state.finish_forward()
+        with unnoticed():
+            for state in self._states:
+                state.finish_forward()
 
     def written_since(self) -> list[tuple[Tensor, int]]:
         """The parameters that were written into since the first run, and the versions that they had then."""
-        return [(state.tensor, before) for state in self._states if (before := state.written_since()) is not None]
+        with unnoticed():
+            return [(state.tensor, before) for state in self._states if (before := state.written_since()) is not None]
 
     def parameters(self) -> list[Tensor]:
         """The tensors that required a gradient at the call."""
@@ -242,8 +245,9 @@ class TensorStates:
 
     def rewind(self) -> None:
         """Give the tensors what they had at the call."""
-        for state in self._states:
-            state.enter()
+        with unnoticed():
+            for state in self._states:
+                state.enter()
 
     @contextmanager
     def restored(self, name: str) -> Iterator[Storages]:
@@ -253,11 +257,14 @@ class TensorStates:
         """
         entered: list[tuple[_TensorState, _Present | None]] = []
         try:
-            for state in self._states:
-                entered.append((state, state.enter()))
-            yield self._storages()
+            with unnoticed():
+                for state in self._states:
+                    entered.append((state, state.enter()))
+                storages = self._storages()
+            yield storages
         finally:
-            repeats = [state.leave(present) for state, present in entered]
+            with unnoticed():
+                repeats = [state.leave(present) for state, present in entered]
         if not all(repeats):
             raise mutation_error(name, "a parameter or a large tensor that it reaches", "by it, with other numbers")
 
@@ -268,7 +275,8 @@ def memory_of(tensors: Sequence[Tensor]) -> Memory:
     A parameter of a loop that gets other memory (`.data`) before the backward is in its former one while steps run
     again, and in the present one otherwise: also while a range is pulled back, where plain autograd reads that as well.
     """
-    return [tensor.data if tensor.is_leaf and is_plain(tensor) else None for tensor in tensors]
+    with unnoticed():  # by a loop around this one
+        return [tensor.data if tensor.is_leaf and is_plain(tensor) else None for tensor in tensors]
 
 
 def in_memory(tensors: Sequence[Tensor], memory: Memory) -> AbstractContextManager[None]:

@@ -43,6 +43,8 @@ __all__ = ["gradient_of_unused", "without_unused"]
 def gradient_of_unused(leaf: Leaf) -> Tensor | None:
     """What the node of a loop returns in its backward for an input that has no gradient."""
     if not isinstance(leaf, Tensor) or not leaf.requires_grad:
+        if isinstance(leaf, Tensor) and not in_transform():
+            _suspend_hooks(leaf_itself(leaf))  # it may have been frozen since
         return None
     if in_transform() or is_wrapped(leaf):
         return batched_zeros_like(leaf, None) if backward_hooks(leaf) else None
@@ -137,7 +139,7 @@ _unused: dict[int, _UnusedNodes] = {}  # by the id of the backward
 
 def _suspend_hooks(leaf: Tensor) -> None:
     """Let the hooks of a leaf run only if it gets a gradient in this backward."""
-    if leaf.requires_grad and has_hooks(leaf):  # else it was frozen since, or there is nothing to do
+    if has_hooks(leaf):
         _Untouched(leaf)
 
 
@@ -150,10 +152,13 @@ class _Untouched:
             return  # another input has seen to it
         self._leaf, self._before, self._after = leaf, before, after
         self._has_gradient, self._is_restored = False, False
-        set_backward_hooks(leaf, {})
-        set_backward_hooks(leaf, {}, after=True)
-        leaf.register_hook(self)  # type: ignore[no-untyped-call]
-        leaf.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+        if leaf.requires_grad:
+            set_backward_hooks(leaf, {})
+            set_backward_hooks(leaf, {}, after=True)
+            leaf.register_hook(self)  # type: ignore[no-untyped-call]
+            leaf.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+        else:  # frozen since: the engine calls its hooks, and does not accumulate
+            set_backward_hooks(leaf, {0: self})
         call_after_backward(self._restore)
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:

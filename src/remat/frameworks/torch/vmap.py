@@ -18,6 +18,7 @@ from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.function import LoopBackward, LoopFunction, TorchLoopCall
+from remat.frameworks.torch.functorch import level_above
 from remat.frameworks.torch.loop_outputs import LoopOutputs
 from remat.loops.step_runner import unpack_output
 from remat.pytree import TreeDef, flatten
@@ -55,7 +56,7 @@ def vmap_backward(
         for bar, dim, axis in zip(cotangents, dims[count:], _axes(call.results), strict=True)
     ]
     batched_leaves = _with_axes(call, info, dims[:count], leaves)
-    gradients = LoopBackward.apply(call.batched, batch, count, *batched_leaves, *bars)
+    gradients = LoopBackward.apply(call.batched, batch, count, count, *batched_leaves, *bars)
     axes_of_gradients = [None if bar is None else first + int(_is_input(call, k)) for k, bar in enumerate(gradients)]
     return gradients, tuple(axes_of_gradients)
 
@@ -67,11 +68,12 @@ def _pull_back_many(
 
     So does a plain loop that jacrev differentiates: it maps the backward, and not what was run before.
     """
+    count = len(leaves)
     if batch is None:
-        gradients = LoopBackward.apply(call, size, len(leaves), *leaves, *cotangents)
+        gradients = LoopBackward.apply(call, size, count, count, *leaves, *cotangents)
     else:
         bars = [None if bar is None else bar.flatten(0, 1) for bar in cotangents]
-        gradients = LoopBackward.apply(call, size * batch, len(leaves), *leaves, *bars)
+        gradients = LoopBackward.apply(call, size * batch, count, count, *leaves, *bars)
         gradients = [None if bar is None else bar.unflatten(0, (size, batch)) for bar in gradients]
     return tuple(gradients), tuple(None if gradient is None else 0 for gradient in gradients)
 
@@ -123,6 +125,7 @@ def _batched(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequen
         trees=(call.carry, call.xs),
         mapped=frozenset(call.capture_ids),
         mapped_xs=call.split(mapped)[1],
+        levels=(level_above(), *call.step.levels),
     )
     return replace(call, step=step, pending=None, results=None, replay=None, batched=None)
 

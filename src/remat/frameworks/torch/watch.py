@@ -12,6 +12,7 @@ counts as a use. The cost is 0.2 us for a tensor that is watched.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from threading import RLock, get_ident
 from types import FunctionType
 from typing import Any
@@ -23,7 +24,7 @@ from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.graph import torch_function_disabled
 from remat.pytree import flatten
 
-__all__ = ["Watch"]
+__all__ = ["PLAIN", "Watch", "unnoticed"]
 
 _lock = RLock()
 _watches: dict[int, list["Watch"]] = {}  # by the id of a tensor: all that wait for its use
@@ -64,6 +65,11 @@ class Watch:
             if not watches:
                 del _watches[id(tensor)]
                 tensor.__class__ = Parameter if isinstance(tensor, _WatchedParameter) else Tensor
+
+
+def unnoticed() -> AbstractContextManager[None]:
+    """A block whose operations are no use of a tensor, such as to copy it so that it can be put back."""
+    return torch_function_disabled() if _watches else nullcontext()
 
 
 def _is_watched(value: object) -> bool:
@@ -110,3 +116,4 @@ class _WatchedParameter(_Watched, Parameter): ...
 
 
 _WATCHED: dict[type, type] = {Tensor: _WatchedTensor, Parameter: _WatchedParameter}
+PLAIN = (*_WATCHED, *_WATCHED.values())  # the classes of tensors that are none of a user's or a library's
