@@ -1,6 +1,6 @@
 """Networks under a budget in bytes: what is kept and what is computed again is decided by a plan."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from remat.errors import ProblemError
@@ -40,6 +40,7 @@ def auto_checkpoint(
     on_new_shape: str = "plan",
     optimizer: Any = None,
     inside_blocks: bool = True,
+    compile: bool | Mapping[str, Any] = False,
 ) -> M:
     """The model, whose activations stay inside a budget: its blocks are kept, or computed again in the backward.
 
@@ -63,6 +64,7 @@ def auto_checkpoint(
         on_new_shape: What to do when inputs of another shape come: "plan" for them, or raise an "error".
         optimizer: For memory="auto": the optimizer, whose state may still have to be made.
         inside_blocks: Whether a block may also keep a part of what its backward needs, and make the rest again.
+        compile: Whether blocks are run as compiled code, each by itself (`torch.compile`); a dict has arguments for it.
 
     Returns:
         The model.
@@ -74,7 +76,7 @@ def auto_checkpoint(
     """
     framework: Any = _framework(model, "auto_checkpoint")
     _check_request(memory, plan, on_new_shape)
-    how = plan, loss, on_new_shape, optimizer, bool(inside_blocks)
+    how = plan, loss, on_new_shape, optimizer, bool(inside_blocks), compile
     planned: M = framework.auto_checkpoint(model, memory, sample, blocks, *how)
     return planned
 

@@ -1,14 +1,16 @@
 """Models under a budget in bytes: `auto_checkpoint` and `largest_batch` on PyTorch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from remat.errors import InfeasibleError, ProblemError
+from remat.frameworks.torch.compiled_blocks import CompileOptions
 from remat.frameworks.torch.find_blocks import find_blocks
 from remat.frameworks.torch.measure_model import MeasuredModel, measure_model
 from remat.frameworks.torch.meter import devices_of
@@ -37,6 +39,7 @@ def auto_checkpoint(
     on_new_shape: str,
     optimizer: Any,
     inside_blocks: bool,
+    compiled: bool | Mapping[str, Any],
 ) -> nn.Module:
     """The model itself, whose blocks run by a plan from now on."""
     if hasattr(model, "_orig_mod"):
@@ -46,7 +49,19 @@ def auto_checkpoint(
         )
     budget = None if plan is not None else ModelBudget.parse(memory, optimizer)
     call = None if sample is None else call_of(sample)
-    return planned_model(model, find_blocks(model, blocks), call, budget, plan, loss, on_new_shape, inside_blocks)
+    options = _compile_options(compiled)
+    return planned_model(
+        model, find_blocks(model, blocks), call, budget, plan, loss, on_new_shape, inside_blocks, options
+    )
+
+
+def _compile_options(compiled: bool | Mapping[str, Any]) -> CompileOptions | None:
+    if isinstance(compiled, bool):
+        return () if compiled else None
+    unknown = set(compiled) - set(signature(torch.compile).parameters) | {"model"} & set(compiled)
+    if unknown:
+        raise ProblemError(f"compile={compiled!r:.60}: {', '.join(sorted(unknown))} is no argument of torch.compile")
+    return tuple((name, tuple(value.items()) if isinstance(value, dict) else value) for name, value in compiled.items())
 
 
 def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) -> tuple[int, float] | None:

@@ -16,6 +16,8 @@ from typing import Any
 from torch import nn
 
 from remat.frameworks.torch.block_trace import trace_block
+from remat.frameworks.torch.compiled_blocks import CompiledBlock, fused
+from remat.frameworks.torch.cut_blocks import BlockCall
 from remat.frameworks.torch.functorch import refuses_hooks
 from remat.frameworks.torch.lineage import dropped_results, run_by_lineage
 from remat.frameworks.torch.measure_chain import StageMeasurement
@@ -27,12 +29,15 @@ from remat.units import bytes_text
 __all__ = ["with_options"]
 
 MOST = 8  # options of a block
+MOST_COMPILED = 6  # each of them is compiled
 
 
-def with_options(stage: Stage, function: Callable[[Any], Any], x: Any, module: nn.Module) -> Stage:
+def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module) -> Stage:
     """The stage of a block with further options, those that keep most first."""
     if any(is_compiled(each) for each in module.modules()):
         return stage
+    compiled = call.fn if isinstance(call.fn, CompiledBlock) else None
+    function = call.of_arguments(None if compiled is None else compiled.plain)
     names = {id(each): name for name, each in module.named_modules()}
     device = cuda_of(devices_of(x, list(module.parameters())))
     try:
@@ -41,24 +46,36 @@ def with_options(stage: Stage, function: Callable[[Any], Any], x: Any, module: n
         if refuses_hooks(error):
             return stage
         raise
+    measured = partial(_by_lineage, stage, function, x)
+    choices = graph
+    if compiled is not None:
+        if any(each.writes for each in graph.operations):  # selective checkpoints do not take them
+            return stage
+        measured, choices = partial(_compiled, stage, call, compiled, x), fused(graph)
     options = [stage.options[0]]
-    for choice in block_options(graph, points=MOST):
-        remade = _remade(graph, choice)
-        if remade:
-            options.append(_measured(stage, function, x, choice, remade))
+    for choice in block_options(choices, points=MOST if compiled is None else MOST_COMPILED):
+        if remade := _remade(graph, choice):
+            options.append(measured(choice, remade))
     return replace(stage, options=tuple(options), graph=graph)
 
 
-def _measured(
+def _by_lineage(
     stage: Stage, function: Callable[[Any], Any], x: Any, choice: BlockOption, remade: tuple[str, ...]
 ) -> Option:
-    run = partial(_by_lineage, function, remade)
-    name = f"keep {bytes_text(choice.tape_bytes)}"
-    return StageMeasurement(run, x).option(stage, choice.seconds, name, remade)
+    def run(x: Any) -> Any:
+        return run_by_lineage(function, (x,), {}, dropped_results(remade))
+
+    return StageMeasurement(run, x).option(stage, _name(choice), remade, choice.seconds)
 
 
-def _by_lineage(function: Callable[[Any], Any], remade: tuple[str, ...], x: Any) -> Any:
-    return run_by_lineage(function, (x,), {}, dropped_results(remade))
+def _compiled(
+    stage: Stage, call: BlockCall, block: CompiledBlock, x: Any, choice: BlockOption, remade: tuple[str, ...]
+) -> Option:
+    return StageMeasurement(call.of_arguments(block.remaking(remade)), x).option(stage, _name(choice), remade)
+
+
+def _name(choice: BlockOption) -> str:
+    return f"keep {bytes_text(choice.tape_bytes)}"
 
 
 def _remade(graph: Graph, choice: BlockOption) -> tuple[str, ...]:

@@ -98,14 +98,18 @@ class BlockCall:
         """Whether it has written into its arguments."""
         return versions_of(self.leaves) != self.given
 
-    def of_arguments(self) -> Callable[[Any], Any]:
-        """The block as a function of (args, kwargs) that can be called often: objects among them, as caches are."""
+    def of_arguments(self, fn: Callable[..., Any] | None = None) -> Callable[[Any], Any]:
+        """The block, or `fn` for it, as a function of (args, kwargs) that can be called often.
+
+        Objects among these, as caches are, are put back.
+        """
+        block = self.fn if fn is None else fn
         plain = all(isinstance(each, Tensor | str | int | float | None) for each in self.leaves)
         states = [] if plain else replayable_states(reached(arguments=self.leaves))
 
         def run(x: Any) -> Any:
             with preserved_state(states) if states else nullcontext():
-                return self.fn(*x[0], **x[1])
+                return block(*x[0], **x[1])
 
         return run
 

@@ -119,15 +119,16 @@ class StageMeasurement:
             option = self._option(output, record, backward, "keep all")
         return Stage(forward, output=output, forward_workspace=max(0, running - output), name=name, options=[option])
 
-    def option(self, stage: Stage, seconds: float, name: str, remade: Sequence[str]) -> Option:
+    def option(self, stage: Stage, name: str, remade: Sequence[str], seconds: float | None = None) -> Option:
         """Another option of a stage that was measured: this function, which makes some of the tape again.
 
-        What that takes longer is given: single runs do not tell it from noise.
+        What that takes longer may be given: single runs of eager blocks do not tell it from noise.
         """
         known = stage.options[0]
         with self._gradients_there():
             self._pull_back(self._record())
-            return self._option(stage.output, known.record, known.backward + seconds, name, remade)
+            times = (known.record, known.backward + (seconds or 0.0)) if seconds is not None else self._seconds()[1:]
+            return self._option(stage.output, *times, name, remade)
 
     def _option(self, output: int, record: float, backward: float, name: str, remade: Sequence[str] = ()) -> Option:
         with self._meter.counting():

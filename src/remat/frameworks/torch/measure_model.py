@@ -155,8 +155,9 @@ class _BlockCosts(CutBlocks):
         else:
             self.first_calls.append(len(self.order))
             self.is_next.append(bool(self._taken))
-        module = None if joined or call.writes else self._blocks[call.block]
-        stage = self._measured(kind, function, arguments, name, module, on_copy=call.writes and not joined)
+        has_options = self._inside and not joined and not call.writes
+        block = call if has_options else None
+        stage = self._measured(kind, function, arguments, name, block, on_copy=call.writes and not joined)
         if not call.writes:
             self._compare(call)
         self.order.append(call.block)
@@ -171,14 +172,14 @@ class _BlockCosts(CutBlocks):
         function: Callable[[Any], Any],
         arguments: Any,
         name: str,
-        module: nn.Module | None,
+        block: BlockCall | None,
         on_copy: bool,
     ) -> Stage:
         if kind not in self._known:
             own = leaves_of_its_own(arguments, first=True)
             run = (lambda x: function(copied(x))) if on_copy else function
             stage = StageMeasurement(run, own, together=self._together).stage(name)
-            self._known[kind] = with_options(stage, run, own, module) if self._inside and module is not None else stage
+            self._known[kind] = stage if block is None else with_options(stage, own, block, self._blocks[block.block])
         return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not on_copy})
 
     def _compare(self, call: BlockCall) -> None:

@@ -27,6 +27,7 @@ from remat.frameworks.compilers import compiled_checkpoint, traces_segments
 from remat.frameworks.torch.block_ranges import BlockOutput, RangeRun, versions_of
 from remat.frameworks.torch.checkpoint import CheckpointFrame, checkpoint
 from remat.frameworks.torch.checkpointed_module import entry_of
+from remat.frameworks.torch.compiled_blocks import CompiledBlock, CompileOptions, compiled_block
 from remat.frameworks.torch.graph import has_saved_tensor_hooks
 from remat.frameworks.torch.lineage import dropped_results, run_by_lineage
 from remat.planners import Plan
@@ -64,6 +65,7 @@ class Block(NamedTuple):
     number: int
     model: str
     is_kept: bool  # whether all of its calls are recorded: what compilers need to know
+    compiled: CompileOptions | None = None
 
 
 _calls: ContextVar[BlockCalls | None] = ContextVar("block_calls", default=None)
@@ -117,7 +119,10 @@ class PlannedCalls:
             )
         item = None if at is None else self._items[at]
         self._next = self._next if at is None else at + 1
-        dropped = None if at is None or not self._remade[at] else dropped_results(self._remade[at])
+        remade = () if at is None else self._remade[at]
+        if isinstance(fn, CompiledBlock):
+            fn, remade = fn.remaking(remade), ()
+        dropped = dropped_results(remade) if remade else None
         if isinstance(item, int) or not torch.is_grad_enabled():
             if dropped and torch.is_grad_enabled() and not has_saved_tensor_hooks():
                 return run_by_lineage(fn, args, kwargs, dropped)
@@ -242,6 +247,8 @@ def _call_block(block: Block, fn: Callable[..., Any], *args: Any, **kwargs: Any)
         if not block.is_kept and torch.is_grad_enabled() and traces_segments():
             return compiled_checkpoint(fn, args, kwargs)
         return fn(*args, **kwargs)
+    if block.compiled is not None:
+        fn = compiled_block(fn, block.compiled)
     calls = _calls.get()
     if calls is None or calls.model != block.model:
         return fn(*args, **kwargs)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from remat.errors import InfeasibleError, ProblemError
 from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.collectives import is_single_process
+from remat.frameworks.torch.compiled_blocks import CompileOptions
 from remat.frameworks.torch.first_training_step import FirstTrainingStep
 from remat.frameworks.torch.fsdp import is_sharded, sharded_modules_of
 from remat.frameworks.torch.functorch import in_transform
@@ -75,8 +76,10 @@ class PlannedModel:
         loss: Loss | None,
         on_new_shape: str,
         inside_blocks: bool,
+        compiled: CompileOptions | None = None,
     ) -> None:
         self.names, self.token, self._inside_blocks = tuple(blocks), uuid4().hex, inside_blocks
+        self.compiled = compiled
         self._memory, self._loss, self._on_new_shape = memory, loss, on_new_shape
         self._plans: OrderedDict[InputShapes, ModelPlan] = OrderedDict()
         self._given = None if plan is None else ModelPlan.of(plan, order_of(plan, self.names))
@@ -286,13 +289,14 @@ def planned_model(
     loss: Loss | None,
     on_new_shape: str,
     inside_blocks: bool,
+    compiled: CompileOptions | None,
 ) -> nn.Module:
     """The model itself, whose blocks run by a plan from now on; with a `plan`, by that one.
 
     Without a sample the first call with gradients is one.
     """
     restore = to_restore(model)
-    planned = PlannedModel(blocks, memory, plan, loss, on_new_shape, inside_blocks)
+    planned = PlannedModel(blocks, memory, plan, loss, on_new_shape, inside_blocks, compiled)
     try:
         for module in model.modules():
             plain_module(module)
@@ -310,7 +314,7 @@ def attach(model: nn.Module, planned: PlannedModel, blocks: dict[str, nn.Module]
     numbers: dict[int, int] = {}
     for number, block in enumerate(blocks.values()):
         numbers.setdefault(id(block), number)  # one that is in the lists twice has the number of the first
-        vars(block)["_remat_block"] = Block(numbers[id(block)], planned.token, is_kept=False)
+        vars(block)["_remat_block"] = Block(numbers[id(block)], planned.token, is_kept=False, compiled=planned.compiled)
     for block in {id(block): block for block in blocks.values()}.values():
         planned_module(block)
     if not whole:

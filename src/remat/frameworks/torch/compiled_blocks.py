@@ -1,0 +1,104 @@
+"""Blocks of a model as compiled code that keeps what a plan has it keep.
+
+Rule. Each block is compiled by itself, not the model: a compiler that sees several blocks moves operators between them,
+and the peak is no longer the plan's. One function is compiled for each class of blocks and each choice of what is made
+again, and blocks of a class share it. The choice reaches the compiler as a selective checkpoint around the block, whose
+policy knows operators by name and occurrence, as plans do. Whole ranges of blocks are run again outside of compiled
+code, as they are in eager mode.
+
+What it can miss: operators that the compiler sees in another order or under another name than eager mode has them. Then
+something else is kept: more or less memory, which the trial of the plan measures, and the same gradient.
+
+The cost: some seconds for each class of blocks, choice and dtype, once. Blocks that write into their tensors have no
+choices: PyTorch's selective checkpoints do not take them.
+"""
+
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
+from types import FunctionType, MethodType
+from typing import Any, Self
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from remat.frameworks.torch.functorch import in_transform
+from remat.frameworks.torch.lineage import Dropped, OperatorCounter, dropped_results
+from remat.frameworks.torch.operator_traits import traits_of
+from remat.problem import Graph
+
+__all__ = ["CompileOptions", "CompiledBlock", "compiled_block", "fused"]
+
+_HEAVY = ("mm", "bmm", "conv", "attention", "lstm", "gru", "fft", "sort", "topk", "index", "scatter")
+_FUSED = 0.1  # of the time of an operator that reads and writes memory by itself
+
+CompileOptions = tuple[tuple[str, Hashable], ...]  # arguments of torch.compile
+
+
+class CompiledBlock(partial[Any]):
+    """A block as compiled code, as a function of its arguments."""
+
+    options: CompileOptions
+    plain: Callable[..., Any]
+
+    @classmethod
+    def of(cls, method: MethodType, options: CompileOptions, remade: tuple[str, ...] = ()) -> Self:
+        """The block of a bound method, which makes these results of operators again in its backward."""
+        made = cls(_compiled(method.__func__, remade, options), method.__self__)
+        made.options, made.plain = options, method
+        return made
+
+    def remaking(self, remade: tuple[str, ...]) -> Callable[..., Any]:
+        """The same block with another choice."""
+        assert isinstance(self.plain, MethodType)
+        return self.of(self.plain, self.options, remade) if remade else self
+
+
+def compiled_block(fn: Callable[..., Any], options: CompileOptions) -> Callable[..., Any]:
+    """A block as compiled code; one that is no method of Python, or under transforms of torch.func, as it is."""
+    if not isinstance(fn, MethodType) or not isinstance(fn.__func__, FunctionType) or in_transform():
+        return fn
+    return CompiledBlock.of(fn, options)
+
+
+def fused(graph: Graph) -> Graph:
+    """The graph with the times of compiled code: what is no product, convolution or attention is part of others."""
+    operations = []
+    for each in graph.operations:
+        is_heavy = any(word in each.name for word in _HEAVY)
+        operations.append({**each.to_dict(), "seconds": each.seconds * (1.0 if is_heavy else _FUSED)})
+    return Graph.from_dict({**graph.to_dict(), "operations": operations})
+
+
+@lru_cache(maxsize=256)
+def _compiled(method: FunctionType, remade: tuple[str, ...], options: CompileOptions) -> Callable[..., Any]:
+    contexts = partial(_contexts, dropped_results(remade))
+
+    def plain(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(module, *args, **kwargs)
+
+    def selective(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return method(module, *args, **kwargs)
+        block = partial(method, module)
+        return checkpoint(block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+    function = selective if remade else plain
+    # The compiler counts how often it has compiled a code object, and gives up after a few: each has its own.
+    code = function.__code__.replace(co_name=f"{method.__name__} of {method.__qualname__}")
+    made = FunctionType(code, function.__globals__, function.__name__, None, function.__closure__)
+    arguments: Any = {name: dict(value) if isinstance(value, tuple) else value for name, value in options}
+    compiled: Callable[..., Any] = torch.compile(made, **arguments)
+    return compiled
+
+
+def _contexts(dropped: Dropped) -> Any:
+    counter = OperatorCounter()
+
+    def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        if not isinstance(operator, torch._ops.OpOverload) or operator.is_view:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        name = traits_of(operator).name
+        is_dropped = (name, counter.next(name)) in dropped
+        return CheckpointPolicy.MUST_RECOMPUTE if is_dropped else CheckpointPolicy.MUST_SAVE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]

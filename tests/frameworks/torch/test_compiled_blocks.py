@@ -1,0 +1,136 @@
+"""Models whose blocks run as compiled code under a budget: what is kept is the plan's choice."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import remat
+from remat.frameworks.torch.compiled_blocks import CompiledBlock, compiled_block
+from remat.interface.auto_checkpointing import measure_step
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # the compiler asks for it
+
+OPTIONS = {"backend": "aot_eager"}  # compiles quickly
+
+
+class Block(nn.Module):
+    def __init__(self, width=16, dropout=0.0):
+        super().__init__()
+        self.norm, self.wide, self.narrow = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 4 * width),
+            nn.Linear(4 * width, width),
+        )
+        self.dropout = dropout
+
+    def forward(self, x, *, scale=1.0):
+        y = self.narrow(F.gelu(self.wide(self.norm(x))))
+        return x + scale * F.dropout(y, self.dropout, self.training)
+
+
+class Net(nn.Module):
+    def __init__(self, make=Block):
+        super().__init__()
+        self.first, self.blocks = nn.Linear(8, 16), nn.ModuleList(make() for _ in range(6))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return x
+
+
+def net(make=Block):
+    torch.manual_seed(0)
+    return Net(make).double()
+
+
+X = torch.randn(64, 8, dtype=torch.float64)
+
+
+def saved_bytes(function, x):
+    """Bytes of the storages that a graph saves, beside parameters and the input."""
+    found = {}
+
+    def pack(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = function(x)
+    module = function.args[0]
+    for each in (x, *module.parameters()):
+        found.pop(each.untyped_storage().data_ptr(), None)
+    return sum(found.values()), out
+
+
+def test_blocks_of_a_class_share_the_code_of_a_choice():
+    x = torch.randn(32, 16, dtype=torch.float64, requires_grad=True)
+    made = []
+    for block in net().blocks[:2]:
+        compiled = compiled_block(block.forward, tuple(OPTIONS.items()))
+        assert isinstance(compiled, CompiledBlock)
+        without = compiled.remaking(("gelu 0.0", "native_layer_norm 0.0"))
+        made.append(without.func)
+        bytes_without, out = saved_bytes(without, x)
+        assert 4 * x.nbytes <= bytes_without <= 5.5 * x.nbytes  # what gelu takes, and little more
+        assert saved_bytes(compiled, x)[0] > 8 * x.nbytes
+        found = torch.autograd.grad(out.sum(), [x, *block.parameters()])
+        expected = torch.autograd.grad(block(x).sum(), [x, *block.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert made[0] is made[1]
+
+
+@pytest.mark.parametrize("share", [0.6, pytest.param(0.35, marks=pytest.mark.full)])
+def test_peaks_are_inside_and_gradients_are_those_of_the_plain_model(share):
+    plain, ours = net(), net()
+    memory = int(share * measure_step(plain, (X,)).peak)
+    remat.auto_checkpoint(ours, memory=memory, sample=(X,), compile=OPTIONS)
+    for model in (plain, ours):
+        model(X).square().sum().backward()
+    for a, b in zip(plain.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
+    assert measure_step(ours, (X,)).peak <= memory
+    assert list(plain.state_dict()) == list(ours.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(X), plain.eval()(X))
+
+
+@pytest.mark.full
+def test_copies_and_saved_plans_stay_compiled(tmp_path):
+    ours = remat.auto_checkpoint(net(), memory=200_000, sample=(X,), compile=OPTIONS)
+    ours.remat_plan.save(tmp_path / "plan.json")
+    again = remat.auto_checkpoint(net(), plan=remat.Plan.load(tmp_path / "plan.json"), compile=OPTIONS)
+    expected = [each.grad for each in _trained(ours).parameters()]
+    for model in (again, copy.deepcopy(ours)):
+        for a, b in zip(expected, _trained(model).parameters(), strict=True):
+            torch.testing.assert_close(a, b.grad, rtol=1e-12, atol=1e-12)
+
+
+def _trained(model):
+    model.zero_grad()
+    model(X).square().sum().backward()
+    return model
+
+
+@pytest.mark.full
+def test_blocks_that_write_into_their_tensors_have_no_choices():
+    class InPlace(Block):
+        def forward(self, x, *, scale=1.0):
+            return x + scale * self.narrow(F.relu(self.wide(self.norm(x)), inplace=True))
+
+    plain, ours = net(InPlace), net(InPlace)
+    remat.auto_checkpoint(ours, memory=int(0.6 * measure_step(plain, (X,)).peak), sample=(X,), compile=OPTIONS)
+    assert all(len(stage.options) == 1 for stage in ours.remat_plan.problem.stages)
+    for a, b in zip(_trained(plain).parameters(), _trained(ours).parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_arguments_that_torch_compile_does_not_know():
+    with pytest.raises(remat.ProblemError, match="fast is no argument of"):
+        remat.auto_checkpoint(net(), memory="1 GiB", sample=(X,), compile={"fast": True})
