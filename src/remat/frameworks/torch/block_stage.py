@@ -47,16 +47,38 @@ def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module) -> St
             return stage
         raise
     measured = partial(_by_lineage, stage, function, x)
-    choices = graph
-    if compiled is not None:
-        if any(each.writes for each in graph.operations):  # selective checkpoints do not take them
-            return stage
-        measured, choices = partial(_compiled, stage, call, compiled, x), fused(graph)
+    if compiled is None:
+        choices = _choices(graph)
+    elif any(each.writes for each in graph.operations):  # selective checkpoints do not take them
+        return stage
+    else:
+        measured = partial(_compiled, stage, call, compiled, x)
+        choices = block_options(fused(graph), points=MOST_COMPILED)
     options = [stage.options[0]]
-    for choice in block_options(choices, points=MOST if compiled is None else MOST_COMPILED):
+    for choice in choices:
         if remade := _remade(graph, choice):
             options.append(measured(choice, remade))
     return replace(stage, options=tuple(options), graph=graph)
+
+
+def _choices(graph: Graph) -> tuple[BlockOption, ...]:
+    """What to keep, most first: the fastest choices, and those that take the least memory.
+
+    The latter do not depend on measured seconds: how much memory a model needs at least is the same in every process.
+    """
+    by_bytes = [
+        replace(each, seconds=1e-9 * (1 + graph.bytes_of((*each.reads, *each.outputs)))) for each in graph.operations
+    ]
+    sizes = block_options(Graph(by_bytes, graph.storages, graph.results), points=MOST, exact=False)
+    least = {
+        min(sizes, key=lambda each: (each.pullback_peak, each.tape_bytes)),
+        min(sizes, key=lambda each: (each.tape_bytes, each.pullback_peak)),
+    }
+    found = {each.remade: each for each in block_options(graph, points=MOST - len(least))}
+    for each in least:
+        seconds = sum(graph.operations[number].seconds for number in each.remade)
+        found.setdefault(each.remade, replace(each, seconds=seconds))
+    return tuple(sorted(found.values(), key=lambda each: -each.tape_bytes))
 
 
 def _by_lineage(

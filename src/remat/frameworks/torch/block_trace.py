@@ -4,8 +4,8 @@ Rule. One run of the block with a graph, seen by a dispatch mode: views are reso
 that make none and write into none are left out. What the graph saves is what its backward reads; it is taken to be
 read in the opposite order. An operator that may run again is timed when it comes for the first time with arguments of
 these shapes and values: some runs on the same arguments, whose results are dropped. The least counts, since others on
-the machine only add to it. Storages have the names of results by which they are dropped (lineage.py), and operators
-their module and the line of the user's code.
+the machine only add to it, and for all blocks of the process, so that equal models have equal plans. Storages have the
+names of results by which they are dropped (lineage.py), and operators their module and the line of the user's code.
 
 What it can miss: work space of kernels. So what an option of the block takes is measured, not added up from this.
 
@@ -37,6 +37,8 @@ __all__ = ["trace_block"]
 
 ROUNDS = 3
 ROUND = 2e-3  # seconds that a round of runs of one operator takes, unless one run takes longer
+MOST_TIMED = 10_000  # operators whose seconds are remembered
+_seconds: dict[Hashable, float] = {}
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["remat"]))
 
 
@@ -60,7 +62,6 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._storages: list[Storage] = []
         self._operations: list[Operation] = []
         self._saved: dict[int, None] = {}  # in the order in which they were saved last
-        self._seconds: dict[Hashable, float] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note it."""
@@ -114,12 +115,14 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _time(self, func: Operator, args: Any, kwargs: Any) -> float:
         """The seconds of an operator: those of one with equal arguments, if there was one."""
         key = func, *(_signature(each) for each in args), *((name, _signature(each)) for name, each in kwargs.items())
-        if key not in self._seconds:
+        if key not in _seconds:
+            if len(_seconds) >= MOST_TIMED:
+                _seconds.clear()
             once = self._run(func, args, kwargs, 1)
             times = max(1, min(20, int(ROUND / max(once, 1e-6))))
             rounds = [self._run(func, args, kwargs, times) / times for _ in range(ROUNDS if once < 0.1 else 1)]
-            self._seconds[key] = min(rounds)
-        return self._seconds[key]
+            _seconds[key] = min(rounds)
+        return _seconds[key]
 
     def _run(self, func: Operator, args: Any, kwargs: Any, times: int) -> float:
         self._finish()
