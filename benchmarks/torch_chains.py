@@ -2,6 +2,7 @@
 
     python benchmarks/torch_chains.py gpt                                 small, on this machine's CPU, one thread
     python benchmarks/torch_chains.py gpt --device cuda --picture gpt.svg        large, a few minutes on an H200
+    python benchmarks/torch_chains.py gpt --device cuda --compile       blocks as compiled code, beside torch.compile
     python benchmarks/torch_chains.py deep-resnet --device cuda --set each=111           ResNet-1001
     python benchmarks/torch_chains.py vit --budgets 0.5 0.3 2GiB --no-quick --rounds 9
 
@@ -23,7 +24,7 @@ from functools import partial
 import torch
 from models import MODELS
 from torch_chains_table import checks, markdown, picture
-from torch_chains_ways import baselines, by_remat
+from torch_chains_ways import baselines, by_remat, compiled_baselines
 
 from remat.units import bytes_text, to_bytes
 
@@ -33,8 +34,8 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.12, 0.1, 0.08, 0.06)
 class Bench:
     """Runs training steps of one case."""
 
-    def __init__(self, case, device):
-        self.case, self.cuda = case, device == "cuda"
+    def __init__(self, case, device, compiled=False):
+        self.case, self.cuda, self.compiled = case, device == "cuda", compiled
         self.parameters = [parameter for parameter in case.model.parameters() if parameter.requires_grad]
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -42,7 +43,8 @@ class Bench:
 
     def step(self, way):
         torch.manual_seed(0)  # of dropout
-        self.case.step(way.model)
+        with way.context():
+            self.case.step(way.model)
 
     def prepare(self):
         torch._foreach_zero_([parameter.grad for parameter in self.parameters])
@@ -145,21 +147,22 @@ def under_budgets(bench, budgets):
     for name, budget, beside in budgets:
         if budget < least:
             continue
-        way = bench.check(by_remat(bench.case, budget, name, beside))
+        way = bench.check(by_remat(bench.case, budget, name, beside, bench.compiled))
         say(f"  {name} ({bytes_text(budget)}): {way.error or bytes_text(way.peak)}, planned in {way.planning:.1f} s")
         yield way
         if way.least:
             least = way.least
-            way = bench.check(by_remat(bench.case, least, "remat, the smallest budget"))
+            way = bench.check(by_remat(bench.case, least, "remat, the smallest budget", compiled=bench.compiled))
             if way.least:  # plans differ from call to call, as measured times do, and so do small things around them
-                way = bench.check(by_remat(bench.case, int(1.01 * way.least), "remat, the smallest budget + 1%"))
+                name = "remat, the smallest budget + 1%"
+                way = bench.check(by_remat(bench.case, int(1.01 * way.least), name, compiled=bench.compiled))
             yield way
 
 
 def measure(bench, args):
     """All ways, checked, with their peaks and times."""
     ways = []
-    for way in baselines(bench.case, args.quick):
+    for way in (compiled_baselines if args.compile else baselines)(bench.case, args.quick):
         ways.append(bench.check(way))
         if not way.error:
             way.times = [bench.seconds(way)]  # to choose the best ones, and thrown away
@@ -188,6 +191,7 @@ def arguments():
     parser.add_argument("--budgets", nargs="*", help="shares of plain's peak, or bytes as 2GiB; none: only PyTorch")
     parser.add_argument("--rounds", type=int, help="3 unless given, 9 without --quick")
     parser.add_argument("--quick", action=argparse.BooleanOptionalAction, default=True, help="few baselines")
+    parser.add_argument("--compile", action="store_true", help="compiled code, beside what torch.compile does itself")
     parser.add_argument("--picture", help="a file to draw: .svg, or .png with resvg_py")
     args = parser.parse_args()
     args.size = args.size or ("small" if args.device == "cpu" else "large")
@@ -208,7 +212,7 @@ def main():
     say(f"{title}, torch {torch.__version__}")
     gc.collect()
     gc.freeze()  # what was imported is not looked at in every collection
-    ways = measure(Bench(case, args.device), args)
+    ways = measure(Bench(case, args.device, args.compile), args)
     say(f"\n{markdown(ways)}\n")
     for line in checks(ways):
         say(line)

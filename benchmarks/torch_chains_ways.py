@@ -1,9 +1,11 @@
 """The ways of torch_chains.py to train a model with less memory: torch.utils.checkpoint in its forms, and remat."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
+from types import FunctionType
 
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_sel
 
 import remat
 
-__all__ = ["Way", "baselines", "by_remat"]
+__all__ = ["Way", "baselines", "by_remat", "compiled_baselines"]
 
 aten = torch.ops.aten
 ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
@@ -35,6 +37,7 @@ class Way:
     times: list[float] | None = None
     gradients: str = ""
     buffers: bool = True
+    context: object = nullcontext  # in which each step runs
     error: str = ""
     least: int = 0  # the smallest budget that works, where this one does not
 
@@ -69,12 +72,41 @@ def baselines(case, quick):
         yield Way("its own gradient checkpointing", model)
 
 
-def by_remat(case, budget, name, beside=""):
+def compiled_baselines(case, quick):
+    """Plain, and torch.compile of the model: as it is, with its own memory budgets, and with checkpointed blocks."""
+    yield Way("plain", copy_of(case.model))
+    for budget in (None, 0.5, 0.1) if quick else (None, 0.7, 0.5, 0.3, 0.2, 0.1):
+        name = "compiled" if budget is None else f"compiled, activation_memory_budget {budget}"
+        context = partial(torch._functorch.config.patch, activation_memory_budget=1.0 if budget is None else budget)
+        yield Way(name, Compiled(copy_of(case.model)), context=context, whole_blocks=False)
+    way = _checkpointed(case, "compiled, checkpoint per block", lambda i: True)
+    way.model = Compiled(way.model)
+    yield way
+
+
+class Compiled(nn.Module):
+    """A model as compiled code of its own: the compiler would run that of another copy of the model."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+        def run(*args, **kwargs):
+            return model(*args, **kwargs)
+
+        code = run.__code__.replace(co_name=f"run {id(self)}")
+        self.run = torch.compile(FunctionType(code, run.__globals__, "run", None, run.__closure__))
+
+    def forward(self, *args, **kwargs):
+        return self.run(*args, **kwargs)
+
+
+def by_remat(case, budget, name, beside="", compiled=False):
     """The model under a budget in bytes; a way with an error where remat refuses."""
     way = Way(name, copy_of(case.model), budget=budget, beside=beside)
     began = perf_counter()
     try:
-        remat.auto_checkpoint(way.model, memory=budget, sample=case.sample, loss=case.loss)
+        remat.auto_checkpoint(way.model, memory=budget, sample=case.sample, loss=case.loss, compile=compiled)
         way.plan = way.model.remat_plan
     except Exception as error:
         way.least = getattr(error, "minimum", 0)
