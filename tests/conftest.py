@@ -3,6 +3,9 @@ import os
 
 from hypothesis import HealthCheck, settings
 
+# Keras, whose modules are searched for doctests, imports its backend; TensorFlow, its first choice, need not be here.
+os.environ.setdefault("KERAS_BACKEND", "torch")
+
 # Random examples where people work, the same ones each time where a machine decides.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("explore", max_examples=40, **COMMON)

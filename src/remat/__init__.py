@@ -122,7 +122,10 @@ _HOMES = {
 }
 _lock = RLock()
 _HOME_OF = {name: f"remat.{home}" for home, names in _HOMES.items() for name in names.split()}
-_LAYERS = {"diffrax": "remat.layers.diffrax"}  # wrappers for libraries, under the names of these
+_LAYERS = {
+    "diffrax": "remat.layers.diffrax",
+    "keras": "remat.layers.keras",
+}  # wrappers for libraries, under the names of these
 _SUBMODULES = {
     "errors",
     "legacy",

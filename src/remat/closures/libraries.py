@@ -91,7 +91,7 @@ _FRAMEWORKS = ("builtins", "autograd", "jax", "jaxlib", "numpy", "remat", "torch
 # globals, and it would take time to search them in every call; one that is not here is searched as the user's code is.
 _NAMES = """
 accelerate apex bitsandbytes deepspeed diffrax diffusers e3nn einops equinox fairscale fastai flash_attn flax
-functorch haiku lightning lightning_fabric lineax mamba_ssm monai optax optimistix peft pytorch_lightning scipy
+functorch haiku keras lightning lightning_fabric lineax mamba_ssm monai optax optimistix peft pytorch_lightning scipy
 sentence_transformers sklearn snntorch timm torch_geometric torchao torchaudio torchdiffeq torchmetrics torchrec
 torchsde torchvision transformer_engine transformers triton xformers
 """

@@ -1,0 +1,176 @@
+"""Models that recompute: `recompute` changes the class of a model in place, so that all else stays as it is.
+
+The rule: a model of class C gets a class `Recomputing` + C, made once for each class and budget, that runs the model's
+graph by segments. Layers, variables, names, optimiser, weights, `summary` and methods such as `train_step` are those of
+the model. `get_config` names C and the budget, so that files load as recomputing models, and clones are recomputing.
+
+What it can miss: `keras.models.clone_model` makes a plain `Sequential` of a Sequential; call `recompute` on it.
+"""
+
+from functools import cache
+from typing import Any, ClassVar, TypeVar
+
+import keras
+
+from remat.errors import ProblemError, StepError
+from remat.layers.keras.keras_internals import Values, functional_of, nodes_of
+from remat.layers.keras.model_segments import is_save_point, split_at_save_points
+from remat.layers.keras.pure_segment import Call, SegmentRunner
+
+__all__ = ["Model", "recompute"]
+
+M = TypeVar("M")
+BACKENDS = ("torch", "jax", "tensorflow")
+Memory = int | str | None
+
+
+def recompute(model: M, memory: Memory = None) -> M:
+    """The model, changed in place: what lies between its save points is computed again in the backward.
+
+    Args:
+        model: A functional or Sequential model with `RecomputationCheckpoint` layers; models inside of it that have
+            some are changed, too.
+        memory: Not yet.
+
+    Returns:
+        The model.
+
+    Raises:
+        ProblemError: If there is no save point and no budget, or Keras runs on a backend without gradients.
+        StepError: If it is a subclassed model, which has no graph to cut.
+    """
+    _check(model, memory)
+    for inner in _models_in(model):
+        _change_class(inner, None)
+    _change_class(model, memory)
+    return model
+
+
+def Model(inputs: Any, outputs: Any, *, memory: Memory = None, **kwargs: Any) -> Any:
+    """`keras.Model(inputs, outputs)`, as a recomputing model."""
+    return recompute(keras.Model(inputs, outputs, **kwargs), memory)
+
+
+_Mixin: Any = object  # beside a model of Keras
+
+
+class Recomputing(_Mixin):
+    """What recomputing models have beside their own class."""
+
+    remat_memory: ClassVar[Memory] = None
+    remat_base: ClassVar[type]
+
+    def get_config(self) -> dict[str, Any]:
+        """The model as one of its own class, and the budget."""
+        base = self.remat_base
+        model = {
+            "module": base.__module__,
+            "class_name": base.__name__,
+            "config": super().get_config(),
+            "registered_name": keras.saving.get_registered_name(base),
+        }
+        return {"model": model, "memory": self.remat_memory}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """A recomputing model."""
+        if "model" not in config or "class_name" not in config["model"]:
+            return super().from_config(config, custom_objects)
+        model = keras.saving.deserialize_keras_object(config["model"], custom_objects)
+        if keras.backend.backend() in BACKENDS:  # others have no gradients
+            _change_class(model, config["memory"])
+        return model
+
+
+class RecomputingFunctional(Recomputing):
+    """A functional model that runs by segments."""
+
+    def _run_through_graph(self, inputs: Any, operation_fn: Call = lambda op: op, call_fn: Any = None) -> Any:
+        flat = keras.tree.flatten(inputs)
+        if call_fn is not None or any(isinstance(x, keras.KerasTensor) for x in flat):
+            return super()._run_through_graph(inputs, operation_fn, call_fn)
+        values: Values = dict(zip(map(id, self.inputs), flat, strict=True))
+        for runner in self._runners():
+            (runner.plain if runner.segment.is_last else runner.recomputed)(values, operation_fn)
+        outputs = [values[id(x)] for x in self.outputs]
+        return keras.tree.pack_sequence_as(self._outputs_struct, outputs)
+
+    def _runners(self) -> list[SegmentRunner]:
+        """One for each segment; made in the first call."""
+        if "_remat_runners" not in self.__dict__:
+            segments = split_at_save_points(nodes_of(self), self.inputs, self.outputs)
+            # Not by assignment: Keras would track them.
+            self.__dict__["_remat_runners"] = [SegmentRunner(segment) for segment in segments]
+        runners: list[SegmentRunner] = self.__dict__["_remat_runners"]
+        return runners
+
+
+class RecomputingSequential(Recomputing):
+    """A Sequential whose graph, which is made anew when layers are added, runs by segments."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of the last layer."""
+        inner = functional_of(self)
+        if inner is not None and not isinstance(inner, Recomputing):
+            _change_class(inner, self.remat_memory)
+        return super().call(*args, **kwargs)
+
+
+@cache
+def _recomputing_class(base: type, memory: Memory) -> type:
+    kind = RecomputingSequential if issubclass(base, keras.Sequential) else RecomputingFunctional
+    body = {"remat_base": base, "remat_memory": memory, "__module__": __name__, "__doc__": base.__doc__}
+    made = type(f"Recomputing{base.__name__}", (kind, base), body)
+    return keras.saving.register_keras_serializable("remat", "RecomputingModel")(made)
+
+
+def _change_class(model: Any, memory: Memory) -> None:
+    base = model.remat_base if isinstance(model, Recomputing) else type(model)
+    model.__class__ = _recomputing_class(base, memory)
+    model.__dict__.pop("_remat_runners", None)
+    for name in ("train_function", "test_function", "predict_function"):  # compiled for the model as it was
+        if getattr(model, name, None) is not None:
+            setattr(model, name, None)
+
+
+def _models_in(model: Any) -> list[Any]:
+    """Models with save points that are layers of the model, the inner ones first."""
+    found: list[Any] = []
+    for layer in model.layers:
+        if isinstance(layer, keras.Model) and functional_of(layer) is not None:
+            found += _models_in(layer)
+            if _has_save_points(layer):
+                found.append(layer)
+    return found
+
+
+def _has_save_points(model: Any) -> bool:
+    return any(is_save_point(node) for node in nodes_of(functional_of(model)))
+
+
+def _check(model: Any, memory: Memory) -> None:
+    """Raise an error that says what to do where a model cannot be a recomputing one."""
+    backend = keras.backend.backend()
+    if backend not in BACKENDS:
+        raise ProblemError(
+            f"Keras runs on {backend}, whose gradients remat cannot recompute for: set the environment variable "
+            f"KERAS_BACKEND to {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]} before Keras is imported"
+        )
+    if not isinstance(model, keras.Model):
+        raise StepError(f"recompute takes a functional or a Sequential model of Keras, not {type(model).__name__}")
+    if functional_of(model) is None:
+        if isinstance(model, keras.Sequential):
+            raise ProblemError(
+                f"the Sequential {model.name!r} has no graph yet: begin it with keras.Input(shape), or call "
+                "model.build(shape)"
+            )
+        raise StepError(
+            f"{type(model).__name__} is a subclassed model, whose layers are called by its own code: there is no graph "
+            "to cut. In its call, write remat.checkpoint(self.block, x) for blocks of layers without dropout and "
+            "statistics, or make functional models of its parts and call remat.keras.recompute on these"
+        )
+    if memory is None and not _has_save_points(model) and not _models_in(model):
+        raise ProblemError(
+            f"the model {model.name!r} has no save point: put remat.keras.RecomputationCheckpoint() behind some of its "
+            'layers, or let a plan choose, with recompute(model, memory="2 GiB")'
+        )

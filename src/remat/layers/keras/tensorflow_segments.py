@@ -1,0 +1,99 @@
+"""Segments on TensorFlow: a function whose gradient runs it again.
+
+The rule: `custom_gradient` with positional tensors; `tf.recompute_grad` refuses keyword arguments in a `tf.function`,
+and `training=` is one. The inputs of the second run wait for a cotangent, or the graph would merge both runs: by a
+control dependency, and by a value where a compiler (XLA) does not know those.
+
+What it can miss: gradients for tensors that the function closes over; `pure_segment.py` gives it all that it reads, and
+variables that it reads all the same TensorFlow finds. The cost: the second run.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+if keras.backend.backend() == "tensorflow":  # it is optional
+    import tensorflow as tf
+
+__all__ = ["checkpoint"]
+
+
+def checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What the function returns; what its gradient needs is computed again for it."""
+    flat = _FlatFunction(function, arguments)
+
+    @tf.custom_gradient
+    def run(*tensors: Any) -> Any:
+        outputs = [tf.identity(output) for output in flat(tensors)]
+
+        def gradient(*cotangents: Any, variables: Sequence[Any] = ()) -> Any:
+            gradients = _gradients(flat, tensors, variables, cotangents)
+            return (gradients[: len(tensors)], gradients[len(tensors) :]) if variables else gradients
+
+        return outputs, gradient
+
+    return flat.build(run(*flat.tensors))
+
+
+class _FlatFunction:
+    """A function of tensors that returns a list of tensors; what else it takes and returns is static."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._function, self._arguments = function, arguments
+        self._leaves = keras.tree.flatten(arguments)
+        self.tensors = [leaf for leaf in self._leaves if tf.is_tensor(leaf)]
+        self._results: Any = None  # with the tensors of the first run left out
+
+    def __call__(self, tensors: Sequence[Any]) -> list[Any]:
+        """The tensors among the results."""
+        rest = iter(tensors)
+        leaves = [next(rest) if tf.is_tensor(leaf) else leaf for leaf in self._leaves]
+        results = self._function(*keras.tree.pack_sequence_as(self._arguments, leaves))
+        flat = keras.tree.flatten(results)
+        if self._results is None:
+            self._results = keras.tree.map_structure(lambda leaf: _TENSOR if tf.is_tensor(leaf) else leaf, results)
+        return [leaf for leaf in flat if tf.is_tensor(leaf)]
+
+    def build(self, tensors: Sequence[Any]) -> Any:
+        """The results with these tensors."""
+        rest = iter(tensors)
+        return keras.tree.map_structure(lambda leaf: next(rest) if leaf is _TENSOR else leaf, self._results)
+
+
+_TENSOR = object()
+
+
+def _gradients(
+    flat: _FlatFunction, tensors: Sequence[Any], variables: Sequence[Any], cotangents: Sequence[Any]
+) -> list[Any]:
+    """The gradients for tensors and variables: the function is run again, once its cotangents are there."""
+    again = _waiting(tensors, cotangents)
+    active = [place for place, tensor in enumerate(again) if _is_differentiable(tensor)]
+    with tf.GradientTape() as tape:
+        tape.watch([again[place] for place in active])
+        outputs = flat(again)
+    pairs = [
+        pair for pair in zip(outputs, cotangents, strict=True) if _is_differentiable(pair[0]) and pair[1] is not None
+    ]
+    found = tape.gradient(
+        [output for output, _ in pairs],
+        [*(again[place] for place in active), *variables],
+        [cotangent for _, cotangent in pairs],
+        unconnected_gradients="zero",
+    )
+    gradients = dict(zip(active, found, strict=False))
+    return [gradients.get(place) for place in range(len(tensors))] + found[len(active) :]
+
+
+def _is_differentiable(tensor: Any) -> bool:
+    return bool(tensor.dtype.is_floating or tensor.dtype.is_complex)
+
+
+def _waiting(tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+    """The tensors, which are there when a cotangent is."""
+    first = next(each for each in cotangents if each is not None and each.dtype.is_floating)
+    if tf.executing_eagerly():
+        return [tf.identity(tensor) for tensor in tensors]
+    with tf.control_dependencies([first]):
+        return [tf.identity(tensor) for tensor in tensors]
