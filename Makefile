@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all browser check format bench clean
+.PHONY: help demo test test-all browser check format bench docs clean
 
 help:
 	@echo "make demo    set up, then train an LSTM through 512 steps, plainly and inside 4 MiB (the main job)"
 	@echo "make test    set up, then run every check: format, lint, types, layers, tests"
 	@echo "make test-all  the same, with whole matrices of tests"
 	@echo "make format  rewrite the code in house format"
+	@echo "make docs    build the site of the documentation into site/, strictly"
 	@echo "make bench   time planning against its nearest peer, and gradients against plain autograd"
 
 $(VENV)/.core: pyproject.toml
@@ -66,6 +67,15 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+$(VENV)/.docs: $(VENV)/.core pyproject.toml
+	@echo "== adding mkdocs-material and mkdocstrings"
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $@
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "== site/index.html is the documentation; it needs no network and no server"
+
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/planning.py
 	$(BIN)/python benchmarks/report_page.py
@@ -79,4 +89,4 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/jax_programs.py
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,63 @@
+"""Draw the pictures of README.md and of the site, by the report's own charts: python docs/draw_pictures.py.
+
+`liveness.svg` is one gradient of an LSTM, plain and inside a budget, measured while it ran, on one scale of bytes;
+`liveness-wide.svg` has the same two charts side by side. `save-points.svg` is the LSTM of 2,048 steps without and with
+seven save points, as planned.
+"""
+
+from pathlib import Path
+
+import torch
+
+import remat
+from remat.planners import SavePoints
+from remat.reporting.report_subject import subjects_of
+from remat.reporting.summary import summarise
+from remat.reporting.svg import liveness_svg, standalone
+
+FOLDER = Path(__file__).parent / "pictures"
+STEPS, INPUTS, HIDDEN, BATCH, MEMORY = 1000, 16, 64, 16, "4 MiB"
+
+
+def gradient(memory: str) -> remat.Profile:
+    """A profile of one gradient of an LSTM."""
+    torch.manual_seed(0)
+    cell, zeros, xs = torch.nn.LSTMCell(INPUTS, HIDDEN), torch.zeros(BATCH, HIDDEN), torch.randn(STEPS, BATCH, INPUTS)
+
+    def step(carry: tuple[torch.Tensor, torch.Tensor], x: torch.Tensor) -> tuple[tuple, torch.Tensor]:
+        h, c = cell(x, carry)
+        return (h, c), h.square().mean()
+
+    with remat.profile() as run:
+        remat.scan(step, (zeros, zeros), xs, memory=memory)[1].mean().backward()
+    return run
+
+
+def side_by_side(runs: dict[str, remat.Profile], path: Path, width: int = 520, height: int = 260) -> None:
+    """One picture of several runs, with the same bytes to an inch."""
+    summaries = [summarise(subjects_of(run)[0]) for run in runs.values()]
+    top = max(summary.subject.trace.peak for summary in summaries)
+    charts = ""
+    for i, (label, summary) in enumerate(zip(runs, summaries, strict=True)):
+        chart = liveness_svg(summary, width, height, top=top, bins=220)
+        charts += f'<text x="{i * width + 74}" y="17" font-weight="bold" fill="currentColor">{label}</text>'
+        charts += chart.replace("<svg", f'<svg x="{i * width}" y="22"', 1)
+    size = f'viewBox="0 0 {len(runs) * width} {height + 26}" width="{len(runs) * width}" height="{height + 26}"'
+    font = 'font-family="system-ui, sans-serif" font-size="12"'
+    path.write_text(standalone(f'<svg {size} role="img" {font}>{charts}</svg>'), encoding="utf-8")
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Draw all of them."""
+    folder.mkdir(exist_ok=True)
+    runs = {"plain: all steps are held": gradient("1 GiB"), f'remat: memory="{MEMORY}"': gradient(MEMORY)}
+    remat.report(*runs.values(), folder / "liveness.svg", labels=tuple(runs))
+    side_by_side(runs, folder / "liveness-wide.svg")
+    loop = remat.Loop(2048, state="16 KiB", tape="56 KiB")
+    points = remat.plan(loop, "1 GiB", planner=SavePoints(remat.save_points(2048, 7)))
+    labels = ("no checkpoints", "seven checkpoints")
+    remat.report(remat.plan(loop, "1 GiB"), points, folder / "save-points.svg", labels=labels)
+
+
+if __name__ == "__main__":
+    main()

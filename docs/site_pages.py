@@ -1,0 +1,91 @@
+"""Pages of the site that follow from the code: the reference, from `remat.__all__`, and one page for each example.
+
+In: the files of `docs/`. Out: the same with these pages, in the navigation too, and with links to files of the
+repository turned to pages of the site. A page of `docs/` that mkdocs.yml does not name is put at the end of "How do I".
+What it can miss: a link to a file outside of `docs/` and `examples/` is shown as text, since the site does not have it.
+"""
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[1]
+TITLES = {
+    "plan": "Plan",
+    "loops": "Loops",
+    "segments and chains": "Blocks and networks",
+    "see": "See",
+    "modules with the rest": "Modules with the rest",
+}
+FIRST = {"plan", "scan", "while_loop", "checkpoint", "auto_checkpoint", "profile", "report"}  # what one looks for
+MODULES = {"diffrax": "remat.layers.diffrax", "keras": "remat.layers.keras"}  # wrappers, which remat.* finds by name
+
+
+def public_names() -> dict[str, list[str]]:
+    """The names in `remat.__all__`, by the comments that group them."""
+    text = (ROOT / "src/remat/__init__.py").read_text(encoding="utf-8").partition("__all__ = [")[2].partition("\n]")[0]
+    groups: dict[str, list[str]] = {}
+    for line in text.splitlines()[1:]:
+        if found := re.match(r"\s+# (.*)", line):
+            names = groups.setdefault(found[1], [])
+        elif found := re.match(r'\s+"([A-Za-z]\w*)"', line):
+            names.append(found[1])
+    return groups
+
+
+def reference() -> dict[str, tuple[str, str]]:
+    """Path, title and text of each page of the reference."""
+    pages = {}
+    for group, names in public_names().items():
+        title = TITLES.get(group, group.capitalize())
+        entries = "\n".join(f"::: remat.{name}\n" for name in sorted(names, key=lambda name: name not in FIRST))
+        pages[f"reference/{group.replace(' ', '-')}.md"] = (
+            title,
+            f"# Reference: {title[0].lower() + title[1:]}\n\n{entries}",
+        )
+    layers = [name for name in MODULES.values() if (ROOT / "src" / f"{name.replace('.', '/')}.py").exists()]
+    text = "# Reference: other libraries\n\n" + "\n".join(f"::: {name}\n" for name in layers)
+    return pages | {"reference/other-libraries.md": ("Other libraries", text)}
+
+
+def example(path: Path) -> str:
+    """The page of an example: what it says of itself, and its source."""
+    source = path.read_text(encoding="utf-8")
+    said = (ast.get_docstring(ast.parse(source)) or path.stem).partition("Run it:")[0]
+    title, _, rest = said.partition("\n\n")
+    return f"# {title.strip().rstrip('.')}\n\n{rest}\n\n`python examples/{path.name}`\n\n```python\n{source}```\n"
+
+
+def on_config(config: Any) -> Any:
+    """Put the reference, and pages that nobody named, into the navigation."""
+    named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
+    others = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name not in named)
+    questions = next(section for section in config.nav if "How do I …" in section)
+    questions["How do I …"] += others
+    config.nav.append({"Reference": [{title: path} for path, (title, _) in reference().items()]})
+    config.not_in_nav = config.not_in_nav or _pathspec("examples/*")
+    return config
+
+
+def _pathspec(pattern: str) -> Any:
+    from mkdocs.config.config_options import PathSpec
+
+    return PathSpec().run_validation(pattern)
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of the reference and of the examples."""
+    for path, (_, text) in reference().items():
+        files.append(File.generated(config, path, content=text))
+    for path in sorted((ROOT / "examples").glob("*.py")):
+        files.append(File.generated(config, f"examples/{path.stem}.md", content=example(path)))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links to examples lead to their pages, those to other files of the repository become text."""
+    markdown = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](examples/\1.md)", markdown)
+    return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)

@@ -1,0 +1,62 @@
+"""The site of the documentation is built strictly, and a browser walks it: no broken link, no error, no network."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.full
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs", reason="mkdocs is in the group docs: make docs installs it")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is in the group docs: make docs installs it")
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_every_public_name_has_its_place_in_the_reference(site):
+    import remat
+
+    text = "".join(page.read_text(encoding="utf-8") for page in (site / "reference").glob("*.html"))
+    missing = [name for name in remat.__all__ if not name.startswith("_") and f'id="remat.{name}"' not in text]
+    assert not missing
+
+
+def test_a_browser_finds_no_broken_link_and_no_error(site):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    executable = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if executable is None:
+        pytest.skip("no chromium here")
+    with (
+        sync_api.sync_playwright() as play,
+        play.chromium.launch(executable_path=executable, args=["--no-sandbox"]) as browser,
+    ):
+        page, errors = browser.new_page(viewport={"width": 390, "height": 800}), []
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: request.url.startswith("file:") or errors.append(request.url))
+        for path in sorted(site.rglob("*.html")):
+            if path.name == "404.html":  # its links are those of a server
+                continue
+            page.goto(path.as_uri())
+            targets = page.eval_on_selector_all("a[href], img[src]", "all => all.map(each => each.href || each.src)")
+            for target in {target.partition("#")[0].removeprefix("file://") for target in targets}:
+                assert target.startswith("http") or Path(target).exists(), f"{path.name}: {target}"
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= 390, f"{path.name} is {wide} pixels wide on a phone"
+        assert not errors
