@@ -27,7 +27,7 @@ $(VENV)/.dev: $(VENV)/.core pyproject.toml
 
 demo: $(VENV)/.core
 	@echo "== a character LSTM through 512 steps: plain autograd, then remat inside 4 MiB (half a minute)"
-	OMP_NUM_THREADS=1 $(BIN)/remat demo
+	OMP_NUM_THREADS=1 $(BIN)/remat demo --force
 
 # The page is tested in a browser: Debian's chromium, if it is here or can be installed; else these tests are skipped.
 browser:

@@ -11,14 +11,23 @@ from typing import Any
 
 from remat.errors import ProblemError
 
-__all__ = ["bytes_text", "count_text", "to_bytes", "to_count", "to_seconds", "to_seconds_per_byte"]
+__all__ = [
+    "bytes_text",
+    "count_text",
+    "number_text",
+    "seconds_text",
+    "to_bytes",
+    "to_count",
+    "to_seconds",
+    "to_seconds_per_byte",
+]
 
 LARGEST = 10**18  # of any count or size: above that, something is wrong
 _LONGEST = 1e100  # of any time
 
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-_SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{0,30})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,30}(?:\.\d{0,30})?(?:e\+?\d{1,2})?)\s*([kmgtp]?)(i?)(b?)\s*", re.IGNORECASE)
 _TIME = re.compile(r"\s*([0-9.eE+-]{1,40})\s*(s|ms|us|µs|ns)\s*")
 _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
@@ -47,6 +56,8 @@ def to_bytes(value: Any, name: str, *, least: int = 0) -> int:
 
     >>> to_bytes("1.5 KiB", "state"), to_bytes("2MB", "state"), to_bytes(7, "state")
     (1536, 2000000, 7)
+    >>> to_bytes("1e3", "state"), to_bytes("1k", "state")
+    (1000, 1000)
     """
     if not isinstance(value, str):
         return to_count(value, name, least=least)
@@ -54,7 +65,7 @@ def to_bytes(value: Any, name: str, *, least: int = 0) -> int:
     if match is None or (match[3] and not match[2]):
         raise ProblemError(f'{name}: {_shown(value)} is no size; write bytes as 4096, "64 MiB" or "1.5 GB"')
     scale = (_BINARY if match[3] else _DECIMAL)[match[2].upper()] if match[2] else 1
-    return to_count(math.ceil(Fraction(match[1].rstrip(".")) * scale), name, least=least)
+    return to_count(math.ceil(Fraction(match[1].lower().replace(".e", "e").rstrip(".")) * scale), name, least=least)
 
 
 def to_seconds(value: Any, name: str) -> float:
@@ -105,6 +116,33 @@ def bytes_text(size: int, *, up: bool = False) -> str:
     unit = next((u for u in "KMGTP" if size < _BINARY[u] * 1024), "P")
     value = (-(-size * 100 // _BINARY[unit]) if up else round(size * 100 / _BINARY[unit])) / 100
     return f"{value:.2f}".rstrip("0").rstrip(".") + f" {unit}iB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A time with its unit, in three digits.
+
+    >>> seconds_text(8.0792), seconds_text(0.0123), seconds_text(2e-8), seconds_text(1020), seconds_text(0)
+    ('8.08 s', '12.3 ms', '20 ns', '17 min', '0 s')
+    """
+    for scale, unit, least in ((3600.0, "h", 7200.0), (60.0, "min", 600.0), (1.0, "s", 1.0)):
+        if seconds >= least:
+            return f"{number_text(seconds / scale)} {unit}"
+    for scale, unit in ((1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns")):
+        if seconds >= scale or (unit == "ns" and seconds):
+            return f"{number_text(seconds / scale)} {unit}"
+    return "0 s"
+
+
+def number_text(value: float) -> str:
+    """A number in three digits, or with all digits before the point, and never with an exponent.
+
+    >>> number_text(1.23456), number_text(102.4), number_text(1024.7), number_text(0.05), number_text(2.0)
+    ('1.23', '102', '1,025', '0.05', '2')
+    """
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    text = f"{value:.3g}"
+    return text if "e" not in text else f"{value:.6f}".rstrip("0").rstrip(".")
 
 
 def count_text(count: int) -> str:

@@ -2,8 +2,10 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -111,18 +113,18 @@ def test_sweep_and_planners(run):
     status, out, _ = run("sweep", "--steps", "100", "--slots", "1,3,10")
     assert status == 0
     assert "590" in out
-    _, out, _ = run("sweep", "--steps", "100", "--memory", "16,1KiB", "--json")
+    _, out, _ = run("sweep", "--steps", "100", "--state", "1", "--tape", "1", "--memory", "16,1KiB", "--json")
     assert [point["budget"] for point in json.loads(out)["points"]] == [16, 1024]
-    assert run("sweep", "--steps", "50", "--points", "5")[0] == 0
+    assert run("sweep", "--steps", "50", "--state", "1", "--tape", "1", "--points", "5")[0] == 0
     assert "binomial" in run("planners")[1]
 
 
 @pytest.mark.parametrize(
     ("words", "status"),
     [
-        ("plan --steps 100 --memory 3", 1),
+        ("plan --steps 100 --state 1 --tape 1 --memory 3", 1),
         ("plan --steps 100 --slots 0", 1),
-        ("sweep --steps 100 --memory 3", 1),
+        ("sweep --steps 100 --state 1 --tape 1 --memory 3", 1),
         ("plan --steps 100", 2),
         ("plan --steps 100 --slots 3 --memory 3", 2),
         ("plan --slots 3", 2),
@@ -149,7 +151,9 @@ def test_sweep_and_planners(run):
         ("verify no-such-file --steps 3 --slots 3", 2),
         ("simulate . --steps 3", 2),
         ("dance", 2),
-        ("", 2),
+        ("plan --steps 10 --slots 1e-3", 2),
+        ("plan --steps 1.5 --slots 3", 2),
+        ("lstm --framework abacus", 2),
     ],
 )  # fmt: skip
 def test_no_is_1_and_nonsense_is_2_and_never_a_traceback(run, words, status):
@@ -178,10 +182,112 @@ def test_files_that_are_no_schedule(run, tmp_path, content):
 
 
 @pytest.mark.parametrize("command", [(), ("plan",), ("sweep",), ("verify",), ("simulate",), ("planners",)])
-def test_help_starts_with_an_example(run, command):
+def test_help_starts_with_the_usage_and_ends_with_an_example(run, command):
     status, out, _ = run(*command, "--help")
     assert status == 0
-    assert out.startswith("example: remat ")
+    assert out.startswith(f"usage: remat{''.join(f' {word}' for word in command)} ")
+    assert re.search(r"\nexample: remat .*\n(.*\n)?$", out)
+
+
+def test_remat_alone_prints_its_help(run):
+    assert run() == run("--help")
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("paln --steps 3 --slots 2", "did you mean plan?"),
+        ("plan --stesp 3 --slots 2", "did you mean --steps?"),
+        ("plan --steps 3 --slots=2 --planer=auto", "did you mean --planner?"),
+        ("plan --steps 3 --slots 2 --planner binomail", "did you mean binomial?"),
+        ("report plan.json -o x.html --form htlm", "did you mean html?"),
+        ("lstm --framework toch", "did you mean torch?"),
+        ("report plna.json", "there is no file plna.json (did you mean plan.json?)"),
+    ],
+)
+def test_typos_get_a_suggestion(run, tmp_path, monkeypatch, words, meant):
+    monkeypatch.chdir(tmp_path)
+    plan(Loop(9), slots=3).save("plan.json")
+    status, out, err = run(*words.split())
+    assert (status, out) == (2, "")
+    assert meant in err
+
+
+@pytest.mark.parametrize("command", ["report", "verify", "simulate", "compare x.json", "plan --slots 3 --problem"])
+def test_a_missing_file_is_said_to_be_missing(run, command):
+    status, out, err = run(*command.split(), "nowhere.json")
+    assert (status, out) == (2, "")
+    assert re.search(r"there is no file (nowhere|x)\.json", err)
+
+
+@pytest.mark.parametrize(
+    "words", ["plan --memory 64MiB", "plan --level ram,64MiB --state 1MiB", "sweep", "sweep --memory 9"]
+)
+def test_a_budget_in_bytes_asks_for_the_sizes_of_a_step(run, words):
+    status, out, err = run(*words.split(), "--steps", "100")
+    assert (status, out) == (2, "")
+    assert "--tape" in err
+    assert ("give --state" in err) == ("--state" not in words)
+
+
+def test_numbers_as_people_write_them(run):
+    expected = run("plan", "--steps", "1000", "--slots", "2000")
+    for steps, slots in (("1e3", "2e3"), ("1k", "2K"), ("1_000", "2.0k"), ("0.001M", "2000")):
+        assert run("plan", "--steps", steps, "--slots", slots) == expected
+    sizes = ["plan", "--steps", "10", "--tape", "9k", "--memory", "1e5"]
+    assert run(*sizes, "--state", "1e3") == run(*sizes, "--state", "1k")
+
+
+def test_words_wrap_on_a_terminal(monkeypatch, capsys):
+    from remat.cli import words
+
+    line = "planner  " + "words that say much and take room " * 6 + "/a/very/long/path-with-dashes/" + "x" * 60
+    words.show(line, indent=9)
+    assert capsys.readouterr().out == line + "\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    words.show(line, indent=9)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert len(first) <= 60
+    assert all(each.startswith(" " * 9) for each in rest)
+    assert [first, *rest][-1].endswith("/a/very/long/path-with-dashes/" + "x" * 60)
+
+
+def test_long_work_without_a_terminal_says_how_far_it_is(run, monkeypatch):
+    monkeypatch.setattr("remat.cli.progress_bars.EVERY", 0.0)
+    err = run("sweep", "--steps", "50", "--slots", "3,4,5,6")[2]
+    assert re.search(r"^remat: planning, 50%, \d+ s so far$", err, re.MULTILINE)
+
+
+def test_bars_have_names_and_percent(monkeypatch):
+    from rich.console import Console
+
+    from remat.cli.progress_bars import Bars
+
+    written = io.StringIO()
+    terminal = partial(Console, file=written, force_terminal=True, width=100)
+    monkeypatch.setattr("rich.console.Console", lambda **_: terminal())
+    with Bars() as bars:
+        bars.say("training, in turns", 4, part="this gradient")
+        bars.step()
+        bars.update(3, 10)
+    assert re.search(r"training, in turns.* 25%", written.getvalue())
+    assert re.search(r"this gradient.* 30%", written.getvalue())
+
+
+def test_what_cannot_be_written_is_said_before_any_work(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    monkeypatch.setattr("remat.cli.lstm.model_on", None)
+    monkeypatch.setattr("remat.cli.demo._compare", None)
+    monkeypatch.setattr("remat.cli.plan.make_plan", None)
+    for words in ("plan --steps 9 --slots 3 --report x.png", "lstm --report x.png", "demo --output x.png"):
+        status, out, err = run(*words.split())
+        assert (status, out) == (2, "")
+        assert "resvg_py" in err
+    assert "there is no folder" in run("plan", "--steps", "9", "--slots", "3", "--save", "no/x.json")[2]
+    (tmp_path / "remat-demo.html").touch()
+    assert "--force" in run("demo")[2]
 
 
 def test_a_reader_that_goes_away_is_no_traceback():

@@ -163,8 +163,8 @@ def test_words_that_make_no_sense(run, files):
     assert run("compare", "plan.json")[0] == 2
 
 
-def test_bars_are_silent_in_a_pipe(run, files):
-    assert run("sweep", "--steps", "50", "--points", "4")[2] == ""
+def test_short_work_is_silent_in_a_pipe(run, files):
+    assert run("sweep", "--steps", "50", "--slots", "3,4")[2] == ""
     assert run("simulate", "plan.json")[2] == ""
 
 

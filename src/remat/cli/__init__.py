@@ -3,13 +3,15 @@
 Exit status: 0 yes, 1 no (illegal, infeasible), 2 usage (an argument or a file that makes no sense).
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 
 from remat import __version__
 from remat.cli import compare, demo, fit, lstm, plan, planners, report, simulate, sweep, verify
-from remat.cli.arguments import Parser
+from remat.cli.parser import Parser, refuse_unknown_words
+from remat.cli.words import tell
 from remat.errors import IllegalError, InfeasibleError, RematError
 
 __all__ = ["main"]
@@ -25,13 +27,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Exact gradients of long loops inside a memory budget: see it work, plan it, check and cost it.",
     )
     parser.add_argument("--version", action="version", version=f"remat {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    commands: dict[str, Parser] = {}
     for command in COMMANDS:
         name = command.__name__.rpartition(".")[2]
-        sub = commands.add_parser(name, example=command.EXAMPLE, help=command.HELP, description=command.HELP)
+        sub = subparsers.add_parser(name, example=command.EXAMPLE, help=command.HELP, description=command.HELP)
         command.add_arguments(sub)
         sub.set_defaults(run=command.run)
-    arguments = parser.parse_args(argv)
+        commands[name] = sub
+    words = sys.argv[1:] if argv is None else list(argv)
+    if not words:
+        parser.print_help()
+        return 0
+    refuse_unknown_words(parser, commands, words)
+    return _run(parser.parse_args(words))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    """Run the command of the arguments; errors become messages and a status."""
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -40,14 +53,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (InfeasibleError, IllegalError) as error:
-        print(f"remat: {error}", file=sys.stderr)
+        tell(f"remat: {error}")
         return 1
+    except FileNotFoundError as error:
+        tell(f"remat: there is no file {error.filename}")
+        return 2
     except OSError as error:
-        print(f"remat: {error.filename or ''}: {error.strerror or error}", file=sys.stderr)
+        tell(f"remat: {error.filename or ''}: {error.strerror or error}")
         return 2
     except (RematError, UnicodeDecodeError) as error:
-        print(f"remat: {error}", file=sys.stderr)
+        tell(f"remat: {error}")
         return 2
     except KeyboardInterrupt:
-        print("remat: interrupted", file=sys.stderr)
+        tell("remat: interrupted")
         return 130

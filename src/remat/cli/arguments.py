@@ -1,10 +1,13 @@
 """Arguments that several commands share, and how they become a problem, a memory, a schedule."""
 
 import argparse
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from remat.cli.parser import did_you_mean
 from remat.errors import FileError, ProblemError
 from remat.planners import Plan
 from remat.planners.loop.chunks import Chunks
@@ -17,10 +20,13 @@ from remat.schedule import Op, Schedule
 from remat.schedule.notation import ScheduleFile, parse_lines, short_lines
 
 __all__ = [
-    "Parser",
     "add_memory",
     "add_planner",
     "add_problem",
+    "ask_for_sizes",
+    "check_exists",
+    "check_folder",
+    "read_choice",
     "read_memory",
     "read_planner",
     "read_problem",
@@ -34,30 +40,18 @@ LOOP_SIZES = ("state", "tape")
 LOOP_TIMES = ("forward", "record", "backward", "per_range")
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose help starts with an example."""
-
-    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.example = example
-
-    def format_help(self) -> str:
-        """The help, after an example."""
-        return f"example: {self.example}\n\n{super().format_help()}"
-
-
 def add_problem(parser: argparse.ArgumentParser, *, required: bool) -> None:
     """Add the arguments that describe a loop, or name the file of a saved problem of any kind."""
     group = parser.add_argument_group("the problem: a loop, or a file")
     either = group.add_mutually_exclusive_group(required=required)
     either.add_argument("--steps", metavar="N", help='how many steps the loop has, or "unknown"')
     either.add_argument("--problem", metavar="FILE", help="a saved Chain or Loop (chain.save) instead of a loop")
-    group.add_argument("--state", metavar="SIZE", help="bytes of a state, such as 1MiB (default 1)")
-    group.add_argument("--tape", metavar="SIZE", help="bytes of one step's tape (default 1)")
-    group.add_argument("--forward", metavar="TIME", help="time of a step without tape (default 1)")
+    group.add_argument("--state", metavar="SIZE", help="bytes of a state, such as 1MiB (a budget in bytes needs it)")
+    group.add_argument("--tape", metavar="SIZE", help="bytes of one step's tape (a budget in bytes needs it)")
+    group.add_argument("--forward", metavar="TIME", help="time of a step without tape, such as 20ms (default: 1)")
     group.add_argument("--record", metavar="TIME", help="time of a step with tape (default: as forward)")
-    group.add_argument("--backward", metavar="TIME", help="time of pulling back a step (default 2)")
-    group.add_argument("--per-range", metavar="TIME", help="time of each recorded range (default 0)")
+    group.add_argument("--backward", metavar="TIME", help="time of pulling back a step (default: 2)")
+    group.add_argument("--per-range", metavar="TIME", help="time of each recorded range (default: 0)")
     group.add_argument("--restartable", action="store_true", help="a step's tape also holds its output")
 
 
@@ -65,6 +59,7 @@ def read_problem(arguments: argparse.Namespace) -> Problem:
     """The problem that the arguments describe or name."""
     if arguments.problem is not None:
         _refuse_loop_options(arguments, arguments.problem)
+        check_exists(arguments.problem)
         with in_file(arguments.problem):
             return load_problem(read_json(read_limited(arguments.problem)))
     steps = None if arguments.steps == "unknown" else read_whole(arguments.steps, "steps")
@@ -102,7 +97,24 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def read_memory(arguments: argparse.Namespace) -> Memory:
-    """The memory that the arguments describe."""
+    """The memory that the arguments describe; one in bytes needs the sizes of a loop's states and tapes."""
+    memory = _memory(arguments)
+    if any(level.capacity is not None for level in memory.levels):
+        ask_for_sizes(arguments, "a budget in bytes")
+    return memory
+
+
+def ask_for_sizes(arguments: argparse.Namespace, what: str) -> None:
+    """Raise a ProblemError if a loop is described by arguments, and its sizes are not."""
+    missing = [f"--{name}" for name in LOOP_SIZES if getattr(arguments, name) is None]
+    if arguments.steps is not None and missing:
+        raise ProblemError(
+            f"{what} needs to know how large a step's state and tape are: give {' and '.join(missing)}, such as "
+            "--state 1MiB --tape 9MiB, or count states by --slots N"
+        )
+
+
+def _memory(arguments: argparse.Namespace) -> Memory:
     budgets = [value for value in (arguments.slots, arguments.memory, arguments.level) if value is not None]
     if len(budgets) != 1:
         raise ProblemError("give one of --slots N, --memory SIZE or --level NAME,SIZE")
@@ -133,6 +145,8 @@ def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Problem, Memo
 
     A saved plan contains a problem and a memory; arguments override them.
     """
+    if arguments.file != "-":
+        check_exists(arguments.file)
     described = arguments.steps is not None or arguments.problem is not None
     problem = read_problem(arguments) if described else None
     has_budget = any(value is not None for value in (arguments.slots, arguments.memory, arguments.level))
@@ -177,14 +191,30 @@ def _level(text: str) -> Level:
     return Level(name, size, read=read, write=write)
 
 
-def read_whole(text: str, name: str) -> int:
-    """An argument as a whole number."""
-    try:
-        if len(text) > 40:
-            raise ValueError
-        return int(text)
-    except ValueError:
-        raise ProblemError(f"{name} must be a whole number, not {text[:40]!r}") from None
+_WHOLE = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.(\d*))?(?:e\+?(\d{1,2}))?([kmg]?)", re.IGNORECASE | re.ASCII)
+_THOUSANDS = {"": 0, "k": 3, "m": 6, "g": 9}
+
+
+def read_whole(text: str | int, name: str) -> int:
+    """An argument as a whole number: 1000, 1_000, 1e3, 1k or 1.5k.
+
+    >>> [read_whole(text, "steps") for text in ("1000", "1e3", "1k", "2.5k", "1M")]
+    [1000, 1000, 1000, 2500, 1000000]
+    """
+    match = _WHOLE.fullmatch(str(text)) if len(str(text)) <= 40 else None
+    if match is not None:
+        whole, part = match[1].replace("_", ""), (match[2] or "").rstrip("0")
+        power = int(match[3] or 0) + _THOUSANDS[match[4].lower()] - len(part)
+        if power >= 0:
+            return int(whole + part + "0" * power)
+    raise ProblemError(f"{name} must be a whole number, such as 1000, 1e3 or 1k, not {str(text)[:40]!r}")
+
+
+def read_choice(text: str, choices: Iterable[str], name: str) -> str:
+    """An argument that is one of several words."""
+    if text not in (known := [*choices]):
+        raise ProblemError(f"{name} is one of {', '.join(known)}, not {text[:40]!r}{did_you_mean(text, known)}")
+    return text
 
 
 def _time(text: str) -> float | str:
@@ -198,3 +228,19 @@ def refuse_to_overwrite(path: str, force: bool) -> None:
     """Raise a FileError if `path` exists, unless `force` is set."""
     if Path(path).exists() and not force:
         raise FileError(f"{path} exists; give --force to write over it")
+
+
+def check_exists(path: str) -> None:
+    """Raise a FileError if there is no file at `path`; it names one with a similar name beside it."""
+    if not Path(path).exists():
+        folder = Path(path).parent
+        if not folder.is_dir():
+            raise FileError(f"there is no file {path}, as there is no folder {folder}")
+        found = did_you_mean(Path(path).name, (each.name for each in folder.iterdir()))
+        raise FileError(f"there is no file {path}{found}")
+
+
+def check_folder(path: str) -> None:
+    """Raise a FileError if there is no folder to write `path` into."""
+    if not Path(path).parent.is_dir():
+        raise FileError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")

@@ -3,21 +3,25 @@
 import argparse
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from remat.cli.arguments import check_exists
 from remat.cli.output import add_saved_plan, check_saved_plan, save_plan
 from remat.cli.progress_bars import Bars
-from remat.errors import FileError, ProblemError, RematError
+from remat.cli.timing import Times
+from remat.errors import ProblemError, RematError
 from remat.interface.auto_checkpointing import StepCosts, auto_checkpoint, explain, measure_step
 from remat.planners import Plan, sweep
 from remat.planners import plan as make_plan
 from remat.problem import Chain
 from remat.reporting.block_table import aligned
-from remat.units import bytes_text
+from remat.units import bytes_text, seconds_text
 
 EXAMPLE = "remat fit train.py:make_model --sample train.py:make_batch --memory 2GiB"
 HELP = "measure and plan a model for a budget, run one step plainly and one by the plan, and compare"
+ROUNDS = 3  # steps of each kind that are measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,10 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
             ) from error
         plan: Plan = model.remat_plan
         assert isinstance(plan.problem, Chain)
-        bars.say("running")
-        planned = measure_step(model, sample, loss=loss)
         everything = make_plan(plan.problem, 10**18, planner="chain-keep-all")
-        plain = measure_step(model, sample, loss=loss, plain=True)
+        bars.say("running steps, in turns", 2 * ROUNDS)
+        planned, plain = _measured(model, sample, loss, bars)
     print(explain(plan))
     print()
     print(_comparison(everything, plain, plan, planned))
@@ -65,11 +68,28 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _comparison(everything: Plan, plain: StepCosts | None, plan: Plan, planned: StepCosts | None) -> str:
+def _measured(
+    model: Any, sample: Any, loss: Any, bars: Bars
+) -> tuple[tuple[StepCosts | None, ...], tuple[StepCosts | None, ...]]:
+    """What steps by the plan and plain ones take, measured in turns."""
+    steps: list[list[StepCosts | None]] = [[], []]
+    for _ in range(ROUNDS):
+        for plain in (False, True):
+            steps[plain].append(measure_step(model, sample, loss=loss, plain=plain))
+            bars.step()
+    return tuple(steps[False]), tuple(steps[True])
+
+
+def _comparison(
+    everything: Plan, plain: Sequence[StepCosts | None], plan: Plan, planned: Sequence[StepCosts | None]
+) -> str:
     rows = [("one step", "predicted peak", "measured peak", "predicted time", "measured time")]
-    for name, made, costs in (("plainly", everything, plain), ("by the plan", plan, planned)):
-        measured = ("does not fit", "") if costs is None else (bytes_text(costs.peak), f"{costs.seconds:.4g} s")
-        rows.append((name, bytes_text(made.peak), measured[0], f"{made.seconds:.4g} s", measured[1]))
+    for name, made, all_costs in (("plainly", everything, plain), ("by the plan", plan, planned)):
+        costs = [each for each in all_costs if each is not None]
+        measured = ("does not fit", "")
+        if costs:
+            measured = bytes_text(max(each.peak for each in costs)), str(Times(tuple(each.seconds for each in costs)))
+        rows.append((name, bytes_text(made.peak), measured[0], seconds_text(made.seconds), measured[1]))
     return "\n".join(aligned(rows))
 
 
@@ -85,8 +105,7 @@ def _named(text: str, files: dict[str, dict[str, Any]]) -> Any:
     path, _, name = text.rpartition(":")
     if not path or not name:
         raise ProblemError(f"{text!r} must be FILE:NAME, such as train.py:make_model")
-    if not Path(path).is_file():
-        raise FileError(f"there is no file {path}")
+    check_exists(path)
     if path not in files:
         sys.path.insert(0, str(Path(path).resolve().parent))  # what it imports may lie beside it
         files[path] = runpy.run_path(path, run_name="__remat__")

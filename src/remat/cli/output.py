@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from remat.cli.arguments import refuse_to_overwrite
+from remat.cli.arguments import check_exists, check_folder, refuse_to_overwrite
 from remat.cli.progress_bars import Bars
 from remat.errors import FileError
 from remat.planners import Plan
@@ -42,6 +42,7 @@ def check_saved_plan(arguments: argparse.Namespace) -> None:
     """Raise what saving and reporting would raise, before any work is done."""
     for path in filter(None, (arguments.save, arguments.report)):
         refuse_to_overwrite(path, arguments.force)
+        check_folder(path)
     if arguments.report:
         check_path(arguments.report)
         if arguments.save and Path(arguments.save).resolve() == Path(arguments.report).resolve():
@@ -89,6 +90,7 @@ def _same(a: str, b: str) -> bool:
 
 def read_shown(name: str) -> Plan | Trace | Profile:
     """The plan, trace or profile that was saved in a file."""
+    check_exists(name)
     with in_file(name):
         data = read_json(read_limited(name))
         tag = data.get("remat") if isinstance(data, dict) else None
@@ -108,6 +110,7 @@ def write_report(
     labels: Sequence[str] | None = None,
     anonymous: bool = False,
     tables: Sequence[Table] = (),
+    limit: int | None = None,
     show: bool = False,
 ) -> None:
     """Write a report with its memory curve, a progress bar meanwhile; print its path, and open it if `show` is set."""
@@ -122,6 +125,7 @@ def write_report(
             anonymous=anonymous,
             tables=tables,
             tradeoff=True,
+            limit=limit,
             progress=bars,
         )
     print(f"wrote {written}", file=sys.stderr)

@@ -13,6 +13,7 @@ from remat.cli.arguments import (
 )
 from remat.cli.output import add_saved_plan, check_saved_plan, save_plan
 from remat.cli.progress_bars import Bars
+from remat.cli.words import PLAN_INDENT, show
 from remat.planners import plan as make_plan
 
 EXAMPLE = "remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB"
@@ -43,10 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         plan.write(sys.stdout)
     elif arguments.ops:
-        print(plan, file=sys.stderr)
+        show(plan, indent=PLAN_INDENT, file=sys.stderr)
         for line in plan.schedule.lines():
             print(line)
     else:
-        print(plan)
+        show(plan, indent=PLAN_INDENT)
     save_plan(plan, arguments)
     return 0

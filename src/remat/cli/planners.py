@@ -2,6 +2,7 @@
 
 import argparse
 
+from remat.cli.words import show
 from remat.planners import PLANNERS
 
 EXAMPLE = "remat planners"
@@ -14,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a line for each planner."""
+    column = max(map(len, PLANNERS)) + 2
     for name, planner in PLANNERS.items():
-        print(f"{name:<{max(map(len, PLANNERS)) + 2}}{planner.summary}")
+        show(f"{name:<{column}}{planner.summary}", indent=column)
     return 0

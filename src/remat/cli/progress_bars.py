@@ -1,19 +1,27 @@
-"""Progress bars on stderr if that is a terminal; in a pipe nothing is written."""
+"""Progress on stderr: on a terminal bars with names and percent, elsewhere a line now and then."""
 
+import sys
+from time import monotonic
 from types import TracebackType
 
 __all__ = ["Bars"]
 
+EVERY = 10.0  # seconds between lines where there is no terminal
+
 
 class Bars:
-    """One bar for the job, and one below it for the long computation inside, which reports by `update`."""
+    """One bar for the stage of the job, and, where stages have parts, one below it for the part that runs.
+
+    A stage whose number of parts is not given is filled by the computation itself, which reports by `update`.
+    """
 
     def __enter__(self) -> "Bars":
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
         console = Console(stderr=True)
-        columns = (TextColumn("{task.description:<34}"), BarColumn(), TimeElapsedColumn())
+        columns = (TextColumn("{task.description:<34}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+        self._terminal = console.is_terminal
         self._bars = Progress(
             *columns,
             console=console,
@@ -23,8 +31,10 @@ class Bars:
             redirect_stderr=False,
         )
         self._bars.start()
-        self._job = self._bars.add_task("", total=None)
-        self._inside = self._bars.add_task("  of it", total=None, visible=False)
+        self._stage = self._bars.add_task("", total=None)
+        self._part = self._bars.add_task("", total=None, visible=False)
+        self._began = self._written = monotonic()
+        self._name, self._done, self._total = "", 0, None  # type: str, int, int | None
         return self
 
     def __exit__(
@@ -32,15 +42,35 @@ class Bars:
     ) -> None:
         self._bars.stop()
 
-    def say(self, what: str, total: int | None = None) -> None:
-        """Begin a new stage of the job."""
-        self._bars.reset(self._job, description=what, total=total)
-        self._bars.update(self._inside, visible=False)
+    def say(self, what: str, total: int | None = None, *, part: str = "this part") -> None:
+        """Begin a new stage of the job, of `total` parts if that is known; a part is called `part`."""
+        self._name, self._done, self._total = what, 0, total
+        self._bars.reset(self._stage, description=what, total=total)
+        self._bars.update(self._part, description=f"  {part}", visible=False)
+        self._write_line()
 
     def step(self) -> None:
-        """One unit of the stage is done."""
-        self._bars.advance(self._job)
+        """One part of the stage is done."""
+        self._done += 1
+        self._bars.advance(self._stage)
+        self._write_line()
 
     def update(self, done: int, total: int | None) -> None:
         """Show how much of the computation inside is done."""
-        self._bars.update(self._inside, completed=done, total=total, visible=True)
+        if self._total is None:
+            self._bars.update(self._stage, completed=done, total=total)
+            self._write_line(done, total)
+        else:
+            self._bars.update(self._part, completed=done, total=total, visible=True)
+            self._write_line()
+
+    def _write_line(self, done: int | None = None, total: int | None = None) -> None:
+        """Without a terminal, say how far the stage is, if nothing was said for a while."""
+        now = monotonic()
+        if self._terminal or not self._name or now - self._written < EVERY:
+            return
+        self._written = now
+        if self._total is not None:
+            done, total = self._done, self._total
+        far = f" {done / total:.0%}," if done is not None and total else ""
+        print(f"remat: {self._name},{far} {now - self._began:.0f} s so far", file=sys.stderr)

@@ -5,8 +5,9 @@ import json
 import sys
 from dataclasses import asdict
 
-from remat.cli.arguments import add_memory, add_problem, read_subject, refuse_to_overwrite
+from remat.cli.arguments import add_memory, add_problem, check_folder, read_subject, refuse_to_overwrite
 from remat.cli.progress_bars import Bars
+from remat.cli.words import PLAN_INDENT, show
 from remat.progress import reporting_to
 from remat.schedule import Trace, simulate
 from remat.schedule.notation import format_op
@@ -31,6 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print."""
     if arguments.save:
         refuse_to_overwrite(arguments.save, arguments.force)
+        check_folder(arguments.save)
     with Bars() as bars, reporting_to(bars):
         bars.say("simulating")
         trace = simulate(*read_subject(arguments))
@@ -41,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
         json.dump(data, sys.stdout, indent=1)
         print()
     else:
-        print(trace)
+        show(trace, indent=PLAN_INDENT)
     if arguments.save:
         trace.save(arguments.save)
         print(f"saved {arguments.save}", file=sys.stderr)

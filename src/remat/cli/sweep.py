@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from remat.cli.arguments import add_planner, add_problem, read_planner, read_problem, read_whole
+from remat.cli.arguments import add_planner, add_problem, ask_for_sizes, read_planner, read_problem, read_whole
 from remat.cli.progress_bars import Bars
 from remat.planners import sweep
 
@@ -26,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan at every budget and print the curve."""
+    if not arguments.slots:
+        ask_for_sizes(arguments, "a curve in bytes")
     problem = read_problem(arguments)
     with Bars() as bars:
         bars.say("planning")

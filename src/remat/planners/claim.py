@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import ceil, isclose
 
 from remat.schedule import Trace
+from remat.units import number_text
 
 __all__ = ["Claim", "Prediction"]
 
@@ -29,6 +30,18 @@ class Claim:
     def optimal(self) -> bool:
         """Whether nothing in its class is better."""
         return self.factor == 1.0
+
+    @property
+    def short(self) -> str:
+        """The claim in a few words; `str` has the class of schedules in which it is proved.
+
+        >>> Claim(1.0036, "states only").short
+        'within 0.4 % of optimal'
+        """
+        if self.factor is None or self.factor == 1.0:
+            return "heuristic" if self.factor is None else "optimal"
+        percent = ceil(1000 * (self.factor - 1)) / 10  # rounded up, so that what is printed is still true
+        return f"within {number_text(percent)} % of optimal"
 
     def __str__(self) -> str:
         inside = f" within {self.within}" if self.within else ""

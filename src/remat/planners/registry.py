@@ -1,5 +1,6 @@
 """The table of planners: one line each. `plan(..., planner=name)` finds them here, `remat planners` lists them."""
 
+from difflib import get_close_matches
 from typing import Any
 
 from remat.errors import PlannerError
@@ -47,7 +48,9 @@ def find_planner(planner: str | Planner[Any]) -> Planner[Any]:
     if isinstance(planner, Planner):
         return planner
     if not isinstance(planner, str) or planner not in PLANNERS:
-        raise PlannerError(f"there is no planner {str(planner)[:40]!r}; there are {', '.join(PLANNERS)}")
+        close = get_close_matches(str(planner)[:40], PLANNERS, 1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise PlannerError(f"there is no planner {str(planner)[:40]!r}{meant}; there are {', '.join(PLANNERS)}")
     return PLANNERS[planner]()
 
 

@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from remat.reporting.anonymize import anonymous as without_names
 from remat.reporting.chrome_trace import chrome_of
 from remat.reporting.html import page_of
 from remat.reporting.plain_text import text_of
-from remat.reporting.report_subject import ReportSubject, subjects_of
+from remat.reporting.report_subject import ReportSubject, requested_bytes_of, subjects_of
 from remat.reporting.summary import Summary, summarise
 from remat.reporting.svg import below_each_other, liveness_svg, standalone
 from remat.reporting.tables import Table, compare, passes_table, profile_table
 from remat.schedule import Trace
+from remat.units import to_bytes
 from remat.version import __version__
 
 __all__ = ["FORMATS", "check_path", "curve_for", "format_for", "report", "text_report"]
@@ -49,13 +51,15 @@ def report(
     anonymous: bool = False,
     tables: Sequence[Table] = (),
     tradeoff: bool | None = None,
+    limit: int | str | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Write a report on one or several plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
 
     Several are compared, on one scale of bytes. The format goes by the ending of the path, or by `form`: see
     `FORMATS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
-    written over, at once: a reader never finds half a report.
+    written over, at once: a reader never finds half a report. `limit` is a line of that many bytes in all charts; what
+    is compared shares the budget of those that have one.
 
     `tradeoff=True` adds what other budgets would cost, which for a budget in bytes means planning again at some twenty
     of them, once: the curve is cached. `False` leaves it out. By default it is added where nothing is planned for it:
@@ -79,7 +83,9 @@ def report(
     check_path(path, form)
     check_progress(progress)
     with reporting_to(progress):
-        summaries = _summaries(subjects, labels, anonymous, tradeoff if file_format in WITH_TABLES else False)
+        bytes_limit = None if limit is None else to_bytes(limit, "limit", least=1)
+        planned = tradeoff if file_format in WITH_TABLES else False
+        summaries = _summaries(subjects, labels, anonymous, planned, bytes_limit)
         if not summaries and file_format not in WITH_TABLES:
             raise ReportError("the profile has no run of a loop to draw. Write its tables as .html, .txt or .json")
         all_tables = [*tables, *_overview(subjects, summaries, anonymous)]
@@ -109,7 +115,9 @@ def format_for(path: str | Path, form: str | None = None) -> str:
         if form is None:
             raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_SUFFIXES)}, or say the form")
     if form not in FORMATS:
-        raise ReportError(f"there is no form {str(form)[:40]!r} of a report; there are {', '.join(FORMATS)}")
+        close = get_close_matches(str(form)[:40], FORMATS, 1)
+        meant = f" (did you mean {close[0]}?)" if close else ""
+        raise ReportError(f"there is no form {str(form)[:40]!r} of a report{meant}; there are {', '.join(FORMATS)}")
     return form
 
 
@@ -122,11 +130,15 @@ def check_path(path: str | Path, form: str | None = None) -> None:
 
 
 def _summaries(
-    values: Sequence[Any], labels: Sequence[str] | None, anonymous: bool, tradeoff: bool | None
+    values: Sequence[Any],
+    labels: Sequence[str] | None,
+    anonymous: bool,
+    tradeoff: bool | None,
+    limit: int | None = None,
 ) -> list[Summary]:
     names = [""] * len(values) if labels is None else labels
     subjects = [subject for value, name in zip(values, names, strict=True) for subject in subjects_of(value, name)]
-    subjects = _with_distinct_labels(subjects)
+    subjects = _with_limit(_with_distinct_labels(subjects), limit)
     curves = [curve_for(subject, tradeoff) for subject in subjects]
     if anonymous:
         subjects = [without_names(subject, number) for number, subject in enumerate(subjects, 1)]
@@ -152,6 +164,14 @@ def _with_distinct_labels(subjects: list[ReportSubject]) -> list[ReportSubject]:
         else subject
         for i, subject in enumerate(subjects)
     ]
+
+
+def _with_limit(subjects: list[ReportSubject], limit: int | None) -> list[ReportSubject]:
+    """The subjects, with a limit to draw in all charts: the given one, or the one budget of all that have any."""
+    budgets = {budget for subject in subjects if (budget := requested_bytes_of(subject)) is not None}
+    if limit is None and len(budgets) == 1 and len(subjects) > 1:
+        [limit] = budgets
+    return [replace(subject, limit=limit) for subject in subjects]
 
 
 def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) -> list[Table]:

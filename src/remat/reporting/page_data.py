@@ -24,8 +24,8 @@ def top_of(summary: Summary) -> int:
     sizes = [1, trace.peak, trace.totals.allocated or 0]
     if summary.subject.predicted is not None:
         sizes.append(summary.subject.predicted.peak)
-    if summary.requested_bytes and summary.requested_bytes <= 2 * max(sizes):
-        sizes.append(summary.requested_bytes)
+    if summary.limit and summary.limit <= 2 * max(sizes):
+        sizes.append(summary.limit)
     return max(sizes)
 
 
@@ -61,7 +61,7 @@ def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
         "group": timeline.group,
         "span": timeline.span,
         "top": top_of(summary),
-        "budget": summary.requested_bytes,
+        "budget": summary.limit,
         "planBytes": summary.plan_bytes,
         "always": sum(trace.always.values()),
         "before": sum(size for name, size in trace.always.items() if name not in MADE_BY_RUN),

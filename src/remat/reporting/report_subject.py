@@ -16,7 +16,7 @@ from remat.profiling.call_record import SavedRun
 from remat.schedule import Schedule, Trace, simulate, verify
 from remat.units import count_text
 
-__all__ = ["ReportSubject", "subjects_of"]
+__all__ = ["ReportSubject", "plan_bytes_of", "requested_bytes_of", "subjects_of"]
 
 MOST_SITES = 6  # call sites of a profile that a report shows
 SEGMENT_CALLS = ("checkpoint", "drop", "chain")
@@ -33,10 +33,22 @@ class ReportSubject:
     sized: Plan | None = None  # the plan; one made in slots with the measured sizes of states and tapes
     step_cost: StepCost | None = None  # measured before the run was planned; None for what was loaded from a file
     requested_bytes: int | None = None  # the caller's budget; the plan's own may be less
+    limit: int | None = None  # bytes that charts mark, also for what had no budget
     source: str = ""  # where the step function is defined
     framework: str = ""
     warning: str = ""  # shown above everything else
     notes: tuple[str, ...] = ()
+
+
+def plan_bytes_of(subject: ReportSubject) -> int | None:
+    """The plan's own budget for states and tapes, if it is in bytes."""
+    memory = subject.plan.memory if subject.plan else subject.trace.memory
+    return None if memory is None else memory.device.capacity
+
+
+def requested_bytes_of(subject: ReportSubject) -> int | None:
+    """The caller's budget in bytes, of which the plan has what a step's workspace and bookkeeping leave."""
+    return plan_bytes_of(subject) if subject.requested_bytes is None else subject.requested_bytes
 
 
 def subjects_of(value: Any, label: str = "") -> list[ReportSubject]:
@@ -113,6 +125,7 @@ def _of_call(call: CallRecord, label: str) -> ReportSubject:
         sized,
         call.step_cost,
         call.budget,
+        None,
         "" if call.step is None else str(call.step),
         call.framework,
         "" if call.status == "done" else f"The run is not complete: {call.status} after {_ops(trace)}.",

@@ -10,7 +10,7 @@ from typing import Any
 
 from remat.planners.memory_curve import MemoryCurve
 from remat.problem import Loop
-from remat.reporting.report_subject import ReportSubject
+from remat.reporting.report_subject import ReportSubject, plan_bytes_of, requested_bytes_of
 from remat.reporting.timeline import Timeline
 from remat.reporting.tips import tips_for
 from remat.schedule.notation import format_op
@@ -45,13 +45,17 @@ class Summary:
     @property
     def plan_bytes(self) -> int | None:
         """The plan's own budget for states and tapes, if it is in bytes."""
-        memory = self.subject.plan.memory if self.subject.plan else self.subject.trace.memory
-        return None if memory is None else memory.device.capacity
+        return plan_bytes_of(self.subject)
 
     @property
     def requested_bytes(self) -> int | None:
         """The caller's budget in bytes, of which the plan has what a step's workspace and bookkeeping leave."""
-        return self.plan_bytes if self.subject.requested_bytes is None else self.subject.requested_bytes
+        return requested_bytes_of(self.subject)
+
+    @property
+    def limit(self) -> int | None:
+        """The bytes that charts mark: the budget, or that of what the subject is compared with."""
+        return self.requested_bytes if self.subject.limit is None else self.subject.limit
 
     @property
     def extra(self) -> float:

@@ -36,7 +36,7 @@ def liveness_svg(summary: Summary, width: int = 720, height: int = 240, top: int
     timeline, trace = summary.timeline, summary.subject.trace
     left, right, upper, lower = 74, 12, 26, 34
     inner, tall = width - left - right, height - upper - lower
-    budget = summary.requested_bytes or 0
+    budget = summary.limit or 0
     most = top or max(trace.peak, budget if budget <= 2 * trace.peak else 0, 1)
     scale = tall / (1.08 * most)
     bins = min(bins, inner)
@@ -61,7 +61,7 @@ def liveness_svg(summary: Summary, width: int = 720, height: int = 240, top: int
         y = upper + tall - budget * scale
         at, anchor = (left + 4, "start") if place > 0.5 else (left + inner, "end")  # where the peak's label is not
         elements.append(f'<path d="M{left} {y:.1f}h{inner}" stroke="{_colour("budget")}" stroke-dasharray="6 4"/>')
-        words = f"budget {bytes_text(budget)}"
+        words = f"{'budget' if summary.subject.limit is None else 'limit'} {bytes_text(budget)}"
         elements.append(
             f'<text x="{at}" y="{y - 4:.1f}" text-anchor="{anchor}" fill="{_colour("budget")}">{words}</text>'
         )

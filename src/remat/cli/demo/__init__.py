@@ -2,22 +2,22 @@
 
 import argparse
 import gc
-import sys
 import tracemalloc
 from collections.abc import Callable
-from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from remat.cli.agreement import agreement
+from remat.cli.arguments import read_whole, refuse_to_overwrite
 from remat.cli.output import write_report
 from remat.cli.progress_bars import Bars
-from remat.errors import FileError
-from remat.planners import Plan
+from remat.cli.timing import Times, interleaved
+from remat.cli.words import PLAN_INDENT, show, tell
+from remat.planners import Plan, SavePoints, plan
+from remat.problem import Loop
 from remat.profiling import CallRecord, profile
-from remat.reporting import MARK
+from remat.reporting.formats import check_path
 from remat.reporting.tables import Table
-from remat.units import bytes_text, count_text, to_bytes, to_count
+from remat.units import bytes_text, count_text, number_text, to_bytes, to_count
 
 if TYPE_CHECKING:
     from remat.cli.demo.model import CharModel
@@ -28,102 +28,103 @@ HELP = "train a character LSTM through 512 steps, plainly and inside a memory bu
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add this command's arguments."""
-    parser.add_argument("--memory", default="4 MiB", help="the budget (default: 4 MiB)")
-    parser.add_argument("--steps", type=int, default=512, help="characters to differentiate through (default: 512)")
-    parser.add_argument("--hidden", type=int, default=48, help="size of the LSTM's state (default: 48)")
-    parser.add_argument("--batch", type=int, default=24, help="passages at once (default: 24)")
-    parser.add_argument("--iterations", type=int, default=5, help="training steps of each kind (default: 5)")
-    parser.add_argument("--output", metavar="FILE", default="remat-demo.html", help="the page that is written")
+    parser.add_argument("--memory", metavar="SIZE", default="4 MiB", help="the budget (default: 4 MiB)")
+    parser.add_argument("--steps", metavar="N", default="512", help="characters to go through (default: 512)")
+    parser.add_argument("--hidden", metavar="N", default="48", help="size of the LSTM's state (default: 48)")
+    parser.add_argument("--batch", metavar="N", default="24", help="passages at once (default: 24)")
+    parser.add_argument("--iterations", metavar="N", default="5", help="training steps of each kind (default: 5)")
+    parser.add_argument(
+        "--output", metavar="FILE", default="remat-demo.html", help="the report (default: remat-demo.html)"
+    )
+    parser.add_argument("--force", action="store_true", help="write over an existing report")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train twice, compare, print the table, write the page."""
     from remat.cli.demo.model import CharModel
 
-    for name in ("steps", "hidden", "batch", "iterations"):
-        to_count(getattr(arguments, name), f"--{name}", least=1)
-    to_bytes(arguments.memory, "--memory")
-    output = Path(arguments.output)
-    if output.exists() and MARK not in output.read_text(encoding="utf-8", errors="replace")[:200]:
-        raise FileError(f"{output} exists and is no report of remat's: give another --output")
-    model = CharModel(arguments.steps, arguments.hidden, arguments.batch)
-    title = f"A character LSTM through {count_text(arguments.steps)} steps, inside {arguments.memory}"
-    rows, call = _compare(model, arguments.memory, arguments.iterations)
+    steps, hidden, batch, iterations = (
+        to_count(read_whole(getattr(arguments, name), f"--{name}"), f"--{name}", least=1)
+        for name in ("steps", "hidden", "batch", "iterations")
+    )
+    memory = to_bytes(arguments.memory, "--memory")
+    check_path(arguments.output)
+    refuse_to_overwrite(arguments.output, arguments.force)
+    model = CharModel(steps, hidden, batch)
+    title = f"A character LSTM through {count_text(steps)} steps, inside {bytes_text(memory)}"
+    rows, plain, call = _compare(model, memory, iterations)
     head = ("", "plain autograd", "remat")
     _print_table(title, head, rows)
-    print(call.plan)
+    show(call.plan, indent=PLAN_INDENT)
     table = Table("Plain autograd and remat", head, tuple(rows), numbers=False)
-    write_report([call], str(output), form="html", title=title, labels=["remat.scan of the LSTM"], tables=[table])
-    print(
+    write_report([plain, call], arguments.output, title=title, labels=["plain", "remat"], tables=[table], limit=memory)
+    tell(
         "next: open the page; put a loop of your own into remat.scan(step, init, xs, memory=...), as in "
-        "docs/how-do-i-differentiate-a-loop.md; 'remat plan --help' plans without running",
-        file=sys.stderr,
+        "docs/how-do-i-differentiate-a-loop.md; 'remat plan --help' plans without running"
     )
     return 0
 
 
-def _compare(model: "CharModel", memory: str, iterations: int) -> tuple[list[tuple[str, ...]], CallRecord]:
-    """The rows of the table, and the recorded call of `remat.scan`."""
+def _compare(model: "CharModel", memory: int, iterations: int) -> tuple[list[tuple[str, ...]], CallRecord, CallRecord]:
+    """The rows of the table, and the recorded calls: all tapes held, as plain autograd does, and inside the budget."""
     from autograd import value_and_grad
+
+    from remat.cli.demo.model import Training
 
     with Bars() as bars:
 
         def budget(params: Any) -> Any:
-            return model.budget_loss(params, memory, bars)
+            return model.scan_loss(params, memory=memory, progress=bars)
 
         # Measured and planned before anything is timed; a budget that is too small raises here.
+        bars.say("measuring and planning")
         value_and_grad(budget)(model.params)
-        plain_losses, plain_seconds = _train(model, model.plain_loss, iterations, bars, "plain autograd")
-        losses, seconds = _train(model, budget, iterations, bars, f"remat in {memory}")
-        bars.say("measuring memory", 2)
+        bars.say("training, in turns", 2 * iterations, part="this gradient")
+        trainings = [Training(model, loss) for loss in (model.plain_loss, budget)]
+        times = interleaved([each.step for each in trainings], iterations, bars.step)
+        bars.say("measuring memory", 4, part="this gradient")
         (_, expected), plain_peak = _traced(lambda: value_and_grad(model.plain_loss)(model.params))
         bars.step()
         (_, gradient), peak = _traced(lambda: value_and_grad(budget)(model.params))
-        with profile() as recorded:
-            value_and_grad(budget)(model.params)
         bars.step()
-    call, equal = recorded.calls[0], agreement(gradient, expected)
-    return _rows(plain_losses, losses, equal, plain_peak, peak, plain_seconds, seconds, call), call
+        whole = plan(Loop(len(model.xs)), slots=0, planner=SavePoints(()))  # one range: every tape is held
+        hows: list[dict[str, Any]] = [{"plan": whole}, {"memory": memory}]
+        plain_call, call = (_recorded(model, {"progress": bars, **how}, bars) for how in hows)
+    losses, equal = [each.losses for each in trainings], agreement(gradient, expected)
+    return _rows(losses, times, equal, plain_peak, peak, call), plain_call, call
+
+
+def _recorded(model: "CharModel", how: dict[str, Any], bars: Bars) -> CallRecord:
+    """The call of `remat.scan` in one gradient."""
+    from autograd import value_and_grad
+
+    with profile() as recorded:
+        value_and_grad(lambda params: model.scan_loss(params, **how))(model.params)
+    bars.step()
+    return recorded.calls[0]
 
 
 def _rows(
-    plain_losses: list[float],
-    losses: list[float],
-    equal: str,
-    plain_peak: int,
-    peak: int,
-    plain_seconds: float,
-    seconds: float,
-    call: CallRecord,
+    losses: list[list[float]], times: list[Times], equal: str, plain_peak: int, peak: int, call: CallRecord
 ) -> list[tuple[str, ...]]:
     """The rows of the table: what is compared, by plain autograd, by remat."""
     plan, trace = call.plan, call.trace
     assert isinstance(plan, Plan)
     assert trace is not None
+    ratio = number_text(plain_peak / peak)
     return [
-        ("loss at first", f"{plain_losses[0]:.6f}", f"{losses[0]:.6f}"),
-        (f"loss after {len(losses)} gradients", f"{plain_losses[-1]:.6f}", f"{losses[-1]:.6f}"),
+        ("loss at first", *(f"{each[0]:.6f}" for each in losses)),
+        (f"loss after {len(losses[0])} gradients", *(f"{each[-1]:.6f}" for each in losses)),
         ("gradients", "", equal),
-        ("peak memory", bytes_text(plain_peak), f"{bytes_text(peak)}, {plain_peak / peak:.1f} times less"),
-        ("time of a gradient", f"{plain_seconds:.2f} s", f"{seconds:.2f} s, {seconds / plain_seconds:.2f} times"),
+        ("peak memory", bytes_text(plain_peak), f"{bytes_text(peak)}, {ratio} times less"),
+        ("time of a gradient", str(times[0]), f"{times[1]}, {times[1].median / times[0].median:.2f} times plain"),
         (
             "forward steps",
             count_text(plan.problem.units),
             f"{count_text(plan.forward_steps)} planned, {count_text(trace.forward_steps)} done",
         ),
-        ("plan", "every tape is held", plan.planner),
-        ("claim", "", str(plan.claim)),
+        ("plan", "every tape is held", f"{plan.planner}, {plan.claim.short}"),
     ]
-
-
-def _train(
-    model: "CharModel", loss: Callable[[Any], Any], iterations: int, bars: Bars, name: str
-) -> tuple[list[float], float]:
-    """The losses of a training, and the seconds that each gradient took."""
-    bars.say(f"training, {name}", iterations)
-    began = perf_counter()
-    losses = model.train(loss, iterations, bars.step)
-    return losses, (perf_counter() - began) / iterations
 
 
 def _traced(call: Callable[[], Any]) -> tuple[Any, int]:

@@ -1,19 +1,18 @@
 """The model of the demo: a character LSTM, differentiated through all its steps by autograd or by remat."""
 
+from collections.abc import Callable
 from importlib.resources import files
 from typing import Any
 
 import autograd.numpy as np
 import numpy
 from autograd import value_and_grad
-from autograd.misc.optimizers import adam
 
 import remat
 from remat.cli.lstm_cell import lstm_cell, new_cell
 from remat.errors import ProblemError
-from remat.progress import Progress
 
-__all__ = ["CharModel"]
+__all__ = ["CharModel", "Training"]
 
 
 class CharModel:
@@ -53,26 +52,28 @@ class CharModel:
             total = total + loss
         return total / len(self.xs)
 
-    def budget_loss(self, params: Any, memory: str, progress: Progress | None = None) -> Any:
-        """The same number by `remat.scan`."""
-        _, losses = remat.scan(
-            lambda state, x: self.step(params, state, x),
-            self.state,
-            (self.xs, self.targets),
-            memory=memory,
-            progress=progress,
-        )
+    def scan_loss(self, params: Any, **how: Any) -> Any:
+        """The same number by `remat.scan`, by the budget or the plan in its arguments."""
+        _, losses = remat.scan(lambda state, x: self.step(params, state, x), self.state, (self.xs, self.targets), **how)
         return np.sum(losses) / len(self.xs)
 
-    def train(self, loss: Any, iterations: int, done: Any) -> list[float]:
-        """The losses of that many iterations of Adam from the initial parameters; `done` is called after each."""
-        losses: list[float] = []
 
-        def gradient(params: Any, iteration: int) -> Any:
-            value, gradients = value_and_grad(loss)(params)
-            losses.append(float(value))
-            done()
-            return gradients
+class Training:
+    """Adam from the initial parameters, one gradient at a time, so that two trainings can take turns."""
 
-        adam(gradient, self.params, num_iters=iterations, step_size=0.02)
-        return losses
+    def __init__(self, model: CharModel, loss: Callable[[Any], Any], rate: float = 0.02) -> None:
+        self.losses: list[float] = []
+        self._params, self._gradient, self._rate = dict(model.params), value_and_grad(loss), rate
+        self._means = {name: numpy.zeros_like(array) for name, array in model.params.items()}
+        self._squares = {name: numpy.zeros_like(array) for name, array in model.params.items()}
+
+    def step(self) -> None:
+        """One gradient, and one step of the optimizer."""
+        value, gradients = self._gradient(self._params)
+        self.losses.append(float(value))
+        count = len(self.losses)
+        for name, gradient in gradients.items():
+            mean = self._means[name] = 0.9 * self._means[name] + 0.1 * gradient
+            square = self._squares[name] = 0.999 * self._squares[name] + 0.001 * gradient**2
+            move = mean / (1 - 0.9**count) / (numpy.sqrt(square / (1 - 0.999**count)) + 1e-8)
+            self._params[name] = self._params[name] - self._rate * move

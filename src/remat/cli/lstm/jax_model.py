@@ -29,8 +29,8 @@ class JaxLstm(Lstm):
                 jnp.asarray, (self.params, self.xs, self.targets, self.state)
             )
 
-    def gradient(self, plan: Plan, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
+    def gradient(self, budget: Plan | int, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
         """The loss, and its gradient for all parameters."""
         with jax.enable_x64(True):
-            value, gradients = jax.value_and_grad(lambda params: self.loss(params, plan, progress))(self.params)
+            value, gradients = jax.value_and_grad(lambda params: self.loss(params, budget, progress))(self.params)
             return float(value), {name: numpy.asarray(gradient) for name, gradient in gradients.items()}

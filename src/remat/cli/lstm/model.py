@@ -31,20 +31,24 @@ class Lstm:
         self.targets: Any = numpy.cumsum(self.xs, axis=0) / numpy.arange(1, steps + 1)[:, None, None]
         self.state: Any = numpy.zeros((batch, hidden)), numpy.zeros((batch, hidden))
 
-    def loss(self, params: Any, plan: Plan, progress: Progress | None = None) -> Any:
-        """The mean squared error over all steps. The plan says what is kept; the value is the same for every plan."""
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the outputs and of the gradients, which no plan can avoid: a budget includes them."""
+        return 8 * len(self.xs) + sum(int(array.nbytes) for array in self.params.values())
+
+    def loss(self, params: Any, budget: Plan | int, progress: Progress | None = None) -> Any:
+        """The mean squared error over all steps. A plan, or bytes, say what is kept; the value is the same for all."""
         np = self.np
+        how = {"plan": budget} if isinstance(budget, Plan) else {"memory": max(0, budget - self.result_bytes)}
 
         def step(state: Any, x: Any) -> tuple[Any, Any]:
             state = lstm_cell(np, params, state, x[0])
             return state, np.mean((np.dot(state[0], params["out"]) - x[1]) ** 2)
 
-        _, losses = remat.scan(
-            step, self.state, (self.xs, self.targets), plan=plan, progress=progress, **self.scan_options
-        )
+        _, losses = remat.scan(step, self.state, (self.xs, self.targets), progress=progress, **how, **self.scan_options)
         return np.sum(losses) / len(self.xs)
 
-    def gradient(self, plan: Plan, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
+    def gradient(self, budget: Plan | int, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
         """The loss, and its gradient for all parameters."""
-        value, gradients = value_and_grad(lambda params: self.loss(params, plan, progress))(self.params)
+        value, gradients = value_and_grad(lambda params: self.loss(params, budget, progress))(self.params)
         return float(value), gradients

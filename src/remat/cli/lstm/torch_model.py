@@ -24,8 +24,8 @@ class TorchLstm(Lstm):
         self.xs, self.targets = torch.from_numpy(self.xs), torch.from_numpy(self.targets)
         self.state = tuple(torch.from_numpy(array) for array in self.state)
 
-    def gradient(self, plan: Plan, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
+    def gradient(self, budget: Plan | int, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
         """The loss, and its gradient for all parameters."""
-        value = self.loss(self.params, plan, progress)
+        value = self.loss(self.params, budget, progress)
         gradients = torch.autograd.grad(value, list(self.params.values()))
         return value.item(), {name: gradient.numpy() for name, gradient in zip(self.params, gradients, strict=True)}
