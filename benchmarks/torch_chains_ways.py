@@ -8,6 +8,7 @@ from time import perf_counter
 from types import FunctionType
 
 import torch
+import torch._functorch.config
 from torch import nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
