@@ -6,7 +6,7 @@ from typing import Any
 
 from remat.ops import TAPE
 from remat.planners import Plan
-from remat.problem import Level, Memory
+from remat.problem import Chain, Level, Memory
 from remat.reporting.report_subject import ReportSubject
 from remat.schedule import Drop, Event, Fetch, Keep, Trace
 
@@ -49,7 +49,11 @@ def _plan(plan: Plan, names: dict[str, str]) -> Plan:
     within = plan.claim.within
     for name, other in names.items():
         within = within.replace(f" in {name} alone", f" in {other} alone")
-    return replace(plan, memory=_memory(plan.memory, names), reason="", claim=replace(plan.claim, within=within))
+    problem = plan.problem
+    if isinstance(problem, Chain):  # graphs have the user's modules and files
+        problem = Chain([replace(stage, graph=None) for stage in problem.stages], problem.input)
+    claim = replace(plan.claim, within=within)
+    return replace(plan, problem=problem, memory=_memory(plan.memory, names), reason="", claim=claim)
 
 
 def _memory(memory: Memory, names: dict[str, str]) -> Memory:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from remat.planners import Plan
 from remat.planners.chain.record_all import RecordAll
 from remat.problem import Chain, Memory
+from remat.reporting.block_contents import HEAD, block_contents
 from remat.schedule import Advance, Record, simulate
 from remat.units import bytes_text
 
@@ -17,7 +18,14 @@ def block_table(plan: Plan) -> str:
     chain = plan.problem
     assert isinstance(chain, Chain)
     rows = [("block", "what", "runs", "tape", "forward", "backward"), *_rows(chain, plan)]
-    return "\n".join([*_summary(chain, plan), "", *aligned(rows), "", *_peak(chain, plan)])
+    return "\n".join([*_summary(chain, plan), "", *aligned(rows), *_contents(plan), "", *_peak(chain, plan)])
+
+
+def _contents(plan: Plan) -> Iterator[str]:
+    """What blocks keep that keep a part."""
+    for blocks, rows in block_contents(plan):
+        yield f"\n{blocks}:"
+        yield from aligned([HEAD, *rows])
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -49,7 +57,7 @@ def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
     groups: list[tuple[int, int, tuple[str, ...]]] = []
     for i, stage in enumerate(chain.stages):
         option = stage.options[options[i]]
-        what = ("kept" if first[i] else "computed again") + (f" ({option.name})" if len(stage.options) > 1 else "")
+        what = ("kept" if first[i] else "computed again") + (", a part made again" if option.remade else "")
         row: tuple[str, ...] = (
             what,
             str(runs[i]),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from remat.profiling import Profile
 from remat.profiling.profiler import MOST_PASSES
 from remat.profiling.segment_passes import PASS_KINDS, SegmentPass
+from remat.reporting.block_contents import HEAD, block_contents
 from remat.reporting.cards import item_text
 from remat.reporting.summary import Summary
 from remat.schedule import Trace
@@ -32,7 +33,7 @@ class Table:
 
 def tables_of(summary: Summary) -> tuple[Table, ...]:
     """The tables that have rows, the most useful first."""
-    makers = (_live_at_peak, _predicted, _runs, _moved, _always, _plan)
+    makers = (_live_at_peak, _predicted, _runs, _contents, _moved, _always, _plan)
     say = summary.in_units
     tables = [table for make in makers if (table := make(summary)) is not None and table.rows]
     return tuple(
@@ -188,6 +189,14 @@ def _moved(summary: Summary) -> Table:
 def _always(summary: Summary) -> Table:
     rows = [(name, bytes_text(size)) for name, size in summary.subject.trace.always.items()]
     return Table("Always live, apart from the peak", ("what", "bytes"), tuple(rows))
+
+
+def _contents(summary: Summary) -> Table | None:
+    """What blocks keep that keep a part, and what they make again."""
+    contents = [] if summary.subject.plan is None else block_contents(summary.subject.plan)
+    rows = [(blocks if i == 0 else "", *row) for blocks, rows in contents for i, row in enumerate(rows)]
+    note = "Microseconds are those of the operation that makes it, when it was measured alone."
+    return Table("What is kept inside of blocks", ("blocks", *HEAD), tuple(rows), note, numbers=False)
 
 
 def _plan(summary: Summary) -> Table | None:
