@@ -201,3 +201,21 @@ def test_second_derivatives_leave_no_trace_in_a_log():
     (slope,) = torch.autograd.grad(h.sum(), w, create_graph=True)
     slope.pow(2).sum().backward()
     assert len(log) == 6
+
+
+def test_a_made_tensor_that_only_a_loop_inside_uses_for_nothing_has_no_gradient():
+    w = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    made = torch.sin(w)
+
+    def inside(h, _):
+        _ = h * made  # the result does not depend on it
+        return torch.tanh(h), None
+
+    def step(h, _):
+        return remat.scan(inside, h, length=6, slots=1)[0], None
+
+    h = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    last, _ = remat.scan(step, h, length=6, slots=1)
+    for create_graph in (False, True):
+        found = torch.autograd.grad(last.sum(), w, allow_unused=True, retain_graph=True, create_graph=create_graph)
+        assert found == (None,)

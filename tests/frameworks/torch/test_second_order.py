@@ -249,3 +249,12 @@ def test_a_made_tensor_in_a_frozenset_of_a_loop_in_a_segment():
 
     found = second(lambda *args, **how: remat.scan(*args, slots=1, **how), remat.checkpoint)
     assert_same(found, second(plain_scan, lambda fn, x: fn(x)), bitwise=False)
+
+
+@pytest.mark.parametrize("budget", [{"slots": 1}, {"memory": "1 MiB"}], ids=str)
+def test_zeros_by_an_input_that_the_first_derivative_was_not_asked_for_are_no_missing_gradient(budget):
+    h = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    xs = torch.linspace(0, 1, 12, dtype=torch.float64).view(4, 3).requires_grad_()
+    step = lambda h, x: (torch.tanh(h * 0 + x), None)  # noqa: E731
+    (slope,) = torch.autograd.grad(remat.scan(step, h, xs, **budget)[0].sum(), h, create_graph=True)
+    assert torch.equal(torch.autograd.grad(slope.sum(), xs, allow_unused=True)[0], torch.zeros_like(xs))

@@ -321,7 +321,8 @@ class LoopBackward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         """Save leaves and cotangents, which the next derivative depends on."""
         ctx.call, ctx.batch, _, ctx.count, *args = inputs
-        ctx.unused = [gradient is None for gradient in output]
+        # One that was not asked for has no gradient either, and may be used all the same.
+        ctx.unused = [gradient is None and is_wanted(leaf) for gradient, leaf in zip(output, args, strict=False)]
         _save(ctx, args)
 
     @staticmethod

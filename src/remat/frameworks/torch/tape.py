@@ -21,6 +21,7 @@ from remat.frameworks.torch.graph import (
     own_hooks_suspended,
 )
 from remat.frameworks.torch.seen_nodes import SeenNodes
+from remat.frameworks.torch.untouched_leaves import without_unused
 from remat.pytree import Leaf
 
 __all__ = [
@@ -225,7 +226,7 @@ def root_gradients(
     keep = edges.keep or bool(blocked) or create
     with own_hooks_suspended(hooked), gradients_blocked(blocked) if blocked else nullcontext():
         vjp = _batched_gradients if edges.batched else engine_gradients
-        gradients = iter(vjp(edges.edges, leaves, edges.cotangents, keep=keep, create=create))
+        gradients = iter(without_unused(vjp(edges.edges, leaves, edges.cotangents, keep=keep, create=create)))
     edges.clear()  # the tape is the last to refer to its graph
     return [None if root is None else next(gradients) for root in roots]
 

@@ -27,6 +27,7 @@ from remat.frameworks.torch.graph import (
     current_backward,
     edges_behind,
     has_hooks,
+    has_no_numbers,
     is_leaf_node,
     is_wanted,
     leaf_itself,
@@ -59,10 +60,17 @@ def gradient_of_unused(leaf: Leaf) -> Tensor | None:
     return _unused[task].zeros_for(leaf)
 
 
-def without_unused(cotangents: Sequence[Any]) -> Sequence[Any]:
-    """The cotangents of a loop, with None for the zeros of another one that has not used it."""
-    unused = _unused.get(current_backward()) if _unused else None
-    return cotangents if unused is None else [None if unused.has_made(bar) else bar for bar in cotangents]
+def is_unused(gradient: Tensor | None) -> bool:
+    """Whether a gradient is such zeros, of a loop that has not used what it is the gradient of."""
+    if gradient is None or gradient.layout is not torch.strided or is_wrapped(gradient) or has_no_numbers(gradient):
+        return False
+    zero = _zeros.get((gradient.dtype, gradient.device))
+    return zero is not None and gradient.data_ptr() == zero.data_ptr()
+
+
+def without_unused(gradients: Sequence[Any]) -> Sequence[Any]:
+    """The gradients, with None for the zeros of a loop that has not used what they are the gradients of."""
+    return [None if is_unused(gradient) else gradient for gradient in gradients] if _zeros else gradients
 
 
 class _UnusedNodes:
@@ -70,7 +78,6 @@ class _UnusedNodes:
 
     def __init__(self, task: int) -> None:
         self._task = task
-        self._zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._handles: dict[Node, Any] = {}
         self._given: set[Edge] = set()  # those that have zeros already: a sum of two would be in new memory
         call_after_backward(self._end)
@@ -103,27 +110,14 @@ class _UnusedNodes:
         if node is None or is_leaf_node(node) or (node, output) in self._given:
             return None
         self._given.add((node, output))
-        return self._zero(like).expand(like.shape)
-
-    def _zero(self, like: Tensor) -> Tensor:
-        key = like.dtype, like.device
-        if key not in self._zeros:
-            self._zeros[key] = torch.full((), -0.0, dtype=like.dtype, device=like.device)
-        return self._zeros[key]
-
-    def has_made(self, gradient: Tensor | None) -> bool:
-        """Whether a gradient is one of these zeros itself."""
-        if gradient is None or gradient.layout is not torch.strided or is_wrapped(gradient):
-            return False
-        zero = self._zeros.get((gradient.dtype, gradient.device))
-        return zero is not None and gradient.data_ptr() == zero.data_ptr()
+        return _zero(like).expand(like.shape)
 
     def _is_ours(self, gradient: Tensor | None, edge: Edge) -> bool:
         if gradient is None:
             return True
         if edge not in self._given or gradient.layout is not torch.strided:
             return False
-        if self.has_made(gradient):
+        if is_unused(gradient):
             return True
         # A hook on a made tensor may have returned others, which have the sign of ours as a rule.
         return not gradient.is_complex() and bool(((gradient == 0) & torch.signbit(gradient)).all())
@@ -135,6 +129,15 @@ class _UnusedNodes:
 
 
 _unused: dict[int, _UnusedNodes] = {}  # by the id of the backward
+_zeros: dict[tuple[torch.dtype, torch.device], Tensor] = {}  # one of each, which stays: a loop around may get it later
+
+
+def _zero(like: Tensor) -> Tensor:
+    key = like.dtype, like.device
+    if key in _zeros and not has_no_numbers(like):
+        return _zeros[key]
+    zero = torch.full((), -0.0, dtype=like.dtype, device=like.device)
+    return zero if has_no_numbers(like) else _zeros.setdefault(key, zero)
 
 
 def _suspend_hooks(leaf: Tensor) -> None:
