@@ -96,8 +96,6 @@ def _deserves(features: dict[str, int]) -> Callable[[RematError], str]:
     def why(error: RematError) -> str:
         if isinstance(error, InfeasibleError):
             return "the budget is too small"
-        if "a while_loop cannot be mapped" in str(error):
-            return "mapped while loops"
         if WRITES in features and isinstance(error, StepError | DeterminismError):
             return WRITES
         if REFUSED_IN_LOOPS in features and isinstance(error, StepError):

@@ -320,3 +320,30 @@ def test_what_a_loop_leaves_is_of_the_vmaps_around_it(transform, kept):
 
     found, expected = (transform(partial(total, loop)) for loop in (scan, plain_scan))
     assert_same([found], [expected], bitwise=False, tolerance=1e-12)
+
+
+def plain_while(cond, body, carry):
+    while cond(carry):
+        carry = body(carry)
+    return carry
+
+
+@pytest.mark.parametrize("count", [0, torch.tensor(0)], ids=["number", "tensor"])
+@pytest.mark.parametrize("transform", NESTED.values(), ids=NESTED)
+def test_while_loops_of_a_batch_whose_examples_end_together(transform, count):
+    def total(loop, w, h):
+        return loop(lambda carry: carry[1] < 5, lambda carry: (torch.tanh(carry[0] * w), carry[1] + 1), (h, count))[0]
+
+    found, expected = (
+        transform(lambda *args, loop=loop: total(loop, *args).sum())
+        for loop in (partial(remat.while_loop, slots=2), plain_while)
+    )
+    assert_same([found], [expected], bitwise=False, tolerance=1e-12)
+
+
+def test_while_loops_of_a_batch_whose_examples_do_not_end_together():
+    halved = lambda h: remat.while_loop(lambda h: h.abs().sum() > 0.1, lambda h: h / 2, h, slots=2)  # noqa: E731
+    assert torch.equal(vmap(halved)(torch.ones(2, 3)), torch.full((2, 3), 1 / 32))  # they are alike
+    with pytest.raises(remat.StepError, match=r"different numbers of steps.*Use scan"):
+        vmap(halved)(XS)
+    assert vmap(lambda h: remat.while_loop(lambda h: False, torch.sin, h, slots=2))(XS) is not None

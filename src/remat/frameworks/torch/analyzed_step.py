@@ -9,11 +9,14 @@ from torch import Tensor
 from torch.nn import Module
 
 from remat.closures.capture import ConvertedClosure
+from remat.errors import StepError
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.autocast import AutocastState
+from remat.frameworks.torch.functorch import below_transforms, is_wrapped, outside_transforms
 from remat.frameworks.torch.loop_contents import LoopContents
+from remat.pytree import PyTree
 
-__all__ = ["AnalyzedStep"]
+__all__ = ["AnalyzedStep", "as_truth_value"]
 
 
 @dataclass(frozen=True)
@@ -32,3 +35,26 @@ class AnalyzedStep:
     def rebind(self, values: Mapping[int, Tensor]) -> AbstractContextManager[Callable[..., Any]]:
         """The step with these as its captured tensors, by their index, as long as the context lasts."""
         return self.closure.rebind(values)
+
+    def holds(self, cond: Callable[[PyTree], object], values: Mapping[int, Tensor], carry: PyTree) -> bool:
+        """Whether a condition holds for a carry, with these as the step's captured tensors."""
+        with self.rebind(values):
+            return as_truth_value(cond(carry))
+
+
+def as_truth_value(answer: object) -> bool:
+    """The answer of a condition as a bool; a StepError if it is not one truth value."""
+    count = answer.numel() if isinstance(answer, Tensor) else int(answer is not None)
+    if count != 1:
+        what = "None" if answer is None else f"{count} values"
+        raise StepError(f"cond must return one truth value, and returned {what}; .all() and .any() make one of many")
+    if not isinstance(answer, Tensor) or not is_wrapped(answer):
+        return bool(answer)
+    with outside_transforms():
+        of_examples = below_transforms(answer)
+        if of_examples.any() == of_examples.all():
+            return bool(of_examples.all())
+    raise StepError(
+        "the examples that vmap maps take different numbers of steps in a while_loop: its condition holds for some of "
+        "them alone. Use scan with the length of the longest, and torch.where to keep those that are done as they are"
+    )

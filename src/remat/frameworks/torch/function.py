@@ -40,7 +40,7 @@ from remat.pytree import Leaf, PyTree
 NOTHING_ACTIVE = Activity((), ())
 MOST_NUMBERS = 128  # of fingerprints in a first sweep, which is interrupted for each of them
 
-__all__ = ["LoopBackward", "LoopFunction", "TorchLoopCall", "as_truth_value", "run"]
+__all__ = ["LoopBackward", "LoopFunction", "TorchLoopCall", "run"]
 
 
 @dataclass
@@ -179,8 +179,9 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     def evaluate_cond(self, backend: TorchBackend, carry: PyTree) -> bool:
         """Whether the condition holds for a carry."""
         assert self.cond is not None
-        with self.step.autocast.active(grad=False), self.step.rebind(backend.inputs.bindings):
-            return as_truth_value(self.cond(carry))
+        with self.step.autocast.active(grad=False):
+            holds: bool = self.step.holds(self.cond, backend.inputs.bindings, carry)
+            return holds
 
     def measured(self, leaves: Sequence[Leaf]) -> StepCost:
         """What a step costs."""
@@ -233,15 +234,6 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             check_unconnected(leaves, by_leaf, self.unconnected)
             # The input that stands for sharded parameters was added after the first sweep, which does not know it.
             return [gradient for _, gradient in zip_longest(leaves, by_leaf)]
-
-
-def as_truth_value(answer: Any) -> bool:
-    """The answer of a condition as a bool; a StepError if it is not one truth value."""
-    count = answer.numel() if isinstance(answer, Tensor) else int(answer is not None)
-    if count != 1:
-        what = "None" if answer is None else f"{count} values"
-        raise StepError(f"cond must return one truth value, and returned {what}; .all() and .any() make one of many")
-    return bool(answer)
 
 
 class LoopFunction(torch.autograd.Function):

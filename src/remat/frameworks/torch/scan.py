@@ -16,13 +16,13 @@ from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import StateReplay
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.activity import Activity
-from remat.frameworks.torch.analyzed_step import AnalyzedStep
+from remat.frameworks.torch.analyzed_step import AnalyzedStep, as_truth_value
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.carry_hooks import hand_to_caller
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.first_step import FirstStep
 from remat.frameworks.torch.fsdp import FirstCall, any_fsdp_module
-from remat.frameworks.torch.function import TorchLoopCall, as_truth_value, run
+from remat.frameworks.torch.function import TorchLoopCall, run
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform, is_wrapped, requires_grad_somewhere
 from remat.frameworks.torch.graph import has_no_numbers
 from remat.frameworks.torch.lazy_modules import initialize_lazy_modules

@@ -14,22 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remat.errors import StepError
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.function import LoopBackward, LoopFunction, TorchLoopCall
 from remat.frameworks.torch.functorch import level_above
 from remat.frameworks.torch.loop_outputs import LoopOutputs
 from remat.loops.step_runner import unpack_output
-from remat.pytree import TreeDef, flatten
+from remat.pytree import PyTree, TreeDef, flatten
 
 __all__ = ["vmap_backward", "vmap_forward"]
 
 
 def vmap_forward(info: Any, dims: Sequence[Any], call: TorchLoopCall, leaves: Sequence[Any]) -> tuple[Any, Any]:
     """The results of a loop for a whole batch, and their batch axes."""
-    if call.cond is not None:
-        raise StepError("a while_loop cannot be mapped: its examples may take different numbers of steps; use scan")
     batched = _batched(call, info, dims, leaves)
     tensors = LoopFunction.apply(batched, None, *_with_axes(call, info, dims, leaves))
     return tensors, tuple(_axes(call.adopt(batched)))
@@ -145,28 +142,53 @@ class BatchedStep(AnalyzedStep):
         """The step with these as its captured tensors; those that transforms have wrapped have a batch axis."""
         yield lambda carry, x: self._run(values, carry, x)
 
-    def _run(self, bindings: Mapping[int, Tensor], carry: Any, x: Any) -> Any:
+    def holds(self, cond: Callable[[PyTree], object], values: Mapping[int, Tensor], carry: PyTree) -> bool:
+        """Whether a condition holds for a carry; it must be the same for all examples."""
         assert self.inner is not None
-        inner, mapped = self.inner, [k for k in bindings if k in self.mapped]
-        captured = [bindings[k] for k in mapped]
-        leaves = [*captured, *self.trees[0].flatten_like(carry, "carry"), *self.trees[1].flatten_like(x, "x")]
-        are_mapped = [*[True] * (len(leaves) - len(self.mapped_xs)), *self.mapped_xs]
-        are_mapped = [isinstance(leaf, Tensor) and on for leaf, on in zip(leaves, are_mapped, strict=True)]
-        tensors = [leaf for leaf, on in zip(leaves, are_mapped, strict=True) if on]
+        inner, found = self.inner, list[bool]()
+
+        def one_example(bindings: Mapping[int, Tensor], leaves: list[Any]) -> list[Any]:
+            found.append(inner.holds(cond, bindings, self.trees[0].unflatten(leaves)))
+            return []
+
+        leaves = self.trees[0].flatten_like(carry, "carry")
+        self._map(one_example, values, leaves, [True] * len(leaves))
+        return found[0]
+
+    def _run(self, values: Mapping[int, Tensor], carry: Any, x: Any) -> Any:
+        assert self.inner is not None
+        inner, size = self.inner, self.trees[0].size
         static: list[Any] = []  # structure and Python numbers of the results, which vmap cannot return
 
-        def one_example(*values: Any) -> list[Any]:
-            rest = iter(values)
-            filled = [next(rest) if on else leaf for leaf, on in zip(leaves, are_mapped, strict=True)]
-            a, b = len(captured), len(captured) + self.trees[0].size
-            with inner.rebind({**bindings, **dict(zip(mapped, filled[:a], strict=True))}) as step:
-                after, y = unpack_output(
-                    leaf_ops, step(self.trees[0].unflatten(filled[a:b]), self.trees[1].unflatten(filled[b:])), 0
-                )
-            outs, tree = flatten((after, y))
+        def one_example(bindings: Mapping[int, Tensor], leaves: list[Any]) -> list[Any]:
+            with inner.rebind(bindings) as step:
+                out = step(self.trees[0].unflatten(leaves[:size]), self.trees[1].unflatten(leaves[size:]))
+                outs, tree = flatten(unpack_output(leaf_ops, out, 0))
             static[:] = [tree, [None if isinstance(out, Tensor) else out for out in outs]]
             return [out for out in outs if isinstance(out, Tensor)]
 
-        batched = iter(torch.func.vmap(one_example, randomness=self.randomness)(*tensors))
+        leaves = [*self.trees[0].flatten_like(carry, "carry"), *self.trees[1].flatten_like(x, "x")]
+        batched = iter(self._map(one_example, values, leaves, [*[True] * size, *self.mapped_xs]))
         tree, numbers = static
         return tree.unflatten([next(batched) if number is None else number for number in numbers])
+
+    def _map(
+        self,
+        one_example: Callable[[Mapping[int, Tensor], list[Any]], list[Any]],
+        values: Mapping[int, Tensor],
+        leaves: list[Any],
+        mapped_leaves: Sequence[bool],
+    ) -> list[Any]:
+        """Map a function of captured tensors and leaves over the batch."""
+        captured = [k for k in values if k in self.mapped]
+        every = [*(values[k] for k in captured), *leaves]
+        are_mapped = [*[True] * len(captured), *mapped_leaves]
+        are_mapped = [isinstance(leaf, Tensor) and on for leaf, on in zip(every, are_mapped, strict=True)]
+
+        def of_tensors(*tensors: Tensor) -> list[Any]:
+            rest = iter(tensors)
+            filled = [next(rest) if on else leaf for leaf, on in zip(every, are_mapped, strict=True)]
+            return one_example({**values, **dict(zip(captured, filled, strict=False))}, filled[len(captured) :])
+
+        tensors = [leaf for leaf, on in zip(every, are_mapped, strict=True) if on]
+        return torch.func.vmap(of_tensors, randomness=self.randomness)(*tensors)
