@@ -130,13 +130,13 @@ def budgets(args, ways):
         else:
             found.append((f"remat, {share:.0%}", int(share * plain), ""))
     if args.budgets is None:
-        found += [(f"remat at {peer.name}", peer.peak, peer.name) for peer in frontier(ways, 3 if args.quick else 8)]
+        found += [(f"remat at {peer.name}", peer.peak, peer.name) for peer in frontier(ways, 6 if args.quick else 12)]
     return sorted(found, key=lambda budget: -budget[1])
 
 
 def frontier(ways, most):
-    """Baselines of whole blocks than which none has a lower peak and takes less time; spread over peaks."""
-    peers = sorted((way for way in ways[1:] if way.whole_blocks and not way.error), key=lambda way: way.peak)
+    """Baselines than which none has a lower peak and takes less time; spread over peaks."""
+    peers = sorted((way for way in ways[1:] if not way.error), key=lambda way: way.peak)
     best = [way for i, way in enumerate(peers) if all(way.times[0] < other.times[0] for other in peers[:i])]
     return best[:: max(1, -(-len(best) // most))]
 

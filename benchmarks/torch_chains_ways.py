@@ -67,6 +67,11 @@ def baselines(case, quick):
     way = _checkpointed(case, "selective (SAC)", lambda i: True, context_fn=contexts)
     way.whole_blocks = False
     yield way
+    for name, change in case.by_hand.items():
+        way = Way(f"by hand: {name}", copy_of(case.model), whole_blocks=False)
+        for block in case.blocks:
+            change(way.model.get_submodule(block))
+        yield way
     if hasattr(case.model, "gradient_checkpointing_enable"):
         model = copy_of(case.model)
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

@@ -1,7 +1,7 @@
 """What a benchmark gets of a model: the module, an example of its arguments, the loss, and its blocks by name."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ class Case:
 
     `sample` has the positional arguments, or keyword arguments in a dict; `loss` makes a number of the output. `blocks`
     are names of modules, in the order in which they run, that torch.utils.checkpoint may wrap; `chained` says that each
-    is called with the output of the one before (and keyword arguments that are the same for all).
+    is called with the output of the one before (and keyword arguments that are the same for all). `by_hand` has
+    functions that put checkpoints inside of a block, as people do who know it, by a name for what they drop.
     """
 
     title: str
@@ -25,6 +26,7 @@ class Case:
     loss: Callable[[Any], Tensor]
     blocks: Sequence[str]
     chained: bool
+    by_hand: Mapping[str, Callable[[nn.Module], None]] = field(default_factory=dict)
 
     def step(self, model: nn.Module) -> Tensor:
         """One forward and backward of a model on the sample; nothing but the loss is held in between."""

@@ -1,6 +1,9 @@
 """Hugging Face's Llama with random weights; the large one has 0.95 billion parameters."""
 
+from functools import partial
+
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from .case import Case, build, names_of
 
@@ -11,6 +14,14 @@ SIZES = {
     "small": {"blocks": 8, "width": 128, "inner": 352, "heads": 4, "words": 128, "batch": 2, "vocabulary": 512},
     "large": {"blocks": 16, "width": 2048, "inner": 5632, "heads": 32, "words": 4096, "batch": 4, "vocabulary": 32000},
 }
+
+
+def _perceptron_and_norms(layer):
+    for module in (layer.mlp, layer.input_layernorm, layer.post_attention_layernorm):
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+
+
+BY_HAND = {"[norms], [mlp]": _perceptron_and_norms}
 
 
 def make_llama(size="small", device="cpu", dtype=None, **changes):
@@ -35,4 +46,6 @@ def make_llama(size="small", device="cpu", dtype=None, **changes):
     count = sum(parameter.numel() for parameter in model.parameters())
     title = f"Llama of transformers, {count / 1e9:.2g} B, {sizes['blocks']} blocks, {words} words, batch {batch}"
     sample = {"input_ids": ids, "labels": ids, "use_cache": False}
-    return Case(title, model, sample, lambda out: out.loss, names_of(model, LlamaDecoderLayer), chained=True)
+    return Case(
+        title, model, sample, lambda out: out.loss, names_of(model, LlamaDecoderLayer), chained=True, by_hand=BY_HAND
+    )

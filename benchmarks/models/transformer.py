@@ -1,8 +1,11 @@
 """GPT at long context and ViT: blocks with scaled dot-product attention in a ModuleList, and a forward of their own."""
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from .case import Case, build, names_of
 
@@ -31,12 +34,60 @@ class Block(nn.Module):
         self.heads, self.causal, self.dropout = heads, causal, dropout
 
     def forward(self, x):
-        batch, words, width = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(batch, words, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        x = x + F.dropout(self.mix(self.heads_of(x)), self.dropout, self.training)
+        return x + F.dropout(self.lower(self.raised(x)), self.dropout, self.training)
+
+    def heads_of(self, x):
+        return self.qkv(self.norm1(x))
+
+    def mix(self, qkv):
+        batch, words, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        q, k, v = qkv.view(batch, words, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        mixed = self.out(mixed.transpose(1, 2).reshape(batch, words, width))
-        x = x + F.dropout(mixed, self.dropout, self.training)
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm2(x)))), self.dropout, self.training)
+        return self.out(mixed.transpose(1, 2).reshape(batch, words, width))
+
+    def raised(self, x):
+        return self.up(self.norm2(x))
+
+    def lower(self, h):
+        return self.down(F.gelu(h))
+
+
+def _checkpoint(block, *names):
+    """Let methods of a block run as segments of torch.utils.checkpoint."""
+    for name in names:
+        setattr(block, name, partial(checkpoint, getattr(block, name), use_reentrant=False))
+
+
+def _halves(block):
+    """A segment for each half of a block, from its norm to its last product."""
+
+    def attention(x):
+        return block.mix(block.heads_of(x))
+
+    def perceptron(x):
+        return block.lower(block.raised(x))
+
+    def forward(x):
+        x = x + F.dropout(checkpoint(attention, x, use_reentrant=False), block.dropout, block.training)
+        return x + F.dropout(checkpoint(perceptron, x, use_reentrant=False), block.dropout, block.training)
+
+    block.forward = forward
+
+
+def _perceptron(block):
+    """A segment of norm and heads, and one of the whole perceptron."""
+    _checkpoint(block, "heads_of")
+    raised, lower = block.raised, block.lower
+    block.raised = lambda x: x
+    block.lower = lambda x: checkpoint(lambda x: lower(raised(x)), x, use_reentrant=False)
+
+
+BY_HAND = {
+    "[norm1, qkv], [norm2, up], [gelu, down]": lambda block: _checkpoint(block, "heads_of", "raised", "lower"),
+    "[norm1, qkv], [norm2, up, gelu, down]": _perceptron,
+    "[norm1, ..., out], [norm2, ..., down]": _halves,
+}
 
 
 class GPT(nn.Module):
@@ -85,7 +136,7 @@ def make_gpt(size="small", device="cpu", dtype=None, **changes):
     inputs, targets = ids[:, :-1].contiguous(), ids[:, 1:].flatten()
     title = "GPT, {blocks} blocks, width {width}, {heads} heads, {words} words".format(**sizes) + f", batch {batch}"
     loss = lambda logits: F.cross_entropy(logits.flatten(0, 1), targets)  # noqa: E731
-    return Case(title, model, (inputs,), loss, names_of(model, Block), chained=True)
+    return Case(title, model, (inputs,), loss, names_of(model, Block), chained=True, by_hand=BY_HAND)
 
 
 def make_vit(size="small", device="cpu", dtype=None, **changes):
@@ -98,4 +149,4 @@ def make_vit(size="small", device="cpu", dtype=None, **changes):
     targets = torch.randint(sizes["classes"], (batch,), device=device)
     title = "ViT, {blocks} blocks, width {width}, {heads} heads, {side} × {side}".format(**sizes) + f", batch {batch}"
     loss = lambda logits: F.cross_entropy(logits, targets)  # noqa: E731
-    return Case(title, model, (images,), loss, names_of(model, Block), chained=True)
+    return Case(title, model, (images,), loss, names_of(model, Block), chained=True, by_hand=BY_HAND)

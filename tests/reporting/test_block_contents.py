@@ -19,8 +19,14 @@ def block(name):
             Operation("matmul", 8e-4, [4], [5], module="down", source="model.py:9"),
             Operation("pullback", 9e-4, [1, 2, 3, 4], backward=True),
         ],
-        [Storage(UNIT), Storage(UNIT, "norm 0.0"), Storage(8, "norm 0.1"), Storage(4 * UNIT, "matmul 0.0")]
-        + [Storage(4 * UNIT, "gelu 0.0"), Storage(UNIT, "matmul 1.0")],
+        [
+            Storage(UNIT),
+            Storage(UNIT, "norm 0.0"),
+            Storage(8, "norm 0.1"),
+            Storage(4 * UNIT, "matmul 0.0"),
+            Storage(4 * UNIT, "gelu 0.0"),
+            Storage(UNIT, "matmul 1.0"),
+        ],
         [5],
     )
     options = [
