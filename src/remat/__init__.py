@@ -56,6 +56,8 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.schedule import Schedule, simulate, verify
     from remat.schedule import Trace as Trace
     from remat.schedule import Verdict as Verdict
+    from remat.source import checkpointed, grad, grad_with_checkpointing
+    from remat.source import range as range
 
 __all__ = [  # noqa: RUF022 (in groups)
     # plan
@@ -68,6 +70,9 @@ __all__ = [  # noqa: RUF022 (in groups)
     "plan",
     "sweep",
     # loops
+    "checkpointed",
+    "grad",
+    "grad_with_checkpointing",
     "replace_loops",
     "save_points",
     "scan",
@@ -100,8 +105,8 @@ __all__ = [  # noqa: RUF022 (in groups)
 # Where each name is defined. Those that are not in `__all__` are found here all the same, so that old code runs.
 _HOMES = {
     "errors": (
-        "DeterminismError FileError IllegalError InfeasibleError PlannerError ProblemError RematError ReportError "
-        "ScheduleError StepError"
+        "CarryError DeterminismError FileError IllegalError InfeasibleError PlannerError ProblemError RematError "
+        "ReportError ScheduleError SourceError StepError"
     ),
     "execute": "is_recomputing",
     "interface": (
@@ -118,6 +123,7 @@ _HOMES = {
     "problem": "Chain Graph Level Loop Memory Operation Option Stage Storage",
     "profiling": "Profile profile",
     "reporting": "report",
+    "source": "checkpointed grad grad_with_checkpointing range",
     "schedule": "Event Live Schedule Trace Verdict simulate verify",
 }
 _lock = RLock()

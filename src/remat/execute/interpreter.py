@@ -15,6 +15,7 @@ from remat.execute.backend_protocol import Backend
 from remat.execute.determinism import DeterminismCheck
 from remat.execute.state_replay import StateReplay
 from remat.execute.state_store import RamStore, StateStore
+from remat.execute.stop import Stopped
 from remat.ops import TAPE, Advance, Drop, Fetch, Keep, Op, Pullback, Record, Turn
 from remat.problem import Memory, Sizes
 from remat.progress import Progress
@@ -128,10 +129,28 @@ class Interpreter(Generic[B]):
         """Run ops up to the turn (True) or to their end (False)."""
         try:
             return self._play(ops)
+        except Stopped:  # no error: the caller withdraws the op that ran
+            raise
         except BaseException as error:  # Ctrl-C too
             if self.observer is not None:
                 self.observer.stop(error, self)
             raise
+
+    def try_to_play(self, ops: Iterable[Op]) -> bool:
+        """Run ops whose last is one Advance; False if its step ended the loop, and all is as it was before that step.
+
+        What came before the Advance stays done. The state is held meanwhile, as the step's own argument is.
+        """
+        *before, advance = ops
+        self.play(before)
+        state, mark = self._working[0], self.replay.snapshot()
+        try:
+            self.play((advance,))
+        except Stopped:
+            self.replay.rewind(mark)
+            self._working = [state]
+            return False
+        return True
 
     def _play(self, ops: Iterable[Op]) -> bool:
         observer, progress, apply = self.observer, self.progress, self.machine.apply

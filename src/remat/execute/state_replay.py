@@ -98,6 +98,11 @@ class StateReplay:
             if each.used and state is not None:
                 each.state.set(state)
 
+    def rewind(self, snapshot: Any) -> None:
+        """Set back to a snapshot all that steps have changed since, whether or not that was noted already."""
+        self.snapshot()  # for its side effect: it notes what was used
+        self.restore(snapshot)
+
     def exchange(self, states: Any) -> Any:
         """Put in the used ones of these states, and return what they were; None for states that are not used."""
         present = [each.state.get() if each.used else None for each in self._tracked]

@@ -8,7 +8,7 @@ from remat.loops.legacy_inputs import LeafArrays
 from remat.loops.request import LoopRequest
 from remat.problem import Chain
 from remat.profiling import CallRecord
-from remat.pytree import PyTree
+from remat.pytree import Leaf, PyTree
 from remat.segments import CheckpointOptions
 
 __all__ = ["Framework", "FrameworkTraits"]
@@ -45,6 +45,26 @@ class Framework(LeafArrays, Protocol):
 
     def is_tracing(self) -> bool:
         """Whether the calling code is being traced, so that plain numbers belong to the trace."""
+        ...
+
+    def is_differentiating(self) -> bool:
+        """Whether a gradient may be asked for of what runs now; if not, a plain loop is left to run as it is."""
+        ...
+
+    def put_item(self, x: Leaf, index: object, value: Leaf, /) -> Leaf:
+        """The array after `x[index] = value`, differentiable."""
+        ...
+
+    def integers(self, numbers: range, /) -> Leaf:
+        """The numbers of a range as an input of `scan`."""
+        ...
+
+    def unstack(self, rows: Leaf, /) -> Sequence[Leaf]:
+        """The rows of an array, with one gradient for all of them."""
+        ...
+
+    def shares_memory(self, one: Leaf, other: Leaf, /) -> bool:
+        """Whether two leaves are one object, or arrays that share memory."""
         ...
 
     def free_bytes(self, *values: PyTree) -> int | None:

@@ -4,7 +4,7 @@ In: a step, the structures of its values, the request. Out: a run at its turn, a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -14,13 +14,16 @@ from remat.execute.backend_protocol import ObservableBackend
 from remat.execute.determinism import DeterminismCheck
 from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import StateReplay, preserved_state
+from remat.execute.stop import Stopped, until_stopped
 from remat.loops.leaf_spec import LeafOps
 from remat.loops.plan_log import LoggedPlan, next_plan
 from remat.loops.request import LoopRequest
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.step_runner import StepRunner
 from remat.measuring import StepCost
+from remat.ops import Op
 from remat.planners import Plan
+from remat.planners.plan import ScheduleDriver
 from remat.problem import Memory
 from remat.pytree import TreeDef
 
@@ -175,12 +178,26 @@ class LoopCall(ABC, Generic[V]):
         # A loop of no steps needs no memory: any plan will do, and no step is measured for it.
         request = self.request if goes_on else replace(self.request, memory=Memory(slots=1))
         driver = request.plan_for(None, lambda: self.measured(leaves)).start()
-        while goes_on and driver.at + 1 != self.max_steps:
-            run.play(driver.advance())
-            goes_on = self.evaluate_cond(backend, run.state)
-        run.play(driver.last() if goes_on else driver.ended())
+        if self.cond is until_stopped:
+            run.play(self._run_until_stopped(run, driver))
+        else:
+            while goes_on and driver.at + 1 != self.max_steps:
+                run.play(driver.advance())
+                goes_on = self.evaluate_cond(backend, run.state)
+            run.play(driver.last() if goes_on else driver.ended())
         self.plan = driver.plan()
         logged.put(self.plan)
         self.steps = self.plan.problem.units
         self.request.record(self.steps, self.plan)
         return backend, run
+
+    def _run_until_stopped(self, run: Interpreter[V], driver: ScheduleDriver) -> Iterable[Op]:
+        """Run steps until one returns STOP, or all of `max_steps`; the rest of the schedule."""
+        while driver.at != self.max_steps:
+            if not run.try_to_play(driver.advance()):
+                if driver.at == 1 or self.request.counts_only:
+                    raise Stopped(driver.at - 1)
+                return driver.withdrawn()
+        if self.request.counts_only:
+            raise Stopped(driver.at)
+        return driver.ended()

@@ -30,6 +30,8 @@ class LoopRequest:
     check: str = "first"
     progress: Progress | None = None
     call: CallRecord | None = None  # the profile's record of this call, if a profile is open
+    counts_only: bool = False  # whether a loop that ends from inside only says when, and leaves no trace (`stop.py`)
+    carry_names: tuple[str, ...] = ()  # the user's names of the items of the carry, for messages
     spare_row: bool = False  # whether stacked outputs have room for one more row before the first (`with_initial`)
 
     @classmethod

@@ -9,6 +9,7 @@ from typing import Any
 
 from remat.errors import StepError
 from remat.execute.recomputation import is_recomputing, recomputing
+from remat.execute.stop import STOP, Stopped
 from remat.loops.common_mistakes import LIST_OF_STEPS
 from remat.loops.leaf_spec import LeafOps
 from remat.loops.stacked_values import Inputs, Outputs
@@ -89,7 +90,12 @@ class StepRunner:
         return True
 
     def check_carry(self, carry: Any, i: int) -> list[Any]:
-        """The leaves of the carry that step i returned, or a StepError if its structure or specs differ."""
+        """The leaves of the carry that step i returned, or a StepError if its structure or specs differ.
+
+        Every carry that is not an exact match comes here, so this is where a step that ends the loop is noticed.
+        """
+        if carry is STOP:
+            raise Stopped(i)
         leaves, specs = flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, carry, "carry", i)
         if specs is not self.specs or self.matches is never_matches:
             self.specs, self.matches = specs, structure_check(self.leaf_ops, self.tree, specs)

@@ -8,7 +8,7 @@ the leaf for all else.
 from collections.abc import Callable
 from typing import Any
 
-from remat.errors import StepError
+from remat.errors import CarryError, StepError
 from remat.loops.leaf_spec import LeafOps
 from remat.pytree import StructureMismatch, TreeDef, flatten
 
@@ -26,23 +26,37 @@ def flatten_checked(
     try:
         leaves = tree.flatten_like(value, root, leaf_ops.unpack)
     except StructureMismatch as mismatch:
-        raise StepError(
+        raise _mismatch(
             f"{mismatch} after step {i}: a step must return its {root} with the structure that "
-            f"{'it gets' if root == 'carry' else 'it had at first'}"
+            f"{'it gets' if root == 'carry' else 'it had at first'}",
+            root,
+            i,
+            root,
         ) from None
     # A Python number may become an array once; a spec that is not weak never changes, so shapes and dtypes are stable.
     for k, (leaf, spec, name) in enumerate(zip(leaves, specs, names, strict=True)):
         if leaf_ops.matches_spec(leaf, spec):
             continue
-        actual = leaf_ops.spec_of(leaf, f"{name} after step {i}")
+        try:
+            actual = leaf_ops.spec_of(leaf, f"{name} after step {i}")
+        except StepError as error:
+            raise _mismatch(str(error), root, i, name) from error.__cause__
         if not (spec.promotes_to(actual) or (actual.weak and actual.promotes_to(spec))):
             advice = spec.advice(actual, name)
-            raise StepError(
-                f"{name} was {spec} and became {actual} after step {i}: shapes and dtypes stay the same{advice}"
+            raise _mismatch(
+                f"{name} was {spec} and became {actual} after step {i}: shapes and dtypes stay the same{advice}",
+                root,
+                i,
+                name,
             )
         if spec.weak and actual != spec:
             specs = [*specs[:k], spec.promoted(actual), *specs[k + 1 :]]
     return leaves, specs
+
+
+def _mismatch(message: str, root: str, i: int, name: str) -> StepError:
+    """The error for a value that differs: a carry's has the number of the step and the leaf, for those who go on."""
+    return CarryError(message, i, name) if root == "carry" else StepError(message)
 
 
 def structure_check(leaf_ops: LeafOps, tree: TreeDef, specs: list[Any]) -> Callable[[Any], bool]:

@@ -5,7 +5,7 @@ In: from a planner. Out: a value that people read (`print(plan)`), executors run
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -38,6 +38,10 @@ class ScheduleDriver(Protocol):
 
     def ended(self) -> Schedule:
         """The rest of the schedule, when there is no next unit."""
+        ...
+
+    def withdrawn(self) -> Iterable[Op]:
+        """The rest of the schedule, when the unit of the last `advance()` ended the loop and does not count."""
         ...
 
     def plan(self) -> "Plan":

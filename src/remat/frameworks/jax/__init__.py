@@ -33,6 +33,7 @@
 | `detection.py` | which values are JAX's |
 """
 
+from remat.frameworks.jax.array_updates import integers, is_differentiating, put_item, shares_memory, unstack
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
 from remat.frameworks.jax.detection import TRAITS, is_module, is_tracing, owns
@@ -47,15 +48,20 @@ __all__ = [
     "checkpoint_module",
     "flatten",
     "free_bytes",
+    "integers",
+    "is_differentiating",
     "is_module",
     "is_tracing",
     "measure_chain",
     "own",
     "owns",
     "prepend",
+    "put_item",
     "scan",
     "separate",
+    "shares_memory",
     "stack",
     "unpack",
+    "unstack",
     "while_loop",
 ]

@@ -25,6 +25,7 @@
 from autograd.builtins import tuple as ag_tuple
 
 from remat.frameworks.numpy import second_order as _second_order  # registers rules of derivatives  # noqa: F401
+from remat.frameworks.numpy.array_updates import integers, is_differentiating, put_item, shares_memory, unstack
 from remat.frameworks.numpy.checkpoint import checkpoint
 from remat.frameworks.numpy.detection import TRAITS, checkpoint_module, is_module, is_tracing, owns
 from remat.frameworks.numpy.leaves import flatten, own, prepend, separate, stack, unpack
@@ -40,15 +41,20 @@ __all__ = [
     "checkpoint_module",
     "flatten",
     "free_bytes",
+    "integers",
+    "is_differentiating",
     "is_module",
     "is_tracing",
     "measure_chain",
     "own",
     "owns",
     "prepend",
+    "put_item",
     "scan",
     "separate",
+    "shares_memory",
     "stack",
     "unpack",
+    "unstack",
     "while_loop",
 ]

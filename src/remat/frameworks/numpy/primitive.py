@@ -14,11 +14,12 @@ import numpy as np
 from autograd.extend import primitive, vspace
 from autograd.tracer import getval
 
-from remat.errors import StepError
+from remat.errors import CarryError, StepError
 from remat.execute import Interpreter
 from remat.execute.determinism import DeterminismCheck
 from remat.execute.rng_state import global_rng_states
 from remat.execute.state_replay import preserved_state, set_states
+from remat.execute.stop import Stopped
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.autograd_backend import AutogradBackend
 from remat.frameworks.numpy.backend import FirstStep, GradientMask, NumpyBackend
@@ -74,6 +75,9 @@ class NumpyCall(LoopCall[NumpyBackend]):
                 if mode is StepMode.TRACED:
                     raise
                 set_states(before)
+            except (CarryError, Stopped):  # the caller may run the steps again
+                set_states(before)
+                raise
         if self.request.check != "always":
             self.first_step = None  # later sweeps, for further cotangents, are not compared
         self.results = LoopResult.of(backend, interpreter.take())

@@ -1,9 +1,13 @@
 """`scan` and `while_loop` on arrays: from a user's step and values to a loop, plain or under autograd."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
+from remat.errors import CarryError
+from remat.execute.state_replay import StateReplay
+from remat.execute.stop import Stopped, until_stopped
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.captured_state import CapturedStep
 from remat.frameworks.numpy.leaves import copy, ensure_writable, is_boxed, is_observation, spec_of, unpack
@@ -17,6 +21,8 @@ from remat.pytree import Leaf, PyTree, TreeDef, flatten
 from remat.units import to_count
 
 __all__ = ["scan", "scan_flat", "while_loop"]
+
+Step: TypeAlias = Callable[[PyTree, PyTree], PyTree]
 
 
 def scan(
@@ -73,11 +79,16 @@ def _scan(
     # No gradient is wanted: the loop runs plainly, but what would be an error with one is one here, too.
     request.validate(steps)
     request.record(steps)
+    replay = StateReplay(step.replayable_states) if request.carry_names else None  # the caller may run steps again
     outputs = Outputs(leaf_ops, steps, rows, spare=request.spare_row)
     runner = _new_runner(carry, init, Inputs([readonly_view(leaf) for leaf in xs], inputs), outputs)
     with step.rebind(captured) as plain:
         try:
             after = runner.run(plain, carry.unflatten([copy(leaf) for leaf in init]), 0, steps)
+        except CarryError:
+            if replay is not None:
+                replay.rewind(replay.initial)
+            raise
         except ValueError as error:
             if is_readonly_error(error):
                 # Inside of a step or segment, whose loop may then be run in another mode.
@@ -110,11 +121,35 @@ def while_loop(
         return run(call, [*leaves, *boxes])[0]
     runner = _new_runner(carry, leaves, Inputs((), nothing), Outputs(leaf_ops, 0))
     value, done = carry.unflatten([leaf if is_boxed(leaf) else copy(leaf) for leaf in leaves]), 0
-    while done != limit and as_truth_value(cond(value)):
-        value = runner.run(step, value, done, done + 1)
-        done += 1
+    if cond is until_stopped:
+        value, done = _run_until_stopped(runner, step, value, limit, StateReplay(captured.replayable_states), request)
+    else:
+        while done != limit and as_truth_value(cond(value)):
+            value = runner.run(step, value, done, done + 1)
+            done += 1
     request.record(done)
     return value
+
+
+def _run_until_stopped(
+    runner: StepRunner, step: Step, value: PyTree, limit: int | None, replay: StateReplay, request: LoopRequest
+) -> tuple[PyTree, int]:
+    """The carry before the step that returned STOP, and its number; as if that step had not run."""
+    done = 0
+    try:
+        while done != limit:
+            mark = replay.snapshot()
+            value, done = runner.run(step, value, done, done + 1), done + 1
+    except Stopped:
+        replay.rewind(mark)
+    except CarryError:
+        replay.rewind(replay.initial)
+        raise
+    if request.counts_only:
+        replay.rewind(replay.initial)
+    if done == 0 or request.counts_only:
+        raise Stopped(done)
+    return value, done
 
 
 def _new_runner(carry: TreeDef, leaves: Sequence[Leaf], inputs: Inputs, outputs: Outputs) -> StepRunner:

@@ -41,6 +41,7 @@
 | `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, as in `meter.py`, `collectives.py` |
 """
 
+from remat.frameworks.torch.array_updates import integers, is_differentiating, put_item, shares_memory, unstack
 from remat.frameworks.torch.auto_checkpoint import auto_checkpoint, largest_batch, measure_step
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
@@ -59,6 +60,8 @@ __all__ = [
     "checkpoint_module",
     "flatten",
     "free_bytes",
+    "integers",
+    "is_differentiating",
     "is_module",
     "is_tracing",
     "largest_batch",
@@ -67,9 +70,12 @@ __all__ = [
     "own",
     "owns",
     "prepend",
+    "put_item",
     "scan",
     "separate",
+    "shares_memory",
     "stack",
     "unpack",
+    "unstack",
     "while_loop",
 ]

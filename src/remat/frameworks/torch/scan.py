@@ -1,6 +1,7 @@
 """`scan` and `while_loop` on tensors: from a user's step and values to a loop, plain or under autograd."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -11,9 +12,10 @@ from torch import Tensor
 from remat.closures.capture import ConvertedClosure
 from remat.closures.captures import Captures
 from remat.closures.references import exclusive
-from remat.errors import InfeasibleError, StepError
+from remat.errors import CarryError, InfeasibleError, StepError
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import StateReplay
+from remat.execute.stop import Stopped, until_stopped
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.activity import Activity
 from remat.frameworks.torch.analyzed_step import AnalyzedStep, as_truth_value
@@ -219,7 +221,7 @@ def _run_recorded(
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(call, replay=StateReplay(call.step.replayable_states))
     stored = StoredGraphs(call.step.contents.first)
-    with one_step("in the first step", sum(map(nbytes, init))):
+    with one_step("in the first step", sum(map(nbytes, init))), _rewound_if_left(call.replay):
         first_step = probe_first_step(call, [*init, *xs], inputs)
     hand_to_caller(first_step.tape.carry_in, init)
     del candidates, inputs
@@ -227,10 +229,12 @@ def _run_recorded(
         return _run_plainly(call, step, init, xs, first_step)
     call = replace(call, first_step=first_step)
     del first_step
+    replay = call.replay
     try:
-        tensors, leaves, found = call.sweep_and_learn([*init, *xs])
+        with _rewound_if_left(replay):
+            tensors, leaves, found = call.sweep_and_learn([*init, *xs])
     except (InfeasibleError, FirstCall):  # steps were run: the next try, with a larger budget, is to begin as this one
-        _rewind(call.replay)
+        _rewind(replay)
         raise
     used = found.tensors
     call = replace(call, keeps_graphs=stored.guard([*init, *xs], used))
@@ -253,6 +257,17 @@ def _rewind(replay: StateReplay | None) -> None:
         replay.restore(replay.initial)
 
 
+@contextmanager
+def _rewound_if_left(replay: StateReplay | None) -> Iterator[None]:
+    """A block of steps that the caller may run again if one ends the loop at once or returns another kind of carry."""
+    try:
+        yield
+    except (CarryError, Stopped):
+        if replay is not None:
+            replay.rewind(replay.initial)
+        raise
+
+
 def _run_plainly(
     call: TorchLoopCall, step: Step, init: list[Leaf], xs: list[Leaf], first_step: FirstStep | None
 ) -> tuple[PyTree, PyTree]:
@@ -266,8 +281,18 @@ def _run_plainly(
     if call.cond is None:
         value = runner.run(step, value, done, call.steps or 0)
         return value, runner.outputs.tree and runner.outputs.tree.unflatten(runner.outputs.leaves)
+    replay = StateReplay(call.step.replayable_states) if call.cond is until_stopped else None
     while done == 0 or (done != call.max_steps and as_truth_value(call.cond(value))):
-        value = runner.run(step, value, done, done + 1)
+        mark = None if replay is None else replay.snapshot()
+        try:
+            value = runner.run(step, value, done, done + 1)
+        except Stopped:
+            assert replay is not None
+            replay.rewind(mark)
+            break
         done += 1
+    if replay is not None and (done == 0 or call.request.counts_only):
+        replay.rewind(replay.initial)
+        raise Stopped(done)
     call.request.record(done)
     return value, None

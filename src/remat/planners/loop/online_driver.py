@@ -4,9 +4,9 @@ In: slots, and after each unit whether another one follows. Out: ops that keep a
 and that reverse it from these when it ends, optimally for them. Afterwards `driver.plan()` is an ordinary plan.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from remat.errors import PlannerError
 from remat.planners.bounds import states_only
@@ -59,6 +59,14 @@ class Driver:
         self.at += 1
         return tuple(ops)
 
+    def withdrawn(self) -> Iterable[Op]:
+        """The rest of the schedule, when the unit of the last `advance()` ended the loop and does not count."""
+        self._check_running()
+        self.at -= 1
+        kept = self._sweep.kept
+        extra: tuple[Op, ...] = (Drop(kept.pop(), self.level),) if kept and kept[-1] == self.at else ()
+        return chain(extra, self._finish(self.at, pending=False, withdrawn=True))
+
     def last(self) -> Schedule:
         """The rest of the schedule, when the next unit is the last one."""
         self._check_running()
@@ -79,7 +87,7 @@ class Driver:
         if self._finished is not None:
             raise PlannerError("the loop has ended: take a fresh driver from plan.start() for the next one")
 
-    def _finish(self, steps: int, *, pending: bool) -> Schedule:
+    def _finish(self, steps: int, *, pending: bool, withdrawn: bool = False) -> Schedule:
         end = steps - 1 if pending else steps
         kept = self._sweep.kept
         loop = self.problem.with_steps(steps)
@@ -90,7 +98,7 @@ class Driver:
             prediction = _predict(loop, self.slots, len(kept), used, pending)
         total = prediction.advances + prediction.records
         claim = Claim(1.0, "states only") if total == bound else Claim(total / bound, "states only")
-        whole = Schedule(_OnlineOps(steps, self.slots, self.level, pending))
+        whole = Schedule(_OnlineOps(steps, self.slots, self.level, pending, withdrawn))
         self._finished = Plan(loop, self.memory, self.planner, claim, prediction, whole)
         return Schedule(_Rest(tuple(kept), tuple(used), steps, self.slots, self.level, pending))
 
@@ -131,12 +139,17 @@ class _OnlineOps:
     slots: int
     level: str
     pending: bool
+    withdrawn: bool = False
 
     def __iter__(self) -> Iterator[Op]:
         driver = Driver(Loop(None), Memory(levels=[Level(self.level, slots=self.slots)]), self.slots, "")
         for _ in range(self.steps - self.pending):
             yield from driver.advance()
-        yield from driver.last() if self.pending else driver.ended()
+        if self.withdrawn:
+            yield from driver.advance()[:-1]  # what was dropped and kept before the unit that does not count
+            yield from driver.withdrawn()
+        else:
+            yield from driver.last() if self.pending else driver.ended()
 
 
 def _predict(loop: Loop, slots: int, kept: int, used: list[int], pending: bool) -> Prediction:

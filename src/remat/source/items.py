@@ -1,0 +1,195 @@
+"""The items of a `for` loop, by number: taken at once where that is safe, else one by one, and held.
+
+In: the iterable of a loop. Out: `Items`. A turn may run again, so an item is taken once and kept. Ranges, arrays,
+lists, dict views, and `zip`, `enumerate`, `reversed` and products of these have a known length; other iterators are
+taken lazily, so that infinite ones work and that their code runs between the turns as in plain Python. One that draws
+random numbers is refused: its draws and those of the steps could not be told apart when steps are recomputed.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from remat.errors import StepError
+from remat.execute.rng_state import global_rng_states
+from remat.source.marked_range import MarkedRange
+
+__all__ = ["Combined", "Items", "Product", "is_iterator", "items_of", "lookup"]
+
+_SIZED: tuple[type, ...] = (
+    list,
+    tuple,
+    str,
+    bytes,
+    set,
+    frozenset,
+    dict,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+_ITERABLES: list[Any] = [range(0), range(2**100), [], (), "", b"", set(), {}, {}.values(), {}.items(), reversed([])]
+_PURE = (*(type(iter(each)) for each in _ITERABLES), type(reversed({})))
+
+
+class Combined:
+    """`zip` or `enumerate` of parts that are still known."""
+
+    __slots__ = ("arguments", "call", "options")
+
+    def __init__(self, call: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.call, self.arguments, self.options = call, arguments, options
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.call(*self.arguments, **self.options)
+
+
+class Product:
+    """The pairs of a perfect nest."""
+
+    __slots__ = ("inner", "outer")
+
+    def __init__(self, outer: Iterable[Any], inner: Iterable[Any]) -> None:
+        self.outer, self.inner = outer, inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.product(self.outer, self.inner)
+
+    def __len__(self) -> int:
+        return len(self.outer) * len(self.inner)  # type: ignore[arg-type]
+
+    def __getitem__(self, k: int) -> Any:
+        outer, inner = divmod(k, len(self.inner))  # type: ignore[arg-type]
+        return self.outer[outer], self.inner[inner]  # type: ignore[index]
+
+
+class Items:
+    """The items of a loop: `at(k)` is item k, `count` their number, None as long as it is not known.
+
+    `stacked` are those parts of it that are arrays or ranges, as the inputs of a scan; None: a step looks items up.
+    """
+
+    __slots__ = ("_held", "_rest", "count", "rows", "stacked")
+
+    def __init__(self, rows: Sequence[Any] | None, rest: Iterator[Any] | None = None, stacked: Any = None) -> None:
+        self._held: list[Any] = []
+        self._rest = rest
+        self.count = None if rows is None else len(rows)
+        self.rows = rows  # None for lazy ones
+        self.stacked = stacked
+
+    def at(self, k: int) -> Any:
+        """Item k, which there is."""
+        return self._held[k] if self.rows is None else self.rows[k]
+
+    def has(self, k: int) -> bool:
+        """Whether there is an item k; a lazy one is taken."""
+        if self.count is not None:
+            return k < self.count
+        assert self._rest is not None
+        while len(self._held) <= k:
+            before = [state.version() for state in global_rng_states()]
+            try:
+                item = next(self._rest)
+            except StopIteration:
+                self.count = len(self._held)
+                return False
+            if before != [state.version() for state in global_rng_states()]:
+                raise StepError("the iterator of the loop draws random numbers: make a list of it before the loop")
+            self._held.append(item)
+        return True
+
+    def take_all(self) -> "Items":
+        """All items, of a loop that no turn of it ends."""
+        if self.rows is not None:
+            return self
+        k = 0
+        while self.has(k):
+            k += 1
+        return Items(tuple(self._held))
+
+
+class _Rows:
+    """Rows of several parts, as tuples, up to the shortest."""
+
+    __slots__ = ("count", "parts")
+
+    def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
+        self.parts, self.count = parts, min(map(len, parts), default=0)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, k: int) -> Any:
+        return tuple(part[k] for part in self.parts)
+
+
+def lookup(rows: Any) -> Callable[[int], Any]:
+    """A function from a number to an item, in whose closure traced values are found."""
+    if isinstance(rows, _Rows):
+        parts = tuple(map(lookup, rows.parts))
+        return lambda k: tuple(part(k) for part in parts)
+    return lambda k: rows[k]
+
+
+def items_of(iterable: Any, is_array: Callable[[Any], bool]) -> Items:
+    """The items of an iterable; `is_array` tells arrays of the framework, whose rows have gradients."""
+    if isinstance(iterable, MarkedRange):
+        iterable = iterable.range
+    if isinstance(iterable, range):
+        return Items(iterable, stacked=iterable)
+    if is_array(iterable):
+        return Items(iterable, stacked=iterable)
+    if isinstance(iterable, Product):
+        return Items(iterable)  # type: ignore[arg-type]
+    if isinstance(iterable, Combined):
+        return _combined(iterable, is_array)
+    if isinstance(iterable, _SIZED):
+        return Items(tuple(iterable))  # type: ignore[arg-type]
+    iterator = iter(iterable)
+    # An iterator may have another user, who takes what a loop that ends early has left.
+    return Items(None, iterator) if iterator is iterable or not _is_pure(iterator) else Items(tuple(iterator))
+
+
+def is_iterator(iterable: Any) -> bool:
+    """Whether an iterable, or a part of it, is an iterator, which others may have, too."""
+    if isinstance(iterable, Combined):
+        return any(map(is_iterator, iterable.arguments))
+    return hasattr(iterable, "__next__")
+
+
+def _is_pure(iterator: Any) -> bool:
+    """Whether taking all items at once cannot be told from taking them one by one."""
+    if type(iterator) in (zip, enumerate):
+        parts = iterator.__reduce__()[1]
+        return all(_is_pure(part) for part in (parts if type(iterator) is zip else parts[:1]))
+    return type(iterator) in _PURE
+
+
+def _combined(iterable: Combined, is_array: Callable[[Any], bool]) -> Items:
+    parts: list[Any] = []
+    arguments = [part.range if isinstance(part, MarkedRange) else part for part in iterable.arguments]
+    if iterable.call is enumerate and 1 <= len(arguments) <= 2 and set(iterable.options) <= {"start"}:
+        start = iterable.options.get("start", arguments[1] if len(arguments) == 2 else 0)
+        arguments = arguments[:1]
+        parts.append(start)
+    elif iterable.call is not zip or iterable.options:
+        return Items(None, iter(iterable))
+    rows: list[Any] = []
+    part: Any
+    for part in arguments:
+        if isinstance(part, Combined):
+            inner = _combined(part, is_array)
+            if inner.count is None:
+                return Items(None, iter(iterable))
+            part = inner.rows
+        if not (isinstance(part, range | list | tuple | _Rows) or is_array(part)):
+            if is_iterator(part) or not (isinstance(part, _SIZED) or _is_pure(iter(part))):
+                return Items(None, iter(iterable))
+            part = tuple(part)
+        rows.append(tuple(part) if isinstance(part, list) else part)
+    if parts:
+        rows = [range(parts[0], parts[0] + len(rows[0])), *rows]
+    whole = _Rows(rows)
+    stacked = tuple(rows) if all(isinstance(row, range) or is_array(row) for row in rows) else None
+    return Items(whole, stacked=stacked)  # type: ignore[arg-type]

@@ -1,0 +1,174 @@
+"""The rewriting: the loop stays as it is written, its iterator runs most turns, and beside it the body is a step.
+
+    def .make1(W):                                      # outside of the function, once for each loop
+        def .step(.carry, i):
+            (h,) = .carry
+            h = f(h, W, i)
+            return (h,), None
+        return .step
+
+    def .put1(.values):                                 # in place of `for i in range(n): h = f(h, W, i)`
+        nonlocal h
+        (h,) = .values
+    for i in .remat.turns(1, range(n), lambda: .make1(W), lambda: (h,), .put1):
+        h = f(h, W, i)
+
+A step's captured variables are arguments of the function that makes it: so they are bound when the loop starts, and
+the text of a loop at depth d appears d + 1 times, not 2^d times.
+"""
+
+import ast
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from remat.source.analysis import Analysis, FoundLoop
+from remat.source.loop_info import LoopInfo
+from remat.source.outputs import Output
+from remat.source.step_body import bound_values, step_body
+from remat.source.syntax import at, clone, expression, flattened, statements
+
+__all__ = ["rewritten"]
+
+
+def rewritten(analysis: Analysis) -> tuple[list[ast.stmt], list[ast.stmt]]:
+    """The functions that make steps, and the new body of the function."""
+    sites = _CallSites({info.number: info for info in analysis.infos if not info.kept})
+    makers: list[ast.stmt] = []
+    for info in analysis.infos:
+        if not info.kept:
+            makers += _maker(info, analysis.loops[info.number], analysis.outputs[info.number], sites)
+    body = flattened([sites.visit(node) for node in analysis.function.body])
+    return makers, body
+
+
+def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_CallSites") -> list[ast.stmt]:
+    node = found.node
+    argument = ".x"
+    if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and node.target.id not in info.carry:
+        argument = node.target.id
+    unpack = f"{_targets(info.carry)} = _r_carry\n" if info.carry else ""
+    unpack += _unbind(name for name in info.carry if name in info.unbound)
+    text = f"def _r_make{info.number}({', '.join(info.captured)}):\n"
+    text += _indented(_unbind(name for name in info.captured if name in info.unbound))
+    text += "  def _r_step(_r_carry, _r_argument):\n" + _indented(_indented(unpack) + "  pass\n")
+    test_too = isinstance(node, ast.While) and not any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test))
+    if test_too:
+        text += "  def _r_test(_r_carry):\n" + _indented(_indented(unpack) + "  return None\n")
+    text += f"  return _r_step, {'_r_test' if test_too else None}\n"
+    [maker] = statements(text, node)
+    assert isinstance(maker, ast.FunctionDef)
+    step = next(part for part in maker.body if isinstance(part, ast.FunctionDef) and part.name == ".step")
+    step.args.args[1].arg = argument
+    step.body.pop()  # pass
+    step.body += _head(node, argument)
+    copies = step_body(node.body, info, outputs)
+    step.body += flattened([sites.visit(part) for part in copies])
+    if test_too:
+        assert isinstance(node, ast.While)
+        test = next(part for part in maker.body if isinstance(part, ast.FunctionDef) and part.name == ".test")
+        last = test.body[-1]
+        assert isinstance(last, ast.Return)
+        last.value = clone(node.test)
+    return [maker]
+
+
+def _head(node: ast.For | ast.While, argument: str) -> list[ast.stmt]:
+    """What a step does first: assign the target of the loop, or ask for the test of a while."""
+    if isinstance(node, ast.While):
+        [new] = statements("if _r_x is None and not None:\n  return _r_remat.ended", node)
+        assert isinstance(new, ast.If)
+        assert isinstance(new.test, ast.BoolOp)
+        assert isinstance(new.test.values[1], ast.UnaryOp)
+        new.test.values[1].operand = clone(node.test)
+        return [new]
+    if argument != ".x":
+        return []
+    [assign] = statements("_r_t = _r_x", node.target)
+    assert isinstance(assign, ast.Assign)
+    assign.targets = [clone(node.target)]
+    return [assign]
+
+
+def _targets(names: tuple[str, ...]) -> str:
+    return f"({', '.join(names)},)"
+
+
+def _unbind(names: Iterable[str]) -> str:
+    return "".join(f"if {name} is _r_remat.UNBOUND:\n  del {name}\n" for name in names)
+
+
+def _indented(text: str) -> str:
+    return "".join(f"  {line}\n" for line in text.splitlines())
+
+
+@dataclass
+class _CallSites(ast.NodeTransformer):
+    """Loops as they stand in the function, or in the step of another loop."""
+
+    infos: dict[int, LoopInfo]
+
+    def _scope(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _scope
+
+    def _loop(self, node: ast.For | ast.While) -> ast.stmt | list[ast.stmt]:
+        info = self.infos.get(getattr(node, "remat_loop", 0))
+        node.body = flattened([self.visit(part) for part in node.body])
+        node.orelse = flattened([self.visit(part) for part in node.orelse])
+        if info is None:
+            return node
+        k = info.number
+        before: list[ast.stmt] = []
+        put = arrays = "None"
+        if info.carry:
+            put = f"_r_put{k}"
+            before += statements(_setter(put, info.carry, info.unbound), node)
+        if info.arrays:
+            arrays = f"(lambda: {_targets(info.arrays)}, _r_fill{k})"
+            before += statements(_setter(f"_r_fill{k}", info.arrays, frozenset()), node)
+        make = f"lambda: _r_make{k}{_arguments(info)}"
+        get = f"lambda: {bound_values(info.carry, info.unbound)}"
+        lists = f"({', '.join(info.lists)},)" if info.lists else "()"
+        rest = f"{make}, {get}, {put}, {lists}, {arrays}"
+        if isinstance(node, ast.For):
+            call = expression(f"_r_remat.turns({k}, None, {rest})", node)
+            assert isinstance(call, ast.Call)
+            call.args[1] = _items(node.iter)
+            node.iter = call
+        else:
+            before += statements(f"_r_loop{k} = _r_remat.while_turns({k}, {rest})", node)
+            test = expression(f"_r_loop{k}() and None", node)
+            assert isinstance(test, ast.BoolOp)
+            test.values[1] = node.test
+            node.test = test
+        return [*before, node]
+
+    visit_For = visit_While = _loop
+
+
+def _arguments(info: LoopInfo) -> str:
+    values = bound_values(info.captured, info.unbound)
+    return values if len(info.captured) != 1 else f"({values[1:-2]})"
+
+
+def _setter(name: str, names: tuple[str, ...], unbound: frozenset[str]) -> str:
+    unbind = _unbind(name for name in names if name in unbound)
+    return (
+        f"def {name}(_r_values):\n  nonlocal {', '.join(names)}\n  {_targets(names)} = _r_values\n{_indented(unbind)}"
+    )
+
+
+def _items(node: ast.expr) -> ast.expr:
+    """The iterable of a loop; `zip` and `enumerate` in a form that knows its parts."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("zip", "enumerate"):
+        return at_call(node)
+    return node
+
+
+def at_call(node: ast.Call) -> ast.expr:
+    """A call of `zip` or `enumerate` by the run time, which is handed what the name stands for."""
+    assert isinstance(node.func, ast.Name)
+    func = expression("_r_remat.combined", node.func)
+    name = at(ast.Name(node.func.id, ast.Load()), node.func)
+    return ast.copy_location(ast.Call(func, [name, *node.args], node.keywords), node)

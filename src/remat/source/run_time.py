@@ -1,0 +1,234 @@
+"""The run time of a rewritten function: what its generated code calls.
+
+`turns` and `while_turns` run most turns of a loop by the framework of its values, and leave those to the loop itself
+that must run in place: the first, if a carried name has no value yet; the last, if names that are not carried are read
+after the loop; the one that ends the loop; and one in which a carried value changes its kind. Where no gradient is
+asked for, all turns run in place: that is plain Python, and keeps nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+from remat.errors import SourceError, StepError
+from remat.execute.recomputation import is_recomputing
+from remat.execute.stop import STOP
+from remat.frameworks import Framework, find_framework
+from remat.loops.request import LoopRequest
+from remat.pytree import flatten
+from remat.source.item_assignment import put, put_augmented
+from remat.source.items import Combined, Items, Product, is_iterator, items_of
+from remat.source.loop_info import LoopInfo
+from remat.source.marked_range import MarkedRange
+from remat.source.messages import with_names
+from remat.source.segments_of_turns import Ran, Turns
+from remat.source.settings import Settings
+from remat.source.shared_arrays import check_separate
+from remat.source.statics import UNBOUND
+
+__all__ = ["RunTime"]
+
+Maker = Callable[[], tuple[Callable[[Any, Any], Any], Callable[[Any], Any] | None]]
+
+
+class RunTime:
+    """The run time of one rewritten function; opaque to the search for captured values, as it has slots."""
+
+    __slots__ = ("infos", "log", "settings")
+
+    UNBOUND = UNBOUND
+    ended = (STOP, None)
+    once = (None,)
+    product = Product
+    slice = slice
+    put = staticmethod(put)
+    put_augmented = staticmethod(put_augmented)
+
+    def __init__(self, infos: Sequence[LoopInfo], settings: Settings, log: dict[int, Any]) -> None:
+        self.infos = {info.number: info for info in infos}
+        self.settings, self.log = settings, log
+
+    @staticmethod
+    def bound(read: Callable[[], Any]) -> Any:
+        """The value of a variable, or UNBOUND."""
+        try:
+            return read()
+        except NameError:
+            return UNBOUND
+
+    @staticmethod
+    def speaks() -> bool:
+        """Whether a step that prints is to do so: not when it is recomputed."""
+        return not is_recomputing()
+
+    @staticmethod
+    def combined(call: Any, *arguments: Any, **options: Any) -> Any:
+        """`zip` or `enumerate`, in a form that knows its parts."""
+        return Combined(call, arguments, options) if call in (zip, enumerate) else call(*arguments, **options)
+
+    def turns(
+        self, number: int, iterable: Any, make: Maker, get: Callable[[], Any], put: Any, lists: Any, arrays: Any
+    ) -> Iterator[Any]:
+        """The items of the turns of a `for` loop that run in place."""
+        run = _LoopRun(self, self.infos[number], make, get, put, lists, arrays, iterable)
+        if not run.runs_turns:
+            yield from iterable
+            return
+        items = run.items
+        assert items is not None
+        k = 0
+        while items.has(k):
+            k += run.some_turns(k)
+            if not items.has(k):
+                return
+            yield items.at(k)
+            k += 1
+
+    def while_turns(
+        self, number: int, make: Maker, get: Callable[[], Any], put: Any, lists: Any, arrays: Any
+    ) -> Callable[[], bool]:
+        """What a `while` asks before its own test: it runs turns first, and is always true."""
+        run: list[_LoopRun] = []
+        done = [0]
+
+        def go() -> bool:
+            if not run:
+                run.append(_LoopRun(self, self.infos[number], make, get, put, lists, arrays, None))
+            if run[0].runs_turns:
+                done[0] += run[0].some_turns(done[0]) + 1
+            return True
+
+        return go
+
+
+class _LoopRun:
+    """One run of one loop."""
+
+    __slots__ = (
+        "arrays",
+        "framework",
+        "get",
+        "in_place",
+        "info",
+        "items",
+        "lists",
+        "put",
+        "runs_turns",
+        "step",
+        "time",
+        "turns",
+    )
+
+    def __init__(
+        self, time: RunTime, info: LoopInfo, make: Maker, get: Any, put: Any, lists: Any, arrays: Any, iterable: Any
+    ) -> None:
+        self.time, self.info, self.get, self.put, self.lists, self.arrays = time, info, get, put, lists, arrays
+        self.in_place = 0  # turns that ran in place one after the other, and not as the first or the last
+        self.items: Items | None = None
+        settings = time.settings.of_loop(iterable if isinstance(iterable, MarkedRange) else None, info)
+        values, (step, test) = get(), make()
+        self.framework: Framework = find_framework(values, _parts(iterable), using=(step,))
+        has_state = bool(info.carry or info.lists or info.arrays)
+        self.runs_turns = settings is not None and has_state and self.framework.is_differentiating()
+        if not self.runs_turns:
+            return
+        if info.kind == "for":
+            self.items = self._items(iterable)
+        assert settings is not None
+        names = info.carry if info.kind == "for" and not info.ends else ("turn", *info.carry)
+
+        def request(count: int | None) -> LoopRequest:
+            return settings.request(count, names, lambda steps, plan: time.log.__setitem__(info.number, (steps, plan)))
+
+        self.step = step
+        self.turns = Turns(info, self.framework, step, test, self.items, request)
+
+    def _items(self, iterable: Any) -> Items:
+        if self.info.shares_iterator and is_iterator(iterable):
+            self._refuse("its body may take items from the iterator of the loop itself", "Make a list of it first.")
+        items = items_of(iterable, self._is_array)
+        try:
+            return items if self.info.ends else items.take_all()
+        except StepError as error:
+            raise self._error(error) from error
+
+    def _is_array(self, value: Any) -> bool:
+        return isinstance(value, self.framework.TRAITS.array_types) or type(value).__module__ == "numpy"
+
+    def some_turns(self, start: int) -> int:
+        """Run turns from `start` up to one that must run in place; their number. The variables are set."""
+        values = self.get()
+        if start == 0 and any(value is UNBOUND for value in values):
+            return 0
+        stop = None if self.items is None or self.items.count is None else self.items.count - self.info.last_in_place
+        check_separate(self.info, values, self.step, self.framework)
+        try:
+            ran = self.turns.run(values, start, stop)
+        except StepError as error:
+            raise self._error(error) from error
+        self._note(ran)
+        if ran.values is not None:
+            if self.put is not None:
+                self.put(tuple(ran.values))
+            self._give_out(ran, start)
+        return ran.turns
+
+    def _note(self, ran: Ran) -> None:
+        """Count turns in place: a few are Python's way, but all of them would keep everything."""
+        self.in_place = self.in_place + 1 if ran.why and ran.why != "it ends the loop" else self.in_place
+        if self.in_place > len(self.info.carry) + 1:
+            self._refuse(
+                ran.why,
+                "What a loop carries keeps its shape and type from turn to turn: make arrays of their final size "
+                "before it, or append to a list.",
+            )
+
+    def _refuse(self, why: str, how: str) -> NoReturn:
+        info = self.info
+        raise SourceError(
+            f"{info.where}: the loop cannot be checkpointed, since {with_names(why, info)}\n    {info.code}\n{how}",
+            info.file, info.line, info.column, info.code,
+        )  # fmt: skip
+
+    def _error(self, error: StepError) -> SourceError:
+        info = self.info
+        message = f"{info.where}: {with_names(str(error), info)}\n    {info.code}"
+        return SourceError(message, info.file, info.line, info.column, info.code)
+
+    def _give_out(self, ran: Ran, start: int) -> None:
+        """Append the rows of outputs to their lists, and put them into their arrays."""
+        if not ran.outputs:
+            return
+        count = len(self.lists)
+        rows = [self._rows(stacked) for stacked in ran.outputs[:count]]
+        for k in range(ran.turns):  # a list that is appended to twice a turn gets its items in order
+            for sink, row in zip(self.lists, rows, strict=True):
+                sink.append(row(k))
+        if self.arrays is not None:
+            get, fill = self.arrays
+            assert self.items is not None
+            numbers = [self.items.at(k) for k in range(start, start + ran.turns)]
+            fill(tuple(_filled(array, numbers, rows) for array, rows in zip(get(), ran.outputs[count:], strict=True)))
+
+
+    def _rows(self, stacked: Any) -> Callable[[int], Any]:
+        """The outputs of single turns, from the stacked ones."""
+        leaves, tree = flatten(stacked, self.framework.unpack)
+        rows = [self.framework.unstack(leaf) for leaf in leaves]
+        return lambda k: tree.unflatten([leaf[k] for leaf in rows])
+
+
+def _filled(array: Any, numbers: list[int], rows: Any) -> Any:
+    """The array after `array[i] = row` for each number and row."""
+    missing = len(array.shape) - len(rows.shape)
+    if missing > 0:  # a row may have fewer axes than its place
+        rows = rows.reshape((rows.shape[0], *[1] * missing, *rows.shape[1:]))
+    return put("own", rows, array, numbers)
+
+
+def _parts(iterable: Any) -> Any:
+    """The values of an iterable that may tell the framework."""
+    if isinstance(iterable, Combined):
+        return [_parts(part) for part in iterable.arguments]
+    if isinstance(iterable, list | tuple):
+        return list(iterable)
+    return None if isinstance(iterable, range | MarkedRange | Product) or hasattr(iterable, "__next__") else iterable

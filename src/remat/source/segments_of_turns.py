@@ -1,0 +1,200 @@
+"""Turns of a loop run by a framework's `scan` or `while_loop`, from one turn that runs in place to the next.
+
+In: a step, the values of the carried names, the items, and where to stop. Out: the values after these turns, how many
+they are, and the outputs. A carry that changes its kind ends a run of turns before the turn in which it does so, and a
+step that returns STOP before that one: these turns run in place.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from remat.errors import CarryError, RematError
+from remat.execute.stop import STOP, Stopped, until_stopped
+from remat.frameworks import Framework
+from remat.loops.request import LoopRequest
+from remat.profiling.profiler import recorded_call
+from remat.source.items import Items, lookup
+from remat.source.loop_info import LoopInfo
+from remat.source.statics import StaticTable
+
+__all__ = ["Ran", "Turns"]
+
+Step = Callable[[Any, Any], Any]
+
+
+class Ran(NamedTuple):
+    """What a run of turns has given."""
+
+    values: Sequence[Any] | None  # of the carried names; None if no turn was run
+    turns: int
+    outputs: Sequence[Any] | None
+    why: str  # why the next turn is to run in place; "" if there is no need
+
+
+def _stopping(step: Step) -> Step:
+    """A step whose exceptions end the loop: its turn runs again in place, and raises where a handler is."""
+
+    def guarded(carry: Any, x: Any) -> Any:
+        try:
+            return step(carry, x)
+        except RematError:
+            raise
+        except Exception as error:
+            if "read-only" in str(error):  # of an array that is protected: the framework has another way to run it
+                raise
+            return STOP, None
+
+    return guarded
+
+
+@dataclass
+class Turns:
+    """The turns of one loop that a framework runs."""
+
+    info: LoopInfo
+    framework: Framework
+    step: Step
+    test: Callable[[Any], Any] | None
+    items: Items | None  # None: a while loop
+    request: Callable[[int | None], LoopRequest]  # by the number of turns, if it is known
+    what: str = field(default="checkpointed", repr=False)
+
+    def __post_init__(self) -> None:
+        if "an exception" in self.info.ends:
+            self.step = _stopping(self.step)
+
+    def run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
+        """Run the turns from `start` on, up to `stop` or to the one that ends the loop or changes the carry."""
+        if stop is not None and stop <= start:
+            return Ran(None, 0, None, "")
+        if self.framework.TRAITS.has_scan_options:
+            return self._run_traced(values, start, stop)
+        stops = self.items is None or bool(self.info.ends) or self.items.count is None
+        known = not stops
+        why = ""
+        while True:
+            most = None if stop is None else stop - start
+            try:
+                if stops and not (self.info.lists or self.info.arrays):
+                    return self._until(values, start, most, why)
+                if not known:
+                    most = self._count(values, start, most)
+                    known, why = True, why or "it ends the loop"
+                    if most == 0:
+                        return Ran(None, 0, None, why)
+                assert most is not None
+                return self._scan(values, start, start + most, why)
+            except Stopped as stopped:
+                if stopped.step == 0:
+                    return Ran(None, 0, None, "it ends the loop")
+                known, stop, why = True, start + stopped.step, "it ends the loop"
+            except CarryError as error:
+                if error.step == 0:
+                    return Ran(None, 0, None, str(error))
+                # All turns before that one, once more: the plan is for their number.
+                known, stop, why = True, start + error.step, str(error)
+
+    def _scan(self, values: Sequence[Any], start: int, stop: int, why: str) -> Ran:
+        xs, step = self._inputs(start, stop)
+        table = StaticTable(values, self.framework.unpack)
+        step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
+        request = self.request(stop - start)
+        with recorded_call(self.what, self.step) as call:
+            request = request.for_profile(call, self.framework.TRAITS.name)
+            after, outputs = self.framework.scan(step, init or (0,), xs, None, request)
+        after = after if init else ()
+        return Ran(table.decode(after) if table.any else after, stop - start, outputs, why)
+
+    def _inputs(self, start: int, stop: int) -> tuple[Any, Step]:
+        """The inputs of the turns, and the step that takes them."""
+        step, items = self.step, self.items
+        if not self.info.carry:
+            plain = step
+
+            def step(carry: Any, x: Any) -> Any:
+                return carry, plain((), x)[1]
+
+        numbers = self.framework.integers(range(start, stop))
+        if items is None:
+            return numbers, lambda carry, k: step(carry, None)
+        if items.stacked is None:
+            item = lookup(items.rows)
+            return numbers, lambda carry, k: step(carry, item(int(k)))
+        if isinstance(items.stacked, tuple):
+            parts = tuple(self._rows(part, start, stop) for part in items.stacked)
+            if self._needs_int and any(isinstance(part, range) for part in items.stacked):
+                ints = [isinstance(part, range) for part in items.stacked]
+                return parts, lambda carry, x: step(
+                    carry, tuple(int(k) if is_int else k for k, is_int in zip(x, ints, strict=True))
+                )
+            return parts, step
+        rows = self._rows(items.stacked, start, stop)
+        if self._needs_int and isinstance(items.stacked, range):
+            return rows, lambda carry, k: step(carry, int(k))
+        return rows, step
+
+    @property
+    def _needs_int(self) -> bool:
+        """Whether rows of a range come as arrays of the framework; traced ones stay such."""
+        return self.framework.TRAITS.name == "torch"
+
+    def _rows(self, part: Any, start: int, stop: int) -> Any:
+        return self.framework.integers(part[start:stop]) if isinstance(part, range) else part[start:stop]
+
+    def _body(self, step: Step, start: int, lazy_last: bool) -> Callable[[Any], Any]:
+        """One turn for `while_loop`: the carry has the number of the turn before the values."""
+        items = self.items
+        item = lookup(items.rows) if items is not None and items.rows is not None else None
+
+        def body(carry: Any) -> Any:
+            k = int(carry[0])
+            x = None
+            if items is not None:
+                if not items.has(k) or (lazy_last and not items.has(k + 1)):
+                    return STOP
+                x = items.at(k) if item is None else item(k)
+            after = step(carry[1:], x)[0]
+            return STOP if after is STOP else (k + 1, *after)
+
+        return body
+
+    def _until(
+        self, values: Sequence[Any], start: int, most: int | None, why: str, *, counts_only: bool = False
+    ) -> Ran:
+        table = StaticTable(values, self.framework.unpack)
+        step, init = (table.wrap(self.step), table.encode(values)) if table.any else (self.step, tuple(values))
+        lazy_last = self.items is not None and self.items.count is None and self.info.last_in_place
+        body = self._body(step, start, lazy_last)
+        request = self.request(None)
+        if counts_only:
+            request = replace(request, counts_only=True)
+        with recorded_call(self.what, self.step) as call:
+            request = request.for_profile(call, self.framework.TRAITS.name)
+            k, *after = self.framework.while_loop(until_stopped, body, (start, *init), most, request)
+        count = int(k) - start
+        if not why and (most is None or count < most):
+            why = "it ends the loop"
+        return Ran(table.decode(after) if table.any else after, count, None, why)
+
+    def _count(self, values: Sequence[Any], start: int, most: int | None) -> int:
+        """The number of turns before the one that ends the loop, for outputs, whose number a scan has to know."""
+        try:
+            self._until(values, start, most, "", counts_only=True)
+        except Stopped as stopped:
+            return stopped.step
+        raise AssertionError("a loop that only counts has no result")
+
+    def _run_traced(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
+        """On JAX a step is traced, so that the end of the loop must not depend on what is in it."""
+        if self.items is not None and stop is not None:
+            return self._scan(values, start, stop, "")
+        if self.items is None and self.test is not None and not (self.info.lists or self.info.arrays):
+            step, test = self.step, self.test
+            with recorded_call(self.what, step) as call:
+                request = self.request(None).for_profile(call, self.framework.TRAITS.name)
+                after = self.framework.while_loop(
+                    test, lambda carry: step(carry, True)[0], tuple(values), None, request
+                )
+            return Ran(after, 1, None, "it ends the loop")
+        return Ran(None, 0, None, "its end is not known")

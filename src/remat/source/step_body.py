@@ -1,0 +1,96 @@
+"""The body of a loop as a step: leaving a turn becomes returning from the step.
+
+continue          ->  return (carry, outputs)
+break, return     ->  return STOP: the turn does not count, and runs again in place, where these are real
+ys.append(v)      ->  .y0 = v
+print(...)        ->  only where the step does not run to be recomputed
+"""
+
+import ast
+
+from remat.source.loop_info import LoopInfo
+from remat.source.outputs import Output
+from remat.source.syntax import clone, flattened, statements
+
+__all__ = ["bound_values", "step_body"]
+
+
+def bound_values(names: tuple[str, ...], unbound: frozenset[str]) -> str:
+    """A tuple of these variables as text; one that may have no value is looked up with care."""
+    parts = [f"_r_remat.bound(lambda: {name})" if name in unbound else name for name in names]
+    return f"({', '.join(parts)}{',' if parts else ''})"
+
+
+def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output]) -> list[ast.stmt]:
+    """The statements of a step, from those of the loop, which stay as they are."""
+    numbers = {id(output.node): k for k, output in enumerate(outputs)}
+    for part in body:  # the mark is copied with the node
+        if id(part) in numbers:
+            part.remat_output = numbers[id(part)]  # type: ignore[attr-defined]
+    copies = [clone(part) for part in body]
+    for part in body:
+        part.__dict__.pop("remat_output", None)
+    ys = f"({', '.join(f'_r_y{k}' for k in range(len(outputs)))},)" if outputs else "None"
+    result = f"return ({bound_values(info.carry, info.unbound)}, {ys})"
+    keeps_continue = _continues_through_finally(body)
+    ends = _Ends(result, keeps_continue)
+    new = flattened([ends.visit(part) for part in copies])
+    if keeps_continue:  # a loop of one turn, so that `finally` runs before the carry is read
+        [once] = statements("for _r_once in _r_remat.once:\n  pass", body[0])
+        assert isinstance(once, ast.For)
+        once.body, new = new, [once]
+    return [*new, *statements(result, body[-1])]
+
+
+def _continues_through_finally(body: list[ast.stmt]) -> bool:
+    tries = [n for part in body for n in ast.walk(part) if isinstance(n, ast.Try | ast.TryStar) and n.finalbody]
+    return any(isinstance(n, ast.Continue) for part in tries for n in ast.walk(part))
+
+
+class _Ends(ast.NodeTransformer):
+    def __init__(self, result: str, keeps_continue: bool) -> None:
+        self.result, self.keeps_continue, self.depth = result, keeps_continue, 0
+
+    def _scope(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _scope
+
+    def _loop(self, node: ast.For | ast.While) -> ast.AST:
+        self.depth += 1
+        node.body = flattened([self.visit(part) for part in node.body])
+        self.depth -= 1
+        node.orelse = flattened([self.visit(part) for part in node.orelse])  # there `break` is of the loop around
+        return node
+
+    visit_For = visit_While = _loop
+
+    def visit_Continue(self, node: ast.Continue) -> ast.AST:
+        """The turn ends here."""
+        return node if self.depth or self.keeps_continue else statements(self.result, node)[0]
+
+    def visit_Break(self, node: ast.Break) -> ast.AST:
+        """The loop ends here."""
+        return node if self.depth else statements("return _r_remat.ended", node)[0]
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        """The function ends here, and with it the loop."""
+        return statements("return _r_remat.ended", node)[0]
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Outputs and what prints, wherever they are."""
+        output = getattr(node, "remat_output", None)
+        if output is not None:
+            assert isinstance(node, ast.Expr | ast.Assign)
+            assert isinstance(node.value, ast.Call)
+            new = statements(f"_r_y{output} = None", node)[0]
+            assert isinstance(new, ast.Assign)
+            new.value = node.value.args[0 if isinstance(node, ast.Expr) else 1]
+            return new
+        if hasattr(node, "remat_emits"):
+            new = statements("if _r_remat.speaks():\n  pass", node)[0]
+            assert isinstance(new, ast.If)
+            assert isinstance(node, ast.stmt)
+            new.body = [node]
+            return new
+        return super().generic_visit(node)

@@ -1,0 +1,110 @@
+"""Small tools for syntax trees: copies, templates whose names no program can have, and places in the user's file.
+
+In: trees of `ast`. Out: trees of `ast`. A template is written with names such as `_r_carry`; in the tree these become
+`.carry`, which compiles, cannot be written in source text, and so cannot collide with a user's name.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+__all__ = [
+    "at",
+    "clone",
+    "expression",
+    "flattened",
+    "hidden",
+    "is_hidden",
+    "names_in",
+    "statements",
+    "visible",
+    "words",
+]
+
+N = TypeVar("N", bound=ast.AST)
+_PREFIX = "_r_"
+
+
+def clone(node: N) -> N:
+    """A copy of a tree, marks included; several times faster than `copy.deepcopy`, which decorating would wait for."""
+    new = node.__class__.__new__(node.__class__)
+    for field, value in node.__dict__.items():
+        if isinstance(value, ast.AST):
+            value = clone(value)
+        elif isinstance(value, list):
+            value = [clone(item) if isinstance(item, ast.AST) else item for item in value]
+        setattr(new, field, value)
+    return new
+
+
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
+    return frozenset(text.split())
+
+
+def hidden(name: str) -> str:
+    """The name that generated code has for this."""
+    return f".{name}"
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a name is of generated code."""
+    return name.startswith(".")
+
+
+def visible(text: str) -> str:
+    """Generated code as text that can be read: `.carry` as `_carry`."""
+    return re.sub(r"(?<![\w.\])\"'])\.([a-z]\w*)", r"_\1", text)
+
+
+def statements(template: str, place: ast.AST) -> list[ast.stmt]:
+    """The statements of a template, all of them at the place of one of the user's."""
+    body = ast.parse(template).body
+    for node in body:
+        _hide(node)
+        at(node, place)
+    return body
+
+
+def expression(template: str, place: ast.AST) -> ast.expr:
+    """The expression of a template, at the place of one of the user's."""
+    node = ast.parse(template, mode="eval").body
+    _hide(node)
+    return at(node, place)
+
+
+def _hide(root: ast.AST) -> None:
+    for node in ast.walk(root):
+        for field in ("id", "arg", "name"):
+            word = getattr(node, field, None)
+            if isinstance(word, str) and word.startswith(_PREFIX):
+                setattr(node, field, hidden(word[len(_PREFIX) :]))
+        if isinstance(node, ast.Nonlocal):
+            node.names = [hidden(n[len(_PREFIX) :]) if n.startswith(_PREFIX) else n for n in node.names]
+
+
+def at(node: N, place: ast.AST) -> N:
+    """The same tree, each node of which has the place of another."""
+    where = {
+        name: getattr(place, name)
+        for name in ("lineno", "col_offset", "end_lineno", "end_col_offset")
+        if hasattr(place, name)
+    }
+    for sub in ast.walk(node):
+        if "lineno" in sub._attributes:
+            sub.__dict__.update(where)
+    return node
+
+
+def flattened(items: Iterable[ast.stmt | list[ast.stmt] | None]) -> list[ast.stmt]:
+    """The statements that a transformer gave, each of which may be several or none."""
+    out: list[ast.stmt] = []
+    for item in items:
+        out.extend(item if isinstance(item, list) else [] if item is None else [item])
+    return out
+
+
+def names_in(node: ast.AST) -> Iterator[str]:
+    """The names in a tree, of inner functions too."""
+    return (sub.id for sub in ast.walk(node) if isinstance(sub, ast.Name))

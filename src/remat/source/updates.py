@@ -1,0 +1,117 @@
+"""Item assignment made functional: `x[i] = v` as `x = put(x, i, v)`, so that data flow sees a plain assignment.
+
+In: the body of a function. Out: the same with item assignments of local names rewritten; each such statement is marked
+with `puts_into`. Targets inside of tuples get a hidden name first. Items of attributes (`self.x[i] = v`) and of items
+(`x[i][j] = v`) are left, and refused in loops: whose memory they write into cannot be seen here.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Collection
+from typing import Any
+
+from remat.source.syntax import at, clone, expression, flattened, statements
+
+__all__ = ["AUGMENTED", "functional_updates"]
+
+AUGMENTED: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.iadd, "Sub": operator.isub, "Mult": operator.imul, "Div": operator.itruediv,
+    "FloorDiv": operator.ifloordiv, "Mod": operator.imod, "Pow": operator.ipow, "MatMult": operator.imatmul,
+    "LShift": operator.ilshift, "RShift": operator.irshift, "BitAnd": operator.iand, "BitOr": operator.ior,
+    "BitXor": operator.ixor,
+}  # fmt: skip
+
+
+def functional_updates(body: list[ast.stmt], names: Collection[str], made: Collection[str]) -> list[ast.stmt]:
+    """The statements, with items of these local names assigned by `put`; `made` are only given new objects."""
+    updates = _Updates(names, made)
+    return flattened([updates.visit(node) for node in body])
+
+
+class _Updates(ast.NodeTransformer):
+    def __init__(self, names: Collection[str], made: Collection[str]) -> None:
+        self.names, self.made, self.count, self.depth = names, made, 0, 0
+
+    def _scope(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _scope
+
+    def _loop(self, node: ast.For | ast.While) -> ast.AST:
+        self.depth += 1
+        node.body = flattened([self.visit(part) for part in node.body])
+        self.depth -= 1
+        node.orelse = flattened([self.visit(part) for part in node.orelse])
+        return node
+
+    visit_For = visit_While = _loop
+
+    def _whose(self, name: str) -> str:
+        """What `put` may do with a list or dict: outside of loops write into it, inside only if it is our own."""
+        return repr("here" if self.depth == 0 else "own" if name in self.made else "other")
+
+    def _is_item(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in self.names
+
+    def visit_Assign(self, node: ast.Assign) -> ast.stmt | list[ast.stmt]:
+        """One target, or a temporary name for each item among several."""
+        if len(node.targets) == 1 and self._is_item(node.targets[0]):
+            return self._put(node.targets[0], node.value, node)
+        after: list[ast.stmt] = []
+        node.targets = [self._renamed(target, after) for target in node.targets]
+        return [node, *after] if after else node
+
+    def _renamed(self, target: ast.expr, after: list[ast.stmt]) -> ast.expr:
+        if self._is_item(target):
+            self.count += 1
+            name = f"_r_item{self.count}"
+            after.append(self._put(target, expression(name, target), target))
+            return at(ast.Name(f".item{self.count}", ast.Store()), target)
+        if isinstance(target, ast.Starred):
+            target.value = self._renamed(target.value, after)
+        elif isinstance(target, ast.Tuple | ast.List):
+            target.elts = [self._renamed(part, after) for part in target.elts]
+        return target
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.stmt:
+        """The item is read and written once, by the run time."""
+        if not self._is_item(node.target):
+            return node
+        assert isinstance(node.target, ast.Subscript)
+        assert isinstance(node.target.value, ast.Name)
+        name = node.target.value.id
+        [new] = statements(
+            f"x = _r_remat.put_augmented({self._whose(name)}, x, None, {type(node.op).__name__!r}, None)", node
+        )
+        assert isinstance(new, ast.Assign)
+        assert isinstance(new.value, ast.Call)
+        new.targets = [at(ast.Name(name, ast.Store()), node.target)]
+        new.value.args[1] = at(ast.Name(name, ast.Load()), node.target)
+        new.value.args[2], new.value.args[4] = _index(node.target.slice), node.value
+        new.puts_into = name  # type: ignore[attr-defined]
+        return new
+
+    def _put(self, target: ast.expr, value: ast.expr, place: ast.AST) -> ast.stmt:
+        assert isinstance(target, ast.Subscript)
+        assert isinstance(target.value, ast.Name)
+        name = target.value.id
+        [new] = statements(f"x = _r_remat.put({self._whose(name)}, None, x, None)", place)
+        assert isinstance(new, ast.Assign)
+        assert isinstance(new.value, ast.Call)
+        new.targets = [at(ast.Name(name, ast.Store()), target)]
+        # In the order in which Python evaluates them: the value, the object, the index.
+        new.value.args[1:] = [value, at(ast.Name(name, ast.Load()), target), _index(target.slice)]
+        new.puts_into, new.put_target = name, clone(target)  # type: ignore[attr-defined]
+        return new
+
+
+def _index(node: ast.expr) -> ast.expr:
+    """The index of a subscript as an expression of its own."""
+    if isinstance(node, ast.Slice):
+        call = expression("_r_remat.slice(None, None, None)", node)
+        assert isinstance(call, ast.Call)
+        call.args = [part or at(ast.Constant(None), node) for part in (node.lower, node.upper, node.step)]
+        return call
+    if isinstance(node, ast.Tuple):
+        return ast.copy_location(ast.Tuple([_index(part) for part in node.elts], ast.Load()), node)
+    return node
