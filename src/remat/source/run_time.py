@@ -209,7 +209,6 @@ class _LoopRun:
             numbers = [self.items.at(k) for k in range(start, start + ran.turns)]
             fill(tuple(_filled(array, numbers, rows) for array, rows in zip(get(), ran.outputs[count:], strict=True)))
 
-
     def _rows(self, stacked: Any) -> Callable[[int], Any]:
         """The outputs of single turns, from the stacked ones."""
         leaves, tree = flatten(stacked, self.framework.unpack)
