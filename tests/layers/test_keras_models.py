@@ -45,7 +45,7 @@ CASES = [
     "unseeded_draws",
 ]
 QUICK = {
-    "torch": ["dropout", "batch_norm", "masks", "towers", "nested"],
+    "torch": ["dropout", "batch_norm", "masks", "towers"],
     "jax": ["dropout"],
     "tensorflow": [],
 }  # `make test`

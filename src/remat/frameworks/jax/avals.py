@@ -13,7 +13,7 @@ This file, `identities.py` and `primitives.py` are the only ones that use undocu
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -55,6 +55,7 @@ __all__ = [
     "behind_barrier",
     "called_program",
     "differentiable",
+    "has_loop",
     "have_distinct_buffers",
     "in_axes_of",
     "innermost_trace",
@@ -172,6 +173,28 @@ def _draws(value: PyTree) -> bool:
     if isinstance(value, ClosedJaxpr | Jaxpr):
         return any(eqn.primitive is rng_uniform_p or any(map(_draws, eqn.params.values())) for eqn in value.eqns)
     return isinstance(value, tuple | list) and any(map(_draws, value))
+
+
+_LOOPS = frozenset({"scan", "while", "remat_call", "remat_jvp"})  # the last two are our own
+
+
+def has_loop(program: ClosedJaxpr) -> bool:
+    """Whether a program has a loop, but no VJP rule of the user's, no side effect, and nothing that shard_map splits."""
+    names = set(_primitive_names(program))
+    varying = any(map(_varying_axes, program.in_avals))
+    return not (_LOOPS.isdisjoint(names) or program.effects or varying or custom_vjp_call_p.name in names)
+
+
+def _primitive_names(value: PyTree) -> Iterator[str]:
+    """The names of all operations of a program, or of those in a parameter of an operation."""
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        for eqn in value.eqns:
+            yield eqn.primitive.name
+            for parameter in eqn.params.values():
+                yield from _primitive_names(parameter)
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _primitive_names(each)
 
 
 def without_unused(program: ClosedJaxpr, used: Sequence[bool], inputs: Sequence[bool] | bool = True) -> ClosedJaxpr:

@@ -18,13 +18,17 @@ from remat.frameworks.jax.avals import (
     ClosedJaxpr,
     Literal,
     differentiable,
+    has_loop,
     is_tracing,
     jax_checkpoint,
     jaxpr_as_fun,
     nbytes,
 )
+from remat.frameworks.jax.cpu_scheduler import is_compiled, is_for_cpu, warn_once
+from remat.frameworks.jax.looped_segment import LoopedSegment
 from remat.frameworks.jax.nnx_modules import WithoutModules
 from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
+from remat.frameworks.jax.primitives import call as call_function
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
@@ -62,9 +66,22 @@ def checkpoint(
             return result
         flat = FlatFunction(fn, name, args, kwargs)
         if options.threshold is None and not CheckpointProfiler.is_tracking():
-            return flat.build(jax_checkpoint(flat, policy=policy)(*flat.arrays))
+            return flat.build(_checkpointed(flat, policy))
         program = jax.make_jaxpr(flat)(*flat.arrays)  # the sizes of its outputs are needed before they are computed
         return flat.build(_checkpoint_above(options.threshold, program, flat.arrays, policy))
+
+
+def _checkpointed(flat: "FlatFunction", policy: Any) -> list[Array]:
+    """The results of a function, computed again in the backward; heeds what XLA makes of that (cpu_scheduler.py)."""
+    if is_compiled():
+        if is_for_cpu():
+            warn_once()
+        elif policy is None:
+            program = jax.make_jaxpr(flat)(*flat.arrays)
+            if has_loop(program):
+                return call_function(LoopedSegment(program), [*program.consts, *flat.arrays])
+            return _checkpoint_above(None, program, flat.arrays, policy)
+    return jax_checkpoint(flat, policy=policy)(*flat.arrays)  # type: ignore[no-any-return]
 
 
 class FlatFunction:
