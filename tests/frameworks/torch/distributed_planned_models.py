@@ -27,12 +27,15 @@ def sharded(model, **options):
     return fully_shard(model, **options)
 
 
-def planned(model, memory=LITTLE):
-    return remat.auto_checkpoint(model, memory=memory, sample=(DATA[0],))
+def planned(model, memory=LITTLE, inside_blocks=False):
+    return remat.auto_checkpoint(model, memory=memory, sample=(DATA[0],), inside_blocks=inside_blocks)
 
 
-def check(model, make=net, called=None, only=""):
-    """Gradients are the means of those that both processes would have alone; and blocks are computed again."""
+def check(model, make=net, called=None, only="", inside_blocks=False):
+    """Gradients are the means of those that both processes would have alone; and blocks are computed again.
+
+    Or, if choices are made inside of them, some of what they need is made again.
+    """
     alone = make()
     for data in DATA:
         (alone(data).pow(2).sum() / 2).backward()
@@ -44,6 +47,9 @@ def check(model, make=net, called=None, only=""):
         for name, parameter in model.named_parameters():
             found = parameter.grad.full_tensor() if hasattr(parameter.grad, "full_tensor") else parameter.grad
             assert only not in name or (found - expected[name].grad).abs().max() < 1e-11, name
+    if inside_blocks:
+        assert any(model._remat_forward.last.remade)
+        return
     runs = [call.steps for call in run.calls]
     both = [None] * 2
     dist.all_gather_object(both, runs)
@@ -115,6 +121,18 @@ def sharded_and_given_plans():
         remat.auto_checkpoint(sharded(net()), memory=MORE)(DATA[0])
 
 
+def choices_inside_of_blocks():
+    """What a block does not keep is made again while its parameters are gathered, or its parts' ones are."""
+    model = planned(net(norm=False), 300_000, inside_blocks=True)
+    check(model, called=DistributedDataParallel(model), inside_blocks=True)
+    check(sharded(planned(net(), 300_000, inside_blocks=True)), inside_blocks=True)
+    check(planned(sharded(net()), 300_000, inside_blocks=True), inside_blocks=True)
+    model = planned(net(), 300_000, inside_blocks=True)
+    for block in model.blocks:
+        fully_shard(block.up)
+    check(sharded(model), inside_blocks=True)
+
+
 def sharded_in_mixed_precision():
     policy, found = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), []
     for plans in (False, True):
@@ -154,6 +172,7 @@ CASES = {
         sharded_sequences_of_blocks,
         sharded_parts_of_blocks,
         sharded_and_given_plans,
+        choices_inside_of_blocks,
         sharded_in_mixed_precision,
         tensor_parallel_blocks,
     )

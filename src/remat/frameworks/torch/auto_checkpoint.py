@@ -141,7 +141,7 @@ def _least_memory(
     devices = devices_of(args, kwargs, list(model.parameters()))
     groups = groups_of_model(model)
     run = partial(model, *args, **kwargs)
-    measured = measure_model(model, run, blocks, token, loss, devices, together=bool(groups))
+    measured = measure_model(model, run, blocks, token, loss, devices, groups=groups)
     measured = of_first_process(measured, groups)
     try:
         least = make_plan(measured.chain, 1).peak

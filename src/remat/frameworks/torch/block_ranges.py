@@ -32,7 +32,7 @@ from remat.execute.nested_ranges import Item, Range
 from remat.frameworks.torch.checkpoint import CheckpointFrame
 from remat.frameworks.torch.fsdp import gathered
 from remat.frameworks.torch.graph import call_after_backward, current_backward, version, view_base
-from remat.frameworks.torch.lineage import Dropped
+from remat.frameworks.torch.lineage import Dropped, Lineage
 from remat.profiling.call_record import CallRecord
 from remat.pytree import flatten
 from remat.segments import CheckpointOptions
@@ -78,6 +78,10 @@ def _whole(tensor: Tensor) -> Hashable:
     return id(view_base(tensor)), tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
+def _no_lineage() -> None:
+    return None
+
+
 def versions_of(arguments: Iterable[Any]) -> dict[int, int]:
     """The versions of the tensors among arguments, by id."""
     return {id(leaf): version(leaf) for leaf in arguments if isinstance(leaf, Tensor) and not leaf.is_inference()}
@@ -116,6 +120,8 @@ class RangeRun:
 
         When it is recorded, what is `dropped` is not held either.
         """
+        sharded = self._sharded[block] if self._sharded else ()
+        lineage = partial(Lineage, dropped, sharded) if dropped else _no_lineage
         before = self._frames[block - 1]() if block > self.item.start else None
         source = None if before is None else _FromBlockBefore(self, block, taken, before)
         self._places[block] = frozenset(taken.values())
@@ -127,7 +133,7 @@ class RangeRun:
             options: CheckpointOptions,
             call: CallRecord | None,
         ) -> CheckpointFrame:
-            self._newest = made = CheckpointFrame(fn, args, kwargs, options, call, source, dropped)
+            self._newest = made = CheckpointFrame(fn, args, kwargs, options, call, source, lineage)
             self._frames[block] = ref(made)
             return made
 

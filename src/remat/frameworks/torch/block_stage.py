@@ -8,7 +8,7 @@ Rule. Blocks that are compiled, or have compiled modules inside, are opaque: the
 blocks which refuse hooks on saved tensors (transforms of torch.func inside).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from remat.frameworks.torch.functorch import refuses_hooks
 from remat.frameworks.torch.lineage import dropped_results, run_by_lineage
 from remat.frameworks.torch.measure_chain import StageMeasurement
 from remat.frameworks.torch.meter import cuda_of, devices_of
+from remat.frameworks.torch.plan_agreement import of_first_process
 from remat.planners.graph.block_options import BlockOption, block_options
 from remat.problem import Graph, Option, Stage
 from remat.units import bytes_text
@@ -32,8 +33,8 @@ MOST = 8  # options of a block
 MOST_COMPILED = 6  # each of them is compiled
 
 
-def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module) -> Stage:
-    """The stage of a block with further options, those that keep most first."""
+def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module, groups: Sequence[Any]) -> Stage:
+    """The stage of a block with further options, those that keep most first; the same in processes of `groups`."""
     if any(is_compiled(each) for each in module.modules()):
         return stage
     compiled = call.fn if isinstance(call.fn, CompiledBlock) else None
@@ -55,7 +56,7 @@ def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module) -> St
         measured = partial(_compiled, stage, call, compiled, x)
         choices = block_options(fused(graph), points=MOST_COMPILED)
     options = [stage.options[0]]
-    for choice in choices:
+    for choice in of_first_process(choices, groups):  # each of which runs the block as often as the others
         if remade := _remade(graph, choice):
             options.append(measured(choice, remade))
     return replace(stage, options=tuple(options), graph=graph)

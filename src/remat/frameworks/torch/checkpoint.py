@@ -104,7 +104,7 @@ from remat.frameworks.torch.graph import (
     version,
 )
 from remat.frameworks.torch.leaves import nbytes
-from remat.frameworks.torch.lineage import Dropped, unpack
+from remat.frameworks.torch.lineage import Lineage, unpack
 from remat.frameworks.torch.modules import script_as_written
 from remat.frameworks.torch.recompute import Recomputation, raise_if_used
 from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, comparable_storage
@@ -168,9 +168,9 @@ class CheckpointFrame:
         options: CheckpointOptions,
         call: CallRecord | None,
         recomputed: RecomputedInputs | None = None,
-        dropped: Dropped | None = None,
+        lineage: Callable[[], Lineage | None] = lambda: None,
     ) -> None:
-        self._dropped = dropped  # what a recomputation does not hold either, and makes again
+        self._lineage = lineage  # of what a recomputation does not hold either, and makes again
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
         self._inputs = SegmentInputs(fn, args, kwargs, recomputed)
         self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add_captured)
@@ -319,7 +319,7 @@ class CheckpointFrame:
             changing = storages.written | {comparable_storage(tensor) for tensor in inputs.data}
             stops = self.options.early_stop and not changed and requested is not None
             recomputation = Recomputation(
-                self.name, self.metas, task, holders, storages.restored, changing, stops=stops, dropped=self._dropped
+                self.name, self.metas, task, holders, storages.restored, changing, stops=stops, lineage=self._lineage()
             )
             try:
                 with recomputation.recording():

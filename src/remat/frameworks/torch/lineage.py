@@ -29,18 +29,19 @@ has made again is used by another.
 The cost: for each operator a few microseconds, and some ten for each result that is not kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, TypeAlias
 from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat.frameworks.compilers import not_compiled
+from remat.frameworks.torch.fsdp import gathered
 from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.graph import current_backward
 from remat.frameworks.torch.lineage_results import Backward, Kept, Operation, Result, Scratch, View
@@ -49,6 +50,7 @@ from remat.frameworks.torch.operator_traits import Operator, OperatorTraits, ten
 __all__ = ["Dropped", "Lineage", "OperatorCounter", "dropped_results", "result_name", "run_by_lineage", "unpack"]
 
 Dropped: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]  # places of results, by operator and occurrence
+_NOTHING: nullcontext[None] = nullcontext()
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -68,9 +70,18 @@ def dropped_results(names: tuple[str, ...]) -> Dropped:
     return found
 
 
-def run_by_lineage(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], dropped: Dropped) -> Any:
-    """What a function returns; of what its backward needs, these results are made again."""
-    with Lineage(dropped).recording():
+def run_by_lineage(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dropped: Dropped,
+    sharded: Sequence[nn.Module] = (),
+) -> Any:
+    """What a function returns; of what its backward needs, these results are made again.
+
+    The parameters of `sharded` modules (FSDP2) are gathered for that, and freed again.
+    """
+    with Lineage(dropped, sharded).recording():
         return fn(*args, **kwargs)
 
 
@@ -90,13 +101,13 @@ class OperatorCounter:
 class Lineage(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Remembers, while a function runs, how the results were made that are not kept."""
 
-    def __init__(self, dropped: Dropped) -> None:
+    def __init__(self, dropped: Dropped, sharded: Sequence[nn.Module] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._dropped, self._counter = dropped, OperatorCounter()
         # By the id of a storage, which another one may have later: so the storage is compared.
         self._results: dict[int, tuple[ReferenceType[Any], Result]] = {}
         self._readers: dict[int, list[ReferenceType[Operation]]] = {}  # of memory that is kept
-        self._backward = Backward()
+        self._backward = Backward(sharded)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -205,5 +216,6 @@ def unpack(saved: Any) -> Tensor:
     if not isinstance(saved, View):
         tensor: Tensor = saved
         return tensor
-    with outside_transforms(), torch.no_grad(), torch._C._DisableAutocast():
+    sharded = saved.sharded
+    with outside_transforms(), torch.no_grad(), torch._C._DisableAutocast(), gathered(sharded) if sharded else _NOTHING:
         return saved.take(current_backward())

@@ -12,7 +12,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remat.frameworks.torch.graph import call_after_backward, version
 from remat.frameworks.torch.operator_traits import Operator
@@ -23,9 +23,10 @@ __all__ = ["Backward", "Kept", "Operation", "Result", "Scratch", "View"]
 class Backward:
     """Results that are held for the backward that runs, until their last use; its end drops the others."""
 
-    __slots__ = ("__weakref__", "_held", "_task")
+    __slots__ = ("__weakref__", "_held", "_task", "sharded")
 
-    def __init__(self) -> None:
+    def __init__(self, sharded: Sequence[nn.Module] = ()) -> None:
+        self.sharded = sharded  # modules whose parameters are gathered while operators run again
         self._task = -1
         self._held: list[ReferenceType[Result]] = []  # weakly: a result refers to what it is made from
 
@@ -96,6 +97,11 @@ class Result:
         self._task, self._left = -1, 0
         self._value: Tensor | None = None
         self._kept = False
+
+    @property
+    def sharded(self) -> Sequence[nn.Module]:
+        """The modules whose parameters must be there when it is made again."""
+        return () if self._kept else self._operation.backward.sharded
 
     def want(self) -> None:
         """Count one use."""
@@ -188,6 +194,11 @@ class View:
         self._result = result
         self._size, self._stride, self._offset = tensor.shape, tensor.stride(), tensor.storage_offset()
         self._dtype, self._is_conjugate, self._is_negative = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+    @property
+    def sharded(self) -> Sequence[nn.Module]:
+        """The modules whose parameters must be there when it is taken."""
+        return self._result.sharded
 
     def want(self) -> None:
         """Count one use."""

@@ -14,7 +14,7 @@ not the block before. So a plan that was made from it is tried before it is used
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 from weakref import ReferenceType, ref
@@ -69,17 +69,17 @@ def measure_model(
     loss: Loss | None,
     devices: Sequence[torch.device],
     *,
-    together: bool = False,
+    groups: Sequence[Any] = (),
     inside: bool = False,
 ) -> MeasuredModel:
-    """The chain of a model that `run` calls once, with gradients; `together`: equally often in all processes.
+    """The chain of a model that `run` calls once, with gradients; the processes of `groups` do so equally often.
 
     `inside`: blocks that keep a part of what they need are options of their stages, too.
     """
     names = list(blocks)
     refuse_sharded_parts(blocks)
     with undisturbed(model):
-        costs = _BlockCosts(token, names, list(blocks.values()), together, inside)
+        costs = _BlockCosts(token, names, list(blocks.values()), groups, inside)
         _pass(costs, run, loss, devices)
         sizes = _SizesAround(token, allocator_of(devices))
         with sizes.meter.counting():
@@ -115,10 +115,10 @@ class _BlockCosts(CutBlocks):
     """
 
     def __init__(
-        self, token: str, names: Sequence[str], blocks: Sequence[nn.Module], together: bool, inside: bool
+        self, token: str, names: Sequence[str], blocks: Sequence[nn.Module], groups: Sequence[Any], inside: bool
     ) -> None:
         super().__init__(token)
-        self._names, self._blocks, self._together, self._inside = names, blocks, together, inside
+        self._names, self._blocks, self._groups, self._inside = names, blocks, groups, inside
         self.order: list[int] = []
         self.stages: list[Stage] = []
         self.first_calls: list[int] = []  # of stages
@@ -178,9 +178,11 @@ class _BlockCosts(CutBlocks):
         if kind not in self._known:
             own = leaves_of_its_own(arguments, first=True)
             run = (lambda x: function(copied(x))) if on_copy else function
-            stage = StageMeasurement(run, own, together=self._together).stage(name)
-            self._known[kind] = stage if block is None else with_options(stage, own, block, self._blocks[block.block])
-        return Stage.from_dict({**self._known[kind].to_dict(), "name": name, "repeatable": not on_copy})
+            stage = StageMeasurement(run, own, together=bool(self._groups)).stage(name)
+            if block is not None:
+                stage = with_options(stage, own, block, self._blocks[block.block], self._groups)
+            self._known[kind] = stage
+        return replace(self._known[kind], name=name, repeatable=not on_copy)
 
     def _compare(self, call: BlockCall) -> None:
         """Run a block as a segment, and its backward, so that it is known to repeat itself when the model is trained.

@@ -103,7 +103,7 @@ class PlannedCalls:
     ) -> None:
         self._given, self._remade = given, remade
         self.model, self._order, self._items = model, order, items
-        self._sharded = [sharded[number] for number in order] if any(sharded) else []
+        self._sharded = [sharded[number] if any(sharded) else () for number in order]
         self._next = 0
         self._run: RangeRun | None = None
         self._output: BlockOutput | None = None
@@ -125,7 +125,7 @@ class PlannedCalls:
         dropped = dropped_results(remade) if remade else None
         if isinstance(item, int) or not torch.is_grad_enabled():
             if dropped and torch.is_grad_enabled() and not has_saved_tensor_hooks():
-                return run_by_lineage(fn, args, kwargs, dropped)
+                return run_by_lineage(fn, args, kwargs, dropped, self._sharded[at] if at is not None else ())
             return fn(*args, **kwargs)
         with recorded_call("auto_checkpoint", fn) as call:
             # A segment of the user's around the model drops what is saved here, and brings it back.

@@ -203,9 +203,8 @@ class PlannedModel:
         groups = groups_of_model(model)
         memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         run = partial(_on_copies, fn, args, kwargs)
-        inside = self._inside_blocks and not groups
         measured = measure_model(
-            model, run(), blocks, self.token, self._loss, devices, together=bool(groups), inside=inside
+            model, run(), blocks, self.token, self._loss, devices, groups=groups, inside=self._inside_blocks
         )
         measured = of_first_process(measured, groups)
         # What a caller who holds the model's output needs beside the plan; one who does not has it to spare.

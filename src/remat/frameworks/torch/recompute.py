@@ -11,7 +11,7 @@ from remat.execute.recomputation import StopRecomputation
 from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.graph import reachable_leaves, version
 from remat.frameworks.torch.leaves import device_fingerprint
-from remat.frameworks.torch.lineage import Dropped, Lineage, unpack
+from remat.frameworks.torch.lineage import Lineage, unpack
 from remat.frameworks.torch.lineage_results import View
 from remat.frameworks.torch.saved_tensors import (
     Holder,
@@ -31,8 +31,8 @@ class Recomputation:
     """Fills the holders of a segment for one backward, in the order in which the first run saved its tensors.
 
     `metas` describe all tensors of the first run; `holders` are those that are still alive, by their index. `restored`
-    are storages that get other numbers afterwards, `changing` those that the segment may write into. What is `dropped`
-    is not held: the holder gets its lineage.
+    are storages that get other numbers afterwards, `changing` those that the segment may write into. What has a
+    `lineage` is not held: the holder gets that.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Recomputation:
         changing: Container[int],
         *,
         stops: bool,
-        dropped: Dropped | None = None,
+        lineage: Lineage | None = None,
     ) -> None:
-        self._lineage = Lineage(dropped) if dropped else None
+        self._lineage = lineage
         self.name, self.metas, self.task, self.holders, self.stops = name, metas, task, holders, stops
         self._restored, self._changing = restored, changing
         self.last = max(holders)
