@@ -134,3 +134,15 @@ def test_blocks_that_write_into_their_tensors_have_no_choices():
 def test_arguments_that_torch_compile_does_not_know():
     with pytest.raises(remat.ProblemError, match="fast is no argument of"):
         remat.auto_checkpoint(net(), memory="1 GiB", sample=(X,), compile={"fast": True})
+
+
+def test_the_least_memory_is_inside_too():
+    """Ranges of compiled blocks are run again, and take what they take while they are recorded."""
+    plain, ours = net(), net()
+    with pytest.raises(remat.InfeasibleError) as error:
+        remat.auto_checkpoint(ours, memory=1, sample=(X,), compile=OPTIONS)
+    memory = int(1.02 * error.value.minimum)
+    remat.auto_checkpoint(ours, memory=memory, sample=(X,), compile=OPTIONS)
+    assert measure_step(ours, (X,)).peak <= memory
+    for a, b in zip(_trained(plain).parameters(), _trained(ours).parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)

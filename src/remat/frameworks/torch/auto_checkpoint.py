@@ -20,7 +20,6 @@ from remat.frameworks.torch.plan_agreement import groups_of_model, largest, of_f
 from remat.frameworks.torch.planned_blocks import plain_module, to_restore
 from remat.frameworks.torch.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
-from remat.planners import plan as make_plan
 from remat.units import bytes_text
 
 __all__ = ["auto_checkpoint", "largest_batch", "measure_step"]
@@ -117,7 +116,7 @@ def largest_batch(
             "bytes",
         )
     found_one = sizes[low][1]
-    return low, make_plan(found_one.chain, budget - found_one.outputs)
+    return low, found_one.plan(budget - found_one.outputs)
 
 
 def _next(low: int, high: int, most: int, budget: int, known: dict[int, int]) -> int:
@@ -144,7 +143,7 @@ def _least_memory(
     measured = measure_model(model, run, blocks, token, loss, devices, groups=groups)
     measured = of_first_process(measured, groups)
     try:
-        least = make_plan(measured.chain, 1).peak
+        least = measured.plan(1).peak
     except InfeasibleError as error:
         least = int(error.minimum)
     return least + measured.outputs, measured

@@ -27,7 +27,7 @@ from remat.planners.graph.block_options import BlockOption, block_options
 from remat.problem import Graph, Option, Stage
 from remat.units import bytes_text
 
-__all__ = ["with_options"]
+__all__ = ["least_while_recorded", "with_options"]
 
 MOST = 8  # options of a block
 MOST_COMPILED = 6  # each of them is compiled
@@ -36,7 +36,7 @@ MOST_COMPILED = 6  # each of them is compiled
 def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module, groups: Sequence[Any]) -> Stage:
     """The stage of a block with further options, those that keep most first; the same in processes of `groups`."""
     if any(is_compiled(each) for each in module.modules()):
-        return stage
+        return least_while_recorded(stage)
     compiled = call.fn if isinstance(call.fn, CompiledBlock) else None
     function = call.of_arguments(None if compiled is None else compiled.plain)
     names = {id(each): name for name, each in module.named_modules()}
@@ -60,6 +60,13 @@ def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module, group
         if remade := _remade(graph, choice):
             options.append(measured(choice, remade))
     return replace(stage, options=tuple(options), graph=graph)
+
+
+def least_while_recorded(stage: Stage) -> Stage:
+    """A stage of compiled code, which takes as much when it runs without a tape as when it is recorded."""
+    option = min(stage.options, key=lambda each: (each.record_peak or 0, each.tape))
+    workspace = max(stage.forward_workspace, (option.record_peak or 0) - stage.output)
+    return replace(stage, options=(option,), forward_workspace=workspace)
 
 
 def _choices(graph: Graph) -> tuple[BlockOption, ...]:

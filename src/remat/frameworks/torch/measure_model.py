@@ -22,11 +22,12 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 
-from remat.errors import ProblemError
+from remat.errors import InfeasibleError, ProblemError
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.block_ranges import BlockOutput
-from remat.frameworks.torch.block_stage import with_options
+from remat.frameworks.torch.block_stage import least_while_recorded, with_options
 from remat.frameworks.torch.checkpoint import checkpoint
+from remat.frameworks.torch.compiled_blocks import CompiledBlock
 from remat.frameworks.torch.cut_blocks import BlockCall, CutBlocks
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.fsdp import refuse_sharded_parts
@@ -39,6 +40,8 @@ from remat.frameworks.torch.model_trial import Loss, loss_of, undisturbed
 from remat.frameworks.torch.modules import in_torch_checkpoint
 from remat.frameworks.torch.planned_blocks import block_calls
 from remat.frameworks.torch.storage import is_dense, storage_id
+from remat.planners import Plan
+from remat.planners import plan as make_plan
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
 from remat.segments import CheckpointOptions
@@ -54,11 +57,25 @@ class MeasuredModel:
     """A model as a chain, which blocks it calls, in which order, and the bytes of what it returns.
 
     The chain's loss holds of the output what its backward needs; a caller who keeps the output holds all of it.
+
+    Compiled blocks take as much memory when they run without a tape as when they are recorded: what the graph saves
+    is there until the block returns. So plans in which none runs without a tape come first, and if none of them fits,
+    plans in which each block is recorded with the option that takes least meanwhile.
     """
 
     chain: Chain
     order: tuple[int, ...]
     outputs: int
+    chain_of_least: Chain | None = None
+
+    def plan(self, memory: int) -> Plan:
+        """The best plan for a memory."""
+        try:
+            return make_plan(self.chain, memory)
+        except InfeasibleError:
+            if self.chain_of_least is None:
+                raise
+            return make_plan(self.chain_of_least, memory)
 
 
 def measure_model(
@@ -89,7 +106,11 @@ def measure_model(
             f"{type(model).__name__} did not call its blocks {names[0]!r} to {names[-1]!r} in the sample's forward: "
             "name those that it calls, blocks=..."
         )
-    return MeasuredModel(Chain(_with_rest(costs, sizes), input=sizes.results), tuple(costs.order), sizes.outputs)
+    stages, least = _with_rest(costs, sizes), None
+    if any(isinstance(call, CompiledBlock) for call in costs.functions):
+        least = Chain([each if each.name in AROUND else least_while_recorded(each) for each in stages], sizes.results)
+        stages = [replace(each, repeatable=False) for each in stages]
+    return MeasuredModel(Chain(stages, input=sizes.results), tuple(costs.order), sizes.outputs, least)
 
 
 def _pass(calls: CutBlocks, run: Callable[[], Any], loss: Loss | None, devices: Sequence[torch.device]) -> None:
@@ -120,6 +141,7 @@ class _BlockCosts(CutBlocks):
         super().__init__(token)
         self._names, self._blocks, self._groups, self._inside = names, blocks, groups, inside
         self.order: list[int] = []
+        self.functions: list[Callable[..., Any]] = []
         self.stages: list[Stage] = []
         self.first_calls: list[int] = []  # of stages
         self.is_next: list[bool] = []  # whether a stage takes what the one before returned
@@ -161,6 +183,7 @@ class _BlockCosts(CutBlocks):
         if not call.writes:
             self._compare(call)
         self.order.append(call.block)
+        self.functions.append(call.fn)
         self.stages.append(stage)
         self._stage = function, arguments, kind
         self.finish()

@@ -50,7 +50,6 @@ from remat.frameworks.torch.planned_blocks import (
     to_restore,
 )
 from remat.planners import Plan
-from remat.planners import plan as make_plan
 from remat.planners.claim import Prediction
 from remat.problem import Chain
 from remat.pytree import flatten
@@ -212,13 +211,13 @@ class PlannedModel:
         for trial in range(TRIALS + 1):
             is_last = False
             try:
-                plan = make_plan(measured.chain, max(0, budget) if trial < TRIALS else 0)
+                plan = measured.plan(max(0, budget) if trial < TRIALS else 0)
             except InfeasibleError as error:
                 if not over:
                     self._raise_least(error, memory, measured, model, run, devices)
                 if int(error.minimum) in [predicted for predicted, _ in over]:
                     break
-                plan, is_last = make_plan(measured.chain, int(error.minimum)), True  # the least one is the last hope
+                plan, is_last = measured.plan(int(error.minimum)), True  # the least one is the last hope
             found = ModelPlan.of(plan, measured.order)
             peak = self._tried(found, model, run, devices)
             if peak > memory:  # the first run of a block also compares what it computes again, which takes some bytes
@@ -241,7 +240,7 @@ class PlannedModel:
         devices: Sequence[torch.device],
     ) -> NoReturn:
         """Raise an error that names the least memory: that of the least plan, which is tried, and of the output."""
-        least = make_plan(measured.chain, int(error.minimum))
+        least = measured.plan(int(error.minimum))
         try:
             peak = self._tried(ModelPlan.of(least, measured.order), model, run, devices)
         except torch.cuda.OutOfMemoryError:
