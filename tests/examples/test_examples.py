@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "examples"
-EXAMPLES = sorted(FOLDER.glob("*.py"))
+SHARED = "side_by_side.py"  # what several of them import
+EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.name != SHARED)
 # Examples that share a process, which imports its framework once, and constants that make them short: the fit covers
 # the same time in longer steps. `make test-all` runs each as it stands.
 GROUPS = {
@@ -17,12 +18,22 @@ GROUPS = {
         "lstm_memory.py": {"STEPS": 128, "MEMORY": "1 MiB"},
         "ode.py": {"STEPS": 2_000, "DT": 0.01},
     },
-    "torch": {"torch_lstm.py": {"STEPS": 2_000}, "torch_ode.py": {}, "torch_dropout_rnn.py": {"STEPS": 300}},
+    "torch": {
+        "torch_lstm.py": {"STEPS": 2_000},
+        "torch_ode.py": {},
+        "torch_dropout_rnn.py": {"STEPS": 300},
+        "torch_blocks.py": {"BLOCKS": 9, "ROUNDS": 1},
+        "torch_groups.py": {"ROUNDS": 1},
+        "torch_profiler.py": {"STEPS": 100},
+        "torch_budget.py": {"LAYERS": 4, "BATCH": 4, "TOKENS": 32, "ROUNDS": 1},
+    },
     "jax": {"jax_lstm.py": {}, "jax_ode.py": {}, "jax_sharded.py": {}},
 }
 ALONE = ("ddp.py", "fsdp2.py")  # they start processes of their own
 RUNNER = """
 import importlib.util, sys
+from pathlib import Path
+sys.path.insert(0, str(Path(sys.argv[1]).parent))  # as it is where an example is run by itself
 for path, smaller in zip(sys.argv[1::2], map(eval, sys.argv[2::2])):
     print(path, flush=True)
     spec = importlib.util.spec_from_file_location("example", path)
