@@ -7,7 +7,9 @@ import pytest
 
 import remat
 
-nnx = pytest.importorskip("flax.nnx")
+nnx = pytest.importorskip(
+    "flax.nnx", reason="flax is not installed: 24 packages, tensorstore among them, come with it; pip install flax"
+)
 
 
 def call(model, x):
@@ -23,7 +25,7 @@ def run(segment):
             x = segment(model, x)
         return jnp.sum(x**2)
 
-    value, slopes = nnx.value_and_grad(loss)(model, jnp.arange(12.0).reshape(3, 4))
+    value, slopes = nnx.value_and_grad(loss)(model, jnp.arange(12, dtype=jnp.float32).reshape(3, 4))
     return jax.tree.leaves((value, slopes, nnx.state(model, nnx.BatchStat)))
 
 

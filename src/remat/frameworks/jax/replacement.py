@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from remat.frameworks.jax.avals import Tracer
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.scan import scan, while_loop
 from remat.loops.exchange import Exchange
@@ -94,8 +95,8 @@ def _scan(
     _split_transpose: bool = False,
 ) -> PyTree:
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(xs)]
-    if not callable(f) or not all(shapes):
-        return original(f, init, xs, length)  # which says what is wrong
+    if not callable(f) or not all(shapes) or isinstance(unroll, Tracer):
+        return original(f, init, xs, length, unroll=unroll)  # which says what is wrong
     steps = length if length is not None or not shapes else shapes[0][0]
     return scan(f, init, xs, length, met.meet("scan", f, steps), reverse=reverse, unroll=unroll)
 
@@ -122,26 +123,39 @@ def _fori_loop(
     *,
     unroll: int | bool | None = None,
 ) -> PyTree:
-    numbers = [isinstance(limit, int) for limit in (lower, upper)]
-    if not callable(body_fun) or not (any(numbers) or jnp.result_type(lower) == jnp.result_type(upper)):
-        return original(lower, upper, body_fun, init_val)  # which says what is wrong
-    # A Python number takes the dtype of the other limit; of two, the count stays weakly typed, as in JAX.
-    first = lower if all(numbers) else jnp.asarray(lower, jnp.result_type(upper if numbers[0] else lower))
+    limits = _of_one_dtype(lower, upper)
+    known = all(isinstance(limit, int | np.integer) for limit in (lower, upper))
+    unrolled = unroll not in (None, False, 1)
+    if not callable(body_fun) or limits is None or (unrolled and not known and _any_traced(lower, upper)):
+        return original(lower, upper, body_fun, init_val, unroll=unroll)  # which says what is wrong
+    if known and int(upper) <= int(lower):
+        return original(lower, upper, body_fun, init_val)
 
     @wraps(body_fun)
     def body(carry: PyTree) -> PyTree:
         i, value = carry
         return i + 1, body_fun(i, value)
 
-    if isinstance(lower, int | np.integer) and isinstance(upper, int | np.integer):
-        steps = max(0, int(upper) - int(lower))
-        if steps == 0:
-            return original(lower, upper, body_fun, init_val)
+    if known:  # the count is a Python number then, as in JAX
+        steps = int(upper) - int(lower)
         request = met.meet("fori_loop", body_fun, steps)
         step = wraps(body_fun)(lambda carry, _: (body(carry), None))
-        return scan(step, (first, init_val), None, steps, request, unroll=unroll or 1)[0][1]
-    request = met.meet("fori_loop", body_fun)
-    return while_loop(lambda carry: carry[0] < upper, body, (first, init_val), None, request)[1]
+        return scan(step, (int(lower), init_val), None, steps, request, unroll=unroll or 1)[0][1]
+    request, (first, end) = met.meet("fori_loop", body_fun), limits
+    return while_loop(lambda carry: carry[0] < end, body, (first, init_val), None, request)[1]
+
+
+def _any_traced(*values: Any) -> bool:
+    return any(isinstance(value, Tracer) for value in values)
+
+
+def _of_one_dtype(lower: Any, upper: Any) -> tuple[Any, Any] | None:
+    """The limits of a count with one dtype: a weakly typed one takes that of the other; None if they have two."""
+    dtypes = [jnp.result_type(limit) for limit in (lower, upper)]
+    if dtypes[0] == dtypes[1]:
+        return lower, upper
+    strong = [dtype for dtype, limit in zip(dtypes, (lower, upper), strict=True) if not jax.typeof(limit).weak_type]
+    return (jnp.asarray(lower, strong[0]), jnp.asarray(upper, strong[0])) if len(strong) == 1 else None
 
 
 def _checkpoint(met: LoopsMet, original: Callable[..., Any], fun: Any = None, **options: Any) -> Any:

@@ -18,6 +18,7 @@ from remat.frameworks.jax.avals import (
     Array,
     ClosedJaxpr,
     Flags,
+    Tracer,
     is_symbolic,
     lax_scan,
     merge,
@@ -82,6 +83,8 @@ def scan(
     """The last carry and the outputs of all steps, or of the steps in `rows`, which maps each to its row."""
     if vjp is not None:
         raise StepError("vjp= is for NumPy; on JAX write a jax.custom_vjp function and call it in the step")
+    if isinstance(unroll, Tracer):
+        raise ProblemError(f"unroll must be known when the loop is traced, and is {unroll}: make it a static argument")
     inputs, x_tree = tree_flatten(xs)
     inputs = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in inputs]
     steps = _count_steps(inputs, names_of(xs, "xs"), length)
