@@ -64,6 +64,8 @@ class LoopCall(ABC, Generic[V]):
     needs_grad: list[bool] = field(default_factory=list)  # per leaf
     pending: tuple[V, Interpreter[V]] | None = None  # the run that waits at its turn for the reverse sweep
     replay: StateReplay | None = None  # for the first run, if a probe of the step has created it before
+    # With the fingerprint of the last state, if the first run recomputes nothing, so that a later one is to be compared.
+    last_check: DeterminismCheck | None = None
     initial_rng: Any = None  # the state of the random generators before the first step, if steps use them
     initial_states: Sequence[Any] = ()  # before the first step, of all that steps change or may read
 
@@ -105,6 +107,10 @@ class LoopCall(ABC, Generic[V]):
         """Run forward up to the turn, and keep the run until its cotangent is known."""
         determinism = None if self.request.check == "never" else self.new_determinism_check()
         backend, run = self.pending = self.forward_sweep(leaves, determinism)
+        if determinism is not None and self.steps and self.plan is not None and self.plan.forward_steps <= self.steps:
+            fingerprinted: Any = backend  # as interpreter.py has it
+            self.last_check = self.new_determinism_check()
+            self.last_check.record_kept(self.steps, fingerprinted, run.state)
         self.initial_rng = run.replay.initial if run.replay.used else None
         self.initial_states = run.replay.initial_of_read()
         return backend, run
@@ -122,7 +128,15 @@ class LoopCall(ABC, Generic[V]):
         # sweep looks after itself, as what its pullbacks run of the user's is to leave a trace.
         with preserved_state(self.new_backend(leaves, 0)[0].replayable_states, self.initial_states):
             run = self.forward_sweep(leaves, determinism)
+        self.compare_last(run[0], run[1].state)
         yield run
+
+    def compare_last(self, backend: Any, state: Any) -> None:
+        """Raise a DeterminismError if a later run, the first to run steps again, has come to another state."""
+        check, self.last_check = self.last_check, None
+        if check is not None:
+            check.compare(self.steps or 0, backend, state, recorded=0)
+            check.finish(backend)
 
     def new_determinism_check(self) -> DeterminismCheck:
         """The determinism check for one run."""

@@ -116,6 +116,23 @@ def test_first_compares_in_the_first_sweep_of_a_call_and_always_in_each(framewor
 
 
 @where_python_runs_each_step
+def test_a_loop_whose_tapes_all_fit_is_compared_when_it_is_pulled_back_again(framework):
+    """Nothing is recomputed the first time, so that nothing could be compared."""
+    counter = Counter()
+
+    def step(x, _):
+        counter.calls += 1
+        return framework.np.tanh(x) * (1 + 0.1 * counter.calls), None
+
+    x, plan = framework.array([0.3, 0.4]), remat.plan(remat.Loop(6), memory=12)
+    assert plan.forward_steps == 6
+    pull = framework.vjp(lambda x: remat.scan(step, x, length=6, plan=plan)[0], x)
+    pull(x)
+    with pytest.raises(remat.DeterminismError, match="after step 5"):
+        pull(x)
+
+
+@where_python_runs_each_step
 def test_long_loops_are_compared_in_some_places_only(framework):
     counter = Counter()
 

@@ -186,7 +186,8 @@ def _adjoint_loop(
         x_bar = [next(rest) if is_active else None for is_active in active_xs]
         return (before, [total + bar for total, bar in zip(totals, rest, strict=True)]), x_bar
 
-    _, states = scan(forward, init, xs, steps, request)
+    after, states = scan(forward, init, xs, steps, request)
+    _compare_last(call, leaves, after)
     last = zip(init, carry_bars, active, strict=True)
     last_bars = [batched_zeros_like(leaf, batch) if bar is None else bar for leaf, bar, is_active in last if is_active]
     rows = [None if bar is None else _for_every_step(by_step(bar, batch), steps, call.rows).flip(0) for bar in y_bars]
@@ -200,6 +201,14 @@ def _adjoint_loop(
         *(None if bar is None else by_step(bar.flip(0), batch) for bar in x_bars[: len(activity.xs)]),
         *totals,
     ]
+
+
+def _compare_last(call: TorchLoopCall, leaves: Sequence[Any], carry: Sequence[Any]) -> None:
+    """Raise a DeterminismError if the steps have come to another last carry than when they first ran."""
+    has_outputs = call.results is None or call.results.output_specs  # which the fingerprints have in them, too
+    if not in_transform() and not call.step.under_functorch and not has_outputs:
+        backend, _ = call.new_backend(leaves, 0)
+        call.compare_last(backend, call.carry.unflatten(list(map(leaf_ops.detached, carry))))
 
 
 def _captured_by(call: TorchLoopCall, captured: Sequence[Any]) -> Callable[[], list[Any]]:
