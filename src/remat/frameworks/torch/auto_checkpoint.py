@@ -140,7 +140,7 @@ def _least_memory(
     devices = devices_of(args, kwargs, list(model.parameters()))
     groups = groups_of_model(model)
     run = partial(model, *args, **kwargs)
-    measured = measure_model(model, run, blocks, token, loss, devices, groups=groups)
+    measured = measure_model(model, run, blocks, token, loss, devices, groups=groups, inside=True)
     measured = of_first_process(measured, groups)
     try:
         least = measured.plan(1).peak
