@@ -13,7 +13,8 @@ import remat
 from remat.planners import SavePoints
 from remat.reporting.report_subject import subjects_of
 from remat.reporting.summary import summarise
-from remat.reporting.svg import liveness_svg, standalone
+from remat.reporting.svg import standalone
+from remat.reporting.svg_liveness import liveness_svg
 
 FOLDER = Path(__file__).parent / "pictures"
 STEPS, INPUTS, HIDDEN, BATCH, MEMORY = 1000, 16, 64, 16, "4 MiB"

@@ -12,10 +12,12 @@ from typing import Any
 from remat.errors import ProblemError
 
 __all__ = [
+    "bandwidth_text",
     "bytes_text",
     "count_text",
     "number_text",
     "seconds_text",
+    "time_text",
     "to_bytes",
     "to_count",
     "to_seconds",
@@ -131,6 +133,28 @@ def seconds_text(seconds: float) -> str:
         if seconds >= scale or (unit == "ns" and seconds):
             return f"{number_text(seconds / scale)} {unit}"
     return "0 s"
+
+
+def time_text(time: float, unit: str, *, timed: bool = True) -> str:
+    """A time in seconds with its unit; of a problem without times, in forward times of one unit ("step").
+
+    >>> time_text(8.0792, "step"), time_text(4818, "step", timed=False)
+    ('8.08 s', '4,818 step times')
+    """
+    return seconds_text(time) if timed else f"{number_text(time)} {unit} times"
+
+
+def bandwidth_text(seconds_per_byte: float) -> str:
+    """How fast bytes are moved, from the seconds that one takes.
+
+    >>> bandwidth_text(4e-11), bandwidth_text(2e-9), bandwidth_text(2.0)
+    ('25 GB/s', '500 MB/s', '2 s a byte')
+    """
+    if not 0 < seconds_per_byte < 1:
+        return f"{number_text(seconds_per_byte)} s a byte"
+    speed = 1 / seconds_per_byte
+    scale, unit = next(((_DECIMAL[u], u) for u in "PTGMK" if speed >= 0.9995 * _DECIMAL[u]), (1, ""))
+    return f"{number_text(speed / scale)} {unit.replace('K', 'k')}B/s"
 
 
 def number_text(value: float) -> str:

@@ -133,7 +133,7 @@ def test_a_problem_describes_itself():
     assert loop.describe() == [("step", "state 1 MiB, tape 9 MiB")]
     assert chain.describe(times=True) == [
         ("stages", "states up to 8 B, tapes up to 7 B"),
-        ("all times", "forward 2, record 2, backward 4"),
+        ("all times", "not given: forward counts 1, backward 2"),
     ]
     assert "largest tape (7 B)" in chain.shrink_advice()
     assert Chain([]).describe() == [("stages", "states up to 1 B, tapes up to 0 B")]

@@ -42,7 +42,8 @@ def test_it_opens_offline_without_a_word_of_trouble_and_draws(open_page, path):
 def test_the_answers_can_be_read(open_page, path, plan):
     text = open_page(path).page.inner_text("body")
     trace = plan.simulate()
-    assert f"What is the peak?\n\n{bytes_text(trace.peak)}" in re.sub(r"\n+", "\n\n", text)
+    assert "What is the peak?\n\n64 of 64 MiB" in re.sub(r"\n+", "\n\n", text)
+    assert bytes_text(trace.peak) == "64 MiB"
     assert f"op {trace.totals.peak_index + 1:,} of {trace.totals.ops:,}" in text
     assert f"{trace.recomputed:,} steps" in text
     assert "more would remove" in text
@@ -105,7 +106,7 @@ def test_the_peak_of_a_long_range_is_where_p_goes(open_page, tmp_path):
     opened.page.keyboard.press("p")
     opened.page.mouse.move(5, 5)
     middle = """() => { const canvas = document.querySelector("canvas.chart"), pen = canvas.getContext("2d");
-      const x = 70 + (canvas.width - 82) / 2, data = pen.getImageData(x - 6, 20, 12, 30).data;
+      const x = 84 + (canvas.width - 96) / 2, data = pen.getImageData(x - 6, 20, 12, 30).data;
       let dark = 0;
       for (let i = 0; i < data.length; i += 4) if (data[i + 3] === 255 && data[i] < 60 && data[i + 2] < 60) dark++;
       return dark; }"""
@@ -190,6 +191,23 @@ def test_a_phone_needs_no_scrolling_sideways(open_page, path, plan, tmp_path, ki
     assert opened.colours(CHART)[STATE] > 1000
 
 
+@pytest.mark.parametrize("width", [1400, 390])
+def test_the_liveness_chart_is_above_the_fold(open_page, path, width):
+    box = open_page(path, width=width).page.locator(CHART).bounding_box()
+    assert box["y"] + box["height"] < 900
+
+
+def test_states_in_other_levels_are_drawn_and_wide_tables_scroll_by_themselves(open_page, tmp_path):
+    memory = remat.Memory(levels=[remat.Level("gpu", slots=3), remat.Level("host", read=1e-9, write=1e-9)])
+    planned = remat.plan(remat.Loop(40, state="1 MiB", tape="9 MiB"), memory)
+    opened = open_page(planned.report(tmp_path / "levels.html"), width=390)
+    assert opened.colours("canvas.levels")[0x4C, 0x78, 0xA8] > 500
+    assert opened.page.evaluate("document.documentElement.scrollWidth") <= 390
+    wide = "[...document.querySelectorAll('.scroll[tabindex]')].filter(e => e.scrollWidth > e.clientWidth).length"
+    assert opened.page.evaluate(wide) >= 1
+    assert opened.trouble == []
+
+
 def test_names_do_nothing(open_page, tmp_path):
     evil = "</script><img src=x onerror='window.hacked = 1'><script>window.hacked = 2</script>"
     chain = remat.Chain([remat.Stage(name=evil, tape=50), remat.Stage(name=evil)])
@@ -221,14 +239,14 @@ def test_a_single_large_event_among_very_many_is_seen(open_page, tmp_path, count
       const { width, height } = document.querySelector("canvas.chart");
       const pen = document.querySelector("canvas.chart").getContext("2d");
       const data = pen.getImageData(0, 0, width, height).data;
-      for (let y = 0; y < height; y++) for (let x = 75; x < width - 14; x++) {
+      for (let y = 0; y < height; y++) for (let x = 88; x < width - 14; x++) {
         const i = 4 * (y * width + x);
         if (data[i] === 0 && data[i + 1] === 0x72 && data[i + 2] === 0xb2) return [x, y, width, height];
       }
     }"""
     x, y, width, height = opened.settled().page.evaluate(top)
     assert y < 0.2 * height  # as high as the chart goes
-    assert x == pytest.approx(70 + 61_234 / count * (width - 82), abs=3)
+    assert x == pytest.approx(84 + 61_234 / count * (width - 96), abs=3)
     assert bytes_text(trace.peak) in opened.page.inner_text("dl.card")
     opened.page.locator(CHART).focus()
     for _ in range(5):

@@ -43,6 +43,11 @@ class Claim:
         percent = ceil(1000 * (self.factor - 1)) / 10  # rounded up, so that what is printed is still true
         return f"within {number_text(percent)} % of optimal"
 
+    @property
+    def long(self) -> str:
+        """The claim in a few words, then exactly, where that is more."""
+        return str(self) if self.factor is None or self.optimal else f"{self.short}: {self}"
+
     def __str__(self) -> str:
         inside = f" within {self.within}" if self.within else ""
         if self.factor is None:

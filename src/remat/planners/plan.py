@@ -18,7 +18,7 @@ from remat.problem.serialization import Serializable
 from remat.schedule import Op, Schedule, Trace, Verdict, simulate, verify
 from remat.schedule.display import Displayable
 from remat.schedule.notation import parse_lines
-from remat.units import bytes_text, count_text
+from remat.units import bytes_text, count_text, time_text
 
 __all__ = ["Plan", "ScheduleDriver", "saved_ops"]
 
@@ -107,7 +107,7 @@ class Plan(Displayable, Serializable):
 
     @property
     def seconds(self) -> float:
-        """The predicted time, in the unit of the problem's times."""
+        """The predicted time in seconds; in forward times of one unit, if the problem has no times."""
         return self.predicted.seconds
 
     @property
@@ -138,7 +138,7 @@ class Plan(Displayable, Serializable):
             ("plan", f"{self.problem.title} in {self.memory}"),
             *self.problem.describe(),
             ("planner", self.planner + (f": {self.reason}" if self.reason else "")),
-            ("claim", str(self.claim)),
+            ("claim", self.claim.long),
         ]
         if self.prediction is not None:
             rows += self._cost_rows()
@@ -152,8 +152,9 @@ class Plan(Displayable, Serializable):
         yield "", f"{count_text(self.recomputed)} more than once each"
         yield "peak", f"{bytes_text(self.peak)} on {self.memory.device.name}"
         least = self.problem.record_time(0, units) + self.problem.pullback_time(0, units)
-        ratio = f", {self.seconds / least:.2f}x of recording everything once" if least else ""
-        yield "time", f"{self.seconds:.6g} in the unit of the {unit}'s times{ratio}"
+        ratio = f", {self.seconds / least:.2f} times recording everything once" if least else ""
+        what = "" if self.problem.timed else f" (a {unit} forward is 1)"
+        yield "time", f"{time_text(self.seconds, unit, timed=self.problem.timed)}{what}{ratio}"
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, its ops as lines of text."""

@@ -11,7 +11,7 @@ from remat.planners.planner import Planner
 from remat.planners.registry import planner_for
 from remat.problem import Loop, Memory, Problem, is_problem, kind_names  # noqa: F401 (Loop: the doctest)
 from remat.progress import Progress, check_progress
-from remat.units import bytes_text, count_text, to_bytes, to_count
+from remat.units import bytes_text, count_text, number_text, seconds_text, to_bytes, to_count
 
 __all__ = ["Curve", "Point", "spread", "sweep"]
 
@@ -48,12 +48,13 @@ class Curve:
         return len(self.points)
 
     def __str__(self) -> str:
+        time = seconds_text if self.problem.timed else number_text
         shown = bytes_text if self.unit == "bytes" else count_text
         per_unit, units = f"a {self.problem.unit}", max(self.problem.units, 1)
         head = f"{self.unit:>12} {f'forward {self.problem.unit}s':>16} {per_unit:>7} {'time':>12} {'peak':>12}  planner"
         rows = [
             f"{shown(p.budget):>12} {count_text(p.forward_steps):>16} {p.forward_steps / units:>7.2f} "
-            f"{p.seconds:>12.6g} {bytes_text(p.peak):>12}  {p.planner}"
+            f"{time(p.seconds):>12} {bytes_text(p.peak):>12}  {p.planner}"
             for p in self.points
         ]
         short = [f"{shown(budget):>12} does not fit: {shown(least)} would" for budget, least in self.infeasible]
@@ -76,8 +77,8 @@ def sweep(
 
     >>> print(sweep(Loop(1000), slots=[10, 31]))
            slots    forward steps  a step         time         peak  planner
-              10            4,636    4.64         6636         14 B  binomial
-              31            3,439    3.44         5439         35 B  binomial
+              10            4,636    4.64        6,636         14 B  binomial
+              31            3,439    3.44        5,439         35 B  binomial
     """
     if not is_problem(problem):
         raise ProblemError(f"a sweep is made for {kind_names()}, not {problem!r:.60}")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from remat.errors import ProblemError
 from remat.problem.serialization import Serializable
 from remat.problem.stage import Option, Stage
-from remat.units import bytes_text, count_text, to_bytes
+from remat.units import bytes_text, count_text, time_text, to_bytes
 
 __all__ = ["Chain"]
 
@@ -64,6 +64,15 @@ class Chain(Serializable):
         return len(self.stages)
 
     @property
+    def timed(self) -> bool:
+        """Whether times were given, in seconds; else the forward of a stage counts 1 and its backward 2."""
+        return any(
+            (stage.forward, option.record, option.backward) != (1.0, 1.0, 2.0)
+            for stage in self.stages
+            for option in stage.options
+        )
+
+    @property
     def title(self) -> str:
         """How many stages there are, in words."""
         return f"{count_text(self.units)} stages"
@@ -77,7 +86,9 @@ class Chain(Serializable):
         if times:
             forward, record = self.advance_time(0, self.units), self.record_time(0, self.units)
             backward = self.pullback_time(0, self.units)
-            rows.append(("all times", f"forward {forward:.4g}, record {record:.4g}, backward {backward:.4g}"))
+            named = {"forward": forward, "record": record, "backward": backward}
+            words = [f"{name} {time_text(time, 'stage', timed=self.timed)}" for name, time in named.items()]
+            rows.append(("all times", ", ".join(words) if self.timed else "not given: forward counts 1, backward 2"))
         return rows
 
     def shrink_advice(self) -> str:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from remat.errors import ProblemError
 from remat.problem.operation import Operation, Storage
 from remat.problem.serialization import Serializable
-from remat.units import bytes_text, count_text, to_count
+from remat.units import bytes_text, count_text, seconds_text, to_count
 
 __all__ = ["Graph"]
 
@@ -182,6 +182,11 @@ class Graph(Serializable):
         return len(self.operations)
 
     @property
+    def timed(self) -> bool:
+        """Whether times were given: the operations of a graph always have theirs, in seconds."""
+        return True
+
+    @property
     def title(self) -> str:
         """How many operations there are, in words."""
         return f"{count_text(self.units)} operations"
@@ -192,7 +197,7 @@ class Graph(Serializable):
         rows = [("storages", f"{made} in {count_text(len(self.maker))}, {bytes_text(self.bytes_of(self.saved))} saved")]
         if times:
             forward, backward = self._seconds[self.turn], self._seconds[-1] - self._seconds[self.turn]
-            rows.append(("all times", f"forward {forward:.4g}, backward {backward:.4g}"))
+            rows.append(("all times", f"forward {seconds_text(forward)}, backward {seconds_text(backward)}"))
         return rows
 
     def shrink_advice(self) -> str:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from remat.errors import ProblemError
 from remat.problem.serialization import Serializable
-from remat.units import bytes_text, count_text, to_bytes, to_count, to_seconds
+from remat.units import bytes_text, count_text, time_text, to_bytes, to_count, to_seconds
 
 __all__ = ["Loop"]
 
@@ -15,7 +15,8 @@ class Loop(Serializable):
     """`steps` equal steps, each with its sizes and times.
 
     `steps=None` is a loop whose length is not known beforehand. Sizes are bytes (an int, or text like "1 MiB"),
-    times are in any unit. `record` is the time of a step that also stores its tape (default: `forward`);
+    times are seconds (a number, or text like "20 ms"); without times a step's forward counts 1, its backward 2.
+    `record` is the time of a step that also stores its tape (default: `forward`);
     `restartable` says that the tape of a step contains its output; `per_range` is a fixed time for each
     recorded range, whatever its length.
 
@@ -75,6 +76,11 @@ class Loop(Serializable):
         return Loop(**{**self.to_dict(), "steps": steps})
 
     @property
+    def timed(self) -> bool:
+        """Whether times were given, in seconds; else a step's forward counts 1 and its backward 2."""
+        return (self.forward, self.record, self.backward, self.per_range) != (1.0, 1.0, 2.0, 0.0)
+
+    @property
     def title(self) -> str:
         """How many steps there are, in words."""
         return "steps of unknown number" if self.steps is None else f"{count_text(self.steps)} steps"
@@ -83,8 +89,9 @@ class Loop(Serializable):
         """Rows about a step's sizes and, if asked for, its times."""
         rows = [("step", f"state {bytes_text(self.state)}, tape {bytes_text(self.tape)}")]
         if times:
-            seconds = f"forward {self.forward:.4g}, record {self.record:.4g}, backward {self.backward:.4g}"
-            rows.append(("step's times", seconds))
+            named = {"forward": self.forward, "record": self.record, "backward": self.backward}
+            words = [f"{name} {time_text(time, 'step', timed=self.timed)}" for name, time in named.items()]
+            rows.append(("step's times", ", ".join(words) if self.timed else "not given: forward counts 1, backward 2"))
         return rows
 
     def shrink_advice(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Union
 
 from remat.errors import ProblemError
 from remat.problem.serialization import Serializable
-from remat.units import bytes_text, count_text, to_bytes, to_count, to_seconds_per_byte
+from remat.units import bandwidth_text, bytes_text, count_text, to_bytes, to_count, to_seconds_per_byte
 
 __all__ = ["Level", "Memory"]
 
@@ -25,7 +25,7 @@ class Level:
     `read` and `write` are seconds per byte for fetching and keeping a state, or text such as "25 GB/s".
 
     >>> print(Level("disk", "2 GiB", read=1e-9, write=2e-9))
-    disk 2 GiB (read 1e-09, write 2e-09 per byte)
+    disk 2 GiB (read 1 GB/s, write 500 MB/s)
     """
 
     name: str
@@ -62,7 +62,7 @@ class Level:
         return self.read == 0.0 == self.write
 
     def __str__(self) -> str:
-        cost = "" if self.free else f" (read {self.read:g}, write {self.write:g} per byte)"
+        cost = "" if self.free else f" (read {bandwidth_text(self.read)}, write {bandwidth_text(self.write)})"
         if self.slots is not None:
             return f"{self.name} {count_text(self.slots)} slot{'s' * (self.slots != 1)}{cost}"
         return f"{self.name} {'no limit' if self.capacity is None else bytes_text(self.capacity)}{cost}"
@@ -77,7 +77,7 @@ class Memory(Serializable):
     ram 31 slots
     (None, None)
     >>> print(Memory(levels=[Level("ram", slots=3), Level("disk", read=2, write=2)]))
-    ram 3 slots + disk no limit (read 2, write 2 per byte)
+    ram 3 slots + disk no limit (read 2 s a byte, write 2 s a byte)
     """
 
     levels: tuple[Level, ...]

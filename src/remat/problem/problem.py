@@ -45,6 +45,10 @@ class Problem(Sizes, Protocol):
     unit: ClassVar[str]  # names one unit where costs are printed: "step"
 
     @property
+    def timed(self) -> bool:
+        """Whether times were given, in seconds; else the forward of a unit counts 1 and its backward 2."""
+
+    @property
     def title(self) -> str:
         """How many units there are, in words: "1,000 steps"."""
 

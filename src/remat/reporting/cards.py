@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from remat.planners.memory_curve import has_memory_curve
+from remat.reporting.headline import headline_of
 from remat.reporting.summary import Summary
 from remat.schedule import Drop, Fetch, Free, Keep, Op, Run, Turn
 from remat.schedule.notation import format_op
@@ -39,28 +40,18 @@ def item_text(what: str, unit: str = "step") -> str:
 
 
 def _peak(summary: Summary) -> Card:
-    trace, plan_bytes = summary.subject.trace, summary.plan_bytes
-    clauses = []
-    if plan_bytes is not None:
-        clauses.append(_of_budget(trace.peak, plan_bytes, summary.requested_bytes or plan_bytes))
-    if trace.totals.allocated is not None:
-        clauses.append(f"the allocator saw {bytes_text(trace.totals.allocated)}, with all that steps allocate")
+    trace, plan_bytes, headline = summary.subject.trace, summary.plan_bytes, headline_of(summary)
+    requested = summary.requested_bytes
+    clauses = [f"= {headline.decomposition}"] if headline.parts else []
+    if requested is None:
+        clauses.append("no budget in bytes was given")
+    elif plan_bytes is not None and plan_bytes < requested:
+        clauses.append(
+            f"the plan has {bytes_text(plan_bytes)} for states and tapes, the rest is for running steps and bookkeeping"
+        )
     if trace.always:
         clauses.append(f"{bytes_text(sum(trace.always.values()))} are always live besides")
-    return Card("What is the peak?", bytes_text(trace.peak), "; ".join(clauses) or "no budget in bytes was given")
-
-
-def _of_budget(peak: int, plan_bytes: int, requested_bytes: int) -> str:
-    """How a peak compares with the requested budget, and how much of that the plan has for states and tapes."""
-    budget = f"the budget of {bytes_text(requested_bytes)}"
-    if peak > requested_bytes:
-        return f"{peak / requested_bytes - 1:.1%} over {budget}"
-    # Rounded down: 100% would say that nothing is left.
-    used = "all" if peak == requested_bytes else f"{int(1000 * peak / requested_bytes) / 10:g}%"
-    if plan_bytes >= requested_bytes:
-        return f"{used} of {budget}"
-    split = f"{bytes_text(plan_bytes)} of it are for states and tapes, the rest for running steps and bookkeeping"
-    return f"{used} of {budget}; {split}"
+    return Card("What is the peak?", headline.short, "; ".join(clauses))
 
 
 def _when(summary: Summary) -> Card:

@@ -65,6 +65,8 @@ def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict
             "firstUnit": encode(rows.first_unit),
             "stopUnit": encode(rows.stop_unit),
         }
+    for number, sizes in enumerate(rows.elsewhere.values()):
+        columns[f"level{number}"] = _encode_sizes(sizes)
     if rows.allocated:
         columns["allocated"] = _encode_sizes(rows.allocated)
     if predicted:

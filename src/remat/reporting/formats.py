@@ -15,11 +15,13 @@ from remat.profiling import CallRecord, Profile
 from remat.progress import Progress, check_progress, reporting_to
 from remat.reporting.anonymize import anonymous as without_names
 from remat.reporting.chrome_trace import chrome_of
+from remat.reporting.headline import headline_of
 from remat.reporting.html import page_of
 from remat.reporting.plain_text import text_of
 from remat.reporting.report_subject import ReportSubject, requested_bytes_of, subjects_of
 from remat.reporting.summary import Summary, summarise
-from remat.reporting.svg import below_each_other, liveness_svg, standalone
+from remat.reporting.svg import below_each_other, standalone
+from remat.reporting.svg_liveness import height_of, liveness_svg
 from remat.reporting.tables import Table, compare, passes_table, profile_table
 from remat.schedule import Trace
 from remat.units import to_bytes
@@ -233,7 +235,8 @@ def _picture(summaries: list[Summary]) -> str:
         return liveness_svg(summaries[0])
     top = max(summary.subject.trace.peak for summary in summaries)
     pictures = [liveness_svg(summary, top=top) for summary in summaries]
-    return below_each_other(pictures, [summary.label for summary in summaries])
+    labels = [f"{summary.label}: {headline_of(summary)}" for summary in summaries]
+    return below_each_other(pictures, labels, [height_of(summary) for summary in summaries])
 
 
 FORMATS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {

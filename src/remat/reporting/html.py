@@ -11,17 +11,18 @@ from html import escape
 
 from remat.ops import OP_TABLE
 from remat.reporting.cards import cards_of
+from remat.reporting.headline import headline_of
 from remat.reporting.html_section import overview_html, section_html, table_html
 from remat.reporting.page_data import fit_to_page, page_view
 from remat.reporting.summary import Summary
-from remat.reporting.svg import liveness_svg
+from remat.reporting.svg_liveness import liveness_svg
 from remat.reporting.tables import Table
 from remat.reporting.timeline import PHASES
 
 __all__ = ["MARK", "fragment_of", "page_of"]
 
 MARK = "<!-- a report by remat -->"  # the second line of every page: `remat demo` writes over no other file
-SCRIPTS = ("data.js", "draw.js", "liveness.js", "staircase.js", "main.js")
+SCRIPTS = ("data.js", "draw.js", "liveness.js", "levels.js", "staircase.js", "main.js")
 _LEFT = ' style="text-align:left"'
 
 
@@ -41,10 +42,13 @@ def page_of(summaries: list[Summary], title: str, version: str, tables: list[Tab
     body = [f"<h1>{escape(title)}</h1>"]
     if len(summaries) == 1:
         body.append(f'<p class="soft">{escape(_subtitle(summaries[0]))}</p>')
-    body += [table_html(table) for table in tables]
     if len(summaries) > 1:
         body.append(overview_html(summaries))
+    if len(summaries) != 1:
+        body += [table_html(table) for table in tables]
     body += [section_html(summary, number, len(summaries)) for number, summary in enumerate(summaries)]
+    if len(summaries) == 1:  # the chart comes first
+        body += [table_html(table) for table in tables]
     body.append(f"<footer><p>Written by remat {escape(version)}. This page is one file and loads nothing.</p></footer>")
     # Without "<", no name in the data can end its script element.
     data_text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -69,7 +73,7 @@ def fragment_of(summaries: list[Summary]) -> str:
     blocks = []
     for summary in summaries:
         rows = [(card.question, card.answer, card.detail) for card in cards_of(summary)]
-        blocks.append(f"<p><b>{escape(summary.label)}</b></p>")
+        blocks.append(f"<p><b>{escape(summary.label)}</b><br>{escape(str(headline_of(summary)))}</p>")
         blocks.append(liveness_svg(summary))
         cells = "".join(
             f"<tr><th{_LEFT}>{escape(question)}</th><td{_LEFT}><b>{escape(answer)}</b></td>"

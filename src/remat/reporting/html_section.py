@@ -7,10 +7,12 @@ from html import escape
 from math import ceil, inf
 
 from remat.reporting.cards import cards_of
+from remat.reporting.headline import headline_of
 from remat.reporting.page_data import top_of
 from remat.reporting.summary import Summary
-from remat.reporting.svg import histogram_svg, liveness_svg, memory_curve_svg
-from remat.reporting.tables import RUNS, Table, tables_of
+from remat.reporting.svg import histogram_svg, memory_curve_svg
+from remat.reporting.svg_liveness import liveness_svg
+from remat.reporting.tables import RUNS, Folded, Table, tables_of
 from remat.units import bytes_text, count_text
 
 __all__ = ["overview_html", "section_html", "table_html"]
@@ -29,7 +31,8 @@ def overview_html(summaries: list[Summary]) -> str:
     """The charts of all subjects, with one scale of bytes."""
     top, bins = max(map(top_of, summaries)), 240 if len(summaries) == 2 else 120
     figures = "".join(
-        f"<figure><h3>{escape(summary.label)}</h3>{liveness_svg(summary, 540, 220, top, bins)}</figure>"
+        f"<figure><h3>{escape(summary.label)}</h3><p>{escape(str(headline_of(summary)))}</p>"
+        f"{liveness_svg(summary, 540, 240, top, bins)}</figure>"
         for summary in summaries
     )
     return f'<h2>Live memory, on one scale</h2><div class="pair">{figures}</div>'
@@ -38,15 +41,17 @@ def overview_html(summaries: list[Summary]) -> str:
 def section_html(summary: Summary, number: int, count: int) -> str:
     """The section of one of `count` subjects."""
     name = f"v{number}"
-    heading = escape(summary.label) if count > 1 else "At a glance"
+    heading = f'<h2 id="{name}">{escape(summary.label)}</h2>' if count > 1 else ""
+    labelled = f'aria-labelledby="{name}"' if count > 1 else 'aria-label="the run"'
     warning = f'<p class="warning">{escape(summary.subject.warning)}</p>' if summary.subject.warning else ""
     tables = [table for table in tables_of(summary) if table.title != summary.in_units(RUNS)]  # that one is drawn
     return f"""
-<section class="view" aria-labelledby="{name}">
-<h2 id="{name}">{heading}</h2>
+<section class="view" {labelled}>
+{heading}
 {warning}
-<div class="cards">{_cards(summary)}</div>
+<p class="headline">{escape(str(headline_of(summary)))}</p>
 {_liveness_figure(summary, with_picture=count == 1)}
+<div class="cards">{_cards(summary)}</div>
 {_schedule_figure()}
 <div class="pair">{_pictures(summary)}</div>
 <h3>Tips</h3>
@@ -75,8 +80,9 @@ def _liveness_figure(summary: Summary, *, with_picture: bool) -> str:
     picture = f"<noscript>{liveness_svg(summary, bins=240)}</noscript>" if with_picture else ""
     return f"""<figure>
 <h3>What is live when</h3>
-{_legend(summary)}
 {_canvas("chart", label)}
+{_legend(summary)}
+{_other_levels(summary)}
 <canvas class="map" aria-hidden="true"></canvas>
 <div class="bar" role="toolbar" aria-label="The chart">{_buttons()}
 <label>axis <select class="axis"><option value="time">time</option>
@@ -86,6 +92,17 @@ def _liveness_figure(summary: Summary, *, with_picture: bool) -> str:
 <p class="trouble" hidden></p>
 {picture}
 </figure>"""
+
+
+def _other_levels(summary: Summary) -> str:
+    """The chart of the states in levels below the device, if there are any."""
+    peaks = {level: max(sizes) for level, sizes in summary.timeline.rows.elsewhere.items() if any(sizes)}
+    if not peaks:
+        return ""
+    words = ", ".join(f"{level} holds up to {bytes_text(size)}" for level, size in peaks.items())
+    keys = "".join(_key(f"level{i % 3}", level) for i, level in enumerate(peaks))
+    canvas = f'<canvas class="levels" role="img" aria-label="{escape(words)}"></canvas>'
+    return f'<h3>States in other levels: {escape(words)}</h3>{canvas}<div class="legend">{keys}</div>'
 
 
 def _schedule_figure() -> str:
@@ -117,8 +134,8 @@ def _legend(summary: Summary) -> str:
     at_peak, trace = summary.timeline.at_peak, summary.subject.trace
     words = {"state": "states", "tape": "tapes", "cotangent": "cotangents"}
     keys = [_key(kind, f"{word}, {bytes_text(at_peak.get(kind, 0))} at the peak") for kind, word in words.items()]
-    if summary.requested_bytes:
-        keys.append(_key("budget", f"budget {bytes_text(summary.requested_bytes)}", stroke=True))
+    if summary.limit:
+        keys.append(_key("budget", f"{summary.limit_word} {bytes_text(summary.limit)}", stroke=True))
     if summary.plan_bytes and summary.requested_bytes and summary.plan_bytes < summary.requested_bytes:
         keys.append(_key("soft", f"{bytes_text(summary.plan_bytes)} of it for states and tapes", stroke=True))
     if summary.subject.predicted is not None:
@@ -171,12 +188,22 @@ def table_html(table: Table) -> str:
     rows = "".join(f"<tr>{_row(table, row)}</tr>" for row in table.rows)
     note = f'<p class="soft">{escape(table.note)}</p>' if table.note else ""
     caption = f"<caption>{escape(table.title)}</caption>"
-    return f'<div class="scroll"><table>{caption}{head}<tbody>{rows}</tbody></table></div>{note}'
+    name = escape(table.title)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>{caption}{head}'
+        f"<tbody>{rows}</tbody></table></div>{note}"
+    )
 
 
 def _row(table: Table, row: tuple[str, ...]) -> str:
-    cells = "".join(f"<td{_side(table, i)}>{escape(cell)}</td>" for i, cell in enumerate(row[1:], 1))
+    cells = "".join(f"<td{_side(table, i)}>{_cell(cell)}</td>" for i, cell in enumerate(row[1:], 1))
     return f'<th scope="row">{escape(row[0])}</th>{cells}'
+
+
+def _cell(cell: str) -> str:
+    if isinstance(cell, Folded) and cell.more:
+        return f"<details><summary>{escape(cell)}</summary>{escape(cell.more)}</details>"
+    return escape(cell)
 
 
 def _side(table: Table, column: int) -> str:

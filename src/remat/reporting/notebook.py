@@ -9,7 +9,8 @@ from remat.reporting.formats import curve_for, report
 from remat.reporting.html import fragment_of
 from remat.reporting.report_subject import subjects_of
 from remat.reporting.summary import Summary, summarise
-from remat.reporting.svg import liveness_svg, standalone
+from remat.reporting.svg import standalone
+from remat.reporting.svg_liveness import liveness_svg
 from remat.schedule.display import register_renderer
 
 __all__ = ["register"]

@@ -7,8 +7,8 @@ from typing import Any
 
 from remat.reporting.encoding import encode_kept, encode_rows
 from remat.reporting.summary import Summary
+from remat.reporting.svg_liveness import peak_label
 from remat.schedule import Drop, Fetch, Keep
-from remat.units import bytes_text
 
 __all__ = ["fit_to_page", "page_view", "top_of"]
 
@@ -56,12 +56,15 @@ def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
         "label": summary.label,
         "units": trace.problem_units or trace.totals.reached,
         "levels": _levels(summary),
-        "measured": trace.measured,
+        "timed": trace.timed,
+        "unit": summary.unit,
+        "otherLevels": list(timeline.rows.elsewhere),
         "events": trace.totals.ops,
         "group": timeline.group,
         "span": timeline.span,
         "top": top_of(summary),
         "budget": summary.limit,
+        "limitWord": summary.limit_word,
         "planBytes": summary.plan_bytes,
         "always": sum(trace.always.values()),
         "before": sum(size for name, size in trace.always.items() if name not in MADE_BY_RUN),
@@ -69,7 +72,7 @@ def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
             "row": -1 if peak is None else peak.row,
             "size": trace.peak,
             "kinds": list(timeline.at_peak.values()),
-            "text": bytes_text(trace.peak),
+            "text": peak_label(summary),
         },
         "columns": columns,
     }

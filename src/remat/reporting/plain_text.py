@@ -9,7 +9,7 @@ from textwrap import wrap
 
 from remat.reporting.cards import cards_of
 from remat.reporting.summary import Summary
-from remat.reporting.tables import Table, tables_of
+from remat.reporting.tables import Folded, Table, tables_of
 from remat.units import bytes_text
 
 __all__ = ["text_of"]
@@ -82,7 +82,8 @@ def _table(table: Table) -> Iterator[str]:
     yield table.title
     if len(table.head) == 2 and not any(table.head):
         for name, value in table.rows:
-            yield from _wrapped(f"  {name:<14}", value)
+            more = f": {value.more}" if isinstance(value, Folded) and value.more else ""
+            yield from _wrapped(f"  {name:<14}", value + more)
         return
     width, head, rows = WIDTH - 2, table.head, table.rows
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]

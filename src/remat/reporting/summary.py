@@ -14,9 +14,9 @@ from remat.reporting.report_subject import ReportSubject, plan_bytes_of, request
 from remat.reporting.timeline import Timeline
 from remat.reporting.tips import tips_for
 from remat.schedule.notation import format_op
-from remat.units import count_text
+from remat.units import count_text, time_text
 
-__all__ = ["Summary", "summarise", "time_text"]
+__all__ = ["Summary", "summarise"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,11 @@ class Summary:
         return self.requested_bytes if self.subject.limit is None else self.subject.limit
 
     @property
+    def limit_word(self) -> str:
+        """What the marked bytes are called: a plan's own budget, or the limit of a comparison."""
+        return "budget" if self.subject.limit is None else "limit"
+
+    @property
     def extra(self) -> float:
         """The fraction of the time that would be saved if every tape fitted into memory.
 
@@ -83,7 +88,9 @@ class Summary:
         if self.subject.trace.totals.allocated is not None:
             notes.append("the allocator was asked around every op, which takes time: without that the run is faster")
         if not self.subject.trace.measured:
-            notes.append("simulated: times are in the unit of the step's times, sizes are those of the problem")
+            notes.append("simulated: sizes and times are those of the problem")
+            if not self.subject.trace.timed:
+                notes.append("no times were given: the forward of a step counts 1, its backward 2")
             loop = self.subject.plan and self.subject.plan.problem
             if isinstance(loop, Loop) and (loop.state, loop.tape) == (1, 1):
                 notes.append("no sizes were given, so a state and a step's tape count one byte each")
@@ -95,7 +102,7 @@ class Summary:
 
     def time(self, value: float) -> str:
         """A time in words."""
-        return time_text(value, seconds=self.subject.trace.measured)
+        return time_text(value, self.unit, timed=self.subject.trace.timed)
 
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain data, with the rows of its timeline."""
@@ -144,13 +151,3 @@ def summarise(subject: ReportSubject, curve: MemoryCurve | None = None) -> Summa
     """The summary of a subject, with its memory curve if one was computed; nothing is planned here."""
     summary = Summary(subject, Timeline.of(subject.trace), curve, ())
     return replace(summary, tips=tuple(map(summary.in_units, tips_for(subject, curve))))
-
-
-def time_text(value: float, *, seconds: bool) -> str:
-    """A time in words; one that is not in seconds is a count of time units."""
-    if not seconds:
-        return f"{value:,.6g} time units"
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= scale:
-            return f"{value / scale:.3g} {unit}"
-    return "0 s" if value == 0 else f"{value * 1e9:.3g} ns"

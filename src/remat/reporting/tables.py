@@ -7,17 +7,30 @@ from remat.profiling.profiler import MOST_PASSES
 from remat.profiling.segment_passes import PASS_KINDS, SegmentPass
 from remat.reporting.block_contents import HEAD, block_contents
 from remat.reporting.cards import item_text
+from remat.reporting.headline import headline_of
 from remat.reporting.summary import Summary
 from remat.schedule import Trace
-from remat.units import bytes_text, count_text
+from remat.units import bytes_text, count_text, number_text, seconds_text
 
-__all__ = ["RUNS", "Table", "compare", "passes_table", "profile_table", "tables_of"]
+__all__ = ["RUNS", "Folded", "Table", "compare", "passes_table", "profile_table", "tables_of"]
 
 RUNS = "How often steps run"
 MOST_ITEMS = 12
 MOST_LISTED = 4  # kept states of a level, or tapes, that have a row each; more of them share one
 MOST_RUNS = 20  # rows of the table of how often steps run
 MOST_SEGMENTS = 60  # rows of the table of segments
+
+
+class Folded(str):
+    """A cell in a few words, with `more` to say: the page unfolds it on a click, text says both."""
+
+    more: str
+
+    def __new__(cls, short: str, more: str) -> "Folded":
+        """The short words, which are the text itself."""
+        cell = super().__new__(cls, short)
+        cell.more = "" if more == short else more
+        return cell
 
 
 @dataclass(frozen=True)
@@ -45,24 +58,21 @@ def tables_of(summary: Summary) -> tuple[Table, ...]:
 def compare(summaries: list[Summary]) -> Table:
     """Several subjects, one below the other; ratios are to the first."""
     first = summaries[0].subject.trace
-    timed = len({summary.subject.trace.measured for summary in summaries}) == 1
+    timed = len({(summary.subject.trace.measured, summary.subject.trace.timed) for summary in summaries}) == 1
+    metered = all(summary.subject.trace.totals.allocated is not None for summary in summaries)
+    peaks = [headline_of(summary).total if metered else summary.subject.trace.peak for summary in summaries]
     rows = []
-    for summary in summaries:
+    for summary, peak in zip(summaries, peaks, strict=True):
         trace = summary.subject.trace
         cells = [
-            (bytes_text(trace.peak), trace.peak, first.peak),
+            (bytes_text(peak), peak, peaks[0]),
             (count_text(trace.forward_steps), trace.forward_steps, first.forward_steps),
-            *([(_short_time(summary), trace.seconds, first.seconds)] if timed else []),
+            *([(summary.time(trace.seconds), trace.seconds, first.seconds)] if timed else []),
         ]
         ratios = [text if trace is first else f"{text} ({_ratio(value, base)})" for text, value, base in cells]
         rows.append((summary.label, *ratios, count_text(trace.recomputed)))
-    time = "time" if first.measured else "time units"
-    head = ("", "peak", "forward steps", *([time] if timed else []), "recomputed")
+    head = ("", "peak", "forward steps", *(["time"] if timed else []), "recomputed")
     return Table("Side by side", head, tuple(rows))
-
-
-def _short_time(summary: Summary) -> str:
-    return summary.time(summary.subject.trace.seconds).removesuffix(" time units")
 
 
 def profile_table(profile: Profile, *, anonymous: bool) -> Table:
@@ -73,7 +83,7 @@ def profile_table(profile: Profile, *, anonymous: bool) -> Table:
             count_text(len(entry.calls)),
             count_text(entry.steps),
             "-" if entry.peak is None else bytes_text(entry.peak),
-            f"{entry.seconds:.3g} s",
+            seconds_text(entry.seconds),
         )
         for number, entry in enumerate(profile.places(), 1)
     ]
@@ -90,7 +100,7 @@ def passes_table(profile: Profile, *, anonymous: bool) -> Table:
         (
             f"segment {number}" if anonymous else name.rpartition("<locals>.")[2],
             *(count_text(sum(each.what == kind for each in passes)) for kind in PASS_KINDS),
-            f"{sum(each.seconds for each in passes if each.what == 'recompute'):.3g} s",
+            seconds_text(sum(each.seconds for each in passes if each.what == "recompute")),
         )
         for number, (name, passes) in enumerate(by_name.items(), 1)
     ]
@@ -150,7 +160,12 @@ def _predicted(summary: Summary) -> Table | None:
             count_text(measured.forward_steps),
             _ratio(measured.forward_steps, predicted.forward_steps),
         ),
-        ("peak", bytes_text(predicted.peak), bytes_text(measured.peak), _ratio(measured.peak, predicted.peak)),
+        (
+            "states and tapes at the peak",
+            bytes_text(predicted.peak),
+            bytes_text(measured.peak),
+            _ratio(measured.peak, predicted.peak),
+        ),
     ]
     note = ""
     if summary.subject.sized is summary.subject.plan:
@@ -205,7 +220,7 @@ def _plan(summary: Summary) -> Table | None:
         return None
     rows = [
         ("planner", plan.planner + (f": {plan.reason}" if plan.reason else "")),
-        ("claim", str(plan.claim)),
+        ("claim", Folded(plan.claim.short, str(plan.claim))),
         ("memory", str(plan.memory)),
         *(summary.subject.sized or plan).problem.describe(times=True),
     ]
@@ -213,4 +228,8 @@ def _plan(summary: Summary) -> Table | None:
 
 
 def _ratio(value: float, base: float) -> str:
-    return f"{value / base:.3g}x" if base else "-"
+    if not base or not value:
+        return "-"
+    if value == base:
+        return "the same"
+    return f"{number_text(value / base)} times" if value > base else f"{number_text(base / value)} times less"

@@ -6,7 +6,7 @@ In: a subject, and its memory curve if one was computed. Out: sentences, the mos
 from remat.planners import Plan, Point
 from remat.planners.memory_curve import MemoryCurve
 from remat.reporting.report_subject import ReportSubject
-from remat.units import bytes_text, count_text
+from remat.units import bytes_text, count_text, number_text
 
 __all__ = ["tips_for"]
 
@@ -76,7 +76,7 @@ def _less(curve: MemoryCurve) -> list[str]:
     if least.budget < chosen.budget:
         runs = least.forward_steps / curve.units
         tips.append(
-            f"The least that works is {curve.text(least.budget)}, where a step runs {runs:,.3g} times{how_planned}."
+            f"The least that works is {curve.text(least.budget)}, where a step runs {number_text(runs)} times{how_planned}."
         )
     return tips
 

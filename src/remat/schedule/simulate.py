@@ -42,7 +42,7 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | st
         if index % PROGRESS_INTERVAL == 0:
             report_progress(index, None)
     events = _Events(ops, problem, levels, clock)
-    return Trace(problem.units, machine.device, totals, events, events.holders, levels)
+    return Trace(problem.units, machine.device, totals, events, events.holders, levels, timed=problem.timed)
 
 
 def _only_level(schedule: Schedule) -> Memory | None:

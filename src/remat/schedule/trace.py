@@ -16,7 +16,7 @@ from remat.schedule.display import Displayable
 from remat.schedule.events import Event, Totals
 from remat.schedule.live import LiveItem
 from remat.schedule.trace_columns import Columns
-from remat.units import bytes_text, count_text
+from remat.units import bytes_text, count_text, time_text
 
 __all__ = ["Trace"]
 
@@ -39,6 +39,7 @@ class Trace(Displayable, Serializable):
     measured: bool = False
     complete: bool = True
     always: Mapping[str, int] = field(default_factory=dict)
+    timed: bool = True  # False: times are in forward times of one unit, as of a problem without times
 
     kind: ClassVar[str] = "trace"
 
@@ -110,7 +111,7 @@ class Trace(Displayable, Serializable):
             ("states", moved or "none kept"),
             ("peak", ", ".join(f"{level} {bytes_text(size)}" for level, size in self.peaks.items())),
             ("at peak", _items_text(self.at_peak)),
-            ("time", f"{self.seconds:.6g}"),
+            ("time", time_text(self.seconds, "step", timed=self.timed)),
         ]
         if self.totals.allocated is not None:
             rows.insert(5, ("measured", f"{bytes_text(self.totals.allocated)} allocated at the most"))
@@ -128,6 +129,7 @@ class Trace(Displayable, Serializable):
             "device": self.device,
             "measured": self.measured,
             "complete": self.complete,
+            "timed": self.timed,
             "memory": None if self.memory is None else self.memory.envelope(),
             "always": dict(self.always),
             "at_peak": [list(holder) for holder in self.at_peak],
@@ -154,6 +156,7 @@ class Trace(Displayable, Serializable):
             bool(data["measured"]),
             bool(data["complete"]),
             _sizes(data["always"], "always"),
+            bool(data.get("timed", data["measured"])),
         )
 
 

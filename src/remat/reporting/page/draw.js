@@ -1,7 +1,7 @@
 // What both charts need: a sharp canvas, colours of the theme, numbers in words, axes, and the way rows meet pixels.
 "use strict";
 
-const LEFT = 70, RIGHT = 12;
+const LEFT = 84, RIGHT = 12;
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
@@ -30,7 +30,7 @@ function bytesText(size) {
 }
 
 function timeText(view, time) {
-  if (!view.measured) return `${parseFloat(time.toPrecision(6)).toLocaleString("en")} time units`;
+  if (!view.timed) return `${parseFloat(time.toPrecision(6)).toLocaleString("en")} ${view.unit} times`;
   for (const [scale, unit] of [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]]) {
     if (time >= scale) return `${parseFloat((time / scale).toPrecision(3))} ${unit}`;
   }
@@ -90,6 +90,7 @@ function envelope(view, from, to, width) {
   return { best, tapes, allocated };
 }
 
+// Ticks and the title of the axis below a chart.
 function timeAxis(view, pen, width, bottom) {
   const step = niceStep(view.to - view.from, Math.max(2, (width - LEFT) / 150));
   pen.fillStyle = colour("ink");
@@ -98,11 +99,47 @@ function timeAxis(view, pen, width, bottom) {
     const x = xOf(view, value, width);
     pen.fillRect(x, bottom, 1, 4);
     const whole = Math.round(value + 1).toLocaleString("en"), plain = parseFloat(value.toPrecision(6)).toLocaleString("en");
-    const text = view.axis !== "time" ? whole : view.measured ? timeText(view, value) : plain;
-    if (x < width - 60) pen.fillText(text, x, bottom + 16);
+    const text = view.axis !== "time" ? whole : view.timed ? timeText(view, value) : plain;
+    const half = pen.measureText(text).width / 2;
+    pen.fillText(text, Math.min(x, width - half - 1), bottom + 16);
   }
+  pen.fillStyle = colour("soft");
+  const title = view.axis !== "time" ? "ops" : view.timed ? "time" : `time (the forward of a ${view.unit} is 1)`;
+  pen.fillText(title, (LEFT + width - RIGHT) / 2, bottom + 32);
+}
+
+// Ticks and the title of the axis of bytes, at the left of a chart.
+function bytesAxis(pen, most, scale, floor, top, inner, title) {
+  pen.fillStyle = colour("ink");
   pen.textAlign = "right";
-  pen.fillText(view.axis !== "time" ? "ops" : view.measured ? "time" : "time units", width - RIGHT, bottom + 16);
+  for (const value of byteSteps(most)) {
+    pen.fillText(bytesText(value), LEFT - 7, floor - value * scale + 4);
+    pen.fillRect(LEFT - 4, floor - value * scale, 4, 1);
+  }
+  pen.fillText("0", LEFT - 7, floor + 4);
+  pen.fillRect(LEFT - 1, top, 1, floor - top);
+  pen.fillRect(LEFT - 1, floor, inner + 1, 1);
+  sideTitle(pen, title, (top + floor) / 2);
+}
+
+function sideTitle(pen, title, middle) {
+  pen.save();
+  pen.fillStyle = colour("soft");
+  pen.textAlign = "center";
+  pen.translate(12, middle);
+  pen.rotate(-Math.PI / 2);
+  pen.fillText(title, 0, 0);
+  pen.restore();
+}
+
+// Words on a ground of their own, so that no line or area runs through them.
+function words(pen, text, x, y, align, name) {
+  const width = pen.measureText(text).width, left = align === "right" ? x - width : x;
+  pen.fillStyle = colour("paper");
+  pen.fillRect(left - 3, y - 11, width + 6, 15);
+  pen.fillStyle = colour(name);
+  pen.textAlign = "left";
+  pen.fillText(text, left, y);
 }
 
 function cursorLine(view, pen, row, place, top, bottom, width) {

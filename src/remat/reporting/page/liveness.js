@@ -1,7 +1,7 @@
 // The liveness chart: live bytes by kind over time, stacked; budget, prediction, allocator and peak; and the map below.
 "use strict";
 
-const TOP = 24, BOTTOM = 24;
+const TOP = 24, BOTTOM = 40;
 
 function drawLiveness(view, canvas) {
   const { pen, width, height } = sharp(canvas);
@@ -18,20 +18,13 @@ function drawLiveness(view, canvas) {
       (pixel) => best[pixel] < 0 ? null : view.predicted[best[pixel]] - view.tape[best[pixel]] + tapes[pixel] + view.extra);
   }
   if (allocated) line(pen, inner, floor, scale, "allocated", [], (pixel) => allocated[pixel] + (view.extra ? view.before : 0));
-  pen.fillStyle = colour("ink");
-  pen.textAlign = "right";
-  for (const value of byteSteps(most)) {
-    pen.fillText(bytesText(value), LEFT - 7, floor - value * scale + 4);
-    pen.fillRect(LEFT - 4, floor - value * scale, 4, 1);
-  }
-  pen.fillRect(LEFT - 1, TOP, 1, floor - TOP);
-  pen.fillRect(LEFT - 1, floor, inner + 1, 1);
+  bytesAxis(pen, most, scale, floor, TOP, inner, "live memory");
   const right = peakPlace(view) > (view.from + view.to) / 2;
   if (view.planBytes && view.planBytes < view.budget && view.planBytes <= view.top) {
     levelLine(pen, "soft", "", floor - (view.planBytes + view.extra) * scale, width, right);
   }
   if (view.budget && view.budget <= view.top) {
-    levelLine(pen, "budget", "budget " + bytesText(view.budget), floor - (view.budget + view.extra) * scale, width, right);
+    levelLine(pen, "budget", view.limitWord + " " + bytesText(view.budget), floor - (view.budget + view.extra) * scale, width, right);
   }
   timeAxis(view, pen, width, floor);
   cursorLine(view, pen, view.hover ?? (view.moved ? view.cursor : undefined), 0.5, TOP, floor, width);
@@ -83,14 +76,12 @@ function outlined(pen, name, dash, width) {
 }
 
 // A dashed line across the chart; its words stand at the left if the peak is to the right, and the other way round.
-function levelLine(pen, name, words, y, width, left) {
+function levelLine(pen, name, text, y, width, left) {
   pen.beginPath();
   pen.moveTo(LEFT, y);
   pen.lineTo(width - RIGHT, y);
   outlined(pen, name, [7, 4], 1);
-  pen.fillStyle = colour(name);
-  pen.textAlign = left ? "left" : "right";
-  pen.fillText(words, left ? LEFT + 4 : width - RIGHT, Math.max(12, y - 5));
+  if (text) words(pen, text, left ? LEFT + 6 : width - RIGHT - 4, y - 6 < 26 ? y + 15 : y - 6, left ? "left" : "right", name);
 }
 
 // A range that is recorded is at its largest when it ends, everything else as long as it lasts.
@@ -122,15 +113,10 @@ function peakMark(view, pen, y, floor, width) {
     pen.fill();
   }
   const right = x > width / 2;
-  pen.textAlign = right ? "right" : "left";
-  const words = away === "◀ " ? away + text : text + away;
-  const w = pen.measureText(words).width, ty = Math.max(13, y - 7), tx = x + (right ? -7 : 7);
-  pen.save();
-  pen.globalAlpha = 0.75;
-  pen.fillStyle = colour("paper");
-  pen.fillRect(right ? tx - w - 2 : tx - 2, ty - 12, w + 4, 15);
-  pen.restore();
-  pen.fillText(words, tx, ty);
+  // Above the chart, where there are no lines; what does not fit on its side of the peak moves to the other.
+  const label = away === "◀ " ? away + text : text + away, size = pen.measureText(label).width;
+  const tx = Math.max(LEFT, Math.min(width - RIGHT - size, right ? x - size : x));
+  words(pen, label, tx, 13, "left", "ink");
   pen.font = "12px system-ui, sans-serif";
 }
 

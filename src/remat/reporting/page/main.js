@@ -156,13 +156,14 @@ function replayOn(view, section) {
 
 function start(view, section) {
   const chart = section.querySelector("canvas.chart"), map = section.querySelector("canvas.map");
-  const stairs = section.querySelector("canvas.stairs");
+  const stairs = section.querySelector("canvas.stairs"), levels = section.querySelector("canvas.levels");
   const words = section.querySelector(".readout");
   view.say = (row) => { words.textContent = describe(view, row).join(" · "); };
   const paint = () => {
     view.colours = Object.fromEntries([...KINDS, ...PHASES].map((name) => [name, colour(name)]));
     drawLiveness(view, chart);
     drawMap(view, map);
+    drawLevels(view, levels);
     drawStaircase(view, stairs);
   };
   view.listeners.push(paint);

@@ -22,6 +22,8 @@ function drawStaircase(view, canvas) {
     pen.fillText(unit.toLocaleString("en"), LEFT - 7, y(unit) + 4);
     pen.fillRect(LEFT - 4, y(unit), 4, 1);
   }
+  sideTitle(pen, view.unit + "s", floor / 2);
+  pen.fillStyle = colour("ink");
   pen.fillRect(LEFT - 1, 4, 1, floor - 4);
   pen.fillRect(LEFT - 1, floor, width - LEFT - RIGHT + 1, 1);
   timeAxis(view, pen, width, floor);

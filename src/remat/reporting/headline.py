@@ -1,0 +1,61 @@
+"""The headline: the one number of a run, how it compares with the limit, and what it is made of.
+
+In: a summary. Out: the same words on the page, in text, in notebooks and in pictures, so that no two of them disagree.
+"""
+
+from dataclasses import dataclass
+
+from remat.reporting.summary import Summary
+from remat.units import bytes_text
+
+__all__ = ["Headline", "headline_of"]
+
+_SCALES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The most bytes at once, the limit if there is one, and the parts, which add up to the total."""
+
+    total: int
+    limit: int | None
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def short(self) -> str:
+        """The number, and the limit: "3.84 of 4 MiB"."""
+        if self.limit is None:
+            return bytes_text(self.total)
+        if self.total > self.limit:
+            return bytes_text(self.total)
+        return f"{self._in_unit(self.total)} of {self._in_unit(self.limit)} {self._unit}"
+
+    @property
+    def decomposition(self) -> str:
+        """What the number is made of: "3.26 states and tapes + 0.58 running", in its unit."""
+        return " + ".join(f"{self._in_unit(size)} {name}" for name, size in self.parts)
+
+    def __str__(self) -> str:
+        over = self.limit is not None and self.total > self.limit
+        beyond = f", over the limit of {bytes_text(self.limit or 0)}" if over else ""
+        return f"{self.short} = {self.decomposition}{beyond}" if self.parts else f"{self.short}{beyond}"
+
+    @property
+    def _unit(self) -> str:
+        within = self.limit is not None and self.total <= self.limit < 100 * self.total
+        return bytes_text(self.limit if within and self.limit else self.total).rpartition(" ")[2]
+
+    def _in_unit(self, size: int) -> str:
+        return f"{size / _SCALES[self._unit]:.2f}".rstrip("0").rstrip(".")
+
+
+def headline_of(summary: Summary) -> Headline:
+    """The headline: what was allocated, if the allocator was asked, else the states, tapes and cotangents."""
+    trace = summary.subject.trace
+    if trace.totals.allocated is not None and trace.totals.allocated > trace.peak:
+        running = trace.totals.allocated - trace.peak
+        parts = (("states and tapes", trace.peak), ("running", running))
+        return Headline(trace.totals.allocated, summary.limit, parts)
+    names = {"state": "states", "tape": "tapes", "cotangent": "cotangents"}
+    sizes = sorted(summary.timeline.at_peak.items(), key=lambda item: -item[1])
+    return Headline(trace.peak, summary.limit, tuple((names[kind], size) for kind, size in sizes if size))
