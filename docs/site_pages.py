@@ -6,6 +6,7 @@ What it can miss: a link to a file outside of `docs/` and `examples/` is shown a
 """
 
 import ast
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,20 @@ def example(path: Path) -> str:
     return f"# {title.strip().rstrip('.')}\n\n{rest}\n\n`python examples/{path.name}`\n\n```python\n{source}```\n"
 
 
+def notebook(path: Path) -> str:
+    """The page of a notebook: its cells, with what they printed and drew."""
+    text = ""
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        text += f"{source}\n\n" if cell["cell_type"] == "markdown" else f"```python\n{source}\n```\n\n"
+        for output in cell.get("outputs", ()):
+            picture = "".join(output.get("data", {}).get("image/svg+xml", ()))
+            printed = "".join(output.get("text", output.get("data", {}).get("text/plain", ())))
+            drawn = picture.partition("?>")[2].replace("\n", "")
+            text += f"<div>{drawn}</div>\n\n" if drawn else f"```text\n{printed.rstrip()}\n```\n\n"
+    return text
+
+
 def on_config(config: Any) -> Any:
     """Put the reference, and pages that nobody named, into the navigation."""
     named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8")))
@@ -82,10 +97,13 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, path, content=text))
     for path in sorted((ROOT / "examples").glob("*.py")):
         files.append(File.generated(config, f"examples/{path.stem}.md", content=example(path)))
+    for path in sorted((ROOT / "examples").glob("*.ipynb")):
+        files.append(File.generated(config, f"examples/{path.stem}-notebook.md", content=notebook(path)))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Links to examples lead to their pages, those to other files of the repository become text."""
     markdown = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](examples/\1.md)", markdown)
+    markdown = re.sub(r"\]\(\.\./examples/(\w+)\.ipynb\)", r"](examples/\1-notebook.md)", markdown)
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)

@@ -171,7 +171,8 @@ class NumpyBackend(ComparedResults, ABC):
         """Bytes of a carry, a tape or a cotangent."""
         if isinstance(value, RecordedRange):
             inputs = [leaf.rows if isinstance(leaf, SeparateRows) else (leaf,) for leaf in self.runner.inputs.leaves]
-            return tape_size(value, [*self.captured, *chain(*inputs)])
+            # Kept states may be rows of the outputs, which are no part of a tape either.
+            return tape_size(value, [*self.captured, *chain(*inputs), *self.runner.outputs.leaves])
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
