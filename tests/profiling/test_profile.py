@@ -52,9 +52,9 @@ def test_every_kind_of_call_is_recorded():
 
 def test_outputs_that_hold_kept_states_are_no_part_of_a_tape():
     """The first states of `binomial_checkpoint` are rows of its outputs, whose whole array a tape's row refers to."""
-    loop = remat.binomial_checkpoint(lambda p, s, x: (ag_tuple(()), np.tanh(p * s[1] + x)), 100, 5)
+    loop = remat.binomial_checkpoint(lambda p, s, x: (remat.legacy.ag_tuple(()), np.tanh(p * s[1] + x)), 100, 5)
     with remat.profile() as run:
-        grad(lambda p: np.sum(loop(p, (ag_tuple(()), numpy.zeros(1000)), numpy.ones(100))))(0.5)
+        grad(lambda p: np.sum(loop(p, (remat.legacy.ag_tuple(()), numpy.zeros(1000)), numpy.ones(100))))(0.5)
     assert run.calls[0].trace.peak < 20 * 8000  # of 101 states
 
 
