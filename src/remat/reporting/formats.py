@@ -90,7 +90,8 @@ def report(
         summaries = _summaries(subjects, labels, anonymous, planned, bytes_limit)
         if not summaries and file_format not in WITH_TABLES:
             raise ReportError("the profile has no run of a loop to draw. Write its tables as .html, .txt or .json")
-        all_tables = [*tables, *_overview(subjects, summaries, anonymous)]
+        # Whoever compares by a table of their own needs no second one.
+        all_tables = [*tables] or _overview(subjects, summaries, anonymous)
         _write_atomically(
             Path(path), FORMATS[file_format](summaries, title or _heading(subjects, summaries), all_tables)
         )

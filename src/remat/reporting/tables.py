@@ -59,6 +59,7 @@ def compare(summaries: list[Summary]) -> Table:
     """Several subjects, one below the other; ratios are to the first."""
     first = summaries[0].subject.trace
     timed = len({(summary.subject.trace.measured, summary.subject.trace.timed) for summary in summaries}) == 1
+    # A meter makes every op slow, so that times beside it say nothing.
     metered = all(summary.subject.trace.totals.allocated is not None for summary in summaries)
     peaks = [headline_of(summary).total if metered else summary.subject.trace.peak for summary in summaries]
     rows = []
@@ -67,11 +68,11 @@ def compare(summaries: list[Summary]) -> Table:
         cells = [
             (bytes_text(peak), peak, peaks[0]),
             (count_text(trace.forward_steps), trace.forward_steps, first.forward_steps),
-            *([(summary.time(trace.seconds), trace.seconds, first.seconds)] if timed else []),
+            *([(summary.time(trace.seconds), trace.seconds, first.seconds)] if timed and not metered else []),
         ]
         ratios = [text if trace is first else f"{text} ({_ratio(value, base)})" for text, value, base in cells]
         rows.append((summary.label, *ratios, count_text(trace.recomputed)))
-    head = ("", "peak", "forward steps", *(["time"] if timed else []), "recomputed")
+    head = ("", "peak", "forward steps", *(["time"] if timed and not metered else []), "recomputed")
     return Table("Side by side", head, tuple(rows))
 
 

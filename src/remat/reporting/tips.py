@@ -74,10 +74,8 @@ def _less(curve: MemoryCurve) -> list[str]:
         how = f"{cost:.1%} more forward steps" if cost > 0 else "no more forward steps"
         tips.append(f"{curve.text(chosen.budget - smaller[0].budget)} less would cost {how}{how_planned}.")
     if least.budget < chosen.budget:
-        runs = least.forward_steps / curve.units
-        tips.append(
-            f"The least that works is {curve.text(least.budget)}, where a step runs {number_text(runs)} times{how_planned}."
-        )
+        runs = f"a step runs {number_text(least.forward_steps / curve.units)} times"
+        tips.append(f"The least that works is {curve.text(least.budget)}, where {runs}{how_planned}.")
     return tips
 
 

@@ -57,7 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
     _print_table(title, head, rows)
     show(call.plan, indent=PLAN_INDENT)
     table = Table("Plain autograd and remat", head, tuple(rows), numbers=False)
-    write_report([plain, call], arguments.output, title=title, labels=["plain", "remat"], tables=[table], limit=memory)
+    write_report(
+        [plain, call],
+        arguments.output,
+        title=title,
+        labels=["every tape held, as plain autograd does", "remat"],
+        tables=[table],
+        limit=memory,
+    )
     tell(
         "next: open the page; put a loop of your own into remat.scan(step, init, xs, memory=...), as in "
         "docs/how-do-i-differentiate-a-loop.md; 'remat plan --help' plans without running"
