@@ -179,7 +179,7 @@ _LOOPS = frozenset({"scan", "while", "remat_call", "remat_jvp"})  # the last two
 
 
 def has_loop(program: ClosedJaxpr) -> bool:
-    """Whether a program has a loop, but no VJP rule of the user's, no side effect, and nothing that shard_map splits."""
+    """Whether a program has a loop, but no VJP rule of the user's, no side effect, and nothing split by shard_map."""
     names = set(_primitive_names(program))
     varying = any(map(_varying_axes, program.in_avals))
     return not (_LOOPS.isdisjoint(names) or program.effects or varying or custom_vjp_call_p.name in names)

@@ -17,6 +17,7 @@ import importlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -29,6 +30,7 @@ __all__ = [
     "current_scope",
     "functional_of",
     "has_graph",
+    "is_training",
     "make_seed_generator",
     "mask_of",
     "nodes_of",
@@ -36,6 +38,7 @@ __all__ = [
     "restored_ambient_state",
     "seed_variables",
     "set_mask",
+    "training_call",
 ]
 
 OLDEST = (3, 8)
@@ -103,6 +106,26 @@ def _graph_node(node: Any) -> GraphNode:
         values.update(zip(map(id, node.outputs), keras.tree.flatten(results), strict=True))
 
     return GraphNode(node.operation, tuple(node.input_tensors), tuple(node.outputs), run)
+
+
+def training_call(operation: Any) -> Callable[..., Any]:
+    """A layer or an operation, as a model that is trained calls it."""
+    takes_it = getattr(operation, "_call_has_training_arg", False)
+    return partial(operation, training=True) if takes_it else operation
+
+
+class _Asked:
+    """Stands for a layer, and returns the `training` that it is called with."""
+
+    _call_context_args = frozenset({"training"})
+
+    def __call__(self, training: bool | None = None) -> bool:
+        return bool(training)
+
+
+def is_training(call: Callable[[Any], Callable[..., Any]]) -> bool:
+    """Whether a model calls its layers with `training=True`."""
+    return bool(call(_Asked())())
 
 
 def raw_value(variable: Any, scope: Any | None) -> Any:

@@ -36,7 +36,15 @@ from remat.layers.keras.keras_internals import (
 from remat.layers.keras.model_segments import Segment
 from remat.segments import CheckpointOptions
 
-__all__ = ["SegmentRunner"]
+__all__ = [
+    "Call",
+    "SegmentRunner",
+    "Surroundings",
+    "checkpoint",
+    "foreign_state",
+    "given_value",
+    "segment_function",
+]
 
 _TO_THE_END = CheckpointOptions(early_stop=False)
 Call = Callable[[Any], Callable[..., Any]]  # of a layer or an operation: it, with `training` and the like
@@ -94,7 +102,7 @@ class SegmentRunner:
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self._function = _function(segment)
+        self._function = segment_function(segment)
         self._written: set[int] = set()  # ids of the variables that are written into in place when they are assigned
 
     def plain(self, values: Values, call: Call) -> None:
@@ -111,12 +119,12 @@ class SegmentRunner:
             seeds, random_state = seed_variables(), random.getstate()
             variables = list({id(v): v for v in [*segment.variables(), *seeds]}.values())
             surroundings = Surroundings(call, variables)
-            given = [self._given(v, surroundings.scope) for v in variables]
-            results = _checkpoint(self._function, (surroundings, inputs, masks, given))
+            given = [given_value(v, surroundings.scope, self._written) for v in variables]
+            results = checkpoint(self._function, (surroundings, inputs, masks, given))
             outputs, out_masks, assigned, losses, others = results
             if others:
                 if seeds or not seed_variables():
-                    raise _foreign_state(segment, others)
+                    raise foreign_state(segment, others)
                 make_seed_generator(random_state)  # a draw without a seed has made one, whose state is a variable, too
                 continue
             written = {id(variables[place]) for place in assigned}
@@ -132,28 +140,31 @@ class SegmentRunner:
             set_mask(output, mask)
             values[id(x)] = output
 
-    def _given(self, variable: Any, scope: Any | None) -> Any:
-        """The value of a variable, which does not change if it is assigned."""
-        value = raw_value(variable, scope)
-        if keras.backend.backend() == "torch":
-            return value.clone() if id(variable) in self._written else value
-        return keras.ops.convert_to_tensor(value) if keras.backend.backend() == "tensorflow" else value
+
+def given_value(variable: Any, scope: Any | None, written: set[int]) -> Any:
+    """The value of a variable, which stays as it is if it is assigned: `written` are those that are, by their ids."""
+    value = raw_value(variable, scope)
+    if keras.backend.backend() == "torch":
+        return value.clone() if id(variable) in written else value
+    return keras.ops.convert_to_tensor(value) if keras.backend.backend() == "tensorflow" else value
 
 
-def _foreign_state(segment: Segment, paths: list[str]) -> StepError:
+def foreign_state(segment: Segment, paths: list[str]) -> StepError:
+    """The error for a segment that assigns variables of others."""
     return StepError(
         f"the segment {segment.name} assigns the variable {paths[0]}, which is of none of its layers: the new value "
         "would be lost. Make it an attribute of the layer that assigns it"
     )
 
 
-def _checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """What the function returns; it is run again in the backward."""
     if keras.backend.backend() == "tensorflow":
         return tensorflow_segments.checkpoint(function, arguments)
     return run_segment("checkpoint", function, arguments, {}, _TO_THE_END)
 
 
-def _function(segment: Segment) -> Callable[..., Any]:
+def segment_function(segment: Segment) -> Callable[..., Any]:
     """The segment as a pure function. It is made once, so that remat knows it again."""
 
     def run(surroundings: Surroundings, inputs: list[Any], masks: list[Any], given: list[Any]) -> Any:

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, TypeVar
 import keras
 
 from remat.errors import ProblemError, StepError
-from remat.layers.keras.keras_internals import Values, functional_of, nodes_of
+from remat.layers.keras.chain_stages import BudgetedGraph
+from remat.layers.keras.keras_internals import functional_of, is_training, nodes_of
 from remat.layers.keras.model_segments import is_save_point, split_at_save_points
 from remat.layers.keras.pure_segment import Call, SegmentRunner
 
@@ -30,12 +31,16 @@ def recompute(model: M, memory: Memory = None) -> M:
     Args:
         model: A functional or Sequential model with `RecomputationCheckpoint` layers; models inside of it that have
             some are changed, too.
-        memory: Not yet.
+        memory: The bytes that activations may take until the backward has ended, such as "2 GiB". Then segments are
+            measured in the first training step, and planned for the least time: save points are the places where a
+            value may be stored, or without any, all places where few values cross. On TensorFlow inputs need a
+            batch size, and costs are estimates. On JAX the budget is the plan's: XLA may take more.
 
     Returns:
         The model.
 
     Raises:
+        InfeasibleError: In the first training step, if no plan fits; it names the least memory.
         ProblemError: If there is no save point and no budget, or Keras runs on a backend without gradients.
         StepError: If it is a subclassed model, which has no graph to cut.
     """
@@ -89,11 +94,25 @@ class RecomputingFunctional(Recomputing):
         flat = keras.tree.flatten(inputs)
         if call_fn is not None or any(isinstance(x, keras.KerasTensor) for x in flat):
             return super()._run_through_graph(inputs, operation_fn, call_fn)
-        values: Values = dict(zip(map(id, self.inputs), flat, strict=True))
-        for runner in self._runners():
-            (runner.plain if runner.segment.is_last else runner.recomputed)(values, operation_fn)
+        # Keras also calls models to learn the shapes of their results, on PyTorch with tensors that have no memory.
+        without_memory = any(getattr(getattr(x, "device", None), "type", None) == "meta" for x in flat)
+        if self.remat_memory is not None and is_training(operation_fn) and not without_memory:
+            values = self.remat_graph.run(flat, operation_fn)
+        else:
+            values = dict(zip(map(id, self.inputs), flat, strict=True))
+            for runner in self._runners():
+                (runner.plain if runner.segment.is_last else runner.recomputed)(values, operation_fn)
         outputs = [values[id(x)] for x in self.outputs]
         return keras.tree.pack_sequence_as(self._outputs_struct, outputs)
+
+    @property
+    def remat_graph(self) -> BudgetedGraph:
+        """The model as a chain of stages, with a budget or to be measured."""
+        if "_remat_graph" not in self.__dict__:
+            memory = 0 if self.remat_memory is None else self.remat_memory
+            self.__dict__["_remat_graph"] = BudgetedGraph(nodes_of(self), self.inputs, self.outputs, memory)
+        graph: BudgetedGraph = self.__dict__["_remat_graph"]
+        return graph
 
     def _runners(self) -> list[SegmentRunner]:
         """One for each segment; made in the first call."""
@@ -127,7 +146,8 @@ def _recomputing_class(base: type, memory: Memory) -> type:
 def _change_class(model: Any, memory: Memory) -> None:
     base = model.remat_base if isinstance(model, Recomputing) else type(model)
     model.__class__ = _recomputing_class(base, memory)
-    model.__dict__.pop("_remat_runners", None)
+    for name in ("_remat_runners", "_remat_graph"):
+        model.__dict__.pop(name, None)
     for name in ("train_function", "test_function", "predict_function"):  # compiled for the model as it was
         if getattr(model, name, None) is not None:
             setattr(model, name, None)

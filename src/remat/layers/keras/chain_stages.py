@@ -1,0 +1,207 @@
+"""A model as a chain of stages, for a budget: one after another, with all values that are still needed as the state.
+
+The rule: with save points, a stage is what lies between two levels of them; without, a stage ends behind each node
+after which a single value is needed, and behind every node where there is none of these for long. States are lists of
+values with their masks; new values of variables and losses travel with them. The plan (`remat.plan`) says which stages
+keep their tape, and which ranges are computed again, also several times, as segments inside segments.
+
+What it can miss: a value that crosses several stages counts in each of their states, so that a plan is on the safe
+side. The cost: stages are measured in the first training call with inputs of new shapes; smaller batches share a plan.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import keras
+
+from remat.execute.nested_ranges import Item, Range, nested_ranges
+from remat.frameworks.framework_registry import load_framework
+from remat.layers.keras import tensorflow_costs
+from remat.layers.keras.keras_internals import GraphNode, Values, current_scope, mask_of, seed_variables, set_mask
+from remat.layers.keras.model_segments import Segment, is_save_point, segments_of, split_at_save_points
+from remat.layers.keras.pure_segment import Call, Surroundings, checkpoint, foreign_state, given_value, segment_function
+from remat.planners import Plan, plan
+from remat.problem import Chain, Stage
+
+__all__ = ["BudgetedGraph", "chain_segments"]
+
+LONG = 4  # nodes without a place where a single value crosses: then every place may be one
+State = tuple[list[Any], list[Any], dict[tuple[int, int], Any], list[tuple[int, int, Any]]]
+StageFunction = Callable[["Contexts", State, list[list[Any]]], State]
+
+
+def chain_segments(nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Segment]:
+    """The stages of a graph."""
+    if any(map(is_save_point, nodes)):
+        levels: dict[int, list[GraphNode]] = {}
+        for segment in split_at_save_points(nodes, inputs, outputs):
+            levels.setdefault(segment.level, []).extend(segment.nodes)
+        order = {id(node): place for place, node in enumerate(nodes)}
+        groups = [sorted(level, key=lambda node: order[id(node)]) for level in levels.values()]
+    else:
+        groups = _cut_where_little_crosses(nodes, outputs)
+    return segments_of(list(enumerate(groups)), outputs, len(groups) - 1)
+
+
+def _cut_where_little_crosses(nodes: Sequence[GraphNode], outputs: Sequence[Any]) -> list[list[GraphNode]]:
+    last_use = {id(x): len(nodes) for x in outputs}
+    for place, node in reversed([*enumerate(nodes)]):
+        for x in node.inputs:
+            last_use.setdefault(id(x), place)
+    crossing: set[int] = set()
+    groups: list[list[GraphNode]] = [[]]
+    for place, node in enumerate(nodes):
+        groups[-1].append(node)
+        made = {id(x) for x in node.outputs}
+        crossing = {key for key in crossing | made if last_use.get(key, -1) > place}
+        if place < len(nodes) - 1 and (len(crossing) == 1 or len(groups[-1]) >= LONG):
+            groups.append([])
+    return groups
+
+
+class Contexts:
+    """The surroundings of each stage; opaque for remat."""
+
+    def __init__(self, call: Call, segments: Sequence[Segment]) -> None:
+        seeds = seed_variables()
+        self.of_stage = [
+            Surroundings(call, list({id(v): v for v in [*segment.variables(), *seeds]}.values()))
+            for segment in segments
+        ]
+
+
+class BudgetedGraph:
+    """Runs a functional model as a chain of stages inside a budget."""
+
+    def __init__(self, nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: Sequence[Any], memory: int | str):
+        self.memory = memory
+        self.segments = chain_segments(nodes, inputs, outputs)
+        self._inputs, self._outputs = list(inputs), list(outputs)
+        states = _states(self.segments, self._inputs, self._outputs)
+        self._stages = [_stage(k, *each) for k, each in enumerate(zip(self.segments, states, states[1:], strict=False))]
+        self._runs: dict[Hashable, tuple[Plan, StageFunction]] = {}
+        self._written: set[int] = set()
+
+    @property
+    def plans(self) -> list[Plan]:
+        """The plans that were made, the last one first."""
+        return [found for found, _ in reversed(self._runs.values())]
+
+    def run(self, inputs: Sequence[Any], call: Call) -> Values:
+        """The outputs of the model, by the ids of the symbolic ones."""
+        while True:
+            contexts = Contexts(call, self.segments)
+            scope = current_scope()
+            given = [[given_value(v, scope, self._written) for v in each.variables] for each in contexts.of_stage]
+            state: State = list(inputs), [mask_of(x) for x in inputs], {}, []
+            values, masks, assigned, losses = self._run(inputs, contexts, given)(contexts, state, given)
+            written = {id(contexts.of_stage[stage].variables[place]) for stage, place in assigned}
+            if keras.backend.backend() != "torch" or scope is not None or written <= self._written:
+                break
+            self._written |= written
+        for (stage, place), value in assigned.items():
+            contexts.of_stage[stage].variables[place].assign(value)
+        for stage, place, loss in losses:
+            self.segments[stage].nodes[place].operation.add_loss(loss)
+        for value, mask in zip(values, masks, strict=True):
+            set_mask(value, mask)
+        return dict(zip(map(id, self._outputs), values, strict=True))
+
+    def chain(self, inputs: Sequence[Any], contexts: Contexts, given: list[list[Any]]) -> Chain:
+        """The stages as they cost on inputs like these."""
+        state: State = list(inputs), [mask_of(x) for x in inputs], {}, []
+        functions = [_bound(stage, contexts, given) for stage in self._stages]
+        backend = keras.backend.backend()
+        if backend == "tensorflow":
+            measured = tensorflow_costs.measure_chain(self._stages, contexts, state, given, self._inputs)
+        else:
+            measured = load_framework(backend).measure_chain(functions, state)
+        names = [f"{number} {segment.name}" for number, segment in enumerate(self.segments)]
+        stages = [Stage.from_dict({**s.to_dict(), "name": n}) for s, n in zip(measured.stages, names, strict=True)]
+        return Chain(stages, measured.input)
+
+    def _run(self, inputs: Sequence[Any], contexts: Contexts, given: list[list[Any]]) -> StageFunction:
+        """The stages by a plan that was made for inputs of these shapes, or larger ones."""
+        shapes = tuple((str(x.dtype), tuple(x.shape)) for x in inputs)
+        for known, (_, run) in self._runs.items():
+            if _no_larger(shapes, known):
+                return run
+        found = plan(self.chain(inputs, contexts, given), self.memory)
+        self._runs[shapes] = found, _run_items(self._stages, nested_ranges(found.schedule, len(self._stages)))
+        return self._runs[shapes][1]
+
+
+def _no_larger(shapes: Any, known: Any) -> bool:
+    """Whether shapes are those, but for smaller batches."""
+    return len(shapes) == len(known) and all(
+        dtype == other and a[1:] == b[1:] and len(a) == len(b) and (a[:1] == b[:1] or (None not in (*a, *b) and a <= b))
+        for (dtype, a), (other, b) in zip(shapes, known, strict=True)
+    )
+
+
+def _states(segments: Sequence[Segment], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[list[int]]:
+    """The ids of the values before each stage, and after the last one."""
+    states = [list(map(id, outputs))]
+    for segment in reversed(segments):
+        made = {id(x) for node in segment.nodes for x in node.outputs}
+        before = [key for key in dict.fromkeys(states[0]) if key not in made]
+        states.insert(0, list(dict.fromkeys([*before, *map(id, segment.inputs)])))
+    states[0] = list(map(id, inputs))
+    return states
+
+
+def _stage(number: int, segment: Segment, before: list[int], after: list[int]) -> StageFunction:
+    """A stage as a function of the state before it."""
+    function = segment_function(segment)
+
+    def run(contexts: Contexts, state: State, given: list[list[Any]]) -> State:
+        values, masks, assigned, losses = state
+        found = dict(zip(before, zip(values, masks, strict=True), strict=True))
+        variables = contexts.of_stage[number].variables
+        # A variable of several stages has the value that an earlier one gave it.
+        current = {id(contexts.of_stage[stage].variables[place]): value for (stage, place), value in assigned.items()}
+        own = [current.get(id(v), value) for v, value in zip(variables, given[number], strict=True)]
+        ins = [found[id(x)] for x in segment.inputs]
+        results = function(contexts.of_stage[number], [x for x, _ in ins], [mask for _, mask in ins], own)
+        outputs, out_masks, new, new_losses, others = results
+        if others:
+            raise foreign_state(segment, others)
+        found |= dict(zip(map(id, segment.outputs), zip(outputs, out_masks, strict=True), strict=True))
+        after_values = [found[key] for key in after]
+        return (
+            [x for x, _ in after_values],
+            [mask for _, mask in after_values],
+            {**assigned, **{(number, place): value for place, value in new.items()}},
+            [*losses, *((number, place, loss) for place, loss in new_losses)],
+        )
+
+    run.__qualname__ = f"stage {number}, {segment.name}"
+    return run
+
+
+def _bound(stage: StageFunction, contexts: Contexts, given: list[list[Any]]) -> Callable[[State], State]:
+    return lambda state: stage(contexts, state, given)
+
+
+def _run_items(stages: Sequence[StageFunction], items: Sequence[Item]) -> StageFunction:
+    """The stages, recorded or computed again as a plan's items say."""
+    parts = [_recomputed(stages, item) if isinstance(item, Range) else stages[item] for item in items]
+
+    def run(contexts: Contexts, state: State, given: list[list[Any]]) -> State:
+        for part in parts:
+            state = part(contexts, state, given)
+        return state
+
+    return run
+
+
+def _recomputed(stages: Sequence[StageFunction], item: Range) -> StageFunction:
+    inside = _run_items(stages, item.items)
+    inside.__qualname__ = f"stages {item.start} to {item.stop - 1}"
+
+    def run(contexts: Contexts, state: State, given: list[list[Any]]) -> State:
+        own = [each if item.start <= number < item.stop else [] for number, each in enumerate(given)]
+        result: State = checkpoint(inside, (contexts, state, own))
+        return result
+
+    return run

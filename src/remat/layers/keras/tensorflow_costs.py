@@ -1,0 +1,115 @@
+"""What the stages of a chain cost on TensorFlow: each is traced alone with its gradient, and nothing is run.
+
+The rule: the tape is the tensors that operations of the gradient read from the forward, beside the stage's input and
+variables. Lists of tensors, which loops keep, have no size in a graph: each counts as the largest tensor of the stage.
+Seconds are those bytes at a usual bandwidth: good for choosing between stages, and no prediction.
+
+What it can miss: work space of kernels. Batch sizes must be known: a budget is in bytes. The cost: one trace a stage.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import keras
+
+from remat.errors import ProblemError
+from remat.problem import Chain, Option, Stage
+
+if keras.backend.backend() == "tensorflow":  # it is optional
+    import tensorflow as tf
+
+__all__ = ["measure_chain"]
+
+BYTES = 1e10  # a second
+
+
+def measure_chain(
+    stages: Sequence[Callable[..., Any]],
+    contexts: Any,
+    state: Any,
+    given: Sequence[Sequence[Any]],
+    inputs: Sequence[Any],
+) -> Chain:
+    """The chain of stages, functions of (contexts, state, given); `inputs` are the symbolic ones of the model."""
+    specs = [_spec(value, symbolic) for value, symbolic in zip(state[0], inputs, strict=True)]
+    masks = [
+        None if mask is None else tf.TensorSpec(spec.shape[: len(mask.shape)], mask.dtype)
+        for mask, spec in zip(state[1], specs, strict=True)
+    ]
+    found: list[Stage] = []
+    arguments: Any = (specs, masks, {}, [])
+    for number, stage in enumerate(stages):
+        variables = [
+            [tf.TensorSpec(v.shape, v.dtype) for v in each] if place == number else []
+            for place, each in enumerate(given)
+        ]
+        measured, arguments = _measured(stage, contexts, arguments, variables)
+        found.append(measured)
+    return Chain(found, input=0)
+
+
+def _spec(value: Any, symbolic: Any) -> Any:
+    shape = [a if a is not None else b for a, b in zip(value.shape, symbolic.shape, strict=True)]
+    if None in shape:
+        raise ProblemError(
+            f"the batch size of the input {symbolic.name!r} is not known when TensorFlow traces the model, so a budget "
+            "in bytes cannot be planned for: give it, as in keras.Input(shape, batch_size=64)"
+        )
+    return tf.TensorSpec(shape, value.dtype)
+
+
+def _measured(stage: Callable[..., Any], contexts: Any, state: Any, variables: Any) -> tuple[Stage, Any]:
+    """The stage, and the state after it as specs."""
+    leaves = keras.tree.flatten((state, variables))
+    is_spec = [isinstance(leaf, tf.TensorSpec) for leaf in leaves]
+    costs: dict[str, Any] = {}
+
+    def traced(*tensors: Any) -> Any:
+        rest = iter(tensors)
+        filled = [next(rest) if flag else leaf for flag, leaf in zip(is_spec, leaves, strict=True)]
+        graph = tf.compat.v1.get_default_graph()
+        with tf.GradientTape() as tape:
+            active = [each for each in tensors if each.dtype.is_floating]
+            tape.watch(active)
+            after = stage(contexts, *keras.tree.pack_sequence_as((state, variables), filled))
+        outputs = [each for each in keras.tree.flatten(after) if tf.is_tensor(each)]
+        forward = {operation.name for operation in graph.get_operations()}
+        tape.gradient([each for each in outputs if each.dtype.is_floating], active)
+        costs["tape"] = _tape_bytes(graph, forward, {each.name for each in outputs})
+        costs["output"] = sum(map(_nbytes, outputs))
+        costs["after"] = keras.tree.map_structure(
+            lambda x: tf.TensorSpec(x.shape, x.dtype) if tf.is_tensor(x) else x, after
+        )
+        return outputs
+
+    tf.function(traced).get_concrete_function(*[leaf for leaf, flag in zip(leaves, is_spec, strict=True) if flag])
+    tape, output = costs["tape"], costs["output"]
+    seconds = (tape + output) / BYTES
+    return Stage(seconds, output=output, options=[Option(tape, seconds, 2 * seconds, name="keep all")]), costs["after"]
+
+
+def _tape_bytes(graph: Any, forward: set[str], outputs: set[str]) -> int:
+    """Bytes that the gradient's operations read of the forward's."""
+    operations = graph.get_operations()
+    largest = max((_nbytes(each) for operation in operations for each in operation.outputs), default=0)
+    residuals: dict[str, int] = {}
+    for operation in operations:
+        for each in operation.inputs if operation.name not in forward else ():
+            source = each
+            while source.op.type == "Identity":
+                source = source.op.inputs[0]
+            if (
+                source.op.name in forward
+                and source.op.type not in ("Placeholder", "Const")
+                and source.name not in outputs
+            ):
+                residuals[source.name] = largest if source.dtype == tf.variant else _nbytes(source)
+    return sum(residuals.values())
+
+
+def _nbytes(tensor: Any) -> int:
+    shape = tensor.shape
+    if tensor.dtype in (tf.variant, tf.resource) or shape.rank is None or None in shape.as_list():
+        return 0
+    return prod(shape.as_list()) * tensor.dtype.size
