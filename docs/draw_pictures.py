@@ -52,7 +52,7 @@ def main(folder: Path = FOLDER) -> None:
     """Draw all of them."""
     folder.mkdir(exist_ok=True)
     runs = {"plain: all steps are held": gradient("1 GiB"), f'remat: memory="{MEMORY}"': gradient(MEMORY)}
-    remat.report(*runs.values(), folder / "liveness.svg", labels=tuple(runs))
+    remat.report(*runs.values(), folder / "liveness.svg", labels=tuple(runs), limit=MEMORY)
     side_by_side(runs, folder / "liveness-wide.svg")
     loop = remat.Loop(2048, state="16 KiB", tape="56 KiB")
     points = remat.plan(loop, "1 GiB", planner=SavePoints(remat.save_points(2048, 7)))
