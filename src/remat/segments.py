@@ -33,7 +33,8 @@ class CheckpointOptions:
     `check` says when recomputed values are compared with the first ones: "first", "always" or "never". `early_stop`
     ends a recomputation once everything that the backward needs is recomputed. Segments whose outputs have no more than
     `threshold` bytes are not checkpointed; with `once`, what they keep is dropped when it is first pulled back, and is
-    recomputed after that (autograd only). `policy` selects residuals that are saved all the same; only JAX has that.
+    recomputed after that (autograd only). `policy` selects residuals that are saved all the same, `memory` the bytes
+    that such residuals may take; only JAX has these two.
     """
 
     check: str = "first"
@@ -41,6 +42,7 @@ class CheckpointOptions:
     threshold: int | None = None  # None: always checkpoint
     policy: Any = None  # a function, or its name
     once: bool = False
+    memory: int | None = None
 
 
 def display_name(fn: Any) -> str:

@@ -71,14 +71,25 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 @overload
-def drop(fn: F, *, check: Check = "first", early_stop: bool = True, policy: Policy = None) -> F: ...
+def drop(
+    fn: F, *, check: Check = "first", early_stop: bool = True, policy: Policy = None, memory: int | str | None = None
+) -> F: ...
 
 
 @overload
-def drop(*, check: Check = "first", early_stop: bool = True, policy: Policy = None) -> Callable[[F], F]: ...
+def drop(
+    *, check: Check = "first", early_stop: bool = True, policy: Policy = None, memory: int | str | None = None
+) -> Callable[[F], F]: ...
 
 
-def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, policy: Policy = None) -> Any:
+def drop(
+    fn: Any = _LATER,
+    *,
+    check: Check = "first",
+    early_stop: bool = True,
+    policy: Policy = None,
+    memory: int | str | None = None,
+) -> Any:
     """The function or module, each call of which is a `checkpoint`; without one, a decorator that makes it.
 
     A module of PyTorch becomes another module of the same class with the same contents; its `forward` is recomputed,
@@ -91,6 +102,8 @@ def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, p
             shown that it repeats itself, "always", or "never", which leaves shapes and dtypes. Without effect on JAX.
         early_stop: Whether a recomputation ends when all that is needed was computed. Without effect on JAX.
         policy: What JAX keeps all the same: one of `jax.checkpoint_policies` or its name, such as "dots_saveable".
+        memory: The bytes that JAX may keep all the same, such as "64 MiB", beside arguments and results: those values
+            of the function are kept that save most time. For a model of PyTorch there is `auto_checkpoint`.
 
     Returns:
         A function or module of the same signature.
@@ -106,13 +119,9 @@ def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, p
         0.778644
     """
     if fn is _LATER:
-        return partial(drop, check=check, early_stop=early_stop, policy=policy)
+        return partial(drop, check=check, early_stop=early_stop, policy=policy, memory=memory)
     check_callable(fn)
-    if not isinstance(early_stop, bool):
-        raise ProblemError(f"early_stop must be True or False, not {early_stop!r:.40}")
-    if not (policy is None or isinstance(policy, str) or callable(policy)):
-        raise ProblemError(f"policy must be a function or its name, not {policy!r:.40}")
-    options = CheckpointOptions(parse_check(check), early_stop, policy=policy)
+    options = _drop_options(check, early_stop, policy, memory)
     framework = framework_of_module(fn)
     if framework is not None:
         _check_policy(framework, options)
@@ -123,6 +132,17 @@ def drop(fn: Any = _LATER, *, check: Check = "first", early_stop: bool = True, p
         return run_segment("drop", fn, args, kwargs, options)
 
     return dropped
+
+
+def _drop_options(check: Check, early_stop: bool, policy: Policy, memory: int | str | None) -> CheckpointOptions:
+    if not isinstance(early_stop, bool):
+        raise ProblemError(f"early_stop must be True or False, not {early_stop!r:.40}")
+    if not (policy is None or isinstance(policy, str) or callable(policy)):
+        raise ProblemError(f"policy must be a function or its name, not {policy!r:.40}")
+    if policy is not None and memory is not None:
+        raise ProblemError("policy= and memory= both say what is kept: give one of them")
+    size = None if memory is None else to_bytes(memory, "memory")
+    return CheckpointOptions(parse_check(check), early_stop, policy=policy, memory=size)
 
 
 def adaptive_checkpoint(fn: Callable[..., T], *args: Any, threshold: int | str = "10 KiB", **kwargs: Any) -> T:
@@ -161,8 +181,8 @@ def run_segment(
 ) -> Any:
     """What `fn` returns, as a segment; `what` is the name of the caller, for messages and profiles."""
     if is_compiling():  # the compiler knows torch's own segments, and sees into them
-        if options.policy is not None:
-            raise ProblemError(_NO_POLICY.format("torch"))
+        if options.policy is not None or options.memory is not None:
+            raise ProblemError(_refusal(options, "torch"))
         if traces_segments():
             return compiled_checkpoint(fn, args, kwargs)
         return run_uncompiled(run_segment, what, fn, args, kwargs, options)
@@ -175,15 +195,19 @@ def run_segment(
         return framework.checkpoint(fn, args, kwargs, options, call)
 
 
-_NO_POLICY = (
-    "policy= is for JAX, and this runs on {}: leave it out, and put what is to be kept outside of the segment, or give "
-    "arrays of JAX"
-)
+def _refusal(options: CheckpointOptions, framework: str) -> str:
+    if options.memory is not None:
+        instead = "auto_checkpoint(model, memory=...) plans a model" if framework == "torch" else "chain(...) plans one"
+        return f"memory= is for JAX, and this runs on {framework}: leave it out; {instead}"
+    return (
+        f"policy= is for JAX, and this runs on {framework}: leave it out, and put what is to be kept outside of the "
+        "segment, or give arrays of JAX"
+    )
 
 
 def _check_policy(framework: Framework, options: CheckpointOptions) -> None:
-    if options.policy is not None and not framework.TRAITS.has_policies:
-        raise ProblemError(_NO_POLICY.format(framework.TRAITS.name))
+    if (options.policy is not None or options.memory is not None) and not framework.TRAITS.has_policies:
+        raise ProblemError(_refusal(options, framework.TRAITS.name))
 
 
 def check_callable(fn: Any, what: str = "checkpoint", *args: Any) -> None:

@@ -55,6 +55,7 @@ __all__ = [
     "behind_barrier",
     "called_program",
     "differentiable",
+    "equation_program",
     "has_loop",
     "have_distinct_buffers",
     "in_axes_of",
@@ -72,6 +73,7 @@ __all__ = [
     "lax_while_loop",
     "merge",
     "nbytes",
+    "operation_name",
     "primitive_and_context",
     "register_checks",
     "register_linearization",
@@ -206,6 +208,25 @@ def without_unused(program: ClosedJaxpr, used: Sequence[bool], inputs: Sequence[
 def with_results(program: ClosedJaxpr, results: Sequence[Any]) -> ClosedJaxpr:
     """The program with other variables as its results."""
     return ClosedJaxpr(program.jaxpr.replace(outvars=list(results)), program.consts)
+
+
+def operation_name(eqn: Any) -> str:
+    """The name of an equation's operation, such as "dot_general"."""
+    return str(eqn.primitive.name)
+
+
+def equation_program(program: ClosedJaxpr, eqn: Any) -> ClosedJaxpr:
+    """One equation of a program as a program of the variables that it reads, which may be given more than once."""
+    jaxpr = program.jaxpr
+    names = jaxpr.debug_info._replace(arg_names=None, result_paths=None)
+    variables = [var for var in eqn.invars if not isinstance(var, Literal)]
+    fresh = [type(var)(var.aval) for var in variables]  # each place its own: a variable may be read twice
+    made = iter(fresh)
+    invars = [var if isinstance(var, Literal) else next(made) for var in eqn.invars]
+    alone = jaxpr.replace(
+        constvars=[], invars=fresh, outvars=list(eqn.outvars), eqns=[eqn.replace(invars=invars)], debug_info=names
+    )
+    return ClosedJaxpr(alone, [])
 
 
 def run_equation(eqn: Any, values: Sequence[Any]) -> Array:

@@ -25,6 +25,7 @@ from remat.frameworks.jax.avals import (
     nbytes,
 )
 from remat.frameworks.jax.cpu_scheduler import is_compiled, is_for_cpu, warn_once
+from remat.frameworks.jax.kept_values import run_keeping
 from remat.frameworks.jax.looped_segment import LoopedSegment
 from remat.frameworks.jax.nnx_modules import WithoutModules
 from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
@@ -65,6 +66,9 @@ def checkpoint(
             stateful.update(arrays)
             return result
         flat = FlatFunction(fn, name, args, kwargs)
+        if options.memory is not None:
+            program = jax.make_jaxpr(flat)(*flat.arrays)
+            return flat.build(run_keeping(options.memory, program, flat.arrays))
         if options.threshold is None and not CheckpointProfiler.is_tracking():
             return flat.build(_checkpointed(flat, policy))
         program = jax.make_jaxpr(flat)(*flat.arrays)  # the sizes of its outputs are needed before they are computed
