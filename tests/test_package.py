@@ -18,6 +18,7 @@ from remat import ops
 from remat.planners import PLANNERS, Planner
 from remat.planners import chain as chain_planners
 from remat.planners import exhaustive as exhaustive_module
+from remat.planners import graph as graph_planners
 from remat.planners import loop as loop_planners
 
 PUBLIC = {
@@ -140,7 +141,7 @@ def test_a_plan_has_its_report_without_an_import(tmp_path):
 
 def test_every_planner_file_has_its_line_in_the_registry():
     planners = set()
-    for room in (loop_planners, chain_planners):
+    for room in (loop_planners, chain_planners, graph_planners):
         for module in pkgutil.iter_modules(room.__path__, room.__name__ + "."):
             for value in vars(importlib.import_module(module.name)).values():
                 if isinstance(value, type) and issubclass(value, Planner) and value.__module__ == module.name:

@@ -10,6 +10,8 @@ from remat.planners.chain.optimal_chain import OptimalChain
 from remat.planners.chain.periodic_segments import PeriodicSegments
 from remat.planners.chain.record_all import RecordAll
 from remat.planners.exhaustive import Exhaustive
+from remat.planners.graph.every_run_order import EveryRunOrder
+from remat.planners.graph.optimal_graph import OptimalGraph
 from remat.planners.loop.binomial import Binomial
 from remat.planners.loop.chunks import Chunks
 from remat.planners.loop.keep_all import KeepAll
@@ -36,6 +38,8 @@ PLANNERS: dict[str, type[Planner[Any]]] = {
     "chain-keep-all": RecordAll,
     "chain-segments": PeriodicSegments,
     "chain-exhaustive": AllSchedules,
+    "graph": OptimalGraph,
+    "graph-exhaustive": EveryRunOrder,
 }
 
 

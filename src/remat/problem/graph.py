@@ -74,6 +74,16 @@ class Graph(Serializable):
         return {storage: i for i, each in enumerate(self.operations) for storage in each.outputs}
 
     @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each storage."""
+        return tuple(storage.bytes for storage in self.storages)
+
+    @cached_property
+    def made_reads(self) -> tuple[tuple[int, ...], ...]:
+        """For each operation, what it reads that was not given."""
+        return tuple(tuple(s for s in each.reads if s in self.maker) for each in self.operations)
+
+    @cached_property
     def users(self) -> dict[int, tuple[int, ...]]:
         """For each storage, the operations that read it or write into it, in order."""
         found: dict[int, list[int]] = {storage: [] for storage in range(len(self.storages))}

@@ -14,16 +14,23 @@ from remat.planners.graph.keep_choice import Choice, KeepQuestion
 __all__ = ["hull"]
 
 
-def hull(question: KeepQuestion, most: int = 64) -> list[Choice]:
-    """The choices on the lower hull of (bytes, seconds), those that keep most first; about `most` at the most."""
+def hull(question: KeepQuestion, most: int = 64, at: int | None = None) -> list[Choice]:
+    """The choices on the lower hull of (bytes, seconds), those that keep most first; about `most` at the most.
+
+    However few they are, with `at` the two on either side of so many bytes are neighbours on the hull.
+    """
     size = sum(question.graph.storages[s].bytes for s in question.storages) + 1
     # Without a time or bytes to weigh, the other of the two decides.
     fastest = _cheapest(question, size, 1)
     smallest = _cheapest(question, 1, sum(question.ticks.values()) + 1)
     points = [fastest] if (fastest.bytes, fastest.ticks) == (smallest.bytes, smallest.ticks) else [fastest, smallest]
     gaps = [(fastest, smallest)] if len(points) > 1 else []
-    while gaps and len(points) < most:
-        upper, lower = gaps.pop(0)
+    while gaps:
+        around = [gap for gap in gaps if at is not None and gap[1].bytes <= at <= gap[0].bytes]
+        if len(points) >= most and not around:
+            break
+        upper, lower = max(around or gaps, key=lambda gap: gap[0].bytes - gap[1].bytes)
+        gaps.remove((upper, lower))
         per_tick, per_byte = upper.bytes - lower.bytes, lower.ticks - upper.ticks
         found = _cheapest(question, per_tick, per_byte)
         if per_tick * (found.ticks - upper.ticks) + per_byte * (found.bytes - upper.bytes) < 0:

@@ -5,11 +5,12 @@ after the last operation that uses it before the next such run. Holding a copy a
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate
 
 from remat.ops import Free, Op, Run
 from remat.problem import Graph
 
-__all__ = ["just_in_time", "kept_at_turn", "plain_runs", "with_frees"]
+__all__ = ["just_in_time", "kept_at_turn", "last_uses", "live_bytes", "plain_runs", "with_frees"]
 
 
 def plain_runs(graph: Graph) -> list[int]:
@@ -52,7 +53,7 @@ def _missing(graph: Graph, wanted: Iterable[int], have: set[int]) -> list[int]:
 
 def with_frees(graph: Graph, runs: Sequence[int]) -> tuple[Op, ...]:
     """The schedule of these runs that has the fewest bytes live at any time."""
-    until = _last_uses(graph, runs)
+    until = last_uses(graph, runs)
     freed: list[list[int]] = [[] for _ in runs]
     for (storage, _), last in until.items():
         if last < len(runs):
@@ -64,16 +65,35 @@ def with_frees(graph: Graph, runs: Sequence[int]) -> tuple[Op, ...]:
     return tuple(ops)
 
 
+def live_bytes(graph: Graph, runs: Sequence[int]) -> list[int]:
+    """Bytes live at each run of the schedule `with_frees`: what a simulation counts, in a fraction of its time."""
+    operations, sizes, count = graph.operations, graph.sizes, len(runs)
+    change, made, last = [0] * (count + 2), [-1] * len(sizes), [0] * len(sizes)
+    held = [graph.turn - 1 if s in graph.outputs else 0 for s in range(len(sizes))]
+    for place, operation in enumerate(runs):
+        for storage in graph.made_reads[operation]:
+            last[storage] = place
+        for storage in operations[operation].outputs:
+            if made[storage] >= 0:
+                change[max(last[storage], held[storage]) + 1] -= sizes[storage]
+            made[storage] = last[storage] = place
+            change[place] += sizes[storage]
+    for storage in graph.maker:
+        ends = count if storage in graph.results and graph.maker[storage] >= graph.turn else last[storage]
+        change[max(ends, held[storage]) + 1] -= sizes[storage]
+    return [live + operations[each].workspace for live, each in zip(accumulate(change), runs, strict=False)]
+
+
 def kept_at_turn(graph: Graph, runs: Sequence[int]) -> frozenset[int]:
     """The storages of the forward that are held for the backward: those whose first copy is used after the turn."""
     return frozenset(
         storage
-        for (storage, place), last in _last_uses(graph, runs).items()
+        for (storage, place), last in last_uses(graph, runs).items()
         if place < graph.turn <= last and storage not in graph.given
     )
 
 
-def _last_uses(graph: Graph, runs: Sequence[int]) -> dict[tuple[int, int], int]:
+def last_uses(graph: Graph, runs: Sequence[int]) -> dict[tuple[int, int], int]:
     """For each copy, (storage, place of the run that makes it): the place of the last run that needs it.
 
     A result of the backward is needed beyond the last run. The forward runs once, in order, so places before the turn

@@ -7,7 +7,7 @@ from typing import ClassVar
 from remat.planners.claim import Claim, Prediction
 from remat.planners.plan import Plan
 from remat.planners.planner import OneLevelPlanner, infeasible
-from remat.problem import Level, Loop, Memory, Problem
+from remat.problem import Graph, Level, Loop, Memory, Problem
 from remat.schedule import Op, Pullback, Record, Schedule, Turn, simulate
 
 __all__ = ["KeepAll", "keep_all_bytes", "least_for_all"]
@@ -59,6 +59,8 @@ def keep_all_bytes(problem: Problem) -> int:
     >>> keep_all_bytes(Loop(10, state=2, tape=5))
     54
     """
+    if isinstance(problem, Graph):
+        return problem.plain_peak
     return simulate(_Ops(problem.units, 0), problem).peak
 
 

@@ -1,0 +1,169 @@
+"""Plans of whole graphs: which forward operations the backward runs again, in the least time that fits.
+
+First the hull of what to keep at the turn, by minimum cuts: it bounds what any plan takes, whatever its order. From its
+points and from running everything once, plans that fit are made greedily (`relief.py`). Then CP-SAT searches the
+moments at which single operations run again (`intervals.py`), from the best of these plans on.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from remat.planners.claim import Claim
+from remat.planners.graph.exact_choice import has_cp_sat
+from remat.planners.graph.graph_planner import GraphPlanner, peak_of, too_little
+from remat.planners.graph.intervals import IntervalModel, Solution
+from remat.planners.graph.keep_choice import Choice, KeepQuestion
+from remat.planners.graph.min_cut import hull
+from remat.planners.graph.relief import least_possible, relieved
+from remat.planners.graph.run_order import just_in_time, plain_runs
+from remat.planners.plan import Plan
+from remat.problem import Graph, Memory
+from remat.units import count_text
+
+__all__ = ["OptimalGraph", "seconds_at_turn"]
+
+TRIED = 24  # points of the hull that are looked for
+STARTS = 4  # of which plans are made that fit
+AIMS = (1.0, 0.85)  # of the budget: who aims below it takes other ways, and may come nearer
+ROUNDING = 1e-7  # relative error of times that solvers count in whole numbers, with room to spare
+
+
+@dataclass(frozen=True)
+class OptimalGraph(GraphPlanner):
+    """Runs forward operations again in the backward, each at most `copies` times, so that the step is fastest.
+
+    `seconds` bounds each search of CP-SAT, in `workers` threads (default: all cores, at most 8). Storages that together
+    have less than the fraction `small` of the budget are held as long as anything may need them. Without OR-Tools
+    the greedy plan is taken, and what is proved of it is what the cut proves.
+    """
+
+    copies: int = 1
+    seconds: float = 20.0
+    workers: int | None = None
+    small: float = 1 / 500
+
+    name: ClassVar[str] = "graph"
+    summary: ClassVar[str] = "run single operations of a graph again, with long skips and all, in the least time"
+
+    def plan(self, problem: Graph, memory: Memory) -> Plan:
+        """The plan of least seconds that fits, as far as the search came."""
+        budget = memory.device.capacity
+        if budget is None or problem.plain_peak <= budget:
+            plan = self.plan_of(plain_runs(problem), problem, memory, Claim(1.0))
+            return plan.because("all fits, and nothing runs again")
+        question = KeepQuestion.of(problem)
+        points = hull(question, TRIED, budget)
+        least = seconds_at_turn(question, points, budget)
+        start = _start(problem, points, budget)
+        fits = peak_of(problem, start) <= budget
+        if not has_cp_sat() or (fits and _factor(_seconds(problem, start), _plain(problem) + least) == 1.0):
+            if not fits:
+                raise too_little(problem, memory, start, peak_of(problem, start) == least_possible(problem))
+            return self._claimed(problem, memory, Solution(tuple(start), False, least), least, frozenset())
+        held = self._held(problem, budget) if fits else frozenset()
+        runs = start if fits else self._smaller(problem, memory, start)
+        model = IntervalModel(problem, self.copies, held)
+        found = model.fastest(budget, self.seconds, self._workers, runs, least)
+        if found.runs is None:  # no time to find even what was given
+            found = Solution(tuple(runs), False, least)
+        return self._claimed(problem, memory, found, least, held)
+
+    @property
+    def _workers(self) -> int:
+        return self.workers or min(8, os.cpu_count() or 1)
+
+    def _smaller(self, graph: Graph, memory: Memory, start: Sequence[int]) -> Sequence[int]:
+        """Runs that fit, searched from some that do not; or the error that says what the least memory is."""
+        budget, bound = memory.device.capacity, least_possible(graph)
+        assert budget is not None
+        runs, proved = tuple(start), peak_of(graph, start) == bound
+        if not proved:
+            model = IntervalModel(graph, self.copies, frozenset())
+            found = model.smallest(max(budget, bound), self.seconds, self._workers, runs)
+            runs, proved = found.runs or runs, found.proved
+        if peak_of(graph, runs) > budget:
+            raise too_little(graph, memory, runs, proved)
+        return runs
+
+    def _held(self, graph: Graph, budget: int) -> frozenset[int]:
+        """The smallest storages, which together have a small fraction of the budget."""
+        held, left = list[int](), budget * self.small
+        for storage in sorted(graph.maker, key=lambda s: graph.storages[s].bytes):
+            left -= graph.storages[storage].bytes
+            if left < 0:
+                break
+            held.append(storage)
+        return frozenset(held)
+
+    def _claimed(self, graph: Graph, memory: Memory, found: Solution, least: float, held: frozenset[int]) -> Plan:
+        """The plan with what is proved of it: by the cut for every schedule, or by the search within its class."""
+        assert found.runs is not None
+        again = [i for i in found.runs[graph.turn :] if i < graph.turn]
+        seconds, plain = _seconds(graph, found.runs), _plain(graph)
+        by_cut = _factor(seconds, plain + least)
+        by_search = 1.0 if found.proved else _factor(seconds, plain + found.bound)
+        claim = Claim(by_cut) if by_cut <= by_search else Claim(by_search, self._class(graph, held))
+        times = f"{count_text(len(again))} operation{'s' * (len(again) != 1)} run again"
+        return self.plan_of(found.runs, graph, memory, claim).because(times)
+
+    def _class(self, graph: Graph, held: frozenset[int]) -> str:
+        often = "once" if self.copies == 1 else f"{self.copies} times"
+        small = sum(storage in graph.saved for storage in held)
+        kept = f", {count_text(small)} small storages kept" if small else ""
+        return f"this order of operations, each run again at most {often}{kept}"
+
+
+def _start(graph: Graph, points: Sequence[Choice], budget: int) -> list[int]:
+    """The fastest runs that fit, made from those of the minimum cuts, or those that come closest."""
+    starts = [just_in_time(graph, choice.kept) for choice in points]
+    # Those near the budget at the turn, and that of no choice at all, which is what a framework does.
+    near = sorted(range(len(points)), key=lambda i: abs(points[i].bytes - budget))[:STARTS]
+    tried = [plain_runs(graph), *(starts[i] for i in near)]
+    found = [runs for runs in starts if peak_of(graph, runs) <= budget]
+
+    def cost(runs: list[int]) -> tuple[int, float]:
+        return max(peak_of(graph, runs), budget), _seconds(graph, runs)
+
+    for aim in AIMS:
+        found += [relieved(graph, runs, int(aim * budget)) for runs in tried]
+        best = min(found, key=cost)
+        if peak_of(graph, best) <= budget:
+            break
+    return best
+
+
+def _seconds(graph: Graph, runs: Sequence[int]) -> float:
+    return sum(graph.operations[operation].seconds for operation in runs)
+
+
+def _plain(graph: Graph) -> float:
+    return graph.advance_time(0, graph.units)
+
+
+def seconds_at_turn(question: KeepQuestion, points: Sequence[Choice], budget: int) -> float:
+    """Seconds of running again that no schedule goes below, whatever its order, if the turn has `budget` bytes.
+
+    What is not live at the turn is run again after it, so the schedule makes a choice, and none is below the hull.
+    """
+    graph = question.graph
+
+    def seconds(choice: Choice) -> float:
+        return float(sum(graph.operations[i].seconds for i in choice.remade))
+
+    ordered = sorted(points, key=lambda choice: choice.bytes)
+    if budget >= ordered[-1].bytes:
+        return seconds(ordered[-1])
+    above = next(i for i, choice in enumerate(ordered) if choice.bytes > budget)
+    if above == 0:
+        return seconds(ordered[0])  # not feasible at all: the least memory takes this long
+    low, high = ordered[above - 1], ordered[above]
+    share = (budget - low.bytes) / (high.bytes - low.bytes)
+    return (1 - share) * seconds(low) + share * seconds(high)
+
+
+def _factor(seconds: float, bound: float) -> float:
+    """How much longer something takes than a bound, at least 1; what is rounding is not counted."""
+    factor = seconds / bound if bound else 1.0
+    return 1.0 if factor < 1 + ROUNDING else factor
