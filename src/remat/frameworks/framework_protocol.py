@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from remat.execute.rng_state import ReplayableState
 from remat.loops.legacy_inputs import LeafArrays
 from remat.loops.request import LoopRequest
 from remat.problem import Chain
@@ -53,6 +54,14 @@ class Framework(LeafArrays, Protocol):
 
     def put_item(self, x: Leaf, index: object, value: Leaf, /) -> Leaf:
         """The array after `x[index] = value`, differentiable."""
+        ...
+
+    def random_states(self) -> Sequence[ReplayableState]:
+        """The global random generators that programs draw from."""
+        ...
+
+    def segment(self, function: Callable[..., list[Leaf]], arrays: Sequence[Leaf], /) -> list[Leaf]:
+        """What a function of arrays returns, recomputed in the backward where the framework traces Python (JAX)."""
         ...
 
     def integers(self, numbers: range, /) -> Leaf:

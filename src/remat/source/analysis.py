@@ -21,6 +21,7 @@ from remat.source.mutation import is_fresh
 from remat.source.outputs import Output, outputs_of
 from remat.source.scopes import Scope, bound_names, late_readers, scopes_in
 from remat.source.syntax import clone, is_hidden, words
+from remat.source.traceability import is_traceable, multiplied_names
 
 __all__ = ["Analysis", "FoundLoop", "local_names"]
 
@@ -49,6 +50,7 @@ class Analysis:
     file: str
     modules: frozenset[str]
     keep: bool = False
+    has_budget: bool = True  # whether all loops are checkpointed, and not only marked ones
     infos: list[LoopInfo] = field(default_factory=list)
     loops: dict[int, FoundLoop] = field(default_factory=dict)  # by number
     outputs: dict[int, list[Output]] = field(default_factory=dict)  # by number
@@ -56,7 +58,6 @@ class Analysis:
     def run(self) -> "Analysis":
         """Analyse every loop."""
         function = self.function
-        refusal.check_function(function, self.refuse)
         self.locals, self.declared, self.entries = local_names(function, self.modules)
         self.live = live_after_loops(function)
         self.scopes: list[Scope] = scopes_in(function)
@@ -65,7 +66,7 @@ class Analysis:
             try:
                 info = self._loop(number, found)
             except SourceError as error:
-                if not self.keep:
+                if not self.keep and (self.has_budget or _is_marked(found.node)):
                     raise
                 info = replace(self._bare(number, found), kept=str(error).splitlines()[0])
             self.infos.append(info)
@@ -107,6 +108,7 @@ class Analysis:
         outputs = outputs_of(node, self.locals, self.modules)
         self.outputs[number] = outputs
         flow = loop_flow(_without_outputs(node, outputs), self.modules)
+        refusal.check_function(self.function, self.refuse)
         refusal.check_loop(node, flow, (), self.declared, self.refuse)
         names = {output.name for output in outputs}
         self._check_scopes(found, flow.written | names)
@@ -131,6 +133,8 @@ class Analysis:
             unbound=frozenset(name for name in carry | captured if name not in entry),
             put=frozenset(carry & put),
             shares_iterator=_uses_its_iterator(node),
+            traceable=is_traceable(node),
+            scaled=frozenset(multiplied_names(node)),
             augmented=tuple(self._augmented(node, carry | captured)),
             emits=mark_emissions(node.body, self.locals),
         )
@@ -181,11 +185,18 @@ class Analysis:
                 yield read.other, read.node.id, read.change.lineno  # type: ignore[attr-defined]
 
 
+def _is_marked(node: Loop) -> bool:
+    """Whether a loop is over `remat.range`, as far as its text tells."""
+    call = node.iter if isinstance(node, ast.For) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "range"
+
+
 def _uses_its_iterator(node: Loop) -> bool:
     """Whether the body of a `for` may take items from the iterator of the loop."""
     if not isinstance(node, ast.For):
         return False
-    iterated = {n.id for n in ast.walk(node.iter) if isinstance(n, ast.Name)}
+    parts = [node.iter, *(node.iter.args if isinstance(node.iter, ast.Call) else ())]
+    iterated = {n.id for n in parts if isinstance(n, ast.Name)}
     used = [n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name)]
     return any(n.id in iterated or n.id == "next" for n in used)
 

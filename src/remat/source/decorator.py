@@ -9,6 +9,7 @@ from remat.errors import ProblemError, SourceError
 from remat.source.analysis import Analysis, local_names
 from remat.source.explanation import explained
 from remat.source.function_source import function_tree, new_function
+from remat.source.last_items import use_last_items
 from remat.source.mutation import is_fresh
 from remat.source.nests import merge_nests
 from remat.source.numpy_names import differentiable_names, replace_names
@@ -16,7 +17,7 @@ from remat.source.rewriting import rewritten
 from remat.source.run_time import RunTime
 from remat.source.settings import Settings
 from remat.source.syntax import visible
-from remat.source.updates import functional_updates
+from remat.source.updates import functional_updates, replace_copies
 
 __all__ = ["checkpointed", "transformed"]
 
@@ -86,11 +87,13 @@ def transformed(fn: Any, settings: Settings, *, keep: bool = False) -> Any:
             f"{fn!r:.80} is no plain function, and has no text to rewrite\nGive the function itself, or a method."
         )
     tree = function_tree(original)
+    replace_copies(tree)
     modules = _modules(original, tree)
     names, _, _ = local_names(tree, modules)
+    use_last_items(tree, names)
     tree.body = functional_updates(tree.body, names, names - _others(tree, modules))
     merge_nests(tree)
-    analysis = Analysis(tree, original.__code__.co_filename, modules, keep).run()
+    analysis = Analysis(tree, original.__code__.co_filename, modules, keep, settings.given).run()
     log: dict[int, Any] = {}
     hidden: dict[str, Any] = {".remat": RunTime(analysis.infos, settings, log)}
     replaced = differentiable_names(original, tree)

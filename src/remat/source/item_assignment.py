@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 
 from remat.errors import SourceError
 from remat.frameworks import find_framework
-from remat.source.updates import AUGMENTED
+from remat.source.updates import AUGMENTED, PLAIN
 
-__all__ = ["put", "put_augmented"]
+__all__ = ["augmented", "put", "put_augmented"]
 
 
 def put(whose: str, value: Any, x: Any, index: Any, shared_with: str = "") -> Any:
@@ -57,3 +57,12 @@ def put_augmented(whose: str, x: Any, index: Any, operation: str, value: Any, sh
         item = item + 0 if item.dtype != bool else item | False  # a view of x must not be written into
     after: Any = AUGMENTED[operation](item, value)
     return put(whose, after, x, index, shared_with)
+
+
+def augmented(operation: str, x: Any, value: Any) -> Any:
+    """What `x += value` leaves in a carried variable: a new array, since kept states may hold the old one."""
+    if hasattr(x, "requires_grad"):  # a tensor: its dtype and its shape stay, as in place
+        return AUGMENTED[operation](x.clone(), value)
+    if hasattr(x, "shape"):  # as autograd's arrays do it
+        return PLAIN[operation](x, value)
+    return AUGMENTED[operation](x, value)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from remat.errors import StepError
-from remat.execute.rng_state import global_rng_states
+from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.source.marked_range import MarkedRange
 
 __all__ = ["Combined", "Items", "Product", "is_iterator", "items_of", "lookup"]
@@ -69,7 +69,7 @@ class Items:
     `stacked` are those parts of it that are arrays or ranges, as the inputs of a scan; None: a step looks items up.
     """
 
-    __slots__ = ("_held", "_rest", "count", "rows", "stacked")
+    __slots__ = ("_held", "_rest", "count", "random_states", "rows", "stacked")
 
     def __init__(self, rows: Sequence[Any] | None, rest: Iterator[Any] | None = None, stacked: Any = None) -> None:
         self._held: list[Any] = []
@@ -77,6 +77,7 @@ class Items:
         self.count = None if rows is None else len(rows)
         self.rows = rows  # None for lazy ones
         self.stacked = stacked
+        self.random_states: Sequence[ReplayableState] = global_rng_states()
 
     def at(self, k: int) -> Any:
         """Item k, which there is."""
@@ -88,13 +89,13 @@ class Items:
             return k < self.count
         assert self._rest is not None
         while len(self._held) <= k:
-            before = [state.version() for state in global_rng_states()]
+            before = [state.version() for state in self.random_states]
             try:
                 item = next(self._rest)
             except StopIteration:
                 self.count = len(self._held)
                 return False
-            if before != [state.version() for state in global_rng_states()]:
+            if before != [state.version() for state in self.random_states]:
                 raise StepError("the iterator of the loop draws random numbers: make a list of it before the loop")
             self._held.append(item)
         return True

@@ -14,4 +14,6 @@ def with_names(message: str, info: LoopInfo) -> str:
         place = int(match[2])
         return info.carry[place] if place < len(info.carry) else match[0]
 
+    other_kind = r"(is|became) an? remat\.source\.statics\.\w+( of|:).*?(?=$|\n)"
+    message = re.sub(other_kind, r"\1 something of another kind", message)
     return re.sub(r"\b(carry|init)\[(\d+)\]", name, message)

@@ -60,7 +60,7 @@ def _is_number(node: ast.expr) -> bool:
 
 def _merge(outer: ast.For, inner: ast.For) -> None:
     texts = [text for text in (getattr(inner, "merged", ""), f"the loop in line {inner.lineno}") if text]
-    call = expression("_r_remat.product(None, None)", outer.iter)
+    call = expression(".remat.product(None, None)", outer.iter)
     assert isinstance(call, ast.Call)
     call.args = [outer.iter, inner.iter]
     target = ast.Tuple([outer.target, inner.target], ast.Store())

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from remat.source.flow import FlowVisitor, Loop
 from remat.source.syntax import names_in
 
-__all__ = ["Output", "outputs_of"]
+__all__ = ["Output", "appended_list", "outputs_of"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def _parts(loop: Loop) -> list[ast.AST]:
     return [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [loop.target])]
 
 
-def _output(loop: Loop, node: ast.stmt) -> Output | None:
+def appended_list(node: ast.stmt) -> str | None:
+    """The name of the list that a statement appends one value to."""
     call = node.value if isinstance(node, ast.Expr) else None
     if (
         isinstance(call, ast.Call)
@@ -78,7 +79,14 @@ def _output(loop: Loop, node: ast.stmt) -> Output | None:
         and not call.keywords
         and not isinstance(call.args[0], ast.Starred)
     ):
-        return Output(call.func.value.id, False, node)
+        return call.func.value.id
+    return None
+
+
+def _output(loop: Loop, node: ast.stmt) -> Output | None:
+    appended = appended_list(node)
+    if appended is not None:
+        return Output(appended, False, node)
     target = getattr(node, "put_target", None)
     if target is not None and isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
         over_range = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) in ("range", "remat.range")

@@ -32,6 +32,10 @@ __all__ = ["rewritten"]
 
 def rewritten(analysis: Analysis) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """The functions that make steps, and the new body of the function."""
+    for output in (output for outputs in analysis.outputs.values() for output in outputs):
+        if isinstance(output.node, ast.Assign) and isinstance(output.node.value, ast.Call):
+            # The loop does not carry it, so a turn in place writes into it as in plain Python.
+            output.node.value.args[0] = at(ast.Constant("here"), output.node)
     sites = _CallSites({info.number: info for info in analysis.infos if not info.kept})
     makers: list[ast.stmt] = []
     for info in analysis.infos:
@@ -46,15 +50,15 @@ def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_Cal
     argument = ".x"
     if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and node.target.id not in info.carry:
         argument = node.target.id
-    unpack = f"{_targets(info.carry)} = _r_carry\n" if info.carry else ""
+    unpack = f"{_targets(info.carry)} = .carry\n" if info.carry else ""
     unpack += _unbind(name for name in info.carry if name in info.unbound)
-    text = f"def _r_make{info.number}({', '.join(info.captured)}):\n"
+    text = f"def .make{info.number}({', '.join(info.captured)}):\n"
     text += _indented(_unbind(name for name in info.captured if name in info.unbound))
-    text += "  def _r_step(_r_carry, _r_argument):\n" + _indented(_indented(unpack) + "  pass\n")
+    text += "  def .step(.carry, .argument):\n" + _indented(_indented(unpack) + "  pass\n")
     test_too = isinstance(node, ast.While) and not any(isinstance(n, ast.NamedExpr) for n in ast.walk(node.test))
     if test_too:
-        text += "  def _r_test(_r_carry):\n" + _indented(_indented(unpack) + "  return None\n")
-    text += f"  return _r_step, {'_r_test' if test_too else None}\n"
+        text += "  def .test(.carry):\n" + _indented(_indented(unpack) + "  return None\n")
+    text += f"  return .step, {'.test' if test_too else None}\n"
     [maker] = statements(text, node)
     assert isinstance(maker, ast.FunctionDef)
     step = next(part for part in maker.body if isinstance(part, ast.FunctionDef) and part.name == ".step")
@@ -75,7 +79,7 @@ def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_Cal
 def _head(node: ast.For | ast.While, argument: str) -> list[ast.stmt]:
     """What a step does first: assign the target of the loop, or ask for the test of a while."""
     if isinstance(node, ast.While):
-        [new] = statements("if _r_x is None and not None:\n  return _r_remat.ended", node)
+        [new] = statements("if .x is None and not None:\n  return .remat.ended", node)
         assert isinstance(new, ast.If)
         assert isinstance(new.test, ast.BoolOp)
         assert isinstance(new.test.values[1], ast.UnaryOp)
@@ -83,7 +87,7 @@ def _head(node: ast.For | ast.While, argument: str) -> list[ast.stmt]:
         return [new]
     if argument != ".x":
         return []
-    [assign] = statements("_r_t = _r_x", node.target)
+    [assign] = statements(".t = .x", node.target)
     assert isinstance(assign, ast.Assign)
     assign.targets = [clone(node.target)]
     return [assign]
@@ -94,7 +98,7 @@ def _targets(names: tuple[str, ...]) -> str:
 
 
 def _unbind(names: Iterable[str]) -> str:
-    return "".join(f"if {name} is _r_remat.UNBOUND:\n  del {name}\n" for name in names)
+    return "".join(f"if {name} is .remat.UNBOUND:\n  del {name}\n" for name in names)
 
 
 def _indented(text: str) -> str:
@@ -122,23 +126,23 @@ class _CallSites(ast.NodeTransformer):
         before: list[ast.stmt] = []
         put = arrays = "None"
         if info.carry:
-            put = f"_r_put{k}"
+            put = f".put{k}"
             before += statements(_setter(put, info.carry, info.unbound), node)
         if info.arrays:
-            arrays = f"(lambda: {_targets(info.arrays)}, _r_fill{k})"
-            before += statements(_setter(f"_r_fill{k}", info.arrays, frozenset()), node)
-        make = f"lambda: _r_make{k}{_arguments(info)}"
+            arrays = f"(lambda: {_targets(info.arrays)}, .fill{k})"
+            before += statements(_setter(f".fill{k}", info.arrays, frozenset()), node)
+        make = f"lambda: .make{k}{_arguments(info)}"
         get = f"lambda: {bound_values(info.carry, info.unbound)}"
         lists = f"({', '.join(info.lists)},)" if info.lists else "()"
         rest = f"{make}, {get}, {put}, {lists}, {arrays}"
         if isinstance(node, ast.For):
-            call = expression(f"_r_remat.turns({k}, None, {rest})", node)
+            call = expression(f".remat.turns({k}, None, {rest})", node)
             assert isinstance(call, ast.Call)
             call.args[1] = _items(node.iter)
             node.iter = call
         else:
-            before += statements(f"_r_loop{k} = _r_remat.while_turns({k}, {rest})", node)
-            test = expression(f"_r_loop{k}() and None", node)
+            before += statements(f".loop{k} = .remat.while_turns({k}, {rest})", node)
+            test = expression(f".loop{k}() and None", node)
             assert isinstance(test, ast.BoolOp)
             test.values[1] = node.test
             node.test = test
@@ -154,9 +158,7 @@ def _arguments(info: LoopInfo) -> str:
 
 def _setter(name: str, names: tuple[str, ...], unbound: frozenset[str]) -> str:
     unbind = _unbind(name for name in names if name in unbound)
-    return (
-        f"def {name}(_r_values):\n  nonlocal {', '.join(names)}\n  {_targets(names)} = _r_values\n{_indented(unbind)}"
-    )
+    return f"def {name}(.values):\n  nonlocal {', '.join(names)}\n  {_targets(names)} = .values\n{_indented(unbind)}"
 
 
 def _items(node: ast.expr) -> ast.expr:
@@ -169,6 +171,6 @@ def _items(node: ast.expr) -> ast.expr:
 def at_call(node: ast.Call) -> ast.expr:
     """A call of `zip` or `enumerate` by the run time, which is handed what the name stands for."""
     assert isinstance(node.func, ast.Name)
-    func = expression("_r_remat.combined", node.func)
+    func = expression(".remat.combined", node.func)
     name = at(ast.Name(node.func.id, ast.Load()), node.func)
     return ast.copy_location(ast.Call(func, [name, *node.args], node.keywords), node)

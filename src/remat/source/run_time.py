@@ -14,13 +14,13 @@ from remat.execute.recomputation import is_recomputing
 from remat.execute.stop import STOP
 from remat.frameworks import Framework, find_framework
 from remat.loops.request import LoopRequest
-from remat.pytree import flatten
-from remat.source.item_assignment import put, put_augmented
+from remat.source.item_assignment import augmented, put, put_augmented
 from remat.source.items import Combined, Items, Product, is_iterator, items_of
 from remat.source.loop_info import LoopInfo
 from remat.source.marked_range import MarkedRange
 from remat.source.messages import with_names
-from remat.source.segments_of_turns import Ran, Turns
+from remat.source.ran import Ran
+from remat.source.segments_of_turns import Turns
 from remat.source.settings import Settings
 from remat.source.shared_arrays import check_separate
 from remat.source.statics import UNBOUND
@@ -42,6 +42,7 @@ class RunTime:
     slice = slice
     put = staticmethod(put)
     put_augmented = staticmethod(put_augmented)
+    augmented = staticmethod(augmented)
 
     def __init__(self, infos: Sequence[LoopInfo], settings: Settings, log: dict[int, Any]) -> None:
         self.infos = {info.number: info for info in infos}
@@ -54,6 +55,11 @@ class RunTime:
             return read()
         except NameError:
             return UNBOUND
+
+    @staticmethod
+    def copy(value: Any) -> Any:
+        """`value.copy()`, which autograd's boxes lack; nobody can write into them, so one is its own copy."""
+        return value if type(value).__name__.endswith("Box") and not hasattr(value, "copy") else value.copy()
 
     @staticmethod
     def speaks() -> bool:
@@ -146,6 +152,7 @@ class _LoopRun:
         if self.info.shares_iterator and is_iterator(iterable):
             self._refuse("its body may take items from the iterator of the loop itself", "Make a list of it first.")
         items = items_of(iterable, self._is_array)
+        items.random_states = self.framework.random_states()
         try:
             return items if self.info.ends else items.take_all()
         except StepError as error:
@@ -174,8 +181,8 @@ class _LoopRun:
 
     def _note(self, ran: Ran) -> None:
         """Count turns in place: a few are Python's way, but all of them would keep everything."""
-        self.in_place = self.in_place + 1 if ran.why and ran.why != "it ends the loop" else self.in_place
-        if self.in_place > len(self.info.carry) + 1:
+        self.in_place += bool(ran.why)
+        if self.in_place > len(self.info.carry) + 2:
             self._refuse(
                 ran.why,
                 "What a loop carries keeps its shape and type from turn to turn: make arrays of their final size "
@@ -195,29 +202,23 @@ class _LoopRun:
         return SourceError(message, info.file, info.line, info.column, info.code)
 
     def _give_out(self, ran: Ran, start: int) -> None:
-        """Append the rows of outputs to their lists, and put them into their arrays."""
-        if not ran.outputs:
-            return
-        count = len(self.lists)
-        rows = [self._rows(stacked) for stacked in ran.outputs[:count]]
-        for k in range(ran.turns):  # a list that is appended to twice a turn gets its items in order
-            for sink, row in zip(self.lists, rows, strict=True):
+        """Append to lists what each turn has given, and put rows into their arrays."""
+        for k in range(ran.turns if ran.rows else 0):  # a list that is appended to twice a turn gets its items in order
+            for sink, row in zip(self.lists, ran.rows, strict=True):
                 sink.append(row(k))
-        if self.arrays is not None:
+        if self.arrays is not None and ran.filled:
             get, fill = self.arrays
             assert self.items is not None
             numbers = [self.items.at(k) for k in range(start, start + ran.turns)]
-            fill(tuple(_filled(array, numbers, rows) for array, rows in zip(get(), ran.outputs[count:], strict=True)))
-
-    def _rows(self, stacked: Any) -> Callable[[int], Any]:
-        """The outputs of single turns, from the stacked ones."""
-        leaves, tree = flatten(stacked, self.framework.unpack)
-        rows = [self.framework.unstack(leaf) for leaf in leaves]
-        return lambda k: tree.unflatten([leaf[k] for leaf in rows])
+            fill(tuple(_filled(array, numbers, rows) for array, rows in zip(get(), ran.filled, strict=True)))
 
 
 def _filled(array: Any, numbers: list[int], rows: Any) -> Any:
     """The array after `array[i] = row` for each number and row."""
+    if isinstance(array, dict | list):
+        for k, row in zip(numbers, find_framework(rows).unstack(rows), strict=True):
+            array[k] = row
+        return array
     missing = len(array.shape) - len(rows.shape)
     if missing > 0:  # a row may have fewer axes than its place
         rows = rows.reshape((rows.shape[0], *[1] * missing, *rows.shape[1:]))

@@ -7,7 +7,7 @@ step that returns STOP before that one: these turns run in place.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from remat.errors import CarryError, RematError
 from remat.execute.stop import STOP, Stopped, until_stopped
@@ -16,20 +16,11 @@ from remat.loops.request import LoopRequest
 from remat.profiling.profiler import recorded_call
 from remat.source.items import Items, lookup
 from remat.source.loop_info import LoopInfo
-from remat.source.statics import StaticTable
+from remat.source.ran import Ran, Step
+from remat.source.statics import OutputTable, StaticTable
+from remat.source.traced_turns import TracedTurns
 
-__all__ = ["Ran", "Turns"]
-
-Step = Callable[[Any, Any], Any]
-
-
-class Ran(NamedTuple):
-    """What a run of turns has given."""
-
-    values: Sequence[Any] | None  # of the carried names; None if no turn was run
-    turns: int
-    outputs: Sequence[Any] | None
-    why: str  # why the next turn is to run in place; "" if there is no need
+__all__ = ["Turns"]
 
 
 def _stopping(step: Step) -> Step:
@@ -67,9 +58,10 @@ class Turns:
     def run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         """Run the turns from `start` on, up to `stop` or to the one that ends the loop or changes the carry."""
         if stop is not None and stop <= start:
-            return Ran(None, 0, None, "")
+            return Ran(None, 0, (), (), "")
         if self.framework.TRAITS.has_scan_options:
-            return self._run_traced(values, start, stop)
+            traced = TracedTurns(self.info, self.framework, self.step, self.test, self.items, self.request, self._scan)
+            return traced.run(values, start, stop)
         stops = self.items is None or bool(self.info.ends) or self.items.count is None
         known = not stops
         why = ""
@@ -82,16 +74,16 @@ class Turns:
                     most = self._count(values, start, most)
                     known, why = True, why or "it ends the loop"
                     if most == 0:
-                        return Ran(None, 0, None, why)
+                        return Ran(None, 0, (), (), why)
                 assert most is not None
                 return self._scan(values, start, start + most, why)
             except Stopped as stopped:
                 if stopped.step == 0:
-                    return Ran(None, 0, None, "it ends the loop")
+                    return Ran(None, 0, (), (), "it ends the loop")
                 known, stop, why = True, start + stopped.step, "it ends the loop"
             except CarryError as error:
                 if error.step == 0:
-                    return Ran(None, 0, None, str(error))
+                    return Ran(None, 0, (), (), str(error))
                 # All turns before that one, once more: the plan is for their number.
                 known, stop, why = True, start + error.step, str(error)
 
@@ -99,12 +91,17 @@ class Turns:
         xs, step = self._inputs(start, stop)
         table = StaticTable(values, self.framework.unpack)
         step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
+        given, lists = OutputTable(traced=self.framework.TRAITS.has_scan_options), len(self.info.lists)
+        if lists:
+            step = given.wrap(step, lists, self.framework.unpack)
         request = self.request(stop - start)
         with recorded_call(self.what, self.step) as call:
             request = request.for_profile(call, self.framework.TRAITS.name)
             after, outputs = self.framework.scan(step, init or (0,), xs, None, request)
         after = after if init else ()
-        return Ran(table.decode(after) if table.any else after, stop - start, outputs, why)
+        rows = [given.rows(k, outputs[k], self.framework) for k in range(lists)]
+        after = table.decode(after) if table.any else after
+        return Ran(after, stop - start, rows, outputs[lists:] if outputs else (), why)
 
     def _inputs(self, start: int, stop: int) -> tuple[Any, Step]:
         """The inputs of the turns, and the step that takes them."""
@@ -175,7 +172,7 @@ class Turns:
         count = int(k) - start
         if not why and (most is None or count < most):
             why = "it ends the loop"
-        return Ran(table.decode(after) if table.any else after, count, None, why)
+        return Ran(table.decode(after) if table.any else after, count, (), (), why)
 
     def _count(self, values: Sequence[Any], start: int, most: int | None) -> int:
         """The number of turns before the one that ends the loop, for outputs, whose number a scan has to know."""
@@ -184,17 +181,3 @@ class Turns:
         except Stopped as stopped:
             return stopped.step
         raise AssertionError("a loop that only counts has no result")
-
-    def _run_traced(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
-        """On JAX a step is traced, so that the end of the loop must not depend on what is in it."""
-        if self.items is not None and stop is not None:
-            return self._scan(values, start, stop, "")
-        if self.items is None and self.test is not None and not (self.info.lists or self.info.arrays):
-            step, test = self.step, self.test
-            with recorded_call(self.what, step) as call:
-                request = self.request(None).for_profile(call, self.framework.TRAITS.name)
-                after = self.framework.while_loop(
-                    test, lambda carry: step(carry, True)[0], tuple(values), None, request
-                )
-            return Ran(after, 1, None, "it ends the loop")
-        return Ran(None, 0, None, "its end is not known")

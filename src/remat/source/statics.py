@@ -13,12 +13,14 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from remat.errors import StepError
 from remat.execute.stop import STOP
 from remat.pytree import TreeDef, flatten
+from remat.source.ran import Step
 
-__all__ = ["UNBOUND", "StaticTable"]
+__all__ = ["UNBOUND", "OutputTable", "StaticTable"]
 
-_TYPES = (str, bytes, enum.Enum, Fraction, Decimal, slice, type(...))
+_TYPES = (str, bytes, enum.Enum, Fraction, Decimal, slice, frozenset, type(...))
 _EXACT = 2**53  # larger integers are no exact floats
 
 
@@ -113,7 +115,7 @@ class StaticTable:
             [self._values[int(leaf)] if is_it else leaf for leaf, is_it in zip(leaves, static, strict=True)]
         )
 
-    def wrap(self, step: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def wrap(self, step: Step) -> Step:
         """The step on encoded carries."""
         decode, encode = self.decode, self.encode
 
@@ -122,3 +124,49 @@ class StaticTable:
             return out if out[0] is STOP else (encode(out[0]), out[1])
 
         return encoded
+
+
+class OutputTable:
+    """Outputs of a step for lists: numbers that are Python's own, and static values, come out as they went in."""
+
+    __slots__ = ("_table", "_traced", "_trees")
+
+    def __init__(self, *, traced: bool = False) -> None:
+        self._traced = traced
+        self._table = StaticTable((), lambda value: value)
+        self._trees: list[tuple[TreeDef, list[bool]]] | None = None
+
+    def encode(self, outputs: Sequence[Any], unpack: Callable[[Any], Any]) -> tuple[Any, ...]:
+        """The outputs of a turn as a framework takes them; the first ones decide which are static."""
+        if self._trees is None:
+            flat = [flatten(output, unpack) for output in outputs]
+            self._trees = [(tree, [_is_static(x) or type(x) in (int, bool) for x in leaves]) for leaves, tree in flat]
+            whole = any(getattr(getattr(x, "dtype", None), "kind", "f") in "iub" for leaves, _ in flat for x in leaves)
+            if self._traced and (whole or any(any(static) for _, static in self._trees)):
+                raise StepError("an output is a number of Python's own or a text, which a trace turns into an array")
+        return tuple(
+            self._table._encode(output, tree) if any(tree[1]) else output
+            for output, tree in zip(outputs, self._trees, strict=True)
+        )
+
+    def wrap(self, step: Step, lists: int, unpack: Callable[[Any], Any]) -> Step:
+        """The step with encoded outputs; the first of them, so many, are for lists."""
+        encode = self.encode
+
+        def encoded(carry: Any, x: Any) -> Any:
+            carry, outputs = step(carry, x)
+            return carry, outputs if carry is STOP else (*encode(outputs[:lists], unpack), *outputs[lists:])
+
+        return encoded
+
+    def rows(self, number: int, stacked: Any, framework: Any) -> Callable[[int], Any]:
+        """By turn: what it has put into a list."""
+        leaves = flatten(stacked, framework.unpack)[0]
+        assert self._trees is not None
+        tree, static = self._trees[number]
+        values = self._table._values
+        rows = [
+            [values[int(place)] for place in leaf] if is_static else framework.unstack(leaf)
+            for leaf, is_static in zip(leaves, static, strict=True)
+        ]
+        return lambda k: tree.unflatten([row[k] for row in rows])

@@ -3,6 +3,7 @@
 continue          ->  return (carry, outputs)
 break, return     ->  return STOP: the turn does not count, and runs again in place, where these are real
 ys.append(v)      ->  .y0 = v
+h += v            ->  h = augmented("Add", h, v): a carried array is not written into
 print(...)        ->  only where the step does not run to be recomputed
 """
 
@@ -17,7 +18,7 @@ __all__ = ["bound_values", "step_body"]
 
 def bound_values(names: tuple[str, ...], unbound: frozenset[str]) -> str:
     """A tuple of these variables as text; one that may have no value is looked up with care."""
-    parts = [f"_r_remat.bound(lambda: {name})" if name in unbound else name for name in names]
+    parts = [f".remat.bound(lambda: {name})" if name in unbound else name for name in names]
     return f"({', '.join(parts)}{',' if parts else ''})"
 
 
@@ -30,13 +31,13 @@ def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output]) -> li
     copies = [clone(part) for part in body]
     for part in body:
         part.__dict__.pop("remat_output", None)
-    ys = f"({', '.join(f'_r_y{k}' for k in range(len(outputs)))},)" if outputs else "None"
+    ys = f"({', '.join(f'.y{k}' for k in range(len(outputs)))},)" if outputs else "None"
     result = f"return ({bound_values(info.carry, info.unbound)}, {ys})"
     keeps_continue = _continues_through_finally(body)
-    ends = _Ends(result, keeps_continue)
+    ends = _Ends(result, keeps_continue, frozenset(info.carry))
     new = flattened([ends.visit(part) for part in copies])
     if keeps_continue:  # a loop of one turn, so that `finally` runs before the carry is read
-        [once] = statements("for _r_once in _r_remat.once:\n  pass", body[0])
+        [once] = statements("for .once in .remat.once:\n  pass", body[0])
         assert isinstance(once, ast.For)
         once.body, new = new, [once]
     return [*new, *statements(result, body[-1])]
@@ -48,8 +49,8 @@ def _continues_through_finally(body: list[ast.stmt]) -> bool:
 
 
 class _Ends(ast.NodeTransformer):
-    def __init__(self, result: str, keeps_continue: bool) -> None:
-        self.result, self.keeps_continue, self.depth = result, keeps_continue, 0
+    def __init__(self, result: str, keeps_continue: bool, carry: frozenset[str]) -> None:
+        self.result, self.keeps_continue, self.carry, self.depth = result, keeps_continue, carry, 0
 
     def _scope(self, node: ast.AST) -> ast.AST:
         return node
@@ -71,11 +72,22 @@ class _Ends(ast.NodeTransformer):
 
     def visit_Break(self, node: ast.Break) -> ast.AST:
         """The loop ends here."""
-        return node if self.depth else statements("return _r_remat.ended", node)[0]
+        return node if self.depth else statements("return .remat.ended", node)[0]
 
     def visit_Return(self, node: ast.Return) -> ast.AST:
         """The function ends here, and with it the loop."""
-        return statements("return _r_remat.ended", node)[0]
+        return statements("return .remat.ended", node)[0]
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """A carried tensor is not written into: kept states hold it."""
+        if not (isinstance(node.target, ast.Name) and node.target.id in self.carry):
+            return node
+        name = node.target.id
+        [new] = statements(f"{name} = .remat.augmented({type(node.op).__name__!r}, {name}, None)", node)
+        assert isinstance(new, ast.Assign)
+        assert isinstance(new.value, ast.Call)
+        new.value.args[2] = node.value
+        return new
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         """Outputs and what prints, wherever they are."""
@@ -83,12 +95,12 @@ class _Ends(ast.NodeTransformer):
         if output is not None:
             assert isinstance(node, ast.Expr | ast.Assign)
             assert isinstance(node.value, ast.Call)
-            new = statements(f"_r_y{output} = None", node)[0]
+            new = statements(f".y{output} = None", node)[0]
             assert isinstance(new, ast.Assign)
             new.value = node.value.args[0 if isinstance(node, ast.Expr) else 1]
             return new
         if hasattr(node, "remat_emits"):
-            new = statements("if _r_remat.speaks():\n  pass", node)[0]
+            new = statements("if .remat.speaks():\n  pass", node)[0]
             assert isinstance(new, ast.If)
             assert isinstance(node, ast.stmt)
             new.body = [node]

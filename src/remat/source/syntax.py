@@ -1,7 +1,7 @@
 """Small tools for syntax trees: copies, templates whose names no program can have, and places in the user's file.
 
-In: trees of `ast`. Out: trees of `ast`. A template is written with names such as `_r_carry`; in the tree these become
-`.carry`, which compiles, cannot be written in source text, and so cannot collide with a user's name.
+In: trees of `ast`. Out: trees of `ast`. Names of generated code begin with a dot, as in `.carry`: such a name compiles,
+cannot be written in source text, and so cannot collide with a user's. Templates are written with these names.
 """
 
 import ast
@@ -23,7 +23,8 @@ __all__ = [
 ]
 
 N = TypeVar("N", bound=ast.AST)
-_PREFIX = "_r_"
+_PREFIX = "_remat_hidden_"  # of hidden names while a template is parsed; names of users are never given this way
+_HIDDEN = re.compile(r"(?<![\w.\])\"'])\.(?=[a-z])")  # a dot that no expression comes before
 
 
 def clone(node: N) -> N:
@@ -55,12 +56,12 @@ def is_hidden(name: str) -> bool:
 
 def visible(text: str) -> str:
     """Generated code as text that can be read: `.carry` as `_carry`."""
-    return re.sub(r"(?<![\w.\])\"'])\.([a-z]\w*)", r"_\1", text)
+    return _HIDDEN.sub("_", text)
 
 
 def statements(template: str, place: ast.AST) -> list[ast.stmt]:
     """The statements of a template, all of them at the place of one of the user's."""
-    body = ast.parse(template).body
+    body = ast.parse(_HIDDEN.sub(_PREFIX, template)).body
     for node in body:
         _hide(node)
         at(node, place)
@@ -69,7 +70,7 @@ def statements(template: str, place: ast.AST) -> list[ast.stmt]:
 
 def expression(template: str, place: ast.AST) -> ast.expr:
     """The expression of a template, at the place of one of the user's."""
-    node = ast.parse(template, mode="eval").body
+    node = ast.parse(_HIDDEN.sub(_PREFIX, template), mode="eval").body
     _hide(node)
     return at(node, place)
 

@@ -12,20 +12,30 @@ from typing import Any
 
 from remat.source.syntax import at, clone, expression, flattened, statements
 
-__all__ = ["AUGMENTED", "functional_updates"]
+__all__ = ["AUGMENTED", "PLAIN", "functional_updates", "replace_copies"]
 
-AUGMENTED: dict[str, Callable[[Any, Any], Any]] = {
-    "Add": operator.iadd, "Sub": operator.isub, "Mult": operator.imul, "Div": operator.itruediv,
-    "FloorDiv": operator.ifloordiv, "Mod": operator.imod, "Pow": operator.ipow, "MatMult": operator.imatmul,
-    "LShift": operator.ilshift, "RShift": operator.irshift, "BitAnd": operator.iand, "BitOr": operator.ior,
-    "BitXor": operator.ixor,
+_OPERATIONS = {
+    "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod", "Pow": "pow",
+    "MatMult": "matmul", "LShift": "lshift", "RShift": "rshift", "BitAnd": "and", "BitOr": "or", "BitXor": "xor",
 }  # fmt: skip
+# By the name of an operator in a syntax tree: the function of `x += v`, and that of `x + v`.
+AUGMENTED: dict[str, Callable[[Any, Any], Any]] = {k: getattr(operator, f"i{name}") for k, name in _OPERATIONS.items()}
+PLAIN: dict[str, Callable[[Any, Any], Any]] = {k: getattr(operator, f"__{name}__") for k, name in _OPERATIONS.items()}
 
 
 def functional_updates(body: list[ast.stmt], names: Collection[str], made: Collection[str]) -> list[ast.stmt]:
     """The statements, with items of these local names assigned by `put`; `made` are only given new objects."""
     updates = _Updates(names, made)
     return flattened([updates.visit(node) for node in body])
+
+
+def replace_copies(tree: ast.AST) -> None:
+    """Let `x.copy()` be called by the run time, in place: autograd's arrays have no such method."""
+    for node in ast.walk(tree):
+        plain = isinstance(node, ast.Call) and not node.args and not node.keywords
+        if plain and isinstance(node.func, ast.Attribute) and node.func.attr == "copy":  # type: ignore[attr-defined]
+            node.args = [node.func.value]  # type: ignore[attr-defined]
+            node.func = expression(".remat.copy", node.func)  # type: ignore[attr-defined]
 
 
 class _Updates(ast.NodeTransformer):
@@ -64,7 +74,7 @@ class _Updates(ast.NodeTransformer):
     def _renamed(self, target: ast.expr, after: list[ast.stmt]) -> ast.expr:
         if self._is_item(target):
             self.count += 1
-            name = f"_r_item{self.count}"
+            name = f".item{self.count}"
             after.append(self._put(target, expression(name, target), target))
             return at(ast.Name(f".item{self.count}", ast.Store()), target)
         if isinstance(target, ast.Starred):
@@ -81,7 +91,7 @@ class _Updates(ast.NodeTransformer):
         assert isinstance(node.target.value, ast.Name)
         name = node.target.value.id
         [new] = statements(
-            f"x = _r_remat.put_augmented({self._whose(name)}, x, None, {type(node.op).__name__!r}, None)", node
+            f"x = .remat.put_augmented({self._whose(name)}, x, None, {type(node.op).__name__!r}, None)", node
         )
         assert isinstance(new, ast.Assign)
         assert isinstance(new.value, ast.Call)
@@ -95,7 +105,7 @@ class _Updates(ast.NodeTransformer):
         assert isinstance(target, ast.Subscript)
         assert isinstance(target.value, ast.Name)
         name = target.value.id
-        [new] = statements(f"x = _r_remat.put({self._whose(name)}, None, x, None)", place)
+        [new] = statements(f"x = .remat.put({self._whose(name)}, None, x, None)", place)
         assert isinstance(new, ast.Assign)
         assert isinstance(new.value, ast.Call)
         new.targets = [at(ast.Name(name, ast.Store()), target)]
@@ -108,7 +118,7 @@ class _Updates(ast.NodeTransformer):
 def _index(node: ast.expr) -> ast.expr:
     """The index of a subscript as an expression of its own."""
     if isinstance(node, ast.Slice):
-        call = expression("_r_remat.slice(None, None, None)", node)
+        call = expression(".remat.slice(None, None, None)", node)
         assert isinstance(call, ast.Call)
         call.args = [part or at(ast.Constant(None), node) for part in (node.lower, node.upper, node.step)]
         return call

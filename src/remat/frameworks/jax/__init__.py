@@ -33,7 +33,15 @@
 | `detection.py` | which values are JAX's |
 """
 
-from remat.frameworks.jax.array_updates import integers, is_differentiating, put_item, shares_memory, unstack
+from remat.frameworks.jax.array_updates import (
+    integers,
+    is_differentiating,
+    put_item,
+    random_states,
+    segment,
+    shares_memory,
+    unstack,
+)
 from remat.frameworks.jax.checkpoint import checkpoint
 from remat.frameworks.jax.checkpointed_module import checkpoint_module
 from remat.frameworks.jax.detection import TRAITS, is_module, is_tracing, owns
@@ -57,7 +65,9 @@ __all__ = [
     "owns",
     "prepend",
     "put_item",
+    "random_states",
     "scan",
+    "segment",
     "separate",
     "shares_memory",
     "stack",

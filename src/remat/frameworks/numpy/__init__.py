@@ -25,7 +25,15 @@
 from autograd.builtins import tuple as ag_tuple
 
 from remat.frameworks.numpy import second_order as _second_order  # registers rules of derivatives  # noqa: F401
-from remat.frameworks.numpy.array_updates import integers, is_differentiating, put_item, shares_memory, unstack
+from remat.frameworks.numpy.array_updates import (
+    integers,
+    is_differentiating,
+    put_item,
+    random_states,
+    segment,
+    shares_memory,
+    unstack,
+)
 from remat.frameworks.numpy.checkpoint import checkpoint
 from remat.frameworks.numpy.detection import TRAITS, checkpoint_module, is_module, is_tracing, owns
 from remat.frameworks.numpy.leaves import flatten, own, prepend, separate, stack, unpack
@@ -50,7 +58,9 @@ __all__ = [
     "owns",
     "prepend",
     "put_item",
+    "random_states",
     "scan",
+    "segment",
     "separate",
     "shares_memory",
     "stack",

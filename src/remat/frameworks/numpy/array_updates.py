@@ -11,12 +11,13 @@ import autograd.numpy as anp
 import numpy as np
 from autograd.extend import Box, VSpace, defjvp, defvjp, primitive
 
+from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.frameworks.numpy.leaves import is_boxed, numbers
 from remat.frameworks.numpy.tape import ActiveTraces
 from remat.loops.stacked_values import SeparateRows
 from remat.pytree import Leaf
 
-__all__ = ["integers", "is_differentiating", "put_item", "shares_memory", "unstack"]
+__all__ = ["integers", "is_differentiating", "put_item", "random_states", "segment", "shares_memory", "unstack"]
 
 
 def is_differentiating() -> bool:
@@ -80,6 +81,16 @@ defjvp(
 def integers(numbers: range) -> Leaf:
     """The numbers of a range as an input of a loop: each step gets a Python integer, as in `for i in numbers`."""
     return SeparateRows(numbers)
+
+
+def random_states() -> list[ReplayableState]:
+    """The global random generators that programs draw from."""
+    return global_rng_states()
+
+
+def segment(function: Callable[..., list[Leaf]], arrays: Sequence[Leaf]) -> list[Leaf]:
+    """What a function returns; turns that run here keep what they record, and loops are never unrolled."""
+    return function(*arrays)
 
 
 def unstack(rows: Leaf) -> Sequence[Leaf]:

@@ -41,7 +41,15 @@
 | `graph.py`, `functorch.py`, `fsdp.py`, `modules.py` | private names of PyTorch, as in `meter.py`, `collectives.py` |
 """
 
-from remat.frameworks.torch.array_updates import integers, is_differentiating, put_item, shares_memory, unstack
+from remat.frameworks.torch.array_updates import (
+    integers,
+    is_differentiating,
+    put_item,
+    random_states,
+    segment,
+    shares_memory,
+    unstack,
+)
 from remat.frameworks.torch.auto_checkpoint import auto_checkpoint, largest_batch, measure_step
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
@@ -71,7 +79,9 @@ __all__ = [
     "owns",
     "prepend",
     "put_item",
+    "random_states",
     "scan",
+    "segment",
     "separate",
     "shares_memory",
     "stack",

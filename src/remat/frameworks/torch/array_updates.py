@@ -1,14 +1,16 @@
 """Tensors that plain programs update in place, made functional: a copy is written into, which autograd follows."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.frameworks.torch.functorch import in_forward_mode, in_transform
+from remat.frameworks.torch.replayable_state import global_generators
 from remat.pytree import Leaf
 
-__all__ = ["integers", "is_differentiating", "put_item", "shares_memory", "unstack"]
+__all__ = ["integers", "is_differentiating", "put_item", "random_states", "segment", "shares_memory", "unstack"]
 
 
 def is_differentiating() -> bool:
@@ -28,6 +30,16 @@ def put_item(x: Tensor, index: object, value: Leaf) -> Tensor:
 def integers(numbers: range) -> Tensor:
     """The numbers of a range as an input of a loop, on the CPU, where a step reads them without waiting."""
     return torch.arange(numbers.start, numbers.stop, numbers.step, device="cpu")
+
+
+def random_states() -> list[ReplayableState]:
+    """The global random generators that programs draw from."""
+    return [*global_rng_states(), *global_generators()]
+
+
+def segment(function: Callable[..., list[Leaf]], arrays: Sequence[Leaf]) -> list[Leaf]:
+    """What a function returns; turns that run here keep what they record, and loops are never unrolled."""
+    return function(*arrays)
 
 
 def unstack(rows: Tensor) -> Sequence[Tensor]:
