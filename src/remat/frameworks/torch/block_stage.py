@@ -29,7 +29,7 @@ from remat.units import bytes_text
 
 __all__ = ["least_while_recorded", "with_options"]
 
-MOST = 8  # options of a block
+MOST = 8  # options of a block, beside those that take the least memory
 MOST_COMPILED = 6  # each of them is compiled
 
 
@@ -82,7 +82,7 @@ def _choices(graph: Graph) -> tuple[BlockOption, ...]:
         min(sizes, key=lambda each: (each.pullback_peak, each.tape_bytes)),
         min(sizes, key=lambda each: (each.tape_bytes, each.pullback_peak)),
     }
-    found = {each.remade: each for each in block_options(graph, points=MOST - len(least))}
+    found = {each.remade: each for each in block_options(graph, points=MOST)}
     for each in least:
         seconds = sum(graph.operations[number].seconds for number in each.remade)
         found.setdefault(each.remade, replace(each, seconds=seconds))
