@@ -4,7 +4,7 @@ A value that is still where it was is used as it is: then nothing is exchanged, 
 the saved one is put there. Tuples are rebuilt around the values in them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import ReferenceType, ref
@@ -37,15 +37,19 @@ def with_placeholders(value: Any, index_of: Callable[[Any], int | None]) -> Any:
     return value if index is None else Placeholder(index, ref(value))
 
 
-def filled_in(value: Any, present: Any, saved: Sequence[Any]) -> Any:
-    """The value without placeholders: `present`, what is there now, if that is the original, else saved values."""
+def filled_in(value: Any, present: Any, saved: Sequence[Any], copied: Collection[int] = ()) -> Any:
+    """The value without placeholders: `present`, what is there now, if that is the original, else saved values.
+
+    In place of originals that were written into since, whose indices are `copied`, saved values are taken, too.
+    """
     if isinstance(value, Placeholder):
-        return present if present is not None and value.original() is present else saved[value.index]
+        is_there = present is not None and value.original() is present and value.index not in copied
+        return present if is_there else saved[value.index]
     if not isinstance(value, _Tuple):
         return value
     is_tuple = isinstance(present, value.cls) and len(present) == len(value.items)
     there: Any = present if is_tuple else (None,) * len(value.items)
-    items = [filled_in(item, now, saved) for item, now in zip(value.items, there, strict=True)]
+    items = [filled_in(item, now, saved, copied) for item, now in zip(value.items, there, strict=True)]
     if is_tuple and all(item is now for item, now in zip(items, there, strict=True)):
         return present
     return tuple(items) if value.cls is tuple else value.cls(*items)

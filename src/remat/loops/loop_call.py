@@ -64,7 +64,7 @@ class LoopCall(ABC, Generic[V]):
     needs_grad: list[bool] = field(default_factory=list)  # per leaf
     pending: tuple[V, Interpreter[V]] | None = None  # the run that waits at its turn for the reverse sweep
     replay: StateReplay | None = None  # for the first run, if a probe of the step has created it before
-    # With the fingerprint of the last state, if the first run recomputes nothing, so that a later one is to be compared.
+    # With the fingerprint of the last state, if the first run recomputes nothing: then a later one is to be compared.
     last_check: DeterminismCheck | None = None
     initial_rng: Any = None  # the state of the random generators before the first step, if steps use them
     initial_states: Sequence[Any] = ()  # before the first step, of all that steps change or may read

@@ -189,3 +189,32 @@ def test_nested_segments_that_get_a_tensor_and_also_close_over_it(outer, inner):
         return *(out.detach() for out in outs), *torch.autograd.grad((outs[0] * outs[1]).sum(), (x, w))
 
     assert all(map(torch.equal, result(remat.checkpoint), result(lambda fn, *args: fn(*args))))
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("where", ["attribute", "variable"])
+def test_segments_may_add_to_a_sum_of_losses_in_place(where, run):
+    def gradients(call):
+        w, holder, variable = leaf(3, 3), types.SimpleNamespace(total=0.0), 0.0
+
+        def block(h):
+            nonlocal variable
+            h = torch.tanh(h @ w)
+            loss = h.pow(2).sum()
+            if where == "attribute":
+                holder.total += loss
+            else:
+                variable += loss
+            return h
+
+        h = rand(2, 3)
+        for _ in range(3):
+            h = call(block, h)
+        total = holder.total if where == "attribute" else variable
+        (h.sum() + total * 2).backward()
+        return w.grad, total.detach(), h.detach()
+
+    torch.manual_seed(0)
+    found = gradients(RUNS[run])
+    torch.manual_seed(0)
+    assert all(map(torch.equal, found, gradients(lambda fn, h: fn(h))))

@@ -223,7 +223,8 @@ class TorchBackend(ComparedTensors):
         carry, y = self._call_step(step, carry, i, tape)
         if not self.runner.matches(carry):
             self.runner.check_carry(carry, i)
-        self.tracker.note_aliases(carry, y)
+        if not self.tracker.closed:
+            self.tracker.note_aliases(carry, y)
         self._register_output(tape, i, y)
         return carry
 
@@ -233,9 +234,8 @@ class TorchBackend(ComparedTensors):
         if any(self.activity.xs):
             leaves = require_grad_roots(leaves, self.activity.xs)
             tape.xs.append(requiring_grad(leaves))
-        x = runner.inputs.tree.unflatten(leaves)
         try:
-            out = step(carry, x)
+            out = step(carry, runner.inputs.tree.unflatten(leaves) if leaves else runner.inputs.row(i))
             return out if type(out) is tuple and len(out) == 2 else unpack_output(leaf_ops, out, i)
         except RuntimeError as error:
             if "leaf Variable that requires grad is being used in an in-place" in str(error):
@@ -251,7 +251,7 @@ class TorchBackend(ComparedTensors):
         outputs = self.runner.outputs
         if outputs.row_of(i) is None or outputs.is_empty(y):
             tape.ys.append([])
-            self._write_output(i, y)
+            self.runner.write_output(i, y if outputs.row_of(i) is not None else None)
             return
         if outputs.tree is None:
             outputs.allocate(y, i)

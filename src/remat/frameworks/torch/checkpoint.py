@@ -353,7 +353,7 @@ class CheckpointFrame:
             recomputing(True),
             self._plans.again(),
             segment_pass(self.name, "recompute", self.depth),
-            self._environment.restored(self.name, inputs.tensors) as storages,
+            self._environment.restored(self.name, inputs.tensors, inputs.copied) as storages,
             restored_leaf_state(inputs.flags) if inputs.flags else nullcontext(),
             nested(self.depth),
             variable_set(_current_frame, None),

@@ -15,7 +15,7 @@ For a loop or a measurement, `replayable_states(TorchReach)` has the same as rep
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import ref
@@ -90,14 +90,15 @@ class Environment:
         self.tensors.finish_forward()
 
     @contextmanager
-    def restored(self, name: str, made: Sequence[Tensor]) -> Iterator[Storages]:
+    def restored(self, name: str, made: Sequence[Tensor], copied: Collection[int] = ()) -> Iterator[Storages]:
         """A block in which everything is as it was at the call; afterwards everything is as before it.
 
+        `made` are the saved tensors, of which those with the indices `copied` take the places of the originals.
         Yields the memory that is written into. Raises a StepError for a function of this name that has written other
         numbers than at first into a tensor whose numbers at the call were not copied.
         """
         # Tensors last: they are those in the contents of the call.
-        contents, tensors = self._python.restored(made), self.tensors.restored(name)
+        contents, tensors = self._python.restored(made, copied), self.tensors.restored(name)
         with self._replay.rewound(), self._modes.active(grad=True), contents, tensors as storages:
             yield storages
 
@@ -154,9 +155,9 @@ class _PythonContents:
             place.put(value)
 
     @contextmanager
-    def restored(self, made: Sequence[Tensor]) -> Iterator[None]:
+    def restored(self, made: Sequence[Tensor], copied: Collection[int]) -> Iterator[None]:
         """A block in which contents and variables are as they were; only what differs is exchanged."""
-        at_call, rebound = self._at_call(made), self._rebound(made)
+        at_call, rebound = self._at_call(made, copied), self._rebound(made, copied)
         differing = self._exchangeable(at_call.changed())
         afterwards = _with_present(at_call, differing) if differing else at_call
         hooks = [(tensor, backward_hooks(tensor)) for reference in self._made if (tensor := reference()) is not None]
@@ -172,20 +173,20 @@ class _PythonContents:
                 place.put(now)
             self._exchangeable(afterwards.changed()).restore()
 
-    def _at_call(self, made: Sequence[Tensor]) -> Contents:
+    def _at_call(self, made: Sequence[Tensor], copied: Collection[int] = ()) -> Contents:
         """The contents with tensors in the places of placeholders: the original ones, where they still are."""
         filled: list[tuple[Any, Any]] = []
         for container, items, keys in self._open:
             contents = items.copy()
             for key in keys:
-                contents[key] = filled_in(items[key], ItemRef(container, key).get(), made)
+                contents[key] = filled_in(items[key], ItemRef(container, key).get(), made, copied)
             filled.append((container, contents))
         return Contents([*self._contents.pairs, *filled], self._contents.empty) if filled else self._contents
 
-    def _rebound(self, made: Sequence[Tensor]) -> list[tuple[Reference, Any, Any]]:
+    def _rebound(self, made: Sequence[Tensor], copied: Collection[int] = ()) -> list[tuple[Reference, Any, Any]]:
         """The variables that have another value now: their places, that value, and the one at the call."""
         found = [(place, place.get(), value) for place, value in self._variables]
-        wanted = [(place, now, filled_in(value, now, made)) for place, now, value in found]
+        wanted = [(place, now, filled_in(value, now, made, copied)) for place, now, value in found]
         return [(place, now, value) for place, now, value in wanted if value is not now]
 
     def _exchangeable(self, contents: Contents) -> Contents:

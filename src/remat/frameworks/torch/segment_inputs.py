@@ -3,8 +3,9 @@
 Each tensor is an input once, however often it is given, so that one object stays one object. They are saved as any node
 saves tensors (`SaveInputs`): a segment around this one may drop them, and brings them back by its own recomputation.
 
-A tensor without a gradient may be written into by the segment itself, as a cache is. Then its numbers at the call, of
-which a copy was made if they have COPIED bytes or less, are given to the recomputation in a tensor of their own.
+A tensor without a gradient may be written into by the segment itself, as a cache is, and so may one with a graph in a
+container or a variable, as a sum of losses is. Then its numbers at the call, of which a copy was made if they have
+COPIED bytes or less, are given to the recomputation in a tensor of their own.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -53,6 +54,7 @@ class LoadedInputs(NamedTuple):
     flags: Sequence[tuple[Tensor, bool, Mapping[int, Any]]]  # of the leaves: requires_grad and hooks at the call
     data: Sequence[Tensor]  # those without a gradient
     shared: Sequence[Tensor]  # of these, the ones in the caller's memory
+    copied: Collection[int]  # the indices of captured ones that the first run has written into
 
 
 class SegmentInputs:
@@ -117,18 +119,20 @@ class SegmentInputs:
         self._data = [
             None if tensor.requires_grad or at in self._later else _Data(tensor) for at, tensor in enumerate(inputs)
         ]
+        self._sums = {at: _Sum(inputs[at]) for at in self._captured if at not in self._later and is_plain(inputs[at])}
         # `.data` has a version of its own: the segment may write into an input without gradient in its first run.
+        apart = {*self._later, *self._sums}
         self._saved = SaveInputs.save(
-            [t if t.requires_grad else t.data for at, t in enumerate(inputs) if at not in self._later]
+            [t if t.requires_grad else t.data for at, t in enumerate(inputs) if at not in apart]
         )
         return inputs
 
     def finish_forward(self) -> None:
         """Note, after the first run, which inputs it has written into, of those that it may write into."""
         self._written = [at for at, (tensor, then) in self._later_versions.items() if _is_written(tensor(), then)]
-        for data in self._data:
-            if data is not None:
-                data.finish_forward()
+        for each in (*self._data, *self._sums.values()):
+            if each is not None:
+                each.finish_forward()
 
     def rewind(self, inputs: Sequence[Tensor]) -> None:
         """Undo what a first run that has failed wrote into the inputs, and take its hooks off them."""
@@ -147,6 +151,7 @@ class SegmentInputs:
                 data.check(name)
         try:
             saved = list(SaveInputs.load(self._saved))
+            apart = {at: each.load() for at, each in self._sums.items()}
         except RuntimeError as error:
             if "modified by an inplace operation" not in str(error):
                 raise
@@ -154,10 +159,12 @@ class SegmentInputs:
             raise mutation_error(name, what, "since it was first run, or by the segment itself") from error
         if self._recomputed is not None:
             again = self._recomputed.load()
-            for at, place in self._later.items():
-                saved.insert(at, again[place])
+            apart |= {at: again[place] for at, place in self._later.items()}
+        for at in sorted(apart):
+            saved.insert(at, apart[at])
+        copied = {at for at, each in self._sums.items() if each.is_written}
         tensors = [
-            data.again(tensor) if data is not None else self._again(index, tensor)
+            data.again(tensor) if data is not None else tensor if index in copied else self._again(index, tensor)
             for index, (tensor, data) in enumerate(zip(saved, self._data, strict=True))
         ]
         leaves = [other if at is None else tensors[at] for at, other in zip(self._at, self.others, strict=True)]
@@ -175,6 +182,7 @@ class SegmentInputs:
             ],
             [tensor for tensor, data in zip(tensors, self._data, strict=True) if data is not None],
             [tensor for tensor, data in zip(tensors, self._data, strict=True) if data is not None and data.is_shared],
+            copied,
         )
 
     def _again(self, index: int, tensor: Tensor) -> Tensor:
@@ -192,6 +200,33 @@ class SegmentInputs:
 
 def _is_written(tensor: Tensor | None, before: int) -> bool:
     return tensor is not None and version(tensor) != before
+
+
+class _Sum:
+    """A captured tensor with a graph, which the segment may write into, as it does where it adds to a sum of losses."""
+
+    __slots__ = ("_numbers", "_saved", "_tensor", "_version", "is_written")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version, self.is_written = ref(tensor), version(tensor), False
+        self._saved = SaveInputs.save([tensor])
+        self._numbers = tensor.detach().clone() if tensor.nbytes <= COPIED else None
+
+    def finish_forward(self) -> None:
+        """Note whether the first run has written into it; of the tensor and its copy one is kept."""
+        tensor = self._tensor()
+        self.is_written = self._numbers is not None and tensor is not None and version(tensor) != self._version
+        if self.is_written:
+            self._saved = None
+        else:
+            self._numbers = None
+
+    def load(self) -> Tensor:
+        """The tensor, or another one with the numbers that it had at the call."""
+        if not self.is_written or self._numbers is None:
+            return SaveInputs.load(self._saved)[0]
+        with torch.enable_grad():  # no leaf and no view, either of which refuses to be written into
+            return made_again(self._numbers).clone()
 
 
 class _Data:
