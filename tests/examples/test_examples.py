@@ -15,6 +15,7 @@ EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if path.name != SHARED)
 GROUPS = {
     "numpy": {
         "rnn.py": {"STEPS": 200},
+        "python_loop.py": {"STEPS": 200, "ROUNDS": 1},
         "lstm_memory.py": {"STEPS": 128, "MEMORY": "1 MiB"},
         "ode.py": {"STEPS": 2_000, "DT": 0.01},
     },
