@@ -30,11 +30,17 @@ from remat.units import bytes_text
 __all__ = ["least_while_recorded", "with_options"]
 
 MOST = 8  # options of a block, beside those that take the least memory
+MOST_ALONE = 20  # of a block that is the only one: no others can be mixed with it
 MOST_COMPILED = 6  # each of them is compiled
 
 
-def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module, groups: Sequence[Any]) -> Stage:
-    """The stage of a block with further options, those that keep most first; the same in processes of `groups`."""
+def with_options(
+    stage: Stage, x: Any, call: BlockCall, module: nn.Module, groups: Sequence[Any] = (), *, alone: bool = False
+) -> Stage:
+    """The stage of a block, which may be `alone`, with further options, those that keep most first.
+
+    In the processes of `groups` they are the same.
+    """
     if any(is_compiled(each) for each in module.modules()):
         return least_while_recorded(stage)
     compiled = call.fn if isinstance(call.fn, CompiledBlock) else None
@@ -49,7 +55,7 @@ def with_options(stage: Stage, x: Any, call: BlockCall, module: nn.Module, group
         raise
     measured = partial(_by_lineage, stage, function, x)
     if compiled is None:
-        choices = _choices(graph)
+        choices = _choices(graph, MOST_ALONE if alone else MOST)
     elif any(each.writes for each in graph.operations):  # selective checkpoints do not take them
         return stage
     else:
@@ -69,7 +75,7 @@ def least_while_recorded(stage: Stage) -> Stage:
     return replace(stage, options=(option,), forward_workspace=workspace)
 
 
-def _choices(graph: Graph) -> tuple[BlockOption, ...]:
+def _choices(graph: Graph, points: int) -> tuple[BlockOption, ...]:
     """What to keep, most first: the fastest choices, and those that take the least memory.
 
     The latter do not depend on measured seconds: how much memory a model needs at least is the same in every process.
@@ -77,12 +83,12 @@ def _choices(graph: Graph) -> tuple[BlockOption, ...]:
     by_bytes = [
         replace(each, seconds=1e-9 * (1 + graph.bytes_of((*each.reads, *each.outputs)))) for each in graph.operations
     ]
-    sizes = block_options(Graph(by_bytes, graph.storages, graph.results), points=MOST, exact=False)
+    sizes = block_options(Graph(by_bytes, graph.storages, graph.results), points=points, exact=False)
     least = {
         min(sizes, key=lambda each: (each.pullback_peak, each.tape_bytes)),
         min(sizes, key=lambda each: (each.tape_bytes, each.pullback_peak)),
     }
-    found = {each.remade: each for each in block_options(graph, points=MOST)}
+    found = {each.remade: each for each in block_options(graph, points=points)}
     for each in least:
         seconds = sum(graph.operations[number].seconds for number in each.remade)
         found.setdefault(each.remade, replace(each, seconds=seconds))

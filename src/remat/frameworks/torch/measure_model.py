@@ -203,7 +203,9 @@ class _BlockCosts(CutBlocks):
             run = (lambda x: function(copied(x))) if on_copy else function
             stage = StageMeasurement(run, own, together=bool(self._groups)).stage(name)
             if block is not None:
-                stage = with_options(stage, own, block, self._blocks[block.block], self._groups)
+                stage = with_options(
+                    stage, own, block, self._blocks[block.block], self._groups, alone=len(self._blocks) == 1
+                )
             self._known[kind] = stage
         return replace(self._known[kind], name=name, repeatable=not on_copy)
 

@@ -41,6 +41,7 @@ __all__ = [
     "PlannedCalls",
     "are_handled",
     "block_calls",
+    "model_forward",
     "plain_module",
     "planned_module",
     "to_restore",
@@ -231,15 +232,22 @@ def _subclass(cls: type[nn.Module], entry: str) -> type[nn.Module]:
 
 def _method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        fn = getattr(cls, name).__get__(self)
-        contents = vars(self)
-        planned, block = contents.get("_remat_forward"), contents.get("_remat_block")
-        if block is not None:
-            fn = partial(_call_block, block, fn)
+        fn, planned = _as_block(self, getattr(cls, name).__get__(self)), vars(self).get("_remat_forward")
         return fn(*args, **kwargs) if planned is None else planned.run(self, fn, args, kwargs)
 
     plain = getattr(cls, name)
     return update_wrapper(method, plain) if isinstance(plain, FunctionType) else method
+
+
+def model_forward(model: nn.Module) -> Callable[..., Any]:
+    """What a planned model computes, without its plan; calls of its blocks, which it may be itself, are handed on."""
+    planned: Any = type(model)
+    return _as_block(model, partial(getattr(planned._remat_plain, planned._remat_entry), model))
+
+
+def _as_block(module: nn.Module, fn: Callable[..., Any]) -> Callable[..., Any]:
+    block = vars(module).get("_remat_block")
+    return fn if block is None else partial(_call_block, block, fn)
 
 
 def _call_block(block: Block, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -45,6 +45,7 @@ from remat.frameworks.torch.planned_blocks import (
     PlannedCalls,
     are_handled,
     block_calls,
+    model_forward,
     plain_module,
     planned_module,
     to_restore,
@@ -108,8 +109,7 @@ class PlannedModel:
 
     def prepare(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Make the plan for these arguments."""
-        planned: Any = type(model)
-        fn = partial(getattr(planned._remat_plain, planned._remat_entry), model)
+        fn = model_forward(model)
         kwargs = _without_cache(model, fn, kwargs)
         with torch.enable_grad():
             # Hooks of a sharded model gather its parameters: it is called as users call it.
