@@ -1,13 +1,16 @@
 """What a block does not keep is made again by the operators that made it: exact, once, and nothing is left behind."""
 
+import copy
 import gc
 import weakref
 from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import remat
 from remat.frameworks.torch.lineage import OperatorCounter, dropped_results, result_name, run_by_lineage
 from remat.frameworks.torch.operator_traits import traits_of
 from tests.frameworks.torch.lineage_blocks import BLOCKS, Attention, Residual, block_of
@@ -262,3 +265,24 @@ def test_a_block_that_takes_another_way_keeps_more():
         )
     )
     assert_equal(backward(block, x, names), backward(other, x))
+
+
+def test_recurrent_layers_are_kept_under_autocast():
+    """Their kernels make a work space only where gradients are recorded: run again without, they have none."""
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.norm = nn.LSTM(16, 16, batch_first=True), nn.LayerNorm(16)
+
+        def forward(self, x):
+            return x + self.norm(self.lstm(x)[0])
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(Recurrent() for _ in range(4)))
+    ours, x = copy.deepcopy(plain), torch.randn(4, 8, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        remat.auto_checkpoint(ours, memory=60_000, sample=(x,))
+        for model in (plain, ours):
+            model(x).float().square().sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))

@@ -23,6 +23,7 @@ __all__ = ["Operator", "OperatorTraits", "tensors_among", "traits_of"]
 
 Operator = torch._ops.OpOverload
 
+_RECURRENT = "rnn"  # they make a work space for their backward only where gradients are recorded, which is not so again
 _FACTORIES = ("empty", "zeros", "ones", "full", "new_", "arange", "linspace", "eye", "scalar_tensor", "lift")
 _BATCH_NORMS = (
     "native_batch_norm",
@@ -79,7 +80,11 @@ def traits_of(operator: Operator) -> OperatorTraits:
         writes,
         tuple(where for where, each in arguments if is_norm and each.name in _STATISTICS),
         next((where for where, each in arguments if is_norm and each.name in ("training", "train")), None),
-        namespace == "aten" and not writes and not is_seeded and not name.startswith(_FACTORIES),
+        namespace == "aten"
+        and not writes
+        and not is_seeded
+        and not name.startswith(_FACTORIES)
+        and _RECURRENT not in name,
         chance,
     )
 
