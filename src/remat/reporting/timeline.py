@@ -13,7 +13,7 @@ from math import ceil
 
 from remat.progress import report_progress
 from remat.reporting.timeline_rows import Rows
-from remat.schedule import Advance, Drop, Keep, Op, Pullback, Record, Run, Trace, Turn
+from remat.schedule import Advance, Drop, Event, Keep, Op, Pullback, Record, Run, Trace, Turn
 from remat.schedule.events import TapeSizes
 
 __all__ = ["MOST_EVENTS", "PHASES", "Kept", "Moment", "Timeline"]
@@ -78,7 +78,7 @@ class Timeline:
         tapes = TapeSizes()
         for event in trace:
             op = event.op
-            phase = _phase(op, reached)
+            phase = _phase(event, reached)
             seconds[PHASES[phase]] += event.seconds
             own_tape = tapes.own(event)
             is_range = isinstance(op, Record | Pullback) and op.stop - op.start > 1
@@ -174,11 +174,12 @@ class Timeline:
         return dict(sorted(units.items()))
 
 
-def _phase(op: Op, reached: int) -> int:
+def _phase(event: Event, reached: int) -> int:
+    op = event.op
     if isinstance(op, Advance | Record):
         return 1 if op.start < reached else 0
-    if isinstance(op, Run):
-        return 1 if op.operation < reached else 0
+    if isinstance(op, Run):  # what is first run while there are cotangents is the backward
+        return 1 if op.operation < reached else 2 if event.live.cotangent else 0
     return 2 if isinstance(op, Pullback) else 3
 
 

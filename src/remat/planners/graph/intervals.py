@@ -20,7 +20,7 @@ from remat.planners.graph.exact_choice import cp_model
 from remat.planners.graph.run_order import last_uses, live_bytes
 from remat.problem import Graph
 
-__all__ = ["IntervalModel", "Solution", "Times"]
+__all__ = ["IntervalModel", "Solution", "Times", "last_stages"]
 
 FINEST = 2**28  # units of memory at the most: products with times stay inside of 64 bits
 TICKS = 2**30  # of the time of all forward operations together, where times are no whole numbers
@@ -83,7 +83,7 @@ class IntervalModel:
         graph = self.graph
         self.times = Times(graph.turn, graph.units)
         self.model = cp_model().CpModel()
-        self.needed = _last_stages(graph)
+        self.needed = last_stages(graph)
         self.until: dict[int, Any] = {}  # storage → last slot of its first copy, a number or a variable
         self.again: dict[int, list[_Copy]] = {}
         self.uses: list[tuple[int | _Copy, int, list[Any]]] = []  # when, of what, and by which copy it is served
@@ -334,7 +334,7 @@ def _slots(graph: Graph, times: Times, runs: Sequence[int]) -> list[int]:
     return [*slots[: graph.turn], *reversed(slots[graph.turn :])]
 
 
-def _last_stages(graph: Graph) -> dict[int, int]:
+def last_stages(graph: Graph) -> dict[int, int]:
     """For each forward operation that may be worth running again, the last backward operation that can need it."""
     last: dict[int, int] = {}
     for operation in range(graph.turn - 1, -1, -1):
