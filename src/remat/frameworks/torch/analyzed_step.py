@@ -50,6 +50,7 @@ def as_truth_value(answer: object) -> bool:
         raise StepError(f"cond must return one truth value, and returned {what}; .all() and .any() make one of many")
     if not isinstance(answer, Tensor) or not is_wrapped(answer):
         return bool(answer)
+    # Below all transforms there are numbers, of every example.
     with outside_transforms():
         of_examples = below_transforms(answer)
         if of_examples.any() == of_examples.all():

@@ -44,7 +44,7 @@ class CompiledBlock(partial[Any]):
     def of(cls, method: MethodType, options: CompileOptions, remade: tuple[str, ...] = ()) -> Self:
         """The block of a bound method, which makes these results of operators again in its backward."""
         made = cls(_compiled(method.__func__, remade, options), method.__self__)
-        made.options, made.plain = options, method
+        vars(made).update(options=options, plain=method)
         return made
 
     def remaking(self, remade: tuple[str, ...]) -> Callable[..., Any]:

@@ -131,6 +131,7 @@ class _PythonContents:
 
         keys: dict[int, list[Any]] = {}
         for _, (owner, key) in reach.made:
+            # A variable that is assigned to is a container of one item, its value.
             variable = reach.rebound.get(place_of(owner)) if isinstance(owner, Reference) else None
             if variable is not None:
                 keys[id(variable)] = [0]
@@ -159,7 +160,9 @@ class _PythonContents:
         """A block in which contents and variables are as they were; only what differs is exchanged."""
         at_call, rebound = self._at_call(made, copied), self._rebound(made, copied)
         differing = self._exchangeable(at_call.changed())
+        # What the run changes by itself is put back, too, beside what differs before it begins.
         afterwards = _with_present(at_call, differing) if differing else at_call
+        # Hooks that the function registers on a tensor from outside are for one run: the first one's are there already.
         hooks = [(tensor, backward_hooks(tensor)) for reference in self._made if (tensor := reference()) is not None]
         try:
             differing.restore()
@@ -227,5 +230,6 @@ def _cuda_devices(reach: TorchReach) -> list[int]:
     """The CUDA devices that a function may use: those of its tensors, and the current one."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
+    # The current device as well: the function may make tensors there without reaching any.
     tensors = [*reach.tensors, *(tensor for tensor, _ in reach.made)]
     return sorted({tensor.device.index for tensor in tensors if tensor.is_cuda} | {torch.cuda.current_device()})

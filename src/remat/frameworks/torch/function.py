@@ -89,6 +89,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
 
     def start(self, leaves: Sequence[Leaf]) -> tuple[TorchBackend, PyTree]:
         """The backend of a run; that of the first one takes the step that was recorded."""
+        # Taken once: a run for a second reverse sweep records its first step by itself.
         first_step, self.first_step = self.first_step, None
         if self.inputs is None:
             return super().start(leaves)
@@ -147,6 +148,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         assert batched.results is not None
         self.batched, self.results, self.activity = batched, batched.results, batched.activity
         self.capture_ids, self.rebound, self.unwrapped = batched.capture_ids, batched.rebound, batched.unwrapped
+        # The loop of the whole batch has run in place of this one, and is the one that is pulled back.
         self.inputs_below = None
         self.plan, self.steps = batched.plan, batched.steps
         self.initial_rng, self.initial_states = batched.initial_rng, batched.initial_states
@@ -213,6 +215,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             carry, outputs = self.results.expand_cotangents(cotangents)
             # The last leaf stands for sharded parameters.
             of_parameters = not self.fsdp_modules or will_get_gradient(leaves[-1])
+            # Transforms ask the engine for nothing by name, so that all that they differentiate counts as wanted.
             functorch = self.step.under_functorch
             wanted = [k < asked and (functorch or is_wanted(leaf)) for k, leaf in enumerate(leaves)]
             start = backend.new_gradients(
@@ -284,9 +287,7 @@ class LoopFunction(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], call: TorchLoopCall, swept: None, *leaves: Any) -> Any:
         """Run the loop for a whole batch."""
-        from remat.frameworks.torch.vmap import vmap_forward
-
-        return vmap_forward(info, dims[2:], call, leaves)
+        return _vmap_rules().vmap_forward(info, dims[2:], call, leaves)
 
 
 class LoopBackward(torch.autograd.Function):
@@ -336,9 +337,14 @@ class LoopBackward(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, call: TorchLoopCall, batch: int | None, asked: int, count: int, *args: Any) -> Any:
         """Run the reverse sweep of a whole batch."""
-        from remat.frameworks.torch.vmap import vmap_backward
+        return _vmap_rules().vmap_backward(info, dims[4:], call, batch, args[:count], args[count:])
 
-        return vmap_backward(info, dims[4:], call, batch, args[:count], args[count:])
+
+def _vmap_rules() -> Any:
+    """The module that knows how to map loops, of which most programs need nothing."""
+    from remat.frameworks.torch import vmap
+
+    return vmap
 
 
 def _save(ctx: Any, args: Sequence[Any]) -> None:

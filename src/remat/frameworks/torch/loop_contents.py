@@ -52,6 +52,7 @@ class LoopContents(NewContents):
         for container, key, tensor in self._cached:
             if isinstance(container, dict):
                 dict.__setitem__(container, key, tensor)
+            # A variable that was deleted meanwhile gets its value back; a list grows at its end alone.
             elif key < len(container) or isinstance(container, Variable):
                 container[key] = tensor
             elif key == len(container):

@@ -158,9 +158,8 @@ def _adjoint_loop(
 
     assert call.results is not None
     assert call.steps is not None
-    init, xs, captured = call.split(leaves)
+    (init, xs, captured), activity, steps = call.split(leaves), call.activity, call.steps
     all_captured = _captured_by(call, captured)
-    activity, steps = call.activity, call.steps
     flat, numbers = _with_contents(call, _flat_step(call), steps)
     xs, active_xs = [*xs, *numbers], [*activity.xs, *[False] * len(numbers)]
     request = LoopRequest(plan=call.plan, check="never")
@@ -207,6 +206,7 @@ def _compare_last(call: TorchLoopCall, leaves: Sequence[Any], carry: Sequence[An
     """Raise a DeterminismError if the steps have come to another last carry than when they first ran."""
     has_outputs = call.results is None or call.results.output_specs  # which the fingerprints have in them, too
     if not in_transform() and not call.step.under_functorch and not has_outputs:
+        # It runs nothing, and knows the names and dtypes of the leaves.
         backend, _ = call.new_backend(leaves, 0)
         call.compare_last(backend, call.carry.unflatten(list(map(leaf_ops.detached, carry))))
 

@@ -119,6 +119,7 @@ class SegmentInputs:
         self._data = [
             None if tensor.requires_grad or at in self._later else _Data(tensor) for at, tensor in enumerate(inputs)
         ]
+        # By themselves: autograd refuses to load one that was written into, and all that is saved with it.
         self._sums = {at: _Sum(inputs[at]) for at in self._captured if at not in self._later and is_plain(inputs[at])}
         # `.data` has a version of its own: the segment may write into an input without gradient in its first run.
         apart = {*self._later, *self._sums}
@@ -160,6 +161,7 @@ class SegmentInputs:
         if self._recomputed is not None:
             again = self._recomputed.load()
             apart |= {at: again[place] for at, place in self._later.items()}
+        # In this order each is inserted at the index that it is to have.
         for at in sorted(apart):
             saved.insert(at, apart[at])
         copied = {at for at, each in self._sums.items() if each.is_written}

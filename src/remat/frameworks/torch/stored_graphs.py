@@ -56,6 +56,7 @@ class StoredGraphs:
         """Let stored tensors of a batch be such of the vmaps around the loop: steps run in vmaps of their own."""
         stored = StoredValues(self._before)
         leaves = [leaf for group in stored.groups() for leaf in group]
+        # Levels are numbers, which another transform has by now: such a tensor must not be asked for anything.
         pairs = [(id(leaf), leaf, with_batch_levels(leaf, levels)) for leaf in leaves] if levels else []
         stored.replace({key: new for key, leaf, new in pairs if new is not leaf})
 

@@ -169,6 +169,7 @@ class _Untouched:
         if gradient is None:
             return None
         self._has_gradient = True
+        # As the engine calls them: each gets what the one before has made of the gradient.
         for hook in self._before.values():
             changed = hook(gradient)
             gradient = gradient if changed is None else changed

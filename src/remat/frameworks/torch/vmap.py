@@ -69,6 +69,7 @@ def _pull_back_many(
     if batch is None:
         gradients = LoopBackward.apply(call, size, count, count, *leaves, *cotangents)
     else:
+        # Both batches are of cotangents: they are one, as far as the steps are concerned.
         bars = [None if bar is None else bar.flatten(0, 1) for bar in cotangents]
         gradients = LoopBackward.apply(call, size * batch, count, count, *leaves, *bars)
         gradients = [None if bar is None else bar.unflatten(0, (size, batch)) for bar in gradients]
@@ -122,6 +123,7 @@ def _batched(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequen
         trees=(call.carry, call.xs),
         mapped=frozenset(call.capture_ids),
         mapped_xs=call.split(mapped)[1],
+        # The innermost vmap comes first to a call, so that each later one is outside of those before.
         levels=(level_above(), *call.step.levels),
     )
     return replace(call, step=step, pending=None, results=None, replay=None, batched=None)
@@ -148,6 +150,7 @@ class BatchedStep(AnalyzedStep):
         inner, found = self.inner, list[bool]()
 
         def one_example(bindings: Mapping[int, Tensor], leaves: list[Any]) -> list[Any]:
+            # By the side: vmap returns tensors alone, and an answer may be a number.
             found.append(inner.holds(cond, bindings, self.trees[0].unflatten(leaves)))
             return []
 

@@ -69,6 +69,7 @@ class Watch:
 
 def unnoticed() -> AbstractContextManager[None]:
     """A block whose operations are no use of a tensor, such as to copy it so that it can be put back."""
+    # Nearly always nothing is watched, and then there is nothing to turn off.
     return torch_function_disabled() if _watches else nullcontext()
 
 
