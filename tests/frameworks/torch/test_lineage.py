@@ -282,7 +282,7 @@ def test_recurrent_layers_are_kept_under_autocast():
     plain = nn.Sequential(*(Recurrent() for _ in range(4)))
     ours, x = copy.deepcopy(plain), torch.randn(4, 8, 16)
     with torch.autocast("cpu", torch.bfloat16):
-        remat.auto_checkpoint(ours, memory=60_000, sample=(x,))
+        remat.auto_checkpoint(ours, memory=150_000, sample=(x,))
         for model in (plain, ours):
             model(x).float().square().sum().backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
