@@ -47,7 +47,7 @@ def reference() -> dict[str, tuple[str, str]]:
             title,
             f"# Reference: {title[0].lower() + title[1:]}\n\n{entries}",
         )
-    layers = [name for name in MODULES.values() if (ROOT / "src" / f"{name.replace('.', '/')}.py").exists()]
+    layers = [name for name in MODULES.values() if list((ROOT / "src").glob(f"{name.replace('.', '/')}*"))]
     text = "# Reference: other libraries\n\n" + "\n".join(f"::: {name}\n" for name in layers)
     return pages | {"reference/other-libraries.md": ("Other libraries", text)}
 
