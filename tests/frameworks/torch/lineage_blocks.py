@@ -3,6 +3,9 @@
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import remat
 
 WIDTH = 16
 
@@ -117,6 +120,19 @@ class Writes(nn.Module):
         return x + total.cos() * k
 
 
+class Segments(nn.Module):
+    """Segments inside of the block, of both libraries."""
+
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x):
+        h = checkpoint(lambda y: self.first(y).tanh().exp(), x.sin(), use_reentrant=False)
+        h = checkpoint(lambda y: self.second(y).tanh(), h.cos(), use_reentrant=True)
+        return x + remat.checkpoint(lambda y: self.third(y).sin().exp(), h * 2)
+
+
 BLOCKS = {
     "attention": (Attention, (2, 6, WIDTH)),
     "dropout": (lambda: Attention(0.3), (2, 6, WIDTH)),
@@ -124,6 +140,7 @@ BLOCKS = {
     "residual": (Residual, (2, 4, 6, 6)),
     "custom": (Custom, (3, WIDTH)),
     "shared": (Shared, (3, WIDTH)),
+    "segments": (Segments, (3, WIDTH)),
     "writes": (Writes, (3, WIDTH)),
 }
 

@@ -79,6 +79,7 @@ class Operation:
     def keep_results(self) -> None:
         """Run it now, and keep the results: its arguments are about to change."""
         wanted = [result for reference in self.results if (result := reference()) is not None]
+        self.results = []  # an argument may change again
         if wanted:
             with torch.no_grad():
                 results = self.run(-1)
