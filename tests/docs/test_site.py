@@ -60,3 +60,22 @@ def test_a_browser_finds_no_broken_link_and_no_error(site):
             wide = page.evaluate("document.documentElement.scrollWidth")
             assert wide <= 390, f"{path.name} is {wide} pixels wide on a phone"
         assert not errors
+
+
+def test_the_pictures_are_drawn_by_their_script(tmp_path):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import draw_pictures, pathlib, sys; draw_pictures.main(pathlib.Path(sys.argv[1]))",
+            tmp_path,
+        ],
+        capture_output=True,
+        text=True,
+        cwd=ROOT / "docs",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
+    assert drawn.keys() == {path.name for path in (ROOT / "docs" / "pictures").glob("*.svg")}
+    assert all("<svg" in picture and "peak" in picture for picture in drawn.values())
