@@ -1,6 +1,6 @@
 """remat: exact gradients of long loops, deep chains and graphs inside a memory budget.
 
-The names below are the whole public surface, in five groups. `remat.ops` has the seven ops of a schedule,
+The names below are the whole public surface, in five groups. `remat.ops` has the ops of a schedule,
 `remat.errors` the exceptions, `remat.legacy` the functions of older systems, `remat.testing` the instruments for tests.
 
 Importing remat imports no framework and none of its own packages: a name is loaded when it is first used.

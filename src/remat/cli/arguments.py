@@ -45,7 +45,7 @@ def add_problem(parser: argparse.ArgumentParser, *, required: bool) -> None:
     group = parser.add_argument_group("the problem: a loop, or a file")
     either = group.add_mutually_exclusive_group(required=required)
     either.add_argument("--steps", metavar="N", help='how many steps the loop has, or "unknown"')
-    either.add_argument("--problem", metavar="FILE", help="a saved Chain or Loop (chain.save) instead of a loop")
+    either.add_argument("--problem", metavar="FILE", help="a saved Chain, Graph or Loop (chain.save) instead of a loop")
     group.add_argument("--state", metavar="SIZE", help="bytes of a state, such as 1MiB (a budget in bytes needs it)")
     group.add_argument("--tape", metavar="SIZE", help="bytes of one step's tape (a budget in bytes needs it)")
     group.add_argument("--forward", metavar="TIME", help="time of a step without tape, such as 20ms (default: 1)")

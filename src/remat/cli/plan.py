@@ -1,4 +1,4 @@
-"""`remat plan`: plan a loop or a saved chain, print the plan, its ops or its JSON, save it."""
+"""`remat plan`: plan a loop or a saved chain or graph, print the plan, its ops or its JSON, save it."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ from remat.cli.words import PLAN_INDENT, show
 from remat.planners import plan as make_plan
 
 EXAMPLE = "remat plan --steps 1000 --state 1MiB --tape 9MiB --memory 64MiB"
-HELP = "plan the reversal of a loop or a chain and print what it costs"
+HELP = "plan the reversal of a loop, a chain or a graph and print what it costs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
