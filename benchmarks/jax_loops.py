@@ -27,6 +27,8 @@ from jax_loops_ways import (
     AdaptiveOde,
     Lstm,
     Ode,
+    SavedOde,
+    adjoints,
     by_equinox,
     by_remat,
     by_while_loop,
@@ -112,7 +114,8 @@ def long(model, memory):
 
 
 def ode(steps, slots, rounds, counted):
-    ways = {PLAIN: Ode.on_grid(plain), f"diffrax, {slots} slots": Ode.by_diffrax(slots)}
+    ways = {PLAIN: Ode.on_grid(plain)}
+    ways |= {name: Ode.by_adjoint(adjoint) for name, adjoint in adjoints(slots).items()}
     equinox = by_equinox(slots)
     ways[f"equinox while_loop, {slots} slots"] = equinox and Ode.on_grid(equinox)
     ways[f"remat.while_loop, {slots} slots"] = Ode.on_grid(by_while_loop(while_remat(slots)))
@@ -120,9 +123,14 @@ def ode(steps, slots, rounds, counted):
     Table(Ode(steps), ways).measure(rounds, counted).show()
     if diffrax is None:
         return
-    ways = {f"diffrax, {slots} slots": AdaptiveOde.by_diffrax(slots)}
-    ways[f"remat.while_loop, {slots} slots"] = AdaptiveOde.in_loop(while_remat(slots))
-    Table(AdaptiveOde(), ways).measure(rounds, counted).show()
+    for model in (AdaptiveOde, SavedOde):
+        ways = {name: model.by_adjoint(adjoint) for name, adjoint in adjoints(slots).items()}
+        if model is AdaptiveOde:
+            ways[f"remat.while_loop, {slots} slots"] = model.in_loop(while_remat(slots))
+        table = Table(model(), ways).measure(rounds, counted).show()
+        theirs, ours = list(ways)[:2]
+        target(f"temporaries of {ours}, over those of {theirs}", table.share(ours, theirs), 1.0)
+        compare(table, ours, theirs, 1.0)
 
 
 def compiling(slots, rounds, lengths=(100, 1000, 10_000, 100_000)):

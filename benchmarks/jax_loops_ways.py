@@ -164,9 +164,10 @@ class Ode:
         return way
 
     @classmethod
-    def by_diffrax(cls, slots):
+    def by_adjoint(cls, adjoint):
+        """diffrax's own solve, with an adjoint; None where diffrax is not installed."""
+
         def way(field, y, weights, steps):
-            adjoint = diffrax.RecursiveCheckpointAdjoint(checkpoints=slots)
             return solve(field, y, weights, steps * cls.STEP, dt0=cls.STEP, adjoint=adjoint, max_steps=steps)
 
         return way if diffrax else None
@@ -214,18 +215,41 @@ class AdaptiveOde(Ode):
         return way
 
     @classmethod
-    def by_diffrax(cls, slots):
+    def by_adjoint(cls, adjoint):
         def way(field, y, weights, steps):
-            adjoint = diffrax.RecursiveCheckpointAdjoint(checkpoints=slots)
             control = {"stepsize_controller": cls.controller(), "max_steps": cls.MOST}
             return solve(field, y, weights, cls.END, dt0=cls.STEP, adjoint=adjoint, **control)
 
         return way
 
 
-def solve(field, y, weights, end, **options):
+class SavedOde(AdaptiveOde):
+    """The same with a hundred rows of its solution, of which the last one counts."""
+
+    def __str__(self):
+        return f"the same, saved at 100 times up to {self.END:g}"
+
+    @classmethod
+    def by_adjoint(cls, adjoint):
+        def way(field, y, weights, steps):
+            control = {"stepsize_controller": cls.controller(), "max_steps": cls.MOST}
+            saveat = diffrax.SaveAt(ts=jnp.linspace(0.0, cls.END, 100))
+            return solve(field, y, weights, cls.END, dt0=cls.STEP, adjoint=adjoint, saveat=saveat, row=-1, **control)
+
+        return way
+
+
+def solve(field, y, weights, end, row=0, **options):
     terms, solver = diffrax.ODETerm(field), diffrax.Tsit5()
-    return diffrax.diffeqsolve(terms, solver, 0.0, end, y0=y, args=weights, throw=False, **options).ys[0]
+    return diffrax.diffeqsolve(terms, solver, 0.0, end, y0=y, args=weights, throw=False, **options).ys[row]
+
+
+def adjoints(slots):
+    """diffrax's own adjoint and ours, at equal slots."""
+    if diffrax is None:
+        return {}
+    theirs = diffrax.RecursiveCheckpointAdjoint(checkpoints=slots)
+    return {f"diffrax, {slots} slots": theirs, f"RematAdjoint, {slots} slots": remat.diffrax.RematAdjoint(slots=slots)}
 
 
 def runge_kutta(field, weights):
