@@ -76,7 +76,9 @@ def judge(program: Program, remat: Any, plain: Any) -> Verdict:
 
 def _chaos(program: Program, plain: Any, want: Sequence[Seen]) -> set[str]:
     """The values that the plain program does not repeat either when its parameters are changed in their last bit."""
-    shaken = {seen.path: seen for seen in program.run(program, replace(plain, noise=2.0**-52))}
+    # Under autocast, whose programs have a large tolerance, that is a bit of bfloat16.
+    noise = 2.0**-52 if program.tolerance < 0.01 else 2.0**-38
+    shaken = {seen.path: seen for seen in program.run(program, replace(plain, noise=noise))}
     pairs = [(seen, shaken.get(seen.path)) for seen in want]
     return {seen.path for seen, other in pairs if other is None or compare([seen], [other], program.tolerance).what}
 

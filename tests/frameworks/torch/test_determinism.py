@@ -280,3 +280,22 @@ def test_a_small_output_that_does_not_repeat_is_an_error_beside_a_large_carry(le
     final, ys = remat.scan(step, x, length=length, slots=1)
     with pytest.raises(remat.errors.DeterminismError, match="y had other values"):
         (final.sum() + ys.sum()).backward()
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_steps_that_turn_autocast_on_where_it_was_turned_off(slots):
+    """Inside of a block that turns it off, weights that a step has cast stay in the cache for the next one."""
+
+    def gradient(loop, **how):
+        w = torch.linspace(-1, 1, 9).view(3, 3).requires_grad_()
+
+        def step(h, _):
+            with torch.autocast("cpu", torch.bfloat16):
+                h = h @ w
+            return torch.tanh(h.float()), None
+
+        with torch.autocast("cpu", torch.bfloat16, enabled=False):
+            last, _ = loop(step, torch.ones(2, 3), None, length=6, **how)
+        return torch.autograd.grad(last.sum(), w)[0]
+
+    torch.testing.assert_close(gradient(remat.scan, slots=slots), gradient(plain_scan), rtol=0.02, atol=0.02)

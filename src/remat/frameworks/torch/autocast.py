@@ -31,13 +31,13 @@ class AutocastState:
     def active(self, *, grad: bool) -> AbstractContextManager[Any]:
         """A block in which autocast is as it was at the call, and graphs are recorded or not."""
         now = _autocast()
-        if self._at_call == now and not self._enabled and _defaults() == self._defaults:
+        if self._at_call == now and not self._enabled and not _is_nested() and _defaults() == self._defaults:
             return torch.set_grad_enabled(grad)
         return self._active(self._at_call != now, grad)
 
     @contextmanager
     def _active(self, changed: bool, grad: bool) -> Iterator[None]:
-        """The same block, if autocast is on or has to be changed.
+        """The same block, if autocast is on, has to be changed, or was turned off: steps may turn it on.
 
         Autocast caches the weights that it has cast, with or without a graph. The cache is cleared at both ends: a
         weight that was cast without a graph in one place would otherwise lose its gradient in another.
@@ -55,6 +55,12 @@ class AutocastState:
             stack.callback(torch.clear_autocast_cache)
             stack.enter_context(torch.set_grad_enabled(grad))
             yield
+
+
+def _is_nested() -> bool:
+    """Whether this is inside of a block of autocast, on or off: then its cache outlives those that steps enter."""
+    torch.autocast_increment_nesting()
+    return bool(torch.autocast_decrement_nesting())
 
 
 def forget_casts() -> None:
