@@ -13,6 +13,7 @@ from remat.execute.backend_protocol import ObservableBackend
 from remat.measuring import StepCost
 from remat.planners.plan import Plan
 from remat.problem import Memory
+from remat.profiling.segment_contents import SegmentContents
 from remat.profiling.source_location import SourceLocation
 from remat.profiling.trace_recorder import ActiveMeters, TraceRecorder
 from remat.schedule import Trace
@@ -46,10 +47,15 @@ class CallRecord:
         self.runs: list[TraceRecorder | SavedRun] = []
         self.seconds = 0.0  # of the call itself (measuring, planning, the first sweep), without reverse sweeps
         self.stopped = ""  # the class name of the error that ended the call
+        self.contents: SegmentContents | None = None  # what a segment keeps and drops, where that is known
 
     def begin_segment(self, framework: str) -> None:
         """Note the framework of a segment, whose runs are counted from here on."""
         self.framework, self.steps = framework, 0
+
+    def note_contents(self, contents: SegmentContents) -> None:
+        """Note what the segment keeps and drops."""
+        self.contents = contents
 
     def count_run(self) -> None:
         """Count a run of a segment: its first one, or a recomputation."""
@@ -104,6 +110,7 @@ class CallRecord:
             "budget": self.budget,
             "seconds": self.seconds,
             "stopped": self.stopped,
+            "contents": None if self.contents is None else self.contents.to_dict(),
             "plan": None if self.plan is None else self.plan.summary(),
             "runs": [
                 {
@@ -131,6 +138,8 @@ class CallRecord:
         call.steps, call.budget = _as_count(data["steps"]), _as_count(data["budget"])
         call.seconds = _as_seconds(data["seconds"])
         call.plan = None if plan is None else SavedPlan(plan)
+        contents = data.get("contents")
+        call.contents = None if contents is None else SegmentContents.from_dict(contents)
         runs = [SavedRun(run) for run in data["runs"]]
         if trace is not None and runs:
             runs[-1].trace = Trace.from_envelope(trace)

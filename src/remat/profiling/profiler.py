@@ -7,7 +7,7 @@ other threads, such as PyTorch's backward threads. Without an active profile not
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from textwrap import wrap
@@ -17,13 +17,24 @@ from typing import Any, ClassVar
 from remat.execute.recomputation import StopRecomputation, is_recomputing
 from remat.problem.serialization import Serializable
 from remat.profiling.call_record import CallRecord
+from remat.profiling.segment_contents import SegmentContents
 from remat.profiling.segment_passes import SegmentPass
 from remat.profiling.source_location import SourceLocation, definition_of, user_frame
 from remat.profiling.trace_recorder import ActiveMeters
 from remat.schedule.display import Displayable
 from remat.units import bytes_text, count_text
 
-__all__ = ["MOST_PASSES", "MOST_TRACES", "CallSiteStats", "Profile", "profile", "recorded_call", "segment_pass"]
+__all__ = [
+    "MOST_PASSES",
+    "MOST_TRACES",
+    "CallSiteStats",
+    "Profile",
+    "is_profiling",
+    "profile",
+    "recorded_call",
+    "register_observer",
+    "segment_pass",
+]
 
 # Bounds on what a profile of a whole training keeps and prints.
 MOST_TRACES = 16  # calls per call site whose events are kept; of later ones only the totals are
@@ -104,6 +115,7 @@ class Profile(Displayable, Serializable):
     def __init__(self, calls: list[CallRecord] | None = None, *, memory: bool = False) -> None:
         self.calls: list[CallRecord] = [] if calls is None else calls
         self.passes: list[SegmentPass] = []
+        self.kept: list[tuple[SegmentContents, float]] = []  # blocks that are no segments, and when they had run
         self.memory = memory
         self.meters = ActiveMeters()
         self.open = True
@@ -118,6 +130,11 @@ class Profile(Displayable, Serializable):
         for call in tuple(self.calls):  # a copy, as other threads may append
             by_site.setdefault((call.what, call.site), []).append(call)
         return [CallSiteStats(what, site, tuple(calls)) for (what, site), calls in by_site.items()]
+
+    def add_kept(self, contents: SegmentContents, time: float) -> None:
+        """Note what a block keeps that is no segment."""
+        if len(self.kept) < MOST_PASSES:
+            self.kept.append((contents, time))
 
     def trace_more(self, what: str, site: SourceLocation) -> bool:
         """Count one more call from a call site; True if its events are to be kept."""
@@ -143,6 +160,7 @@ class Profile(Displayable, Serializable):
             "memory": self.memory,
             "calls": [call.to_dict() for call in self.calls],
             "passes": [each.to_dict() for each in self.passes],
+            "kept": [{"contents": contents.to_dict(), "time": time} for contents, time in self.kept],
         }
 
     @classmethod
@@ -150,7 +168,18 @@ class Profile(Displayable, Serializable):
         """The profile from plain data."""
         loaded = cls([CallRecord.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
         loaded.passes = [SegmentPass.from_dict(entry) for entry in data.get("passes", ())]
+        kept = data.get("kept", ())
+        loaded.kept = [(SegmentContents.from_dict(each["contents"]), float(each["time"])) for each in kept]
         return loaded
+
+
+# What watches a program for a profile, from frameworks that were imported before it was opened.
+_observers: list[Callable[[Profile], AbstractContextManager[None]]] = []
+
+
+def register_observer(observe: Callable[[Profile], AbstractContextManager[None]]) -> None:
+    """Let every profile that is opened from now on be watched for by `observe`."""
+    _observers.append(observe)
 
 
 @contextmanager
@@ -174,7 +203,10 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
         with _lock:
             _active_all_threads.append(opened)
     try:
-        yield opened
+        with ExitStack() as watched:
+            for observe in _observers:
+                watched.enter_context(observe(opened))
+            yield opened
     finally:
         opened.open = False
         opened.meters.close()
@@ -192,6 +224,11 @@ def _active_profiles() -> tuple[Profile, ...]:
         with _lock:
             active = (*active, *(each for each in _active_all_threads if each not in active))
     return active
+
+
+def is_profiling() -> bool:
+    """Whether a profile records what this thread and context do."""
+    return bool(_active_profiles())
 
 
 def recorded_call(what: str, step: Callable[..., Any] | None) -> AbstractContextManager[CallRecord | None]:
@@ -232,12 +269,12 @@ def _recorded_pass(
     active: tuple[Profile, ...], name: str, what: str, depth: int, since: float | None
 ) -> Iterator[None]:
     # Added before the block, so that passes are in the order in which they began; the time follows after it.
-    entry = SegmentPass(name, what, depth, what == "forward" and is_recomputing())
+    began = perf_counter() if since is None else since
+    entry = SegmentPass(name, what, depth, what == "forward" and is_recomputing(), start=began)
     with _lock:
         positions = [(each, len(each.passes)) for each in active if len(each.passes) < MOST_PASSES]
         for each, _ in positions:
             each.passes.append(entry)
-    began = perf_counter() if since is None else since
     try:
         yield
     finally:

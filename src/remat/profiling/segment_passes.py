@@ -20,6 +20,7 @@ class SegmentPass:
     depth: int = 0
     again: bool = False
     seconds: float = 0.0
+    start: float = 0.0  # by the clock that `time.perf_counter` reads
 
     def __str__(self) -> str:
         return f"{self.what:<10}{'  ' * self.depth}{self.name}{' again' * self.again}"
@@ -32,10 +33,9 @@ class SegmentPass:
     def from_dict(cls, data: dict[str, Any]) -> "SegmentPass":
         """The pass from plain data."""
         # A file may come from anywhere: its values end up in messages and in a page.
-        depth, seconds = data["depth"], data["seconds"]
-        valid = (
-            data["what"] in PASS_KINDS and type(depth) is int and 0 <= depth < 2**31 and type(seconds) in (int, float)
-        )
-        if not valid or not isfinite(seconds) or seconds < 0:
+        depth, seconds, start = data["depth"], data["seconds"], data.get("start", 0.0)
+        times = {type(seconds), type(start)} <= {int, float}
+        valid = data["what"] in PASS_KINDS and type(depth) is int and 0 <= depth < 2**31 and times
+        if not valid or not isfinite(seconds) or not isfinite(start) or seconds < 0:
             raise FileError(f"the saved profile is damaged: {str(data)[:80]} is no pass over a segment")
-        return cls(str(data["name"]), data["what"], depth, bool(data["again"]), float(seconds))
+        return cls(str(data["name"]), data["what"], depth, bool(data["again"]), float(seconds), float(start))

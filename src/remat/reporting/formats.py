@@ -14,6 +14,7 @@ from remat.planners.memory_curve import MemoryCurve, memory_curve_of, memory_cur
 from remat.profiling import CallRecord, Profile
 from remat.progress import Progress, check_progress, reporting_to
 from remat.reporting.anonymize import anonymous as without_names
+from remat.reporting.block_tables import block_tables
 from remat.reporting.chrome_trace import chrome_of
 from remat.reporting.headline import headline_of
 from remat.reporting.html import page_of
@@ -40,6 +41,7 @@ _SUFFIXES = {
     ".png": "png",
 }
 
+PICTURES = ("svg", "png")
 WITH_TABLES = ("html", "txt", "json")  # the other forms are pictures, and lists of events
 
 Subjects = Plan | Trace | Profile | CallRecord
@@ -88,14 +90,19 @@ def report(
         bytes_limit = None if limit is None else to_bytes(limit, "limit", least=1)
         planned = tradeoff if file_format in WITH_TABLES else False
         summaries = _summaries(subjects, labels, anonymous, planned, bytes_limit)
-        if not summaries and file_format not in WITH_TABLES:
-            raise ReportError("the profile has no run of a loop to draw. Write its tables as .html, .txt or .json")
         # Whoever compares by a table of their own needs no second one.
         all_tables = [*tables] or _overview(subjects, summaries, anonymous)
+        _check_drawable(summaries, all_tables, file_format)
         _write_atomically(
             Path(path), FORMATS[file_format](summaries, title or _heading(subjects, summaries), all_tables)
         )
     return Path(path)
+
+
+def _check_drawable(summaries: list[Summary], tables: list[Table], file_format: str) -> None:
+    drawn = summaries or (file_format in PICTURES and any(table.picture for table in tables))
+    if file_format not in WITH_TABLES and not drawn:
+        raise ReportError("the profile has no run of a loop to draw. Write its tables as .html, .txt or .json")
 
 
 def text_report(
@@ -180,7 +187,11 @@ def _with_limit(subjects: list[ReportSubject], limit: int | None) -> list[Report
 def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) -> list[Table]:
     """The first table of a report: all calls of a profile, or several subjects compared."""
     if len(values) == 1 and isinstance(values[0], Profile):
-        tables = (profile_table(values[0], anonymous=anonymous), passes_table(values[0], anonymous=anonymous))
+        tables = (
+            *block_tables(values[0], anonymous=anonymous),
+            profile_table(values[0], anonymous=anonymous),
+            passes_table(values[0], anonymous=anonymous),
+        )
         return [table for table in tables if table.rows]
     return [compare(summaries)] if len(summaries) > 1 else []
 
@@ -205,7 +216,10 @@ def _text(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
 
 def _json(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
     data: dict[str, Any] = {"remat": "report", "version": 1, "title": title}
-    data["tables"] = [{"title": table.title, "head": table.head, "rows": table.rows} for table in tables]
+    data["tables"] = [
+        {"title": table.title, "headline": table.headline, "head": table.head, "rows": table.rows, "tips": table.tips}
+        for table in tables
+    ]
     data["subjects"] = [summary.to_dict() for summary in summaries]
     return (json.dumps(data, indent=1) + "\n").encode()
 
@@ -215,11 +229,11 @@ def _chrome(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
 
 
 def _svg(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
-    return standalone(_picture(summaries)).encode()
+    return standalone(_picture(summaries, tables)).encode()
 
 
 def _png(summaries: list[Summary], title: str, tables: list[Table]) -> bytes:
-    return bytes(_png_renderer().svg_to_bytes(svg_string=standalone(_picture(summaries), plain=True), zoom=2))
+    return bytes(_png_renderer().svg_to_bytes(svg_string=standalone(_picture(summaries, tables), plain=True), zoom=2))
 
 
 def _png_renderer() -> Any:
@@ -230,8 +244,13 @@ def _png_renderer() -> Any:
     return resvg_py
 
 
-def _picture(summaries: list[Summary]) -> str:
-    """What is live when; the charts of several subjects are stacked, on one scale of bytes."""
+def _picture(summaries: list[Summary], tables: list[Table]) -> str:
+    """What is live when; the charts of several subjects are stacked, on one scale of bytes.
+
+    A profile without loops has the picture of its blocks.
+    """
+    if not summaries:
+        return next(table.picture for table in tables if table.picture)
     if len(summaries) == 1:
         return liveness_svg(summaries[0])
     top = max(summary.subject.trace.peak for summary in summaries)

@@ -17,6 +17,7 @@ from remat.units import bytes_text, count_text
 
 __all__ = ["overview_html", "section_html", "table_html"]
 
+TEXT_COLUMNS = ("where", "what", "shape", "dtype", "module")  # of tables of numbers
 _BUTTONS = (
     ("in", "Zoom in", "+"),
     ("out", "Zoom out", "-"),
@@ -189,7 +190,11 @@ def table_html(table: Table) -> str:
     note = f'<p class="soft">{escape(table.note)}</p>' if table.note else ""
     caption = f"<caption>{escape(table.title)}</caption>"
     name = escape(table.title)
-    return (
+    above = f'<p class="headline">{escape(table.headline)}</p>' if table.headline else ""
+    above += f"<figure>{table.picture}</figure>" if table.picture else ""
+    tips = "".join(f"<li>{escape(tip)}</li>" for tip in table.tips)
+    above += f'<ul class="tips">{tips}</ul>' if tips else ""
+    return above + (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>{caption}{head}'
         f"<tbody>{rows}</tbody></table></div>{note}"
     )
@@ -207,4 +212,4 @@ def _cell(cell: str) -> str:
 
 
 def _side(table: Table, column: int) -> str:
-    return ' class="n"' if table.numbers and column and table.head[column] != "where" else ""
+    return ' class="n"' if table.numbers and column and table.head[column] not in TEXT_COLUMNS else ""

@@ -79,6 +79,10 @@ def _stack(sizes: tuple[int, int, int], unit: float, height: int) -> str:
 
 
 def _table(table: Table) -> Iterator[str]:
+    if table.headline:
+        yield from _wrapped("", table.headline)
+    for tip in table.tips:
+        yield from _wrapped("tip: ", tip)
     yield table.title
     if len(table.head) == 2 and not any(table.head):
         for name, value in table.rows:

@@ -85,7 +85,8 @@ def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
         for group in by_steps.values():
             call = max(group, key=lambda call: call.runs[-1].peak)
             best.append((call, group.index(call), len(group)))
-    if not best and any(call.what in SEGMENT_CALLS for call in profile.calls):
+    in_segments = any(call.what in SEGMENT_CALLS or call.contents is not None for call in profile.calls)
+    if not best and (in_segments or profile.kept):
         return []  # there is nothing to draw; the tables of the profile have it all
     if not best and any(call.compiled for call in profile.calls):
         raise ReportError(

@@ -42,6 +42,9 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
     numbers: bool = True
+    picture: str = ""  # an SVG that the page shows above it
+    headline: str = ""  # above all of it
+    tips: tuple[str, ...] = ()  # below its headline and picture
 
 
 def tables_of(summary: Summary) -> tuple[Table, ...]:

@@ -30,18 +30,18 @@ def test_the_forum_question_runs_in_the_documented_order(early_stop):
     assert log == ["F1", "F2a", "F2b", "F3", "B3", "B2b", "F2a", *again, "F2b", "B2a", "B1"]  # hooks come before saved
     passes = [(each.what, each.name, each.depth, each.again) for each in run.passes]
     assert passes == [
-        ("forward", "Sequential", 0, False),
-        ("forward", "Counted", 1, False),
-        ("recompute", "Sequential", 0, False),
-        *([] if early_stop else [("forward", "Counted", 1, True)]),
-        ("recompute", "Counted", 1, False),
-        ("pullback", "Counted", 1, False),
-        ("pullback", "Sequential", 0, False),
+        ("forward", "Sequential.1", 0, False),
+        ("forward", "Sequential.1.1", 1, False),
+        ("recompute", "Sequential.1", 0, False),
+        *([] if early_stop else [("forward", "Sequential.1.1", 1, True)]),
+        ("recompute", "Sequential.1.1", 1, False),
+        ("pullback", "Sequential.1.1", 1, False),
+        ("pullback", "Sequential.1", 0, False),
     ]
     assert all(each.seconds >= 0 for each in run.passes)
     loaded = remat.Profile.from_json(run.to_json())
     assert loaded.passes == run.passes
-    assert "recompute   Counted" in str(loaded)
+    assert "recompute   Sequential.1.1" in str(loaded)
 
 
 def nested(drop, log):

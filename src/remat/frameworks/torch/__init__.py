@@ -26,6 +26,7 @@
 | `agreement.py`, `collectives.py` | one plan in all processes whose steps wait for each other |
 | `measure.py`, `measure_chain.py`, `meter.py` | what steps and stages cost; allocated bytes on CUDA and on the CPU |
 | `in_place_stages.py` | stages of a chain that write into their input |
+| `segment_profile.py`, `kept_blocks.py` | what profiles learn of segments, and of blocks that are none |
 | `checkpoint.py` | segments: functions that are recomputed in the backward, and the rules for nesting |
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
 | `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, closures |
@@ -54,6 +55,7 @@ from remat.frameworks.torch.auto_checkpoint import auto_checkpoint, largest_batc
 from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.checkpointed_module import checkpoint_module
 from remat.frameworks.torch.detection import TRAITS, is_module, is_tracing, owns
+from remat.frameworks.torch.kept_blocks import observe
 from remat.frameworks.torch.leaves import flatten, own, stack, unpack
 from remat.frameworks.torch.measure_chain import chain_key, measure_chain
 from remat.frameworks.torch.meter import free_on as free_bytes
@@ -75,6 +77,7 @@ __all__ = [
     "largest_batch",
     "measure_chain",
     "measure_step",
+    "observe",
     "own",
     "owns",
     "prepend",

@@ -82,7 +82,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from remat.execute.recomputation import StopRecomputation, is_recomputing, recomputing, variable_set
+from remat.execute.recomputation import StopRecomputation, recomputing, variable_set
 from remat.frameworks.compilers import not_compiled
 from remat.frameworks.torch.confirmation import CompleteRun, confirm_work_space, output_fingerprints
 from remat.frameworks.torch.environment import Environment
@@ -109,14 +109,13 @@ from remat.frameworks.torch.modules import script_as_written
 from remat.frameworks.torch.recompute import Recomputation, raise_if_used
 from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, comparable_storage
 from remat.frameworks.torch.segment_inputs import LoadedInputs, RecomputedInputs, SegmentInputs
-from remat.frameworks.torch.storage import SavedBytes
+from remat.frameworks.torch.segment_profile import segment_bytes, segment_name
 from remat.frameworks.torch.tensor_state import Storages
 from remat.loops.plan_log import PlanLog
 from remat.profiling.call_record import CallRecord
-from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import segment_pass
 from remat.pytree import flatten
-from remat.segments import CheckOnce, CheckpointOptions, display_name, mutation_error, nested, nesting_depth
+from remat.segments import CheckOnce, CheckpointOptions, mutation_error, nested, nesting_depth
 
 __all__ = ["CheckpointFrame", "checkpoint"]
 
@@ -152,7 +151,7 @@ def checkpoint(
                     raise
     if call is not None:
         call.count_run()
-    name, depth = display_name(fn), nesting_depth()
+    name, depth = segment_name(fn), nesting_depth()
     with segment_pass(name, "forward", depth), nested(depth):
         return fn(*args, **kwargs)
 
@@ -171,14 +170,12 @@ class CheckpointFrame:
         lineage: Callable[[], Lineage | None] = lambda: None,
     ) -> None:
         self._lineage = lineage  # of what a recomputation does not hold either, and makes again
-        self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
+        self.name, self.options, self.call, self.depth = segment_name(fn), options, call, nesting_depth()
         self._inputs = SegmentInputs(fn, args, kwargs, recomputed)
         self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add_captured)
         self._inputs.share(self._environment.container_ids)
         self.lazy = self._environment.lazy
-        self.saved_bytes = (
-            SavedBytes(self._inputs.tensors) if CheckpointProfiler.is_tracking() and not is_recomputing() else None
-        )
+        self.saved_bytes = segment_bytes(self._inputs.tensors)
         self.holders: list[ReferenceType[Holder]] = []
         self.first_holder: int | None = None  # the index of the holder that the backward asks last
         self.parent: CheckpointFrame | None = None  # the segment around this one, if it begins with it
@@ -244,7 +241,7 @@ class CheckpointFrame:
             return
         leaves = flatten(out)[0]
         if self.holders or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
-            CheckpointProfiler.note(self.saved_bytes.without(leaves))
+            self.saved_bytes.report(self.name, out, self.call)
 
     def _apply_threshold(self, out: Any) -> None:
         """Drop the saved tensors if the outputs exceed the threshold; else save them as plain autograd does."""

@@ -19,7 +19,7 @@ from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.storage import is_dense, local_part, storage_id
 from remat.frameworks.torch.tape import Tape
 
-__all__ = ["saved_bytes"]
+__all__ = ["saved_bytes", "saved_tensors_of"]
 
 
 def saved_bytes(tape: Tape, persistent: Iterable[Tensor]) -> int:
@@ -27,14 +27,15 @@ def saved_bytes(tape: Tape, persistent: Iterable[Tensor]) -> int:
     persistent_ids = {storage_id(tensor) for tensor in persistent if is_dense(tensor)}
     held: dict[int, int] = {}  # by storage
     for node in tape.seen.nodes:
-        for tensor in _saved_tensors(node):
+        for tensor in saved_tensors_of(node):
             if is_dense(tensor) and storage_id(tensor) not in persistent_ids:
                 held[storage_id(tensor)] = local_part(tensor).untyped_storage().nbytes()
     held |= {storage_id(root): nbytes(root) for root in tape.carry_in if root is not None}
     return sum(held.values())
 
 
-def _saved_tensors(node: Node) -> Iterator[Tensor]:
+def saved_tensors_of(node: Node) -> Iterator[Tensor]:
+    """The tensors that a node has saved, without unpacking those that a hook has packed."""
     for name in _names(type(node)):
         try:
             yield from _tensors(node, name)

@@ -45,6 +45,7 @@ class SavedBytes:
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self._live: dict[int, tuple[Any, int]] = {}
         self._freed = 0
+        self.count = 0  # storages
         self._inputs = {storage_id(tensor) for tensor in inputs if is_dense(tensor)}  # alive while the segment runs
 
     def add(self, tensor: Tensor) -> None:
@@ -54,6 +55,7 @@ class SavedBytes:
         if is_dense(tensor) and not is_parameter and storage_id(tensor) not in self._inputs:
             storage = local_part(tensor).untyped_storage()
             key = id(storage)
+            self.count += key not in self._live
             self._live[key] = ref(storage, lambda _: self._free(key)), storage.nbytes()
 
     def without(self, outputs: Sequence[Any]) -> int:

@@ -1,0 +1,145 @@
+"""What a profile learns of a segment on PyTorch: the path of its module, and the tensors that its backward needs.
+
+The path is that of the module in the outermost module whose call is on the stack: `blocks.3.mlp`. A function has the
+path of the module that calls it before its own name. What it can miss: a module that is in no other has no path, and
+goes by its class. Cost: nothing without a profile; with one, a walk over the stack for each call, and one for each
+tensor that is saved.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from remat.execute.recomputation import is_recomputing
+from remat.frameworks.torch.storage import SavedBytes, is_dense, local_part, storage_id
+from remat.profiling.call_record import CallRecord
+from remat.profiling.checkpoint_profiler import CheckpointProfiler
+from remat.profiling.profiler import is_profiling
+from remat.profiling.segment_contents import SavedTensor, SegmentContents
+from remat.profiling.source_location import user_frame
+from remat.pytree import flatten
+from remat.segments import display_name
+
+__all__ = ["SegmentBytes", "path_in_container", "segment_bytes", "segment_name"]
+
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+VIEWS = (
+    *("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Expand", "Unsqueeze", "Squeeze", "Slice"),
+    *("Select", "AsStrided", "Alias", "Unflatten", "SplitWithSizes", "Split", "Unbind"),
+)
+_names: "WeakKeyDictionary[nn.Module, str]" = WeakKeyDictionary()  # of the modules that were segments in a profile
+MOST_TENSORS = 200  # of one segment that are listed
+
+
+def segment_name(fn: Any) -> str:
+    """The name of a segment; in a profile, with the path of its module."""
+    name = display_name(fn)
+    if not is_profiling():
+        return name
+    modules = _modules_on_stack()
+    module = fn if isinstance(fn, nn.Module) else getattr(fn, "__self__", None)
+    if isinstance(module, nn.Module):
+        if is_recomputing():  # the model itself is not on the stack of a backward
+            return _names.get(module) or _path(module, modules) or name
+        _names[module] = _path(module, modules) or name
+        return _names[module]
+    owner = next((_path(each, modules) for each in modules), "")
+    return f"{owner}.{name.rpartition('<locals>.')[2]}" if owner else name
+
+
+def path_in_container(module: nn.Module) -> str | None:
+    """The path of a module that is in a list or sequence of modules of a model that runs; else None."""
+    modules = _modules_on_stack()
+    parents = [each for each in modules[-1].modules() if isinstance(each, CONTAINERS)] if modules else []
+    if not any(module is child for parent in parents for child in parent.children()):
+        return None
+    return _path(module, modules) or None
+
+
+def _modules_on_stack() -> list[nn.Module]:
+    """The modules whose methods are running, the innermost first."""
+    found: list[nn.Module] = []
+    frame = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_locals.get("self") if frame.f_code.co_argcount else None
+        if isinstance(module, nn.Module) and not any(module is each for each in found):
+            found.append(module)
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return found
+
+
+def _path(module: nn.Module, modules: Sequence[nn.Module]) -> str:
+    """The path of a module in the outermost module that has it."""
+    for root in reversed(modules):
+        for path, each in root.named_modules():
+            if each is module and path:
+                # Numbers alone, as in a sequence of modules, say little.
+                return f"{type(root).__name__}.{path}" if path.replace(".", "").isdigit() else str(path)
+    return ""
+
+
+def segment_bytes(inputs: Sequence[Tensor]) -> "SegmentBytes | None":
+    """A counter of what a segment does not keep, if somebody wants to know: not in recomputations."""
+    if is_recomputing() or not (CheckpointProfiler.is_tracking() or is_profiling()):
+        return None
+    return SegmentBytes(inputs)
+
+
+class SegmentBytes(SavedBytes):
+    """The bytes that a segment does not keep, and in a profile each tensor of them."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__(inputs)
+        self._listed = is_profiling()
+        self._tensors: dict[int, SavedTensor] = {}  # by storage
+        held = {storage_id(each): local_part(each).untyped_storage().nbytes() for each in inputs if _is_held(each)}
+        self._input_bytes = sum(held.values())
+
+    def add(self, tensor: Tensor) -> None:
+        """Count a tensor that is saved."""
+        before = self.count
+        super().add(tensor)
+        if self._listed and self.count > before and len(self._tensors) < MOST_TENSORS:
+            made = tensor.grad_fn
+            op = "made inside an op" if made is None else _op(made)
+            size = local_part(tensor).untyped_storage().nbytes()
+            line, dtype = user_frame().short, str(tensor.dtype).removeprefix("torch.")
+            self._tensors[storage_id(tensor)] = SavedTensor(
+                op, tuple(tensor.shape), dtype, size, line, _innermost_path()
+            )
+
+    def report(self, name: str, out: Any, call: CallRecord | None) -> None:
+        """Tell the profiler and the profile what the segment `name` did not keep."""
+        leaves = flatten(out)[0]
+        size = self.without(leaves)
+        if CheckpointProfiler.is_tracking():
+            CheckpointProfiler.note(size)
+        if call is not None:
+            outputs = {storage_id(leaf) for leaf in leaves if is_dense(leaf)}
+            tensors = tuple(each for key, each in self._tensors.items() if key not in outputs)
+            call.note_contents(SegmentContents(name, self._input_bytes, size, tensors))
+
+
+def _op(node: Any) -> str:
+    """The name of the op that made what a node gives: views are looked through."""
+    while True:
+        name = str(node.name()).rstrip("0123456789").removesuffix("Backward")
+        below = [each for each, _ in node.next_functions if each is not None]
+        if name not in VIEWS or not below:
+            return name
+        node = below[0]
+
+
+def _innermost_path() -> str:
+    modules = _modules_on_stack()
+    return _path(modules[0], modules) if modules else ""
+
+
+def _is_held(tensor: Tensor) -> bool:
+    """Whether an input is held for the segment's sake: parameters live anyway."""
+    return is_dense(tensor) and not (tensor.is_leaf and tensor.requires_grad)

@@ -1,0 +1,178 @@
+"""What the blocks of a program hold over time: segments, which drop what they save and bring it back, and kept blocks.
+
+In: a profile. Out: for each block its bytes and seconds, who holds what at the peak, and what to drop or keep next.
+A segment holds its inputs from its forward to its pullback, and what it recomputes from there to its pullback. A kept
+block holds what its backward needs until the backward has come to a block before it.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from remat.profiling import Profile
+from remat.profiling.segment_contents import SavedTensor, SegmentContents
+from remat.reporting.headline import Headline
+from remat.units import bytes_text, seconds_text
+
+__all__ = ["Block", "BlockMemory", "Held", "block_memory"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that a block holds from one time to another; `what` says why."""
+
+    block: str
+    what: str  # "inputs", "recomputed" or "kept"
+    size: int
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block: what it drops or keeps, how long its forward and its recomputations took."""
+
+    name: str
+    where: str
+    dropped: bool
+    inputs: int
+    size: int  # bytes of what its backward needs
+    runs: int = 0
+    recomputed: int = 0
+    seconds: float = 0.0  # of recomputing it
+    tensors: tuple[SavedTensor, ...] = ()
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """All blocks in the order of their first runs, and what they hold when, in seconds from the first."""
+
+    blocks: tuple[Block, ...]
+    held: tuple[Held, ...]
+
+    @property
+    def span(self) -> float:
+        """The time at which nothing is held any more."""
+        return max((each.stop for each in self.held), default=0.0)
+
+    @property
+    def peak_time(self) -> float:
+        """When most is held."""
+        return max((each.start for each in self.held), key=lambda time: sum(h.size for h in self.at(time)), default=0.0)
+
+    def at(self, time: float) -> list[Held]:
+        """What is held at a time, the largest first."""
+        live = [each for each in self.held if each.start <= time < each.stop]
+        return sorted(live, key=lambda each: -each.size)
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that blocks hold at once."""
+        return sum(each.size for each in self.at(self.peak_time))
+
+    @property
+    def headline(self) -> Headline:
+        """The peak, and what it is made of."""
+        sizes: Counter[str] = Counter()
+        for each in self.at(self.peak_time):
+            sizes[each.what] += each.size
+        return Headline(self.peak, None, tuple(sizes.most_common()))
+
+    def tips(self) -> list[str]:
+        """Which block to drop or to keep next, and which tensor dominates the largest block."""
+        tips = []
+        kept = max((each for each in self.blocks if not each.dropped and each.size), key=lambda b: b.size, default=None)
+        if kept is not None:
+            tips.append(
+                f"To use less memory, drop {kept.name} next: it keeps {bytes_text(kept.size)} for its backward "
+                f"({kept.where})."
+            )
+        paid = [each for each in self.blocks if each.dropped and each.recomputed and each.size]
+        best = max(paid, key=lambda block: block.seconds / block.recomputed / block.size, default=None)
+        if best is not None:
+            tips.append(
+                f"To be faster, keep {best.name} next: it saves {seconds_text(best.seconds / best.recomputed)} a "
+                f"backward, for {bytes_text(best.size)} more."
+            )
+        largest = max(self.blocks, key=lambda block: block.size, default=None)
+        if largest is not None and largest.tensors:
+            top = max(largest.tensors, key=lambda tensor: tensor.bytes)
+            if 2 * top.bytes > largest.size:
+                share = f"{top.bytes / largest.size:.0%} of what {largest.name} needs"
+                tips.append(
+                    f"One tensor is {share}: {top.op} at {top.line}, {list(top.shape)} of {top.dtype}, "
+                    f"{bytes_text(top.bytes)}. Make it smaller, or drop what makes it."
+                )
+        return tips
+
+
+def block_memory(profile: Profile) -> BlockMemory:
+    """What the blocks of a profile held; nothing where no framework told what segments drop."""
+    calls = {call.contents.name: call for call in profile.calls if call.contents is not None}
+    contents = {name: call.contents for name, call in calls.items() if call.contents is not None}
+    kept = _kept(profile, contents)
+    first: dict[str, float] = {}
+    blocks: dict[str, Block] = {}
+    for each in profile.passes:
+        if each.name in contents and each.what == "forward" and each.name not in blocks and not each.again:
+            found, where = contents[each.name], calls[each.name].site
+            step = calls[each.name].step
+            line = where.short if step is None else step.short
+            blocks[each.name] = Block(each.name, line, True, found.inputs, found.dropped, tensors=found.tensors)
+            first[each.name] = each.start
+    for found, time in kept:
+        line = next((tensor.line for tensor in found.tensors if tensor.line), "")
+        blocks.setdefault(found.name, Block(found.name, line, False, 0, found.dropped, 1, tensors=found.tensors))
+        first.setdefault(found.name, time)
+    for name, block in blocks.items():
+        own = [each for each in profile.passes if each.name == name]
+        again = [each for each in own if each.what == "recompute"]
+        runs = sum(each.what == "forward" and not each.again for each in own) or block.runs
+        seconds = sum(each.seconds for each in again)
+        blocks[name] = replace(block, runs=runs, recomputed=len(again), seconds=seconds)
+    ordered = sorted(blocks.values(), key=lambda block: first[block.name])
+    return BlockMemory(tuple(ordered), tuple(_held(profile, ordered, first, kept)))
+
+
+def _kept(profile: Profile, segments: dict[str, SegmentContents]) -> list[tuple[SegmentContents, float]]:
+    """The kept blocks: no segments, and none that is inside of another block."""
+    names = {contents.name for contents, _ in profile.kept} | set(segments)
+    return [
+        (contents, time)
+        for contents, time in profile.kept
+        if contents.name not in segments and not any(contents.name.startswith(f"{name}.") for name in names)
+    ]
+
+
+def _held(
+    profile: Profile, blocks: list[Block], first: dict[str, float], kept: list[tuple[SegmentContents, float]]
+) -> list[Held]:
+    """What is held from when to when; times count from the first pass, and what never ends, ends with the last."""
+    if not blocks:
+        return []
+    zero = min(first.values())
+    ends = [each.start + each.seconds for each in profile.passes] + [time for _, time in kept]
+    last = max(ends) - zero
+    sizes, order = {block.name: block for block in blocks}, [block.name for block in blocks]
+    held: list[Held] = []
+    opened: dict[str, tuple[float, float | None]] = {}  # by segment: since when its inputs, and what came back
+    for each in profile.passes:
+        block, start = sizes.get(each.name), each.start - zero
+        if block is None or each.again:
+            continue
+        if each.what == "forward" and not each.depth:
+            opened[each.name] = start, None
+        elif each.what == "recompute":
+            opened[each.name] = opened.get(each.name, (start, None))[0], start
+        elif each.what == "pullback" and each.name in opened:
+            since, again = opened.pop(each.name)
+            stop = start + each.seconds
+            held.append(Held(each.name, "inputs", block.inputs, since, stop))
+            if again is not None:
+                held.append(Held(each.name, "recomputed", block.size, again, stop))
+    held += [Held(name, "inputs", sizes[name].inputs, since, last) for name, (since, _) in opened.items()]
+    returns = [each for each in profile.passes if each.what == "recompute" and each.name in sizes]
+    for contents, time in kept:
+        before = order[: order.index(contents.name)]
+        stop = next((each.start - zero for each in returns if each.name in before and each.start > time), last)
+        held.append(Held(contents.name, "kept", contents.dropped, time - zero, stop))
+    return [each for each in held if each.size]

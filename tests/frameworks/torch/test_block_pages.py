@@ -1,0 +1,113 @@
+"""Pages of models: who holds the memory at the peak, by block and line, what was dropped, and what to do next."""
+
+import pytest
+
+import remat
+from remat.reporting import text_report
+from remat.reporting.block_memory import block_memory
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+
+WIDTH, ROWS, BLOCKS = 16, 32, 6
+TAPE = 4 * ROWS * (4 * WIDTH) * 2  # bytes of what the backward of a block needs: before and after the activation
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x):
+        return x + self.mlp(torch.sin(x)).exp()
+
+
+class Net(nn.Module):
+    def __init__(self, dropped):
+        super().__init__()
+        blocks = [remat.drop(Block()) if number in dropped else Block() for number in range(BLOCKS)]
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+def profile_of(net):
+    with remat.profile() as run:
+        net(torch.randn(ROWS, WIDTH)).sum().backward()
+    return run
+
+
+def test_blocks_go_by_their_paths_and_say_what_they_drop_and_keep():
+    run = profile_of(Net(dropped={0, 1, 3, 4, 5}))
+    memory = block_memory(run)
+    assert [block.name for block in memory.blocks] == [f"blocks.{number}" for number in range(BLOCKS)]
+    assert [block.dropped for block in memory.blocks] == [True, True, False, True, True, True]
+    sizes = {block.size for block in memory.blocks}
+    assert len(sizes) == 1  # a block needs the same, whether it is dropped or kept
+    assert [block.recomputed for block in memory.blocks] == [1, 1, 0, 1, 1, 1]
+    assert all(block.where.startswith("test_block_pages.py:") for block in memory.blocks)
+    tensors = sorted(memory.blocks[0].tensors, key=lambda tensor: -tensor.bytes)
+    assert (tensors[0].op, tensors[0].shape, tensors[0].dtype) == ("Tanh", (ROWS, 4 * WIDTH), "float32")
+    assert tensors[0].module.startswith("blocks.0.mlp")
+    assert tensors[0].line.startswith("test_block_pages.py:")
+
+
+def test_at_the_peak_are_one_recomputed_block_the_kept_one_and_all_inputs():
+    memory = block_memory(profile_of(Net(dropped={0, 1, 3, 4, 5})))
+    live = {(each.block, each.what) for each in memory.at(memory.peak_time)}
+    assert {("blocks.5", "recomputed"), ("blocks.2", "kept"), ("blocks.0", "inputs")} <= live
+    assert sum(what == "recomputed" for _, what in live) == 1
+    size = memory.blocks[0].size
+    assert memory.peak == 2 * size + 5 * 4 * ROWS * WIDTH
+    assert any(tip.startswith("To use less memory, drop blocks.2 next") for tip in memory.tips())
+    assert any(tip.startswith("To be faster, keep blocks.") for tip in memory.tips())
+
+
+def test_the_page_the_text_and_the_picture_of_a_model(tmp_path):
+    run = profile_of(Net(dropped={1, 2}))
+    page = run.report(tmp_path / "run.html").read_text()
+    for words in ("Who holds it at the peak", "blocks.1", "[32, 64]", "float32", "Blocks hold", "To use less memory"):
+        assert words in page
+        assert words in " ".join(text_report(run).split())
+    assert "blocks.1, recomputed" in run.report(tmp_path / "run.svg").read_text()
+    hidden = remat.report(run, tmp_path / "run.html", anonymous=True).read_text()
+    assert "blocks.1" not in hidden
+    assert "test_block_pages" not in hidden
+    loaded = remat.Profile.from_json(run.to_json())
+    assert block_memory(loaded) == block_memory(run)
+
+
+def test_a_tensor_that_dominates_is_named():
+    def block(x):
+        return torch.sin(x.repeat(50, 1)).mean()
+
+    with remat.profile() as run:
+        remat.checkpoint(block, torch.randn(ROWS, WIDTH, requires_grad=True)).backward()
+    assert any(
+        "One tensor is 100% of what" in tip and "test_block_pages.py:" in tip for tip in block_memory(run).tips()
+    )
+
+
+def test_a_model_under_a_budget_has_the_page_too(tmp_path):
+    model, sample = Net(dropped=()), torch.randn(ROWS, WIDTH)
+    try:
+        remat.auto_checkpoint(Net(dropped=()), memory=1, sample=sample)
+    except remat.InfeasibleError as error:
+        least = error.minimum
+    remat.auto_checkpoint(model, memory=int(1.05 * least), sample=sample)
+    run = profile_of(model)
+    memory = block_memory(run)
+    assert {block.name for block in memory.blocks} == {f"blocks.{number}" for number in range(BLOCKS)}
+    assert any(block.dropped and block.recomputed for block in memory.blocks)
+    assert "Who holds it at the peak" in run.report(tmp_path / "run.txt").read_text()
+
+
+def test_nothing_of_a_program_is_watched_after_the_profile():
+    from torch.nn.modules import module
+
+    before = len(module._global_forward_hooks)
+    profile_of(Net(dropped={1}))
+    assert len(module._global_forward_hooks) == before
