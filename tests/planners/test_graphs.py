@@ -156,10 +156,10 @@ def test_a_unet_is_planned_where_no_chain_and_no_cut_reaches():
 @pytest.mark.parametrize("fraction", [0.7, 0.5, 0.4])
 def test_a_deep_unet_is_planned_optimally_in_seconds(fraction):
     graph = unet(4)
-    assert graph.units > 150
+    assert graph.units >= 140
     found = OptimalGraph(workers=2, seconds=60).plan(graph, Memory(int(fraction * graph.plain_peak)))
     check_plan(found)
-    assert found.claim.factor <= 1.02
+    assert found.claim.optimal
 
 
 def test_everything_fits_and_nothing_runs_again():
@@ -216,7 +216,9 @@ def test_the_command_plans_a_saved_graph(tmp_path, capsys):
     path = tmp_path / "graph.json"
     unit_chain(3).save(path)
     assert main(["plan", "--problem", str(path), "--memory", "100"]) == 0
-    assert "7 operations in ram 100 B" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "7 operations in ram 100 B" in printed
+    assert "7 operations, and 0 of them again" in printed
     assert main(["plan", "--problem", str(path), "--memory", "100", "--save", str(tmp_path / "plan.json")]) == 0
     assert main(["verify", str(tmp_path / "plan.json")]) == 0
 

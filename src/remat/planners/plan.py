@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TextIO
 
 from remat.errors import FileError, PlannerError, ScheduleError
 from remat.planners.claim import Claim, Prediction
-from remat.problem import Memory, Problem, load_problem
+from remat.problem import Graph, Memory, Problem, load_problem
 from remat.problem.serialization import Serializable
 from remat.schedule import Op, Schedule, Trace, Verdict, simulate, verify
 from remat.schedule.display import Displayable
@@ -147,9 +147,12 @@ class Plan(Displayable, Serializable):
     def _cost_rows(self) -> Iterator[tuple[str, str]]:
         units, unit = self.problem.units, self.problem.unit
         per_unit = f" ({self.forward_steps / units:.2f} a {unit})" if units else ""
-        yield "forward", f"{count_text(self.forward_steps)} {unit} evaluations{per_unit}"
-        yield "", f"= {count_text(self.records)} recorded + {count_text(self.advances)} advanced"
-        yield "", f"{count_text(self.recomputed)} more than once each"
+        if isinstance(self.problem, Graph):  # its operations are run, none is recorded or pulled back
+            yield "runs", f"{count_text(self.records)} operations, and {count_text(self.advances)} of them again"
+        else:
+            yield "forward", f"{count_text(self.forward_steps)} {unit} evaluations{per_unit}"
+            yield "", f"= {count_text(self.records)} recorded + {count_text(self.advances)} advanced"
+            yield "", f"{count_text(self.recomputed)} more than once each"
         yield "peak", f"{bytes_text(self.peak)} on {self.memory.device.name}"
         least = self.problem.record_time(0, units) + self.problem.pullback_time(0, units)
         ratio = f", {self.seconds / least:.2f} times recording everything once" if least else ""
