@@ -1,0 +1,66 @@
+"""What lineage costs beside the operators that run again: measured once in a process, on tensors of a few numbers.
+
+Rule. On a CPU the Python of lineage.py takes the time of the kernels away, so it counts in a plan: so much for every
+operator of a block, and so much for each that runs again. On an accelerator it is hidden behind the kernels.
+
+The cost: some fifty milliseconds, once.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from remat.frameworks.torch.lineage import Dropped, result_name, run_by_lineage
+from remat.frameworks.torch.lineage import dropped_results as results
+
+__all__ = ["LineageCost", "lineage_cost"]
+
+OPERATORS = 10  # of each kind
+TIMES = 15
+
+
+class LineageCost(NamedTuple):
+    """Seconds for each operator of a block, and for each that runs again."""
+
+    operator: float
+    remade: float
+
+
+@cache
+def lineage_cost() -> LineageCost:
+    """What lineage costs on this machine."""
+    with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+        x = torch.ones(2, 2, requires_grad=True)
+        everything = results(tuple(result_name(name, i, 0) for name in ("mm", "sin") for i in range(OPERATORS)))
+        plain, kept, remade = (_fastest(x, dropped) for dropped in (None, {}, everything))
+        with torch.no_grad():
+            alone = _seconds(lambda: _operators(x))
+    count = 2 * OPERATORS
+    return LineageCost(max(0.0, kept - plain) / count, max(0.0, remade - kept - alone) / count)
+
+
+def _operators(x: Tensor) -> Tensor:
+    for _ in range(OPERATORS):
+        x = torch.mm(x, x.t()).sin()
+    return x
+
+
+def _fastest(x: Tensor, dropped: Dropped | None) -> float:
+    def step() -> None:
+        out = _operators(x) if dropped is None else run_by_lineage(_operators, (x,), {}, dropped)
+        torch.autograd.grad(out.sum(), x)
+
+    return _seconds(step)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    found = []
+    for _ in range(TIMES):
+        began = perf_counter()
+        run()
+        found.append(perf_counter() - began)
+    return min(found)
