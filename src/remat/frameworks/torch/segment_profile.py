@@ -96,7 +96,8 @@ class SegmentBytes(SavedBytes):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__(inputs)
         self._listed = is_profiling()
-        self._tensors: dict[int, SavedTensor] = {}  # by storage
+        # With their storages, whose ids are used again when they are freed, as most are in the forward.
+        self._tensors: list[tuple[int, SavedTensor]] = []
         held = {storage_id(each): local_part(each).untyped_storage().nbytes() for each in inputs if _is_held(each)}
         self._input_bytes = sum(held.values())
 
@@ -109,9 +110,8 @@ class SegmentBytes(SavedBytes):
             op = "made inside an op" if made is None else _op(made)
             size = local_part(tensor).untyped_storage().nbytes()
             line, dtype = user_frame().short, str(tensor.dtype).removeprefix("torch.")
-            self._tensors[storage_id(tensor)] = SavedTensor(
-                op, tuple(tensor.shape), dtype, size, line, _innermost_path()
-            )
+            saved = SavedTensor(op, tuple(tensor.shape), dtype, size, line, _innermost_path())
+            self._tensors.append((storage_id(tensor), saved))
 
     def report(self, name: str, out: Any, call: CallRecord | None) -> None:
         """Tell the profiler and the profile what the segment `name` did not keep."""
@@ -121,8 +121,13 @@ class SegmentBytes(SavedBytes):
             CheckpointProfiler.note(size)
         if call is not None:
             outputs = {storage_id(leaf) for leaf in leaves if is_dense(leaf)}
-            tensors = tuple(each for key, each in self._tensors.items() if key not in outputs)
-            call.note_contents(SegmentContents(name, self._input_bytes, size, tensors))
+            tensors = []
+            for key, each in reversed(self._tensors):  # an output has the id that the last tensor with it had
+                if key in outputs:
+                    outputs.discard(key)
+                else:
+                    tensors.append(each)
+            call.note_contents(SegmentContents(name, self._input_bytes, size, tuple(reversed(tensors))))
 
 
 def _op(node: Any) -> str:
