@@ -318,3 +318,10 @@ def swap_lists(start, weights, bias):
         nxt = [np.tanh(c @ weights + bias) for c in cur]
         cur, nxt = (nxt, cur)
     return np.sum(cur[0]) + np.sum(nxt[0])
+
+
+def append_read(start, weights, bias):
+    ys = [start]
+    for i in range(10):
+        ys.append(np.tanh(ys[-1] @ weights + bias))
+    return np.sum(ys[-1]) + np.sum(ys[4])

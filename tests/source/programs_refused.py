@@ -1,5 +1,7 @@
 """Programs that are refused, in the line that says so: to run them as they are would give a wrong gradient, or none."""
 
+import collections
+import dataclasses
 import enum
 import functools
 
@@ -16,6 +18,12 @@ class Mode(enum.Enum):
 
 
 CALLS = []
+
+
+@dataclasses.dataclass
+class S:
+    h: object
+    c: object
 
 
 def append_in_a_branch(start, weights, bias):
@@ -180,13 +188,6 @@ def list_of_lists(start, weights, bias):
         state = np.tanh(state @ weights + bias)
         log[0].append(state)  # here
     return np.sum(log[0][2])
-
-
-def append_read(start, weights, bias):
-    ys = [start]
-    for i in range(10):  # here
-        ys.append(np.tanh(ys[-1] @ weights + bias))
-    return np.sum(ys[-1]) + np.sum(ys[4])
 
 
 def append_ragged(start, weights, bias):
@@ -371,3 +372,136 @@ def self_alias_reset(start, weights, bias):
     for i in range(4):
         state[1] = state[1] * 2.0 + np.sum(bias)  # here
     return np.sum(base) + np.sum(state)
+
+
+def list_mutated_via_alias(start, weights, bias):
+    params = [start, bias]
+    for i in range(4):
+        p = params
+        p[0] = np.tanh(p[0] @ weights + p[1])  # here
+    return np.sum(params[0])
+
+
+def list_extend(start, weights, bias):
+    ys, state = ([], start)
+    for i in range(4):
+        state = np.tanh(state @ weights + bias)
+        ys.extend([state, state * 2])  # here
+    return sum((np.sum(y) for y in ys))
+
+
+def list_insert(start, weights, bias):
+    ys, state = ([], start)
+    for i in range(4):
+        state = np.tanh(state @ weights + bias)
+        ys.insert(0, state)  # here
+    return np.sum(ys[0]) + 2 * np.sum(ys[-1])
+
+
+def deque_window(start, weights, bias):
+    d = collections.deque([start, bias], maxlen=2)
+    state = start
+    for i in range(6):
+        state = np.tanh((d[0] + d[1]) @ weights)
+        d.append(state)  # here
+    return np.sum(state)
+
+
+def dict_update(start, weights, bias):
+    d = {"h": start}
+    for i in range(5):
+        d.update(h=np.tanh(d["h"] @ weights + bias))  # here
+    return np.sum(d["h"])
+
+
+def dict_new_keys(start, weights, bias):
+    d = {"h": start}
+    for i in range(5):  # here
+        d = {**d, f"k{i}": d["h"]}
+    return np.sum(d["k3"])
+
+
+def dataclass_mutate(start, weights, bias):
+    s = S(start, bias)
+    for i in range(5):
+        s.h = np.tanh(s.h @ weights + s.c)  # here
+    return np.sum(s.h)
+
+
+def filter_lazy(start, weights, bias):
+    state = start
+    lim = 3
+    for k in filter(lambda t: t < lim, range(6)):  # here
+        lim = lim + 0.4
+        state = np.tanh(state @ weights + bias * k)
+    return np.sum(state)
+
+
+def gen_function_reads(start, weights, bias):
+
+    def turns():  # here
+        while np.sum(state**2) < 4:
+            yield 1.1
+
+    state = start
+    for k in turns():
+        state = state * k
+    return np.sum(state)
+
+
+def del_then_branch(start, weights, bias):
+    state = start
+    for i in range(6):  # here
+        if i % 2 == 0:
+            t = state * 2
+        if i % 2 == 1:
+            state = np.tanh(state @ weights + t)
+            del t
+    return np.sum(state)
+
+
+def fn_carried(start, weights, bias):
+    state = start
+    f = np.tanh
+    for i in range(6):  # here
+        state = f(state @ weights + bias)
+        f = np.sin if i % 2 else np.tanh
+    return np.sum(state)
+
+
+def append_last_carry(start, weights, bias):
+    ys = []
+    state = start
+    for i in range(6):
+        if ys:
+            state = state + 0.1 * ys[-1]
+        state = np.tanh(state @ weights + bias)
+        ys.append(state)  # here
+    return np.sum(ys[-1])
+
+
+def append_prev_two(start, weights, bias):
+    ys = [start, bias]
+    for i in range(6):
+        ys.append(np.tanh(ys[-1] @ weights + ys[-2]))  # here
+    return np.sum(ys[-1])
+
+
+def tuple_grow(start, weights, bias):
+    t = ()
+    state = start
+    for i in range(5):  # here
+        t += (i,)
+        state = np.tanh(state @ weights + bias * len(t))
+    return np.sum(state)
+
+
+def type_flip_carry(start, weights, bias):
+    state = start
+    q = None
+    for i in range(8):  # here
+        if q is not None:
+            state = state + q * 0.1
+        state = np.tanh(state @ weights + bias)
+        q = state if i % 2 else None
+    return np.sum(state)

@@ -9,13 +9,14 @@ from tests.source import (
     programs_containers,
     programs_control_flow,
     programs_methods,
+    programs_more,
     programs_names,
     programs_refused,
 )
 from tests.source.corpus import agrees, marked_lines, programs_of, refusal
 
 RIGHT = {}
-for module in (programs_control_flow, programs_containers, programs_names):
+for module in (programs_control_flow, programs_containers, programs_names, programs_more):
     assert not RIGHT.keys() & programs_of(module).keys()
     RIGHT |= programs_of(module)
 REFUSED = programs_of(programs_refused)

@@ -164,7 +164,7 @@ class Analysis:
         for name in lists:
             shared = self._shared_with(name) & self.locals
             used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            for other in sorted(shared & used - {name}):
+            for other in sorted(other for other in shared & used - {name} if not is_hidden(other)):
                 self.refuse(node, f"{name} and {other} may be one list, which the loop appends to", "Copy one of them.")
 
     def _shared_with(self, name: str) -> set[str]:

@@ -92,6 +92,7 @@ def new_function(
     tree.args.defaults = [at(ast.Constant(None), default) for default in tree.args.defaults]
     tree.args.kw_defaults = [d and at(ast.Constant(None), d) for d in tree.args.kw_defaults]
     free = [*code.co_freevars, *(name for name in hidden if name not in code.co_freevars)]
+    name, tree.name = tree.name, ".function"  # its own name is one of the module's, as for any function
     factory = ast.FunctionDef(
         ".factory",
         ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, []),
@@ -105,13 +106,12 @@ def new_function(
     inside = {c.co_name: c for c in _codes(_codes(compiled)[0])}
     cells = dict(zip(code.co_freevars, old.__closure__ or (), strict=True))
     cells |= {name: CellType(value) for name, value in hidden.items()}
-    for name in inside:
-        if name.startswith(".make"):
-            cells[name] = CellType()
-    for name, its_code in inside.items():
-        if name.startswith(".make"):
-            cells[name].cell_contents = _function(its_code, old, cells)
-    new = _function(inside[tree.name], old, cells)
+    makers_by_name = {made: its_code for made, its_code in inside.items() if made.startswith(".make")}
+    cells |= {made: CellType() for made in makers_by_name}
+    for made, its_code in makers_by_name.items():
+        cells[made].cell_contents = _function(its_code, old, cells)
+    named = inside[tree.name].replace(co_name=name, co_qualname=code.co_qualname)
+    new = _function(named, old, cells)
     new.__defaults__, new.__kwdefaults__ = old.__defaults__, old.__kwdefaults__
     functools.update_wrapper(new, old)
     return new

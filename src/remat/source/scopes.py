@@ -136,13 +136,14 @@ def late_readers(
     inside = {id(node) for part in loop.body for node in ast.walk(part)}
     if isinstance(loop, ast.While):
         inside |= {id(node) for node in ast.walk(loop.test)}
+    named = inside | ({id(node) for node in ast.walk(loop.iter)} if isinstance(loop, ast.For) else set())
     again = {id(node) for node in ast.walk(outer)} if outer is not None else set()
     for scope in scopes:
         if id(scope.node) in inside or scope.used_up or not scope.free & names:
             continue
         if not (_before(scope.node, loop) or id(scope.node) in again):
             continue
-        if scope.name is None or _may_be_called_in(scope.name, function, scope.node, inside):
+        if scope.name is None or _is_generator(scope.node) or _may_be_called_in(scope.name, function, named):
             yield scope
 
 
@@ -151,7 +152,12 @@ def _before(node: ast.AST, loop: ast.For | ast.While) -> bool:
     return (node.lineno, node.col_offset) < (head.lineno, head.col_offset)  # type: ignore[attr-defined]
 
 
-def _may_be_called_in(name: str, function: ast.FunctionDef, scope: ast.AST, inside: set[int]) -> bool:
+def _is_generator(scope: ast.AST) -> bool:
+    """Whether a scope goes on running after its call."""
+    return any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(scope))
+
+
+def _may_be_called_in(name: str, function: ast.FunctionDef, inside: set[int]) -> bool:
     """Whether a function of this name may be called in a loop: it is named there, or goes other ways than by calls."""
     called = {id(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
     inner = {id(n) for s in ast.walk(function) if isinstance(s, _SCOPES) and s is not function for n in ast.walk(s)}
