@@ -61,14 +61,25 @@ def plan(
 ) -> Plan:
     """The plan that reverses `problem` inside `memory` (bytes, text, a `Memory`) or `slots` (a count of states).
 
-    `progress.update(done, total)` is called while a long search goes on.
-    A memory in which nothing fits raises an InfeasibleError that carries the smallest one that works.
+    Args:
+        problem: What is reversed: a `Loop`, a `Chain` or a `Graph`.
+        memory: The budget for the peak: bytes, text such as "64 MiB", or a `Memory` with its levels.
+        slots: The budget as a count of states, instead of `memory`.
+        planner: The name of a planner, or one with options of its own; "auto" chooses, and says why.
+        progress: An object with `update(done, total)`, which is called while a long search goes on.
 
-    >>> from remat import Loop
-    >>> plan(Loop(1000), slots=31).forward_steps
-    3439
-    >>> plan(Loop(1000), slots=31, planner="mixed").forward_steps
-    2488
+    Returns:
+        A plan that is printed, iterated, verified, simulated, saved and reported.
+
+    Raises:
+        InfeasibleError: If nothing fits; it carries the smallest memory that works.
+
+    Example:
+        >>> from remat import Loop
+        >>> plan(Loop(1000), slots=31).forward_steps
+        3439
+        >>> plan(Loop(1000), slots=31, planner="mixed").forward_steps
+        2488
     """
     if not is_problem(problem):
         raise ProblemError(

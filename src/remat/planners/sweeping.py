@@ -72,13 +72,25 @@ def sweep(
 ) -> Curve:
     """The curve memory → forward steps and time, at these budgets, or at `points` from the least to all tapes.
 
-    `progress.update(done, total)` is called before each budget is planned, which for long loops takes seconds. Budgets
-    in which nothing fits are listed apart; if all are such, the InfeasibleError of the largest is raised.
+    Args:
+        problem: What is reversed, as in `plan`.
+        memory: Budgets in bytes or as text; one, or several.
+        slots: Budgets as counts of states, instead of `memory`.
+        planner: Who plans, as in `plan`.
+        points: How many budgets to try where none are given.
+        progress: An object with `update(done, total)`, called before each budget is planned.
 
-    >>> print(sweep(Loop(1000), slots=[10, 31]))
-           slots    forward steps  a step         time         peak  planner
-              10            4,636    4.64        6,636         14 B  binomial
-              31            3,439    3.44        5,439         35 B  binomial
+    Returns:
+        A curve to print and to iterate. Budgets in which nothing fits are listed apart.
+
+    Raises:
+        InfeasibleError: If nothing fits any of them: the error of the largest.
+
+    Example:
+        >>> print(sweep(Loop(1000), slots=[10, 31]))
+               slots    forward steps  a step         time         peak  planner
+                  10            4,636    4.64        6,636         14 B  binomial
+                  31            3,439    3.44        5,439         35 B  binomial
     """
     if not is_problem(problem):
         raise ProblemError(f"a sweep is made for {kind_names()}, not {problem!r:.60}")
@@ -93,23 +105,28 @@ def sweep(
         budgets = sorted({to_bytes(value, "memory") for value in memory})
     else:
         budgets = _spread(problem, chosen, to_count(points, "points", least=2))
+    check_progress(progress)
+    return _curve(problem, chosen, budgets, "bytes" if slots is None else "slots", progress)
+
+
+def _curve(problem: Problem, planner: Planner[Any], budgets: list[int], unit: str, progress: Progress | None) -> Curve:
+    """A plan for each of the budgets."""
     planned: list[Point] = []
     too_small: list[tuple[int, int]] = []
     error: InfeasibleError | None = None
-    check_progress(progress)
     for done, budget in enumerate(budgets):
         if progress is not None:
             progress.update(done, len(budgets))
-        level = Memory(slots=budget) if slots is not None else Memory(budget)
-        chosen.check(problem, level)
+        level = Memory(slots=budget) if unit == "slots" else Memory(budget)
+        planner.check(problem, level)
         try:
-            planned.append(Point.of(budget, chosen.plan(problem, level)))
+            planned.append(Point.of(budget, planner.plan(problem, level)))
         except InfeasibleError as caught:
             error = caught.with_traceback(None)
             too_small.append((budget, caught.minimum))
     if not planned:
         raise error or ProblemError("a sweep needs at least one budget")
-    return Curve(problem, "slots" if slots is not None else "bytes", tuple(planned), tuple(too_small))
+    return Curve(problem, unit, tuple(planned), tuple(too_small))
 
 
 def spread(least: int, most: int, points: int) -> list[int]:

@@ -22,10 +22,15 @@ MOST_ROWS = 60  # kinds of stages that are printed
 
 @dataclass(frozen=True, init=False)
 class Chain(Serializable):
-    """Stages that run one after another; `input` is the bytes of the first one's input.
+    """Stages that run one after another.
 
-    >>> Chain([Stage(output=4), Stage(output=2)], input=8).state_size(1)
-    4
+    Args:
+        stages: The stages, first to last.
+        input: Bytes of the input of the first one.
+
+    Example:
+        >>> Chain([Stage(output=4), Stage(output=2)], input=8).state_size(1)
+        4
     """
 
     stages: tuple[Stage, ...]

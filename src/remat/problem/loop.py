@@ -14,14 +14,21 @@ __all__ = ["Loop"]
 class Loop(Serializable):
     """`steps` equal steps, each with its sizes and times.
 
-    `steps=None` is a loop whose length is not known beforehand. Sizes are bytes (an int, or text like "1 MiB"),
-    times are seconds (a number, or text like "20 ms"); without times a step's forward counts 1, its backward 2.
-    `record` is the time of a step that also stores its tape (default: `forward`);
-    `restartable` says that the tape of a step contains its output; `per_range` is a fixed time for each
-    recorded range, whatever its length.
+    Sizes are bytes (an int, or text like "1 MiB"), times are seconds (a number, or text like "20 ms").
 
-    >>> Loop(1000, state="1 MiB", tape="9 MiB").tape
-    9437184
+    Args:
+        steps: Their number; None if the length is not known beforehand.
+        state: Bytes of what one step hands to the next.
+        tape: Bytes that the backward of one step needs.
+        forward: The time of a step without a tape.
+        record: The time of a step that stores its tape; as `forward` by default.
+        backward: The time of the backward of a step.
+        restartable: Whether the tape of a step contains its output.
+        per_range: A fixed time for each recorded range, whatever its length.
+
+    Example:
+        >>> Loop(1000, state="1 MiB", tape="9 MiB").tape
+        9437184
     """
 
     steps: int | None

@@ -72,12 +72,18 @@ class Level:
 class Memory(Serializable):
     """One level with a capacity in bytes or slots, or several levels, fastest first.
 
-    >>> print(Memory("64 MiB")), print(Memory(slots=31))
-    ram 64 MiB
-    ram 31 slots
-    (None, None)
-    >>> print(Memory(levels=[Level("ram", slots=3), Level("disk", read=2, write=2)]))
-    ram 3 slots + disk no limit (read 2 s a byte, write 2 s a byte)
+    Args:
+        capacity: Bytes of the only level, or text such as "64 MiB".
+        slots: Its capacity as a count of states, instead.
+        levels: Several levels, the device first.
+
+    Example:
+        >>> print(Memory("64 MiB")), print(Memory(slots=31))
+        ram 64 MiB
+        ram 31 slots
+        (None, None)
+        >>> print(Memory(levels=[Level("ram", slots=3), Level("disk", read=2, write=2)]))
+        ram 3 slots + disk no limit (read 2 s a byte, write 2 s a byte)
     """
 
     levels: tuple[Level, ...]

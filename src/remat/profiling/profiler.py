@@ -186,15 +186,21 @@ def register_observer(observe: Callable[[Profile], AbstractContextManager[None]]
 def profile(*, memory: bool = False) -> Iterator[Profile]:
     """Record every remat call in the block: steps, bytes and seconds, planned and measured, per call site.
 
-    Profiles nest, and threads may call at once. With `memory`, the bytes that the framework has allocated are measured
-    around every op, too, which is slow for NumPy. If an error or Ctrl-C ends the block, what was recorded stays.
+    Profiles nest, and threads may call at once. If an error or Ctrl-C ends the block, what was recorded stays.
 
-    >>> import autograd.numpy as np, remat
-    >>> from autograd import grad
-    >>> with remat.profile() as run:
-    ...     slope = grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=10, slots=3)[0])(0.5)
-    >>> run.calls[0].trace.forward_steps, run.calls[0].plan.forward_steps
-    (25, 25)
+    Args:
+        memory: Whether to measure around every op what the framework has allocated, too, which is slow for NumPy.
+
+    Yields:
+        The profile: print it, read its calls, report and save it.
+
+    Example:
+        >>> import autograd.numpy as np, remat
+        >>> from autograd import grad
+        >>> with remat.profile() as run:
+        ...     slope = grad(lambda x: remat.scan(lambda x, _: (np.sin(x), None), x, length=10, slots=3)[0])(0.5)
+        >>> run.calls[0].trace.forward_steps, run.calls[0].plan.forward_steps
+        (25, 25)
     """
     opened = Profile(memory=memory)
     _active.set((*_active.get(), opened))

@@ -60,27 +60,27 @@ def report(
 ) -> Path:
     """Write a report on one or several plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
 
-    Several are compared, on one scale of bytes. The format goes by the ending of the path, or by `form`: see
-    `FORMATS`. `labels` are the names that a reader sees, `anonymous` leaves out names and paths. What is at the path is
-    written over, at once: a reader never finds half a report. `limit` is a line of that many bytes in all charts; what
-    is compared shares the budget of those that have one.
+    Args:
+        subjects_and_path: What to show, then the path. Several are compared, on one scale of bytes. What is at the path
+            is written over at once: a reader never finds half a report.
+        form: The format, if the ending of the path does not say it.
+        title, labels, tables: What a reader sees: a title, a name for each subject, further tables.
+        anonymous: Whether to leave out names and paths.
+        tradeoff: Whether to plan for some twenty other budgets, to show what they cost. By default only where there is
+            a formula, for slots, or where it was done before.
+        limit: A line of that many bytes in all charts; what is compared shares the budget of those that have one.
+        progress: An object with `update(done, total)`.
 
-    `tradeoff=True` adds what other budgets would cost, which for a budget in bytes means planning again at some twenty
-    of them, once: the curve is cached. `False` leaves it out. By default it is added where nothing is planned for it:
-    slots of a binomial plan, which have a formula, and curves in the cache.
-
-    >>> import remat, tempfile
-    >>> even = remat.plan(remat.Loop(64), slots=8, planner="chunks")
-    >>> best = remat.plan(remat.Loop(64), slots=8)
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     remat.report(even, best, f"{folder}/two.html").name
-    'two.html'
+    Example:
+        >>> import remat, tempfile
+        >>> plans = [remat.plan(remat.Loop(64), slots=8, planner=planner) for planner in ("chunks", "auto")]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     remat.report(*plans, f"{folder}/two.html").name
+        'two.html'
     """
     *subjects, path = subjects_and_path
     if not isinstance(path, str | Path) or not subjects:
-        raise ReportError(
-            "give what is to be shown, then the path: report(plan, 'plan.html'), report(a, b, 'two.html')"
-        )
+        raise ReportError("give what to show, then the path: report(plan, 'plan.html'), report(a, b, 'two.html')")
     if labels is not None and len(labels) != len(subjects):
         raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
     file_format = format_for(path, form)

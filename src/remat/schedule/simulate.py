@@ -25,11 +25,21 @@ PROGRESS_INTERVAL = 10_000  # ops between two reports of progress
 def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str | None = None) -> Trace:
     """What happens when `schedule` reverses `problem`; without `memory`, moving states takes no time.
 
-    An illegal schedule raises an IllegalError that names the broken rule. Capacities are checked by `verify` only.
+    Args:
+        schedule: The ops.
+        problem: What they reverse, with its sizes and times.
+        memory: Levels with what it costs to move states; capacities are checked by `verify` only.
 
-    >>> from remat import Loop, plan
-    >>> simulate(plan(Loop(10), slots=3).schedule, Loop(10)).forward_steps
-    25
+    Returns:
+        A trace: steps, bytes and seconds, in total and op by op.
+
+    Raises:
+        IllegalError: If the schedule breaks a rule, which it names.
+
+    Example:
+        >>> from remat import Loop, plan
+        >>> simulate(plan(Loop(10), slots=3).schedule, Loop(10)).forward_steps
+        25
     """
     ops = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
     levels = _only_level(ops) if memory is None else Memory.of(memory)

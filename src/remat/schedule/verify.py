@@ -61,9 +61,18 @@ class _Broken(Exception):
 def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str) -> Verdict:
     """Whether `schedule` reverses `problem` legally inside `memory` (a Memory or bytes); if not, the first broken rule.
 
-    >>> from remat import Loop, Memory, Schedule
-    >>> bool(verify(Schedule.parse("record 0 1; turn; pullback 1 0"), Loop(1), Memory(slots=0)))
-    True
+    Args:
+        schedule: The ops.
+        problem: What they reverse.
+        memory: What they may hold: bytes, text, or a `Memory`.
+
+    Returns:
+        A verdict, true if all is legal; printed, it says what is broken, where, what was live, and what to do.
+
+    Example:
+        >>> from remat import Loop, Memory, Schedule
+        >>> bool(verify(Schedule.parse("record 0 1; turn; pullback 1 0"), Loop(1), Memory(slots=0)))
+        True
     """
     try:
         for _ in _steps(machine_for(problem, Memory.of(memory)), schedule, capacities=True):
