@@ -26,6 +26,7 @@ class Pipeline(Serializable):
     kind: ClassVar[str] = "pipeline"
     unit: ClassVar[str] = "half"
     units: ClassVar[int] = 2
+    timed: ClassVar[bool] = False
     title: ClassVar[str] = "an encoder and a decoder"
 
     def describe(self, *, times=False):
