@@ -227,6 +227,13 @@ def test_a_plan_of_a_graph_has_a_report(tmp_path):
     found = plan(unit_chain(3), 100)
     assert "7 operations" in found.report(tmp_path / "plan.txt").read_text()
     assert found.report(tmp_path / "plan.html").stat().st_size > 10_000
+    graph = unet(2)
+    less = plan(graph, int(0.8 * graph.plain_peak), planner=OptimalGraph(seconds=2))
+    text = less.report(tmp_path / "less.txt").read_text()
+    assert f"{less.recomputed} operations" in text
+    holders = " ".join(text.partition("Who holds it?")[2].partition("How much")[0].split())
+    assert holders.count("storage") == 6
+    assert holders.endswith(" more")
 
 
 def test_slots_and_levels_are_refused():

@@ -16,6 +16,8 @@ from remat.units import bytes_text, count_text
 
 __all__ = ["Card", "cards_of", "item_text"]
 
+MOST_HOLDERS = 6  # that are named; a graph has dozens of storages live at its peak
+
 
 @dataclass(frozen=True)
 class Card:
@@ -95,7 +97,8 @@ def _live_at_peak(summary: Summary) -> Card:
     texts = [f"{_count(kind, names[kind])}: {bytes_text(size)}" for kind, size in sizes.most_common()]
     if not texts:
         return Card("Who holds it?", "not known", "the trace does not say")
-    return Card("Who holds it?", texts[0], f"then {', '.join(texts[1:])}" if texts[1:] else "nothing else")
+    rest = texts[1:MOST_HOLDERS] + [f"{len(texts) - MOST_HOLDERS} more"] * (len(texts) > MOST_HOLDERS)
+    return Card("Who holds it?", texts[0], f"then {', '.join(rest)}" if rest else "nothing else")
 
 
 def _count(kind: str, names: list[str]) -> str:

@@ -88,8 +88,10 @@ def encode_kept(kept: Sequence[Kept], levels: list[str]) -> dict[str, Any]:
 def _fields(op: Op, levels: list[str]) -> tuple[int, int]:
     if isinstance(op, Advance | Record | Pullback):
         return op.start, op.stop - op.start
-    if isinstance(op, Run | Free):
-        return (op.operation if isinstance(op, Run) else op.storage), 0
+    if isinstance(op, Run):
+        return op.operation, 1
+    if isinstance(op, Free):
+        return op.storage, 0
     return (0, 0) if isinstance(op, Turn) else (op.state, levels.index(op.level))
 
 

@@ -60,7 +60,7 @@ class Timeline:
     peak: Moment | None
     turn: int | None  # the row of the turn
     seconds: dict[str, float]  # by phase
-    advancing: float  # seconds of running steps without tape, in both sweeps
+    advancing: float  # seconds of running steps without tape, in both sweeps, and operations again
     kept: tuple[Kept, ...]
     runs: tuple[tuple[int, int, int], ...]  # (start, stop, times): units start..stop-1 were run that many times
 
@@ -92,6 +92,7 @@ class Timeline:
                 runs.add(op.start, op.stop)
                 advancing += event.seconds if isinstance(op, Advance) else 0.0
             elif isinstance(op, Run):
+                advancing += event.seconds if op.operation < reached else 0.0
                 reached = max(reached, op.operation + 1)
                 runs.add(op.operation, op.operation + 1)
             elif isinstance(op, Turn):

@@ -4,7 +4,7 @@
 const DATA = JSON.parse(document.getElementById("remat-data").textContent);
 const OPS = DATA.ops, PHASES = DATA.phases; // words, by the numbers in the columns `code` and `phase`
 const CODE = Object.fromEntries(OPS.map((word, code) => [word, code]));
-const RANGES = new Set([CODE.advance, CODE.record, CODE.pullback]); // ops over units; the others have a state or nothing
+const RANGES = new Set([CODE.advance, CODE.record, CODE.pullback, CODE.run]); // ops over units; the others have a state or nothing
 const KINDS = ["state", "tape", "cotangent"];
 
 async function inflate(text) {
@@ -107,6 +107,8 @@ function opText(view, row) {
     case CODE.advance: case CODE.record: return `${OPS[view.code[row]]} ${first} to ${first + second}`;
     case CODE.pullback: return `pull back ${first + second} to ${first}`;
     case CODE.turn: return "turn";
+    case CODE.run: return `run operation ${first}`;
+    case CODE.free: return `free storage ${first}`;
     default: return `${OPS[view.code[row]]} state ${first} (${view.levels[second]})`;
   }
 }
