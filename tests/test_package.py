@@ -5,8 +5,10 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from pathlib import Path
 from types import FunctionType
@@ -251,3 +253,14 @@ def test_internals_of_jax_are_used_in_two_files():
         if name.startswith(INTERNALS)
     ]
     assert used == []
+
+
+def test_what_is_said_of_the_package_is_said_once():
+    """Version, authors and Pythons are the same in the package, its citation and the workflow that tests it."""
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    citation = (root / "CITATION.cff").read_text()
+    assert f"version: {project['version']}" in citation
+    assert all(f'name: "{author["name"]}"' in citation for author in project["authors"])
+    pythons = [text.rpartition(" ")[2] for text in project["classifiers"] if re.search(r"Python :: 3\.\d+$", text)]
+    assert str(pythons).replace("'", '"') in (root / ".github/workflows/test.yml").read_text()

@@ -43,6 +43,9 @@ reveal_type(remat.adaptive_checkpoint(block, t, threshold="1 MiB"))  # is list[T
 reveal_type(remat.drop(block))  # is def (x: Tensor, times: int =) -> list[Tensor]
 reveal_type(remat.drop(Module()))  # is Module
 reveal_type(decorated)  # is def (x: Tensor) -> Tensor
+reveal_type(remat.checkpoint(Module(), t))  # is Tensor
+reveal_type(remat.checkpoint(lambda x: x + t, t))  # is Tensor
+reveal_type(remat.auto_checkpoint(Module(), memory="1 GiB", sample=t))  # is Module
 reveal_type(remat.scan(step, (t, t), t, slots=3))  # is tuple[tuple[Tensor, Tensor], dict[str, Tensor]]
 reveal_type(remat.scan(lambda c, x: (c + x, c), t, t, memory="1 MiB", progress=Bar()))  # is tuple[Tensor, Tensor]
 reveal_type(remat.scan(number_step, 0.5, numbers, slots=3))  # is tuple[float, None]
@@ -53,6 +56,9 @@ reveal_type(remat.errors.StepError(""))  # is StepError
 reveal_type(remat.StepError(""))  # is StepError
 reveal_type(remat.Drop(3, "ram"))  # is Drop
 remat.checkpoint(block, "no tensor")  # error: "checkpoint" has incompatible type "str"; expected "Tensor"
+remat.checkpoint(block, t, tmies=2)  # error: Unexpected keyword argument "tmies" for "checkpoint"
+remat.checkpoint(block)  # error: Missing positional argument "x" in call to "checkpoint"
+remat.drop(block)("no tensor")  # error: incompatible type "str"; expected "Tensor"
 remat.scan(step, (t, t), t, check="sometimes")  # error: Argument "check"
 remat.while_loop(lambda c: True, lambda c: c, t, progress=3)  # error: Argument "progress"
 remat.scam  # error: Module has no attribute "scam"

@@ -10,12 +10,14 @@ from typing import Any
 
 from remat.errors import PlannerError, ProblemError
 from remat.execute.determinism import parse_check
+from remat.execute.recomputation import is_recomputing
 from remat.measuring import StepCost
 from remat.memory_meter import fraction_of_free
 from remat.planners import Plan, SavePoints
+from remat.planners.loop.keep_all import keep_all_bytes
 from remat.planners.measured_budget import cached_plan, plan_within
 from remat.problem import Loop, Memory
-from remat.profiling import CallRecord
+from remat.profiling import CallRecord, CheckpointProfiler
 from remat.progress import Progress, check_progress, reporting_to
 
 __all__ = ["LoopRequest"]
@@ -74,6 +76,8 @@ class LoopRequest:
         if self.call is not None:
             self.call.steps = self.call.steps if steps is None else steps
             self.call.plan = self.call.plan if plan is None else plan
+        if plan is not None and CheckpointProfiler.is_tracking() and not is_recomputing():
+            CheckpointProfiler.note(_bytes_saved(plan))
 
     @property
     def runs_sections(self) -> bool:
@@ -110,6 +114,14 @@ class LoopRequest:
             if self.call is not None and steps is not None:
                 self.call.step_cost = step_cost
             return plan_within(step_cost, steps, self.memory)
+
+
+def _bytes_saved(plan: Plan) -> int:
+    """What all tapes would take beyond the plan's peak; 0 for a plan in slots, which knows no sizes."""
+    problem = plan.problem
+    if problem == Loop(problem.units):
+        return 0
+    return max(0, keep_all_bytes(problem) - plan.peak)
 
 
 def _no_measure() -> StepCost:

@@ -1,4 +1,4 @@
-"""A counter of checkpointed segments, and of the bytes of residuals that they did not keep."""
+"""A counter of checkpointed segments and loops, and of the bytes of residuals that they did not keep."""
 
 import threading
 from typing import ClassVar
@@ -12,7 +12,9 @@ class CheckpointProfiler:
     Only first runs count: a segment inside one that is recomputed saves nothing more. The bytes of a checkpoint are
     those of the residuals that plain differentiation would have kept for its backward, without the segment's inputs,
     which it saves itself, without its results, which the caller has, and without parameters, which live anyway. A call
-    without differentiable inputs is not counted.
+    without differentiable inputs is not counted. A loop (`scan`, `while_loop`) counts once for each gradient that is
+    planned, with the bytes that all its tapes would take beyond the peak of its plan; a plan in slots knows no sizes,
+    and counts with 0.
 
     >>> import autograd.numpy as np, numpy, remat
     >>> from autograd import grad

@@ -22,7 +22,7 @@ from remat.profiling.segment_passes import SegmentPass
 from remat.profiling.source_location import SourceLocation, definition_of, user_frame
 from remat.profiling.trace_recorder import ActiveMeters
 from remat.schedule.display import Displayable
-from remat.units import bytes_text, count_text
+from remat.units import bytes_text, count_text, seconds_text
 
 __all__ = [
     "MOST_PASSES",
@@ -94,7 +94,7 @@ class CallSiteStats:
             f"{f'{self.what} at {self.site.short}':<30.30}{count_text(len(self.calls)):>6}"
             f"{'-' if all(call.compiled for call in self.calls) else count_text(self.steps):>11}"
             f"{'-' if planned is None else count_text(planned):>11}{'-' if peak is None else bytes_text(peak):>11}"
-            f"{self.seconds:>10.3g}"
+            f"{seconds_text(self.seconds):>10}"
         )
         plan = next((call.plan for call in reversed(self.calls) if call.plan is not None), None)
         if plan is not None:
@@ -144,7 +144,7 @@ class Profile(Displayable, Serializable):
     def __str__(self) -> str:
         if not self.calls:
             return "no remat calls were made"
-        head = f"{'call':<30}{'calls':>6}{'steps run':>11}{'planned':>11}{'peak':>11}{'seconds':>10}"
+        head = f"{'call':<30}{'calls':>6}{'steps run':>11}{'planned':>11}{'peak':>11}{'time':>10}"
         rows = [head, "-" * len(head)]
         for call_site in self.places():
             rows += call_site.lines()

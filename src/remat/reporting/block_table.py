@@ -8,7 +8,7 @@ from remat.planners.chain.record_all import RecordAll
 from remat.problem import Chain, Memory
 from remat.reporting.block_contents import HEAD, block_contents
 from remat.schedule import Advance, Record, simulate
-from remat.units import bytes_text
+from remat.units import bytes_text, seconds_text
 
 __all__ = ["aligned", "block_table"]
 
@@ -62,8 +62,8 @@ def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
             what,
             str(runs[i]),
             bytes_text(option.tape),
-            f"{stage.forward:.3g} s",
-            f"{option.backward:.3g} s",
+            seconds_text(stage.forward),
+            seconds_text(option.backward),
         )
         if groups and groups[-1][2] == row and stage.repeatable:
             groups[-1] = (groups[-1][0], i, row)

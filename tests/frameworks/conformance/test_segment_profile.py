@@ -98,3 +98,20 @@ def test_a_chain_is_in_its_profile_also_if_nothing_is_recomputed(framework, x, t
         framework.gradient(lambda x: np.sum(remat.chain([np.sin] * 3, x, plan=everything)), x)
     assert [(call.what, call.framework, call.steps) for call in run.calls][:1] == [("chain", framework.name, 3)]
     assert "chain at test_segment" in run.report(tmp_path / "run.txt").read_text()
+
+
+def test_the_profiler_counts_loops_too(framework, profiler):
+    np = framework.np
+    start = framework.array(numpy.ones(500) / 2)
+
+    def loop(x, **budget):
+        return np.sum(remat.scan(lambda x, _: (np.sin(x) * x, None), x, length=200, **budget)[0])
+
+    loop(start, memory="400 KiB")
+    assert profiler.checkpoint_count() == 0  # no gradient was wanted
+    framework.gradient(lambda x: loop(x, memory="400 KiB"), start)
+    assert profiler.checkpoint_count() == 1
+    saved = profiler.memory_saved()
+    assert saved > 200 * 8 * 500 - 400 * 1024  # at the least a state a step, of which the plan holds 400 KiB
+    framework.gradient(lambda x: loop(x, slots=10), start)  # which knows no sizes
+    assert (profiler.checkpoint_count(), profiler.memory_saved()) == (2, saved)
