@@ -96,7 +96,8 @@ class LoopCall(ABC, Generic[V]):
         """A runner for that many steps, from these leaves of the carry on."""
         specs = [leaf_ops.spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
         outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
-        return StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), outputs, protect)
+        names = self.request.carry_names
+        return StepRunner(leaf_ops, self.carry, specs, Inputs(xs, self.xs), outputs, protect, names)
 
     def split(self, leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """The leaves of the carry, of the inputs, and the captured ones."""

@@ -23,7 +23,7 @@ class StepRunner:
     """Runs the steps of one loop on plain values, checks what they return, and writes each output once.
 
     `carry` and `specs` are the structure and the leaf specs of the initial carry. `protect` makes of a carry what each
-    step is given, such as read-only views.
+    step is given, such as read-only views. `names` are the user's for the items of the carry, if there are any.
     """
 
     def __init__(
@@ -34,10 +34,11 @@ class StepRunner:
         inputs: Inputs,
         outputs: Outputs,
         protect: Callable[[PyTree], PyTree] | None = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.protect = protect
         self.leaf_ops, self.tree, self.specs, self.inputs, self.outputs = leaf_ops, carry, list(specs), inputs, outputs
-        self.names = list(carry.paths("carry"))
+        self.names = [_user_name(path, names) for path in carry.paths("carry")]
         self.outputs_written = 0  # steps whose outputs are written; earlier steps run only to be recomputed
         self.current_step = 0  # for error messages
         self.last_output: Any = None  # what the last step returned as y
@@ -145,3 +146,9 @@ def unpack_output(leaf_ops: LeafOps, out: Any, i: int) -> tuple[Any, Any]:
     raise StepError(
         f"the step must return (carry, y), and step {i} returned {what}; without an output return (carry, None)"
     )
+
+
+def _user_name(path: str, names: Sequence[str]) -> str:
+    """The path of a leaf in messages: `carry[1]['h']` is `mode['h']` where the second item of the carry is `mode`."""
+    place, end, rest = path.removeprefix("carry[").partition("]")
+    return f"{names[int(place)]}{rest}" if end and place.isdigit() and int(place) < len(names) else path

@@ -24,7 +24,10 @@ _FUNCTIONS = words(
     "delattr setitem delitem insort insort_left insort_right"
 )
 _NEW = words("list dict set tuple bytearray deque defaultdict Counter OrderedDict sorted copy deepcopy")
-_COPIES = words("copy clone tolist astype sum mean max min dot item new_zeros new_ones")
+_COPIES = words(
+    "copy clone tolist astype sum mean max min dot item new_zeros new_ones zeros ones empty full array arange linspace "
+    "eye zeros_like ones_like empty_like full_like outer stack concatenate tanh exp sin cos"
+)
 # Functions and methods of arrays whose result may share memory with their argument.
 _VIEWS = words(
     "asarray asanyarray ascontiguousarray asfortranarray require reshape ravel transpose squeeze atleast_1d "

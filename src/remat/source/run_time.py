@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from remat.errors import SourceError, StepError
-from remat.execute.recomputation import is_recomputing
 from remat.execute.stop import STOP
 from remat.frameworks import Framework, find_framework
 from remat.loops.request import LoopRequest
@@ -23,6 +22,7 @@ from remat.source.ran import Ran
 from remat.source.segments_of_turns import Turns
 from remat.source.settings import Settings
 from remat.source.shared_arrays import check_separate
+from remat.source.speech import say
 from remat.source.statics import UNBOUND
 
 __all__ = ["RunTime"]
@@ -43,6 +43,7 @@ class RunTime:
     put = staticmethod(put)
     put_augmented = staticmethod(put_augmented)
     augmented = staticmethod(augmented)
+    say = staticmethod(say)
 
     def __init__(self, infos: Sequence[LoopInfo], settings: Settings, log: dict[int, Any]) -> None:
         self.infos = {info.number: info for info in infos}
@@ -60,11 +61,6 @@ class RunTime:
     def copy(value: Any) -> Any:
         """`value.copy()`, which autograd's boxes lack; nobody can write into them, so one is its own copy."""
         return value if type(value).__name__.endswith("Box") and not hasattr(value, "copy") else value.copy()
-
-    @staticmethod
-    def speaks() -> bool:
-        """Whether a step that prints is to do so: not when it is recomputed."""
-        return not is_recomputing()
 
     @staticmethod
     def combined(call: Any, *arguments: Any, **options: Any) -> Any:

@@ -17,6 +17,7 @@ from remat.profiling.profiler import recorded_call
 from remat.source.items import Items, lookup
 from remat.source.loop_info import LoopInfo
 from remat.source.ran import Ran, Step
+from remat.source.speech import Speech
 from remat.source.statics import OutputTable, StaticTable
 from remat.source.traced_turns import TracedTurns
 
@@ -50,6 +51,7 @@ class Turns:
     items: Items | None  # None: a while loop
     request: Callable[[int | None], LoopRequest]  # by the number of turns, if it is known
     what: str = field(default="checkpointed", repr=False)
+    speech: Speech = field(default_factory=Speech)
 
     def __post_init__(self) -> None:
         if "an exception" in self.info.ends:
@@ -57,6 +59,12 @@ class Turns:
 
     def run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         """Run the turns from `start` on, up to `stop` or to the one that ends the loop or changes the carry."""
+        ran = self._run(values, start, stop)
+        self.speech.forget(start + ran.turns)
+        self.speech.speak()
+        return ran
+
+    def _run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         if stop is not None and stop <= start:
             return Ran(None, 0, (), (), "")
         if self.framework.TRAITS.has_scan_options:
@@ -113,6 +121,9 @@ class Turns:
                 return carry, plain((), x)[1]
 
         numbers = self.framework.integers(range(start, stop))
+        if self.info.emits:
+            item = (lambda k: None) if items is None else lookup(items.rows)
+            return numbers, lambda carry, k: self.speech.turn(step, int(k), carry, item(int(k)))
         if items is None:
             return numbers, lambda carry, k: step(carry, None)
         if items.stacked is None:
@@ -144,6 +155,8 @@ class Turns:
         items = self.items
         item = lookup(items.rows) if items is not None and items.rows is not None else None
 
+        emits = self.info.emits
+
         def body(carry: Any) -> Any:
             k = int(carry[0])
             x = None
@@ -151,7 +164,7 @@ class Turns:
                 if not items.has(k) or (lazy_last and not items.has(k + 1)):
                     return STOP
                 x = items.at(k) if item is None else item(k)
-            after = step(carry[1:], x)[0]
+            after = (self.speech.turn(step, k, carry[1:], x) if emits else step(carry[1:], x))[0]
             return STOP if after is STOP else (k + 1, *after)
 
         return body

@@ -4,14 +4,14 @@ continue          ->  return (carry, outputs)
 break, return     ->  return STOP: the turn does not count, and runs again in place, where these are real
 ys.append(v)      ->  .y0 = v
 h += v            ->  h = augmented("Add", h, v): a carried array is not written into
-print(...)        ->  only where the step does not run to be recomputed
+print(...)        ->  said when the turn is done, and once (speech.py)
 """
 
 import ast
 
 from remat.source.loop_info import LoopInfo
 from remat.source.outputs import Output
-from remat.source.syntax import clone, flattened, statements
+from remat.source.syntax import clone, expression, flattened, statements
 
 __all__ = ["bound_values", "step_body"]
 
@@ -100,9 +100,9 @@ class _Ends(ast.NodeTransformer):
             new.value = node.value.args[0 if isinstance(node, ast.Expr) else 1]
             return new
         if hasattr(node, "remat_emits"):
-            new = statements("if .remat.speaks():\n  pass", node)[0]
-            assert isinstance(new, ast.If)
-            assert isinstance(node, ast.stmt)
-            new.body = [node]
-            return new
+            assert isinstance(node, ast.Expr)
+            assert isinstance(node.value, ast.Call)
+            node.value.args.insert(0, node.value.func)
+            node.value.func = expression(".remat.say", node)
+            return node
         return super().generic_visit(node)
