@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from remat.cli.agreement import agreement
 from remat.cli.arguments import read_choice, read_whole, refuse_to_overwrite
+from remat.cli.lstm.keras_run import BACKENDS, KerasRequest, run_keras
 from remat.cli.lstm.variants import (
     FRAMEWORKS,
     Variant,
@@ -44,8 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hidden", default="32", metavar="N", help="size of the LSTM's state (default: 32)")
     parser.add_argument("--batch", default="16", metavar="N", help="sequences at once (default: 16)")
     parser.add_argument(
-        "--framework", default="numpy", metavar="NAME", help="what differentiates: numpy, torch or jax (default: numpy)"
+        "--framework",
+        default="numpy",
+        metavar="NAME",
+        help="what differentiates: numpy, torch, jax or keras (default: numpy)",
     )
+    parser.add_argument("--backend", metavar="NAME", help="of Keras: torch, jax or tensorflow (default: torch)")
     parser.add_argument("--optimal", action="store_true", help="also let the planner place them, in less memory")
     parser.add_argument("--compare", action="store_true", help="run without save points too, and put both side by side")
     parser.add_argument("--rounds", default="3", metavar="N", help="timed gradients of each kind (default: 3)")
@@ -69,7 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
         refuse_to_overwrite(arguments.report, arguments.force)
     if arguments.optimal and not count:
         raise ProblemError("--optimal places save points in the memory that --checkpoints takes: give at least 1")
-    new_model = model_on(read_choice(arguments.framework, FRAMEWORKS, "--framework"))
+    framework = read_choice(arguments.framework, [*FRAMEWORKS, "keras"], "--framework")
+    if arguments.backend is not None and framework != "keras":
+        raise ProblemError("--backend is Keras's own: give --framework keras with it")
+    if framework == "keras":
+        backend = read_choice(arguments.backend or BACKENDS[0], BACKENDS, "--backend")
+        _say_uneven(steps, count)
+        sizes = backend, steps, hidden, batch, rounds, positions, memory
+        return run_keras(KerasRequest(*sizes, arguments.compare, arguments.optimal, arguments.report))
+    new_model = model_on(framework)
     new_model(8, hidden, batch).gradient(plan(Loop(8), slots=2))  # the first gradient takes longer
     model = new_model(steps, hidden, batch)
     variants: list[Variant] = []
@@ -91,16 +104,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _run_variants(
-    model: "Lstm", positions: list[int], memory: int | None, compare: bool, variants: list[Variant]
-) -> None:
-    """Run without save points, inside the budget and with even save points, as the arguments ask for it."""
-    steps, count = len(model.xs), len(positions)
+def _say_uneven(steps: int, count: int) -> None:
     if steps % (count + 1):
         print(
             f"{count_text(steps)} steps can't be evenly divided into {count + 1} sections: they get "
             f"{steps // (count + 1)} or {steps // (count + 1) + 1} steps each"
         )
+
+
+def _run_variants(
+    model: "Lstm", positions: list[int], memory: int | None, compare: bool, variants: list[Variant]
+) -> None:
+    """Run without save points, inside the budget and with even save points, as the arguments ask for it."""
+    steps, count = len(model.xs), len(positions)
+    _say_uneven(steps, count)
     ways: list[tuple[str, Plan | int]] = []
     if compare or (not count and memory is None):
         ways.append(("without checkpoints", even_plan(steps, [])))

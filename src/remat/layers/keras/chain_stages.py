@@ -9,6 +9,7 @@ What it can miss: a value that crosses several stages counts in each of their st
 side. The cost: stages are measured in the first training call with inputs of new shapes; smaller batches share a plan.
 """
 
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -180,7 +181,21 @@ def _stage(number: int, segment: Segment, before: list[int], after: list[int]) -
 
 
 def _bound(stage: StageFunction, contexts: Contexts, given: list[list[Any]]) -> Callable[[State], State]:
-    return lambda state: stage(contexts, state, given)
+    """The stage as a function of its state, for measuring."""
+
+    def run(state: State) -> State:
+        # On PyTorch, Keras leaves tensors in reference cycles (by its functions for trees), which Python frees at some
+        # later time: here they go when the stage has run, and not while another one is measured.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return stage(contexts, state, given)
+        finally:
+            gc.collect(0)
+            if collects:
+                gc.enable()
+
+    return run
 
 
 def _run_items(stages: Sequence[StageFunction], items: Sequence[Item]) -> StageFunction:

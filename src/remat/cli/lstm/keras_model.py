@@ -1,0 +1,132 @@
+"""The model of `remat lstm --framework keras`: an LSTM over sections of a sequence, its state saved between them.
+
+It is the same function for every number of sections: the layer is shared, and the state goes from one to the next.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy
+
+from remat.layers.keras import Model, RecomputationCheckpoint
+from remat.layers.keras.chain_stages import BudgetedGraph, Contexts
+from remat.layers.keras.keras_internals import functional_of, nodes_of, training_call
+from remat.layers.keras.pure_segment import given_value
+from remat.problem import Chain
+
+__all__ = ["KerasLstm"]
+
+
+class KerasLstm:
+    """An LSTM that predicts the mean of its inputs, as a Keras model with save points or inside a budget."""
+
+    def __init__(
+        self, steps: int, hidden: int, batch: int, bounds: list[int], memory: int | None = None, inputs: int = 8
+    ) -> None:
+        rng = numpy.random.default_rng(0)
+        self.xs = rng.normal(size=(batch, steps, inputs)).astype(keras.config.floatx())
+        self.targets = self.xs.mean(axis=1)
+        self.has_save_points = bool(bounds)
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(0)
+        self.model = _model(steps, hidden, batch, bounds, memory, inputs)
+        self.run: Callable[[], tuple[Any, list[Any]]]  # the loss and its gradients
+        self.run, self._bytes = _BACKENDS[keras.backend.backend()](self.model, self.xs, self.targets)
+
+    def gradient(self) -> tuple[float, dict[str, Any]]:
+        """The loss, and its gradient for all parameters."""
+        loss, gradients = self.run()
+        names = [variable.path for variable in self.model.trainable_variables]
+        arrays = [numpy.asarray(keras.ops.convert_to_numpy(each)) for each in gradients]
+        return float(keras.ops.convert_to_numpy(loss)), dict(zip(names, arrays, strict=True))
+
+    def peak(self) -> int | None:
+        """The most bytes of a gradient above those before it; None where the backend does not say."""
+        return self._bytes()
+
+    def chain(self) -> Chain:
+        """The model's sections as they cost, measured one by one."""
+        functional = functional_of(self.model)
+        assert functional is not None
+        graph = BudgetedGraph(nodes_of(functional), functional.inputs, functional.outputs, 0)
+        contexts = Contexts(training_call, graph.segments)
+        given = [[given_value(v, None, set()) for v in each.variables] for each in contexts.of_stage]
+        return graph.chain([keras.ops.convert_to_tensor(self.xs)], contexts, given)
+
+
+def _model(steps: int, hidden: int, batch: int, bounds: list[int], memory: int | None, inputs: int) -> Any:
+    sequence = keras.Input((steps, inputs), batch_size=batch)
+    # The loop of Keras itself on every device: cuDNN takes no doubles.
+    lstm = keras.layers.LSTM(hidden, return_state=True, use_cudnn=False)
+    output, state = None, None
+    for start, stop in zip([0, *bounds], [*bounds, steps], strict=True):
+        state = state if start == 0 else RecomputationCheckpoint()(state)
+        output, *state = lstm(sequence[:, start:stop], initial_state=state)
+    outputs = keras.layers.Dense(inputs)(output)
+    return Model(sequence, outputs, memory=memory) if bounds else keras.Model(sequence, outputs)
+
+
+def _on_torch(model: Any, xs: Any, targets: Any) -> tuple[Callable[[], Any], Callable[[], int]]:
+    import torch
+
+    from remat.frameworks.torch.meter import meter_for
+
+    x, y = keras.ops.convert_to_tensor(xs), keras.ops.convert_to_tensor(targets)
+
+    def run() -> Any:
+        loss = torch.mean((model(x, training=True) - y) ** 2)
+        return loss.detach(), torch.autograd.grad(loss, [variable.value for variable in model.trainable_variables])
+
+    def peak() -> int:
+        meter = meter_for([x.device])
+        with meter.counting():
+            before = meter.now()
+            meter.reset_peak()
+            run()
+            return int(meter.peak() - before)
+
+    return run, peak
+
+
+def _on_jax(model: Any, xs: Any, targets: Any) -> tuple[Callable[[], Any], Callable[[], int]]:
+    import jax
+
+    parameters, others = (
+        [v.value for v in each] for each in (model.trainable_variables, model.non_trainable_variables)
+    )
+    x, y = jax.numpy.asarray(xs), jax.numpy.asarray(targets)
+
+    def loss(parameters: Any, x: Any) -> Any:
+        return jax.numpy.mean((model.stateless_call(parameters, others, x, training=True)[0] - y) ** 2)
+
+    compiled = jax.jit(jax.value_and_grad(loss)).lower(parameters, x).compile()
+    analysis: Any = compiled.memory_analysis()
+    wait: Any = jax.block_until_ready
+    return lambda: wait(compiled(parameters, x)), lambda: int(analysis.temp_size_in_bytes)
+
+
+def _on_tensorflow(model: Any, xs: Any, targets: Any) -> tuple[Callable[[], Any], Callable[[], int | None]]:
+    import tensorflow as tf
+
+    x, y = tf.constant(xs), tf.constant(targets)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def run() -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        return loss, tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+
+    def peak() -> int | None:
+        if not tf.config.list_physical_devices("GPU"):
+            return None
+        run()
+        tf.config.experimental.reset_memory_stats("GPU:0")
+        before = tf.config.experimental.get_memory_info("GPU:0")["current"]
+        run()
+        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"] - before)
+
+    return run, peak
+
+
+_BACKENDS = {"torch": _on_torch, "jax": _on_jax, "tensorflow": _on_tensorflow}

@@ -1,0 +1,230 @@
+"""What recomputing Keras models do beside `fit`: each function is a check that tests run on a backend, by its name."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+from keras import layers
+from keras_models import Builder, D, X, Y
+from keras_program import fitted, numpy, pair
+
+import remat
+
+BACKEND = keras.backend.backend()
+
+
+def values(model):
+    return {v.path: numpy(v) for v in model.variables}
+
+
+def same(a, b, tolerance=2e-6):
+    return a.keys() == b.keys() and all(np.allclose(a[key], b[key], rtol=0, atol=tolerance) for key in a)
+
+
+def methods_of_keras():
+    """evaluate, predict, train_on_batch and callbacks are those of the plain model."""
+    plain, ours, _ = pair("dropout")
+    results = []
+    for model in (plain, ours):
+        seen = []
+        callback = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, seen=seen: seen.append(logs))
+        model.compile(optimizer=keras.optimizers.SGD(1e-2, name="sgd"), loss="mse", metrics=["mae"])
+        model.train_on_batch(X[:16], Y[:16])
+        model.fit(X, Y, batch_size=16, shuffle=False, verbose=0, callbacks=[callback])
+        scores = model.evaluate(X, Y, verbose=0)
+        results.append((scores, model.predict(X, verbose=0), len(seen), values(model)))
+    (s0, p0, n0, v0), (s1, p1, n1, v1) = results
+    return n0 == n1 == 4 and np.allclose(s0, s1, atol=1e-5) and np.allclose(p0, p1, atol=1e-5) and same(v0, v1)
+
+
+def files_and_clones():
+    """A `.keras` file and a clone are recomputing models with the same weights, budget and class."""
+    _, ours, _ = pair("batch_norm")
+    path = Path(tempfile.mkdtemp()) / "model.keras"
+    ours.save(path)
+    loaded = keras.models.load_model(path)
+    clone = keras.models.clone_model(ours)
+    clone.set_weights(ours.get_weights())
+    equal = all(np.array_equal(ours.predict(X, verbose=0), each.predict(X, verbose=0)) for each in (loaded, clone))
+    own = remat.keras.recompute(Builder(True).own_train_step()[0], memory="1 MiB")
+    again = type(own).from_config(own.get_config(), custom_objects={"DoubledLoss": type(own).remat_base})
+    budgets = (loaded.remat_memory, again.remat_memory) == (None, "1 MiB")
+    return equal and budgets and type(loaded) is type(clone) is type(ours) and type(again) is type(own)
+
+
+def sequential_models():
+    """A Sequential recomputes, also when layers are added; its file does."""
+    model = keras.Sequential([keras.Input((D,)), layers.Dense(D), remat.keras.RecomputationCheckpoint()])
+    remat.keras.recompute(model).add(layers.Dense(1))
+    path = Path(tempfile.mkdtemp()) / "model.keras"
+    model(X[:2])
+    model.save(path)
+    loaded = keras.models.load_model(path)
+    y = loaded(X[:2])
+    segments = [len(each._functional._runners()) for each in (model, loaded)]
+    return segments == [2, 2] and isinstance(loaded, keras.Sequential) and tuple(y.shape) == (2, 1)
+
+
+def own_loops():
+    """A training loop of the user's own gives the gradients of the plain model."""
+    gradients = [gradient_of(model) for model in pair("dropout")[:2]]
+    return all(np.allclose(a, b, rtol=0, atol=1e-6) for a, b in zip(*gradients, strict=True))
+
+
+def gradient_of(model):
+    if BACKEND == "torch":
+        loss = (model(X, training=True) ** 2).mean()
+        loss.backward()
+        return [v.value.grad.numpy() for v in model.trainable_variables]
+    if BACKEND == "jax":
+        import jax
+
+        others = [v.value for v in model.non_trainable_variables]
+
+        def loss(parameters):
+            return (model.stateless_call(parameters, others, X, training=True)[0] ** 2).mean()
+
+        return [np.asarray(g) for g in jax.grad(loss)([v.value for v in model.trainable_variables])]
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(model(X, training=True) ** 2)
+    return [np.asarray(g) for g in tape.gradient(loss, [v.value for v in model.trainable_variables])]
+
+
+def same_model():
+    """Layers, variables, names, weights, optimiser and summary are those of the model, which is changed in place."""
+    model, _ = Builder(True).batch_norm()
+    model.compile("adam", "mse")
+    lines, before = [], (model.layers, model.variables, model.name, model.optimizer)
+    model.summary(print_fn=lines.append)
+    same_object = remat.keras.recompute(model)
+    after = model.layers, model.variables, model.name, model.optimizer
+    now = []
+    model.summary(print_fn=now.append)
+    identical = all(a is b for x, y in zip(before[:2], after[:2], strict=True) for a, b in zip(x, y, strict=True))
+    return same_object is model and identical and before[2:] == after[2:] and lines == now
+
+
+def budgets():
+    """With a budget the model trains the same, by a plan that keeps it; without save points, too."""
+    found = {}
+    for case in ("dropout", "skip"):
+        for recomputing in (True, False):
+            plain, ours, x = fixed_batches(case, recomputing)
+            _, want = fitted(case, plain, x)
+            remat.keras.recompute(ours, memory=10**9)
+            fitted(case, ours, x)
+            [everything] = ours.remat_graph.plans
+            plain, ours, x = fixed_batches(case, recomputing)
+            remat.keras.recompute(ours, memory=int(0.75 * everything.peak))
+            _, got = fitted(case, ours, x)
+            [tight] = ours.remat_graph.plans
+            assert same(want, got), case
+            assert tight.peak <= 0.75 * everything.peak, case
+            found[case, recomputing] = tight.recomputed
+    return all(found.values())
+
+
+def fixed_batches(case, recomputing):
+    keras_input = keras.Input
+    keras.Input = lambda shape, **kwargs: keras_input(shape, batch_size=16, **kwargs)
+    try:
+        models = []
+        for marked in (False, recomputing):
+            keras.utils.clear_session()
+            keras.utils.set_random_seed(0)
+            models.append(getattr(Builder(marked), case)())
+    finally:
+        keras.Input = keras_input
+    (plain, x), (ours, _) = models
+    known = values(plain)
+    for variable in ours.variables:
+        variable.assign(known[variable.path])
+    return plain, ours, x
+
+
+def explanations():
+    """`explain` names segments, what crosses them, and bytes."""
+    _, ours, _ = pair("skip")
+    text = remat.keras.explain(ours)
+    words = ["3 segments", "dense to recomputation_checkpoint", "recomputation_checkpoint, dense: 4 KiB"]
+    return all(word in text for word in words) or text
+
+
+def errors():
+    """What cannot be recomputed is refused, with what to do."""
+
+    class Subclassed(keras.Model):
+        def call(self, x):
+            return x
+
+    inputs = keras.Input((D,))
+    plain = keras.Model(inputs, layers.Dense(1)(inputs))
+    subclassed = refusal(Subclassed())
+    return (
+        isinstance(subclassed, TypeError)
+        and "remat.checkpoint" in str(subclassed)
+        and isinstance(refusal(plain), ValueError)
+        and "RecomputationCheckpoint()" in str(refusal(plain))
+        and "memory=" in str(refusal(plain))
+        and "Input" in str(refusal(keras.Sequential([layers.Dense(1)])))
+        and isinstance(refusal("no model"), TypeError)
+    )
+
+
+def refusal_of_the_backend():
+    """On a backend without gradients: what it says."""
+    return str(refusal(Builder(True).dense()[0]))
+
+
+def refusal(model):
+    try:
+        remat.keras.recompute(model)
+    except remat.errors.RematError as error:
+        return error
+    return None
+
+
+def saved_bytes():
+    """Bytes that PyTorch saves for the backward, in MiB: 12 dense layers, plain and with save points after 4 and 8."""
+    import torch
+
+    found = []
+    for recomputing in (False, True):
+        inputs = x = keras.Input((64,))
+        for i in range(12):
+            x = layers.Dense(64, activation="gelu")(x)
+            x = remat.keras.RecomputationCheckpoint()(x) if recomputing and i in (3, 7) else x
+        model = (remat.keras.Model if recomputing else keras.Model)(inputs, layers.Dense(1)(x))
+        batch, storages = torch.zeros(512, 64), {}
+        there = {each.untyped_storage().data_ptr() for each in [batch, *model.parameters()]}
+
+        def pack(tensor, storages=storages, there=there):
+            key = tensor.untyped_storage().data_ptr()
+            if key not in there:
+                storages[key] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = model(batch, training=True)
+        found.append(round(sum(storages.values()) / 2**20, 2))
+        del result
+    return found
+
+
+def lstm_peaks():
+    """The peaks of the LSTM with 0 and 7 save points, and how far loss and gradients differ."""
+    from remat.cli.lstm.keras_model import KerasLstm
+
+    plain, cut = KerasLstm(128, 32, 8, []), KerasLstm(128, 32, 8, [16 * k for k in range(1, 8)])
+    (loss, want), (again, got) = plain.gradient(), cut.gradient()
+    return [plain.peak(), cut.peak(), abs(loss - again), max(float(np.abs(want[k] - got[k]).max()) for k in want)]
+
+
+if __name__ == "__main__":
+    results = {name: globals()[name]() for name in sys.argv[1:]}
+    print(json.dumps({k: bool(v) if isinstance(v, bool | np.bool_) else v for k, v in results.items()}))

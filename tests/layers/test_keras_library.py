@@ -1,0 +1,55 @@
+"""Recomputing Keras models do what Keras models do, in less memory; each backend in a process of its own."""
+
+import importlib.util
+
+import pytest
+
+from .test_keras_models import BACKENDS, run
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="Keras is not installed")
+CHECKS = (
+    "methods_of_keras",
+    "files_and_clones",
+    "sequential_models",
+    "own_loops",
+    "same_model",
+    "explanations",
+    "errors",
+)
+FLAG = {"XLA_FLAGS": "--xla_cpu_enable_concurrency_optimized_scheduler=false"}
+
+
+def test_pytorch_saves_what_is_stored_and_the_last_segment():
+    found = run("torch", "saved_bytes", "same_model", "sequential_models", "errors", program="keras_checks.py")
+    assert found.pop("saved_bytes") == [3.00, 1.25]
+    assert all(value is True for value in found.values()), found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_models_behave_as_those_of_keras(backend):
+    found = run(backend, *CHECKS, program="keras_checks.py")
+    assert all(value is True for value in found.values()), found
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_budget_is_planned_for(backend):
+    assert run(backend, "budgets", program="keras_checks.py") == {"budgets": True}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_save_points_in_an_lstm_leave_a_part_of_its_peak(backend):
+    plain, cut, loss, gradient = run(backend, "lstm_peaks", program="keras_checks.py", **FLAG)["lstm_peaks"]
+    assert loss <= 1e-7
+    assert gradient <= 1e-6
+    if backend == "tensorflow":
+        assert plain is cut is None  # it has no meter on the CPU
+    else:
+        assert cut <= {"torch": 0.2, "jax": 0.45}[backend] * plain
+
+
+def test_a_backend_without_gradients_is_refused():
+    found = run("numpy", "refusal_of_the_backend", program="keras_checks.py")
+    assert "KERAS_BACKEND" in found["refusal_of_the_backend"]
