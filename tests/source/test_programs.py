@@ -8,18 +8,28 @@ import pytest
 from tests.source import (
     programs_containers,
     programs_control_flow,
+    programs_ends,
+    programs_iterators,
     programs_methods,
     programs_more,
     programs_names,
     programs_refused,
+    programs_refused_more,
 )
 from tests.source.corpus import agrees, marked_lines, programs_of, refusal
 
 RIGHT = {}
-for module in (programs_control_flow, programs_containers, programs_names, programs_more):
+for module in (
+    programs_control_flow,
+    programs_containers,
+    programs_ends,
+    programs_iterators,
+    programs_more,
+    programs_names,
+):
     assert not RIGHT.keys() & programs_of(module).keys()
     RIGHT |= programs_of(module)
-REFUSED = programs_of(programs_refused)
+REFUSED = programs_of(programs_refused) | programs_of(programs_refused_more)
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -32,7 +42,7 @@ def test_what_is_refused_is_refused_in_its_line(name):
     error = refusal(REFUSED[name])
     assert error is not None
     assert [error.line] == marked_lines(REFUSED[name])
-    assert error.file == __file__.replace("test_programs", "programs_refused")
+    assert error.file == REFUSED[name].__code__.co_filename
     assert str(error).startswith(f"{error.file}, line {error.line}: ")
 
 

@@ -14,7 +14,7 @@
 | `numpy_names.py` | `numpy` in the user's function read as autograd's |
 | `run_time.py`, `segments_of_turns.py`, `items.py` | what the new text calls: turns in place, and the others |
 | `statics.py`, `shared_arrays.py`, `item_assignment.py` | carried strings and None; aliases; `x[i] = v` |
-| `settings.py`, `messages.py`, `explanation.py` | budgets; names in errors; `fn.explain()` |
+| `settings.py`, `messages.py`, `loop_explanation.py` | budgets; names in errors; `fn.explain()` |
 """
 
 from remat.source.decorator import checkpointed

@@ -7,9 +7,9 @@ from typing import Any, ParamSpec, TypeVar, overload
 
 from remat.errors import ProblemError, SourceError
 from remat.source.analysis import Analysis, local_names
-from remat.source.explanation import explained
 from remat.source.function_source import function_tree, new_function
 from remat.source.last_items import use_last_items
+from remat.source.loop_explanation import explained
 from remat.source.mutation import is_fresh
 from remat.source.nests import merge_nests
 from remat.source.numpy_names import differentiable_names, replace_names
