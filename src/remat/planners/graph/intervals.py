@@ -22,7 +22,7 @@ from remat.problem import Graph
 
 __all__ = ["IntervalModel", "Solution", "Times", "last_stages"]
 
-FINEST = 2**28  # units of memory at the most: products with times stay inside of 64 bits
+MOST = 2**58  # of units of memory times slots, summed over all copies: the solver counts in 64 bits
 TICKS = 2**30  # of the time of all forward operations together, where times are no whole numbers
 
 
@@ -135,9 +135,10 @@ class IntervalModel:
             return Solution(self._runs(solver), status == known.OPTIMAL, 0.0)
         return Solution(None, status == known.INFEASIBLE, 0.0)
 
-    def exact(self, budget: int) -> bool:
-        """Whether sizes are counted to the byte in this budget, not rounded up."""
-        return self._unit(budget) == self._common
+    def rounding(self, budget: int) -> int:
+        """The bytes that sizes are rounded up to in this budget; 0 where they are counted exactly."""
+        unit = self._unit(budget)
+        return 0 if unit == self._common else unit
 
     # What runs, and what is live.
 
@@ -263,8 +264,8 @@ class IntervalModel:
 
     def _unit(self, budget: int) -> int:
         """Bytes of one unit of memory: what all sizes have in common, or more where that would be too fine."""
-        common = self._common
-        return common * max(1, -(-budget // (common * FINEST)))
+        common, finest = self._common, max(1, MOST // ((self.times.end + 1) * max(1, len(self.sizes))))
+        return common * max(1, -(-budget // (common * finest)))
 
     def _fixed(self, first: int, last: int, size: int) -> None:
         if size:

@@ -61,14 +61,14 @@ class OptimalGraph(GraphPlanner):
         if not has_cp_sat() or (fits and _factor(_seconds(problem, start), _plain(problem) + least) == 1.0):
             if not fits:
                 raise too_little(problem, memory, start, peak_of(problem, start) == least_possible(problem))
-            return self._claimed(problem, memory, Solution(tuple(start), False, least), least, frozenset())
+            return self._claimed(problem, memory, Solution(tuple(start), False, least), least, "")
         held = self._held(problem, budget) if fits else frozenset()
         runs = start if fits else self._smaller(problem, memory, start)
         model = IntervalModel(problem, self.copies, held)
         found = model.fastest(budget, self.seconds, self._workers, runs, least)
         if found.runs is None:  # no time to find even what was given
             found = Solution(tuple(runs), False, least)
-        return self._claimed(problem, memory, found, least, held)
+        return self._claimed(problem, memory, found, least, self._class(problem, held, model.rounding(budget)))
 
     @property
     def _workers(self) -> int:
@@ -82,7 +82,7 @@ class OptimalGraph(GraphPlanner):
         if not proved:
             model = IntervalModel(graph, self.copies, frozenset())
             found = model.smallest(max(budget, bound), self.seconds, self._workers, runs)
-            runs, proved = found.runs or runs, found.proved
+            runs, proved = found.runs or runs, found.proved and not model.rounding(peak_of(graph, start))
         if peak_of(graph, runs) > budget:
             raise too_little(graph, memory, runs, proved)
         return runs
@@ -97,22 +97,24 @@ class OptimalGraph(GraphPlanner):
             held.append(storage)
         return frozenset(held)
 
-    def _claimed(self, graph: Graph, memory: Memory, found: Solution, least: float, held: frozenset[int]) -> Plan:
+    def _claimed(self, graph: Graph, memory: Memory, found: Solution, least: float, searched: str) -> Plan:
         """The plan with what is proved of it: by the cut for every schedule, or by the search within its class."""
         assert found.runs is not None
         again = [i for i in found.runs[graph.turn :] if i < graph.turn]
         seconds, plain = _seconds(graph, found.runs), _plain(graph)
         by_cut = _factor(seconds, plain + least)
         by_search = 1.0 if found.proved else _factor(seconds, plain + found.bound)
-        claim = Claim(by_cut) if by_cut <= by_search else Claim(by_search, self._class(graph, held))
+        claim = Claim(by_cut) if by_cut <= by_search else Claim(by_search, searched)
         times = f"{count_text(len(again))} operation{'s' * (len(again) != 1)} run again"
         return self.plan_of(found.runs, graph, memory, claim).because(times)
 
-    def _class(self, graph: Graph, held: frozenset[int]) -> str:
+    def _class(self, graph: Graph, held: frozenset[int], rounding: int) -> str:
+        """The schedules that were searched, in words."""
         often = "once" if self.copies == 1 else f"{self.copies} times"
         small = sum(storage in graph.saved for storage in held)
         kept = f", {count_text(small)} small storages kept" if small else ""
-        return f"this order of operations, each run again at most {often}{kept}"
+        sizes = f", sizes rounded up to {count_text(rounding)} bytes" if rounding else ""
+        return f"this order of operations, each run again at most {often}{kept}{sizes}"
 
 
 def _start(graph: Graph, points: Sequence[Choice], budget: int) -> list[int]:
