@@ -23,7 +23,7 @@ from remat.testing import check_plan
 from tests.planners.random_graphs import random_graph, unet, unit_chain
 
 needs_ortools = pytest.mark.skipif(not has_cp_sat(), reason="OR-Tools is not installed")
-SMALL = OptimalGraph(workers=1, small=0)
+SMALL = OptimalGraph(workers=1, small=0, copies=1)
 # The table for unit chains of L layers, at budgets 3, 4, 5 … (Checkmate, Jain et al. 2020).
 CHAINS = {3: (10, 8, 7), 4: (15, 11, 10, 9), 5: (21, 14, 13, 12, 11), 6: (28, 18, 16, 15, 14, 13)}
 
@@ -100,8 +100,31 @@ def test_where_another_order_is_better_the_claim_is_about_this_one():
     assert best.seconds < found.seconds
     assert best.claim.within == ""
     assert found.claim.within == "this order of operations, each run again at most 4 times"
-    with pytest.raises(InfeasibleError):  # and once each is not enough
+    with pytest.raises(InfeasibleError, match="in this order of operations"):  # and once each is not enough
         SMALL.plan(graph, Memory(27))
+
+
+@needs_ortools
+def test_what_does_not_fit_if_run_again_once_is_run_again_more_often():
+    graph = unit_chain(12)
+    with pytest.raises(InfeasibleError) as caught:
+        SMALL.plan(graph, Memory(3))
+    less = caught.value.minimum - 1
+    found = plan(graph, less, planner=OptimalGraph(workers=1, small=0, seconds=3))
+    assert found.peak <= less
+    check_plan(found)
+    runs = [op.operation for op in found.schedule if isinstance(op, Run)]
+    assert max(map(runs.count, runs)) > 2
+
+
+@needs_ortools
+def test_the_claim_says_where_sizes_are_rounded():
+    graph = unit_chain(12)
+    sizes = [Storage(10**16 + number) for number in range(len(graph.storages))]
+    large = Graph(graph.operations, sizes, graph.results)
+    found = SMALL.plan(large, Memory(8 * 10**16))
+    assert "sizes rounded up to" in str(found.claim)
+    assert found.peak <= 8 * 10**16
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -120,7 +143,7 @@ def test_counting_bytes_of_runs_is_what_a_simulation_counts(seed):
 @pytest.mark.parametrize("layers", [3, 4, *(pytest.param(i, marks=pytest.mark.full) for i in (5, 6))])
 def test_unit_chains_take_what_checkmate_takes(layers):
     for budget, steps in enumerate(CHAINS[layers], 3):
-        found = OptimalGraph(workers=1, small=0, copies=layers).plan(unit_chain(layers), Memory(budget))
+        found = plan(unit_chain(layers), budget, planner=OptimalGraph(workers=1, small=0))
         assert found.seconds == steps
         assert found.claim.optimal
 

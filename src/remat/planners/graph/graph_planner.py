@@ -6,6 +6,7 @@ from typing import ClassVar
 from remat.errors import InfeasibleError
 from remat.ops import Run
 from remat.planners.claim import Claim, Prediction
+from remat.planners.graph.relief import least_possible
 from remat.planners.graph.run_order import live_bytes, with_frees
 from remat.planners.plan import Plan
 from remat.planners.planner import Planner, infeasible
@@ -46,6 +47,8 @@ def too_little(graph: Graph, memory: Memory, runs: Sequence[int], proved: bool) 
     event = next(event for event in trace if event.index == trace.totals.peak_index)
     number = event.op.operation if isinstance(event.op, Run) else 0
     why = f"while operation {number}, {graph.operations[number].where}, runs"
-    if not proved:
-        why += "; that is the least that was found, and a little less may work"
+    if trace.peak > least_possible(graph):
+        why += (
+            "; in this order of operations" if proved else "; that is the least that was found, a little less may work"
+        )
     return infeasible(graph, memory.device, trace.peak, why)

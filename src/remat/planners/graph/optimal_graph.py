@@ -13,7 +13,7 @@ from typing import ClassVar
 from remat.planners.claim import Claim
 from remat.planners.graph.exact_choice import has_cp_sat
 from remat.planners.graph.graph_planner import GraphPlanner, peak_of, too_little
-from remat.planners.graph.intervals import IntervalModel, Solution
+from remat.planners.graph.intervals import IntervalModel, Solution, last_stages
 from remat.planners.graph.keep_choice import Choice, KeepQuestion
 from remat.planners.graph.min_cut import hull
 from remat.planners.graph.relief import least_possible, relieved
@@ -27,6 +27,8 @@ __all__ = ["OptimalGraph", "seconds_at_turn"]
 TRIED = 24  # points of the hull that are looked for
 STARTS = 4  # of which plans are made that fit
 AIMS = (1.0, 0.85)  # of the budget: who aims below it takes other ways, and may come nearer
+FEW = 120  # forward operations times backward ones: so many copies are searched in no time
+OFTEN = (1, 2, 3)  # how often an operation is run again in larger graphs, as far as it must
 ROUNDING = 1e-7  # relative error of times that solvers count in whole numbers, with room to spare
 
 
@@ -34,12 +36,13 @@ ROUNDING = 1e-7  # relative error of times that solvers count in whole numbers, 
 class OptimalGraph(GraphPlanner):
     """Runs forward operations again in the backward, each at most `copies` times, so that the step is fastest.
 
+    The default is once, more often only if nothing else fits, and any number of times in small graphs.
     `seconds` bounds each search of CP-SAT, in `workers` threads (default: all cores, at most 8). Storages that together
     have less than the fraction `small` of the budget are held as long as anything may need them. Without OR-Tools
     the greedy plan is taken, and what is proved of it is what the cut proves.
     """
 
-    copies: int = 1
+    copies: int | None = None
     seconds: float = 20.0
     workers: int | None = None
     small: float = 1 / 500
@@ -60,32 +63,46 @@ class OptimalGraph(GraphPlanner):
         fits = peak_of(problem, start) <= budget
         if not has_cp_sat() or (fits and _factor(_seconds(problem, start), _plain(problem) + least) == 1.0):
             if not fits:
-                raise too_little(problem, memory, start, peak_of(problem, start) == least_possible(problem))
+                raise too_little(problem, memory, start, proved=False)
             return self._claimed(problem, memory, Solution(tuple(start), False, least), least, "")
         held = self._held(problem, budget) if fits else frozenset()
-        runs = start if fits else self._smaller(problem, memory, start)
-        model = IntervalModel(problem, self.copies, held)
+        copies = self._tries(problem)[0]
+        runs: Sequence[int] = start
+        if not fits:
+            runs, copies = self._smaller(problem, memory, start)
+        model = IntervalModel(problem, copies, held)
         found = model.fastest(budget, self.seconds, self._workers, runs, least)
         if found.runs is None:  # no time to find even what was given
             found = Solution(tuple(runs), False, least)
-        return self._claimed(problem, memory, found, least, self._class(problem, held, model.rounding(budget)))
+        searched = _class(problem, copies, held, model.rounding(budget))
+        return self._claimed(problem, memory, found, least, searched)
 
     @property
     def _workers(self) -> int:
         return self.workers or min(8, os.cpu_count() or 1)
 
-    def _smaller(self, graph: Graph, memory: Memory, start: Sequence[int]) -> Sequence[int]:
+    def _tries(self, graph: Graph) -> tuple[int, ...]:
+        """How often operations may be run again: the first that is enough is taken."""
+        if self.copies is not None:
+            return (self.copies,)
+        stages = graph.units - graph.turn
+        return (stages,) if len(last_stages(graph)) * stages <= FEW else OFTEN
+
+    def _smaller(self, graph: Graph, memory: Memory, start: Sequence[int]) -> tuple[Sequence[int], int]:
         """Runs that fit, searched from some that do not; or the error that says what the least memory is."""
         budget, bound = memory.device.capacity, least_possible(graph)
         assert budget is not None
-        runs, proved = tuple(start), peak_of(graph, start) == bound
-        if not proved:
-            model = IntervalModel(graph, self.copies, frozenset())
+        runs, proved = tuple(start), False
+        for copies in self._tries(graph):
+            if peak_of(graph, runs) == bound:
+                break
+            model = IntervalModel(graph, copies, frozenset())
             found = model.smallest(max(budget, bound), self.seconds, self._workers, runs)
-            runs, proved = found.runs or runs, found.proved and not model.rounding(peak_of(graph, start))
-        if peak_of(graph, runs) > budget:
-            raise too_little(graph, memory, runs, proved)
-        return runs
+            proved = found.proved and not model.rounding(peak_of(graph, runs))
+            runs = found.runs or runs
+            if peak_of(graph, runs) <= budget:
+                return runs, copies
+        raise too_little(graph, memory, runs, proved)
 
     def _held(self, graph: Graph, budget: int) -> frozenset[int]:
         """The smallest storages, which together have a small fraction of the budget."""
@@ -108,13 +125,16 @@ class OptimalGraph(GraphPlanner):
         times = f"{count_text(len(again))} operation{'s' * (len(again) != 1)} run again"
         return self.plan_of(found.runs, graph, memory, claim).because(times)
 
-    def _class(self, graph: Graph, held: frozenset[int], rounding: int) -> str:
-        """The schedules that were searched, in words."""
-        often = "once" if self.copies == 1 else f"{self.copies} times"
-        small = sum(storage in graph.saved for storage in held)
-        kept = f", {count_text(small)} small storages kept" if small else ""
-        sizes = f", sizes rounded up to {count_text(rounding)} bytes" if rounding else ""
-        return f"this order of operations, each run again at most {often}{kept}{sizes}"
+
+def _class(graph: Graph, copies: int, held: frozenset[int], rounding: int) -> str:
+    """The schedules that were searched, in words."""
+    often = "once" if copies == 1 else f"{copies} times"
+    if copies >= graph.units - graph.turn:
+        often = "once before a backward operation"
+    small = sum(storage in graph.saved for storage in held)
+    kept = f", {count_text(small)} small storages kept" if small else ""
+    sizes = f", sizes rounded up to {count_text(rounding)} bytes" if rounding else ""
+    return f"this order of operations, each run again at most {often}{kept}{sizes}"
 
 
 def _start(graph: Graph, points: Sequence[Choice], budget: int) -> list[int]:
