@@ -90,14 +90,15 @@ def largest_batch(
     """The largest batch size from `least` to `most` for which there is a plan, and that plan.
 
     The least memory of a batch is nearly a straight line in its size: the next size to be measured is where the line
-    through the two that are known meets the budget.
+    through the two that are known around the budget meets it, or the middle where that did not halve what is between.
     """
     found = find_blocks(model, blocks)
     devices = devices_of(list(model.parameters()))
     budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups_of_model(model))[0]
     sizes: dict[int, tuple[int, MeasuredModel]] = {}  # of batches that fit
+    known: dict[int, int] = {}  # the least memory of batches, whether they fit or not
     low, high, above = least - 1, most + 1, 0
-    guess = least
+    guess, between = least, 4 * (high - low)
     with _attached(model, found) as token:
         while high - low > 1:
             try:
@@ -108,7 +109,9 @@ def largest_batch(
                 low, sizes[guess] = guess, (needed, measured)
             else:
                 high, above = guess, needed
-            guess = _next(low, high, most, budget, {size: each[0] for size, each in sizes.items()})
+            known[guess] = needed
+            is_halved, between = 2 * (high - low) <= between, high - low
+            guess = _next(low, high, budget, known) if is_halved else max(low + 1, min((low + high) // 2, 2 * low))
     if low not in sizes:
         raise InfeasibleError(
             f"a batch of {least} needs {bytes_text(above, up=True)} at least, and there are {bytes_text(budget)}",
@@ -119,14 +122,14 @@ def largest_batch(
     return low, found_one.plan(budget - found_one.outputs)
 
 
-def _next(low: int, high: int, most: int, budget: int, known: dict[int, int]) -> int:
-    """The next size to try, between two that are known."""
-    if len(known) < 2:
-        return min(2 * low, high - 1)
-    before = max(size for size in known if size < low)
-    per_item = (known[low] - known[before]) / (low - before)
+def _next(low: int, high: int, budget: int, known: dict[int, int]) -> int:
+    """The next size to try, between one that fits and one that does not."""
+    other = high if high in known else max((size for size in known if size < low), default=None)
+    if low not in known or other is None:
+        return max(low + 1, min(2 * low, high - 1))
+    per_item = (known[other] - known[low]) / (other - low)
     guess = low + int((budget - known[low]) / per_item) if per_item > 0 else 2 * low
-    return max(low + 1, min(guess, high - 1, most))
+    return max(low + 1, min(guess, high - 1))
 
 
 def _least_memory(
