@@ -36,7 +36,8 @@ class Inputs:
         # `row` is called once per step: single arrays and loops without inputs get faster functions.
         self.row: Callable[[int], Any] = self._row
         if tree is LEAF:
-            self.row = self.leaves[0].__getitem__
+            only = self.leaves[0]
+            self.row = (only.rows if type(only) is SeparateRows else only).__getitem__
         elif not leaves:
             no_input = tree.unflatten(())
             self.row = lambda i: no_input

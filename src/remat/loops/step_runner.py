@@ -150,5 +150,7 @@ def unpack_output(leaf_ops: LeafOps, out: Any, i: int) -> tuple[Any, Any]:
 
 def _user_name(path: str, names: Sequence[str]) -> str:
     """The path of a leaf in messages: `carry[1]['h']` is `mode['h']` where the second item of the carry is `mode`."""
+    if len(names) == 1 and not path.startswith("carry[0]"):
+        return names[0] + path.removeprefix("carry")
     place, end, rest = path.removeprefix("carry[").partition("]")
     return f"{names[int(place)]}{rest}" if end and place.isdigit() and int(place) < len(names) else path

@@ -50,7 +50,8 @@ def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_Cal
     argument = ".x"
     if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and node.target.id not in info.carry:
         argument = node.target.id
-    unpack = f"{_targets(info.carry)} = .carry\n" if info.carry else ""
+    single = f"{info.carry[0]} = .carry\n" if len(info.carry) == 1 else ""  # its value is the carry itself
+    unpack = single or (f"{_targets(info.carry)} = .carry\n" if info.carry else "")
     unpack += _unbind(name for name in info.carry if name in info.unbound)
     text = f"def .make{info.number}({', '.join(info.captured)}):\n"
     text += _indented(_unbind(name for name in info.captured if name in info.unbound))

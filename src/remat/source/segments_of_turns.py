@@ -24,6 +24,20 @@ from remat.source.traced_turns import TracedTurns
 __all__ = ["Turns"]
 
 
+def _on_tuples(step: Step) -> Step:
+    """A step on one value as a step on a tuple of it."""
+
+    def on_tuples(carry: Any, x: Any) -> Any:
+        after, y = step(carry[0], x)
+        return (after if after is STOP else (after,)), y
+
+    return on_tuples
+
+
+def _test_on_tuples(test: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda carry: test(carry[0])
+
+
 def _stopping(step: Step) -> Step:
     """A step whose exceptions end the loop: its turn runs again in place, and raises where a handler is."""
 
@@ -54,6 +68,9 @@ class Turns:
     speech: Speech = field(default_factory=Speech)
 
     def __post_init__(self) -> None:
+        self.single = self.step if len(self.info.carry) == 1 else None  # on the one carried value itself
+        if self.single is not None:
+            self.step, self.test = _on_tuples(self.step), self.test and _test_on_tuples(self.test)
         if "an exception" in self.info.ends:
             self.step = _stopping(self.step)
 
@@ -96,8 +113,9 @@ class Turns:
                 known, stop, why = True, start + error.step, str(error)
 
     def _scan(self, values: Sequence[Any], start: int, stop: int, why: str) -> Ran:
-        xs, step = self._inputs(start, stop)
         table = StaticTable(values, self.framework.unpack)
+        plain = self.single is not None and not (table.any or self.info.emits or self.info.ends)
+        xs, step = self._inputs(start, stop, self.single if plain and self.single is not None else self.step)
         step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
         given, lists = OutputTable(traced=self.framework.TRAITS.has_scan_options), len(self.info.lists)
         if lists:
@@ -105,15 +123,16 @@ class Turns:
         request = self.request(stop - start)
         with recorded_call(self.what, self.step) as call:
             request = request.for_profile(call, self.framework.TRAITS.name)
-            after, outputs = self.framework.scan(step, init or (0,), xs, None, request)
-        after = after if init else ()
+            first = init[0] if plain else init or (0,)
+            after, outputs = self.framework.scan(step, first, xs, None, request)
+        after = (after,) if plain else after if init else ()
         rows = [given.rows(k, outputs[k], self.framework) for k in range(lists)]
         after = table.decode(after) if table.any else after
         return Ran(after, stop - start, rows, outputs[lists:] if outputs else (), why)
 
-    def _inputs(self, start: int, stop: int) -> tuple[Any, Step]:
+    def _inputs(self, start: int, stop: int, step: Step) -> tuple[Any, Step]:
         """The inputs of the turns, and the step that takes them."""
-        step, items = self.step, self.items
+        items = self.items
         if not self.info.carry:
             plain = step
 

@@ -32,7 +32,8 @@ def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output]) -> li
     for part in body:
         part.__dict__.pop("remat_output", None)
     ys = f"({', '.join(f'.y{k}' for k in range(len(outputs)))},)" if outputs else "None"
-    result = f"return ({bound_values(info.carry, info.unbound)}, {ys})"
+    carry = bound_values(info.carry, info.unbound)
+    result = f"return ({carry[1:-2] if len(info.carry) == 1 else carry}, {ys})"
     keeps_continue = _continues_through_finally(body)
     ends = _Ends(result, keeps_continue, frozenset(info.carry))
     new = flattened([ends.visit(part) for part in copies])

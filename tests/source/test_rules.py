@@ -1,0 +1,123 @@
+"""Each rule of the data flow is needed: with one switched off, some program is wrong, fails, or is not refused.
+
+A switch replaces one function of the analysis; the programs named beside it are those that the rule is for.
+"""
+
+import pytest
+
+from remat.source import analysis, outputs, run_time, segments_of_turns
+from remat.source.aliases import _Walk
+from remat.source.flow import FlowVisitor
+from remat.source.items import Items
+from tests.source.corpus import agrees, marked_lines, refusal
+from tests.source.test_programs import REFUSED, RIGHT
+
+
+def nothing(*args, **kwargs):
+    return []
+
+
+RULES = {
+    "a live name that is not surely written is carried": (
+        ["conditional_live", "one_branch", "continue_before_assign"],
+        lambda patch: patch.setattr(analysis, "live_after_loops", lambda f: _nothing_live(f)),
+    ),
+    "what is sure is so at every break and continue": (
+        ["continue_before_assign", "break_before_assign"],
+        lambda patch: patch.setattr(FlowVisitor, "sure_at_every_end", lambda flow: set(flow.sure)),
+    ),
+    "only what both branches write is sure": (
+        ["conditional_live", "one_branch"],
+        lambda patch: patch.setattr(FlowVisitor, "_join", _any_branch),
+    ),
+    "inner functions that read what a loop assigns are refused": (
+        ["late_closure", "late_lambda", "gen_before"],
+        lambda patch: patch.setattr(analysis, "late_readers", nothing),
+    ),
+    "two names for one object are followed": (
+        ["two_names_two_items", "dict_alias", "two_names_list"],
+        lambda patch: patch.setattr(analysis, "find_stale_reads", nothing),
+    ),
+    "what a list is given, it holds": (
+        ["append_state_then_mutate"],
+        lambda patch: patch.setattr(_Walk, "held", lambda walk, call, state: state),
+    ),
+    "arrays that are changed in place are compared when the loop starts": (
+        ["aug_alias_plain", "aug_alias_later"],
+        lambda patch: patch.setattr(run_time, "check_separate", nothing),
+    ),
+    "objects that turns share are not changed": (
+        ["append_in_a_branch", "attribute_of_an_object", "list_insert"],
+        lambda patch: patch.setattr(analysis.refusal, "check_loop", nothing),
+    ),
+    "an appended list is not used otherwise": (
+        ["append_prev_two", "append_last_carry"],
+        lambda patch: patch.setattr(outputs, "names_in", lambda part: _only_appended(part)),
+    ),
+    "an exception below a handler ends the loop": (
+        ["try_around", "suppress_around"],
+        lambda patch: patch.setattr(segments_of_turns, "_stopping", lambda step: step),
+    ),
+    "finally runs before a continued turn's carry is read": (
+        ["try_in_loop_carry"],
+        lambda patch: patch.setattr("remat.source.step_body._continues_through_finally", lambda body: False),
+    ),
+    "an iterator that others have is taken lazily": (
+        ["rest_of_iter"],
+        lambda patch: patch.setattr(run_time, "items_of", _all_at_once),
+    ),
+    "an iterator that draws is refused": (
+        ["gen_draws"],
+        lambda patch: patch.setattr(Items, "has", _has_without_looking),
+    ),
+}
+
+
+def _nothing_live(function):
+    import ast
+
+    return {id(node): set() for node in ast.walk(function) if isinstance(node, ast.For | ast.While)}
+
+
+def _any_branch(flow, branches):
+    flow.left = all(branch.left for branch in branches)
+    flow.sure = set.union(*(branch.sure for branch in branches))
+
+
+def _only_appended(part):
+    import ast
+
+    appended = outputs.appended_list(part) if isinstance(part, ast.stmt) else None
+    return [appended] if appended else []
+
+
+def _all_at_once(iterable, is_array):
+    return Items(tuple(iterable))
+
+
+def _has_without_looking(items, k):
+    while items.count is None and len(items._held) <= k:
+        try:
+            items._held.append(next(items._rest))
+        except StopIteration:
+            items.count = len(items._held)
+    return k < (len(items._held) if items.count is None else items.count)
+
+
+def holds(name):
+    """Whether a program still does what the corpus says."""
+    try:
+        if name in RIGHT:
+            return agrees(RIGHT[name])
+        error = refusal(REFUSED[name])
+        return error is not None and [error.line] == marked_lines(REFUSED[name])
+    except Exception:
+        return False
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_some_program_needs_the_rule(rule, monkeypatch):
+    names, switch_off = RULES[rule]
+    assert all(map(holds, names))
+    switch_off(monkeypatch)
+    assert not all(map(holds, names))
