@@ -1,5 +1,6 @@
 """Every example runs and finds what it says; each asserts that its gradients are exact or its fit succeeds."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -32,6 +33,7 @@ GROUPS = {
         "torch_budget.py": {"LAYERS": 4, "BATCH": 4, "TOKENS": 32, "ROUNDS": 1},
     },
     "jax": {"jax_lstm.py": {}, "jax_ode.py": {}, "jax_sharded.py": {}},
+    "keras": {"keras_lstm.py": {"STEPS": 32}},
 }
 AGREEMENT = re.compile("agree to|equal, bit for bit")
 ALONE = ("ddp.py", "fsdp2.py")  # they start processes of their own
@@ -66,6 +68,8 @@ def test_every_example_is_run():
 
 @pytest.mark.parametrize("framework", GROUPS)
 def test_examples(framework):
+    if importlib.util.find_spec(framework) is None:
+        pytest.skip(f"{framework} is not installed")
     words = [word for name, smaller in GROUPS[framework].items() for word in (str(FOLDER / name), repr(smaller))]
     # The flag of jax_sharded.py, which counts before JAX is first asked for its devices.
     devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"} if framework == "jax" else {}

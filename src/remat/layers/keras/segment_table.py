@@ -91,7 +91,8 @@ def _row(segment: Segment, chain: Chain, place: int, batch: int, names: dict[int
 def _crossing(values: Sequence[Any], batch: int, names: dict[int, str]) -> str:
     """The layers whose values come into a segment, and the bytes of these."""
     sizes = [prod(batch if size is None else size for size in x.shape) * _itemsize(x.dtype) for x in values]
-    shown = ", ".join(names.get(id(x), "inputs") for x in values[:3]) + (", ..." if len(values) > 3 else "")
+    makers = list(dict.fromkeys(names.get(id(x), "inputs") for x in values))
+    shown = ", ".join(makers[:3]) + (", ..." if len(makers) > 3 else "")
     return f"{shown}: {bytes_text(sum(sizes))}" if values else "nothing"
 
 

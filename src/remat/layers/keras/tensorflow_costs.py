@@ -77,7 +77,8 @@ def _measured(stage: Callable[..., Any], contexts: Any, state: Any, variables: A
         forward = {operation.name for operation in graph.get_operations()}
         tape.gradient([each for each in outputs if each.dtype.is_floating], active)
         costs["tape"] = _tape_bytes(graph, forward, {each.name for each in outputs})
-        costs["output"] = sum(map(_nbytes, outputs))
+        given = {each.name for each in tensors}
+        costs["output"] = sum(_nbytes(each) for each in outputs if _source(each).name not in given)
         costs["after"] = keras.tree.map_structure(
             lambda x: tf.TensorSpec(x.shape, x.dtype) if tf.is_tensor(x) else x, after
         )
@@ -92,13 +93,12 @@ def _measured(stage: Callable[..., Any], contexts: Any, state: Any, variables: A
 def _tape_bytes(graph: Any, forward: set[str], outputs: set[str]) -> int:
     """Bytes that the gradient's operations read of the forward's."""
     operations = graph.get_operations()
-    largest = max((_nbytes(each) for operation in operations for each in operation.outputs), default=0)
+    made = [operation for operation in operations if operation.type != "Placeholder"]
+    largest = max((_nbytes(each) for operation in made for each in operation.outputs), default=0)
     residuals: dict[str, int] = {}
     for operation in operations:
         for each in operation.inputs if operation.name not in forward else ():
-            source = each
-            while source.op.type == "Identity":
-                source = source.op.inputs[0]
+            source = _source(each)
             if (
                 source.op.name in forward
                 and source.op.type not in ("Placeholder", "Const")
@@ -106,6 +106,13 @@ def _tape_bytes(graph: Any, forward: set[str], outputs: set[str]) -> int:
             ):
                 residuals[source.name] = largest if source.dtype == tf.variant else _nbytes(source)
     return sum(residuals.values())
+
+
+def _source(tensor: Any) -> Any:
+    """The tensor that this is another name of."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def _nbytes(tensor: Any) -> int:
