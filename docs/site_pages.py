@@ -14,6 +14,7 @@ from typing import Any
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
+INIT = (ROOT / "src/remat/__init__.py").read_text(encoding="utf-8")
 TITLES = {
     "plan": "Plan",
     "loops": "Loops",
@@ -27,7 +28,7 @@ MODULES = {"diffrax": "remat.layers.diffrax", "keras": "remat.layers.keras"}  # 
 
 def public_names() -> dict[str, list[str]]:
     """The names in `remat.__all__`, by the comments that group them."""
-    text = (ROOT / "src/remat/__init__.py").read_text(encoding="utf-8").partition("__all__ = [")[2].partition("\n]")[0]
+    text = INIT.partition("__all__ = [")[2].partition("\n]")[0]
     groups: dict[str, list[str]] = {}
     for line in text.splitlines()[1:]:
         if found := re.match(r"\s+# (.*)", line):
@@ -37,12 +38,28 @@ def public_names() -> dict[str, list[str]]:
     return groups
 
 
+def definition(name: str) -> str:
+    """The path of a public name's definition: of `plan` and others there are modules of the same name, too."""
+    homes = ast.literal_eval(INIT.partition("_HOMES = ")[2].partition("\n}")[0] + "\n}")
+    home = next((home for home, names in homes.items() if name in names.split()), "")
+    for path in sorted((ROOT / "src").glob(f"remat/{home}/**/*.py")) if home else ():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
+                return ".".join(path.relative_to(ROOT / "src").with_suffix("").parts) + f".{name}"
+    return f"remat.{name}"
+
+
+def entry(name: str) -> str:
+    """A name's entry in the reference."""
+    return f'::: {definition(name)}\n    options:\n      heading: "remat.{name}"\n      toc_label: {name}\n'
+
+
 def reference() -> dict[str, tuple[str, str]]:
     """Path, title and text of each page of the reference."""
     pages = {}
     for group, names in public_names().items():
         title = TITLES.get(group, group.capitalize())
-        entries = "\n".join(f"::: remat.{name}\n" for name in sorted(names, key=lambda name: name not in FIRST))
+        entries = "\n".join(entry(name) for name in sorted(names, key=lambda name: name not in FIRST))
         pages[f"reference/{group.replace(' ', '-')}.md"] = (
             title,
             f"# Reference: {title[0].lower() + title[1:]}\n\n{entries}",
