@@ -189,6 +189,21 @@ def refusal(model):
     return None
 
 
+def by_public_names():
+    """Without the private names of Keras, segments are sub-models; a layer that is called twice is refused."""
+    from remat.layers.keras import recomputing_model
+
+    recomputing_model.has_graph = lambda: False
+    differences = {}
+    for case in ("dropout", "batch_norm", "skip", "towers", "regularizers", "nested_structures", "sequential"):
+        plain, ours, x = pair(case)
+        want, got = (fitted(case, model, x)[1] for model in (plain, ours))
+        differences[case] = max(float(np.abs(want[path] - got[path]).max()) for path in want)
+        assert len(ours.__dict__["_remat_runners"]) > 1, case
+    assert "called twice" in str(refusal(Builder(True).shared()[0]))
+    return max(differences.values()) <= {"torch": 0.0, "jax": 1e-6, "tensorflow": 2e-6}[BACKEND] or differences
+
+
 def saved_bytes():
     """Bytes that PyTorch saves for the backward, in MiB: 12 dense layers, plain and with save points after 4 and 8."""
     import torch

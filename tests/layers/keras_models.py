@@ -89,7 +89,7 @@ class Builder:
         inputs = x = keras.Input((D,))
         for i in range(3):
             middle = keras.Input((D,))
-            y = self.save(layers.Dense(D, activation="gelu")(middle))
+            y = self.save(layers.Dense(D, activation="gelu", activity_regularizer="l2")(middle))
             y = layers.BatchNormalization()(layers.Dropout(0.3, seed=i)(layers.Dense(D)(y)))
             x = keras.Model(middle, layers.Dense(D)(y))(x)
             x = self.save(x) if i < 2 else x

@@ -34,6 +34,19 @@ def test_models_behave_as_those_of_keras(backend):
 
 @pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_without_private_names_segments_are_sub_models(backend):
+    assert run(backend, "by_public_names", program="keras_checks.py") == {"by_public_names": True}
+
+
+def test_private_names_of_keras_are_there():
+    from remat.layers.keras import keras_internals
+
+    assert keras_internals.MISSING == ()
+    assert keras_internals.has_graph()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_budget_is_planned_for(backend):
     assert run(backend, "budgets", program="keras_checks.py") == {"budgets": True}
 

@@ -20,7 +20,15 @@ from remat.frameworks.framework_registry import load_framework
 from remat.layers.keras import tensorflow_costs
 from remat.layers.keras.keras_internals import GraphNode, Values, current_scope, mask_of, seed_variables, set_mask
 from remat.layers.keras.model_segments import Segment, is_save_point, segments_of, split_at_save_points
-from remat.layers.keras.pure_segment import Call, Surroundings, checkpoint, foreign_state, given_value, segment_function
+from remat.layers.keras.pure_segment import (
+    Call,
+    Surroundings,
+    checkpoint,
+    foreign_state,
+    given_value,
+    loss_owner,
+    segment_function,
+)
 from remat.planners import Plan, plan
 from remat.problem import Chain, Stage
 
@@ -103,7 +111,7 @@ class BudgetedGraph:
         for (stage, place), value in assigned.items():
             contexts.of_stage[stage].variables[place].assign(value)
         for stage, place, loss in losses:
-            self.segments[stage].nodes[place].operation.add_loss(loss)
+            loss_owner(self.segments[stage].nodes[place].operation).add_loss(loss)
         for value, mask in zip(values, masks, strict=True):
             set_mask(value, mask)
         return dict(zip(map(id, self._outputs), values, strict=True))

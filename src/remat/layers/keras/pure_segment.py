@@ -43,6 +43,7 @@ __all__ = [
     "checkpoint",
     "foreign_state",
     "given_value",
+    "loss_owner",
     "segment_function",
 ]
 
@@ -135,7 +136,7 @@ class SegmentRunner:
         for place, value in assigned.items():
             variables[place].assign(value)
         for place, loss in losses:
-            segment.nodes[place].operation.add_loss(loss)
+            loss_owner(segment.nodes[place].operation).add_loss(loss)
         for x, output, mask in zip(segment.outputs, outputs, out_masks, strict=True):
             set_mask(output, mask)
             values[id(x)] = output
@@ -147,6 +148,13 @@ def given_value(variable: Any, scope: Any | None, written: set[int]) -> Any:
     if keras.backend.backend() == "torch":
         return value.clone() if id(variable) in written else value
     return keras.ops.convert_to_tensor(value) if keras.backend.backend() == "tensorflow" else value
+
+
+def loss_owner(operation: Any) -> Any:
+    """The layer to which losses of an operation are added: functional models refuse them, and have their layers'."""
+    while isinstance(operation, keras.Model) and operation.layers:
+        operation = operation.layers[-1]
+    return operation
 
 
 def foreign_state(segment: Segment, paths: list[str]) -> StepError:

@@ -14,8 +14,9 @@ import keras
 
 from remat.errors import ProblemError, StepError
 from remat.layers.keras.chain_stages import BudgetedGraph
-from remat.layers.keras.keras_internals import functional_of, is_training, nodes_of
+from remat.layers.keras.keras_internals import GraphNode, functional_of, has_graph, is_training, nodes_of
 from remat.layers.keras.model_segments import is_save_point, split_at_save_points
+from remat.layers.keras.public_graph import public_nodes, public_runners, run_publicly
 from remat.layers.keras.pure_segment import Call, SegmentRunner
 
 __all__ = ["Model", "recompute"]
@@ -135,9 +136,22 @@ class RecomputingSequential(Recomputing):
         return super().call(*args, **kwargs)
 
 
+class RecomputingByParts(Recomputing):
+    """A model whose segments are sub-models, where Keras hides its graph (public_graph.py)."""
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
+        """The outputs."""
+        if any(isinstance(x, keras.KerasTensor) for x in keras.tree.flatten(inputs)):
+            return super().call(inputs, training=training, mask=mask, **kwargs)
+        if "_remat_runners" not in self.__dict__:
+            self.__dict__["_remat_runners"] = public_runners(self)
+        return run_publicly(self, self.__dict__["_remat_runners"], inputs, training)
+
+
 @cache
-def _recomputing_class(base: type, memory: Memory) -> type:
-    kind = RecomputingSequential if issubclass(base, keras.Sequential) else RecomputingFunctional
+def _recomputing_class(base: type, memory: Memory, parts: bool) -> type:
+    whole = RecomputingSequential if issubclass(base, keras.Sequential) else RecomputingFunctional
+    kind = RecomputingByParts if parts else whole
     body = {"remat_base": base, "remat_memory": memory, "__module__": __name__, "__doc__": base.__doc__}
     made = type(f"Recomputing{base.__name__}", (kind, base), body)
     return keras.saving.register_keras_serializable("remat", "RecomputingModel")(made)
@@ -145,7 +159,7 @@ def _recomputing_class(base: type, memory: Memory) -> type:
 
 def _change_class(model: Any, memory: Memory) -> None:
     base = model.remat_base if isinstance(model, Recomputing) else type(model)
-    model.__class__ = _recomputing_class(base, memory)
+    model.__class__ = _recomputing_class(base, memory, not has_graph())
     for name in ("_remat_runners", "_remat_graph"):
         model.__dict__.pop(name, None)
     for name in ("train_function", "test_function", "predict_function"):  # compiled for the model as it was
@@ -157,7 +171,7 @@ def _models_in(model: Any) -> list[Any]:
     """Models with save points that are layers of the model, the inner ones first."""
     found: list[Any] = []
     for layer in model.layers:
-        if isinstance(layer, keras.Model) and functional_of(layer) is not None:
+        if isinstance(layer, keras.Model) and _nodes(layer) is not None:
             found += _models_in(layer)
             if _has_save_points(layer):
                 found.append(layer)
@@ -165,7 +179,15 @@ def _models_in(model: Any) -> list[Any]:
 
 
 def _has_save_points(model: Any) -> bool:
-    return any(is_save_point(node) for node in nodes_of(functional_of(model)))
+    return any(map(is_save_point, _nodes(model) or ()))
+
+
+def _nodes(model: Any) -> list[GraphNode] | None:
+    """The nodes of a model; None without a graph."""
+    if not has_graph():
+        return public_nodes(model)
+    functional = functional_of(model)
+    return None if functional is None else nodes_of(functional)
 
 
 def _check(model: Any, memory: Memory) -> None:
@@ -178,7 +200,7 @@ def _check(model: Any, memory: Memory) -> None:
         )
     if not isinstance(model, keras.Model):
         raise StepError(f"recompute takes a functional or a Sequential model of Keras, not {type(model).__name__}")
-    if functional_of(model) is None:
+    if _nodes(model) is None:
         if isinstance(model, keras.Sequential):
             raise ProblemError(
                 f"the Sequential {model.name!r} has no graph yet: begin it with keras.Input(shape), or call "
@@ -189,6 +211,8 @@ def _check(model: Any, memory: Memory) -> None:
             "to cut. In its call, write remat.checkpoint(self.block, x) for blocks of layers without dropout and "
             "statistics, or make functional models of its parts and call remat.keras.recompute on these"
         )
+    if memory is not None and not has_graph():
+        raise ProblemError(f"Keras {keras.__version__} hides the graphs of models, so a budget cannot be planned for")
     if memory is None and not _has_save_points(model) and not _models_in(model):
         raise ProblemError(
             f"the model {model.name!r} has no save point: put remat.keras.RecomputationCheckpoint() behind some of its "
