@@ -27,9 +27,7 @@ def public_nodes(model: Any) -> list[GraphNode] | None:
     except AttributeError:  # a subclassed model, or a Sequential that is not built
         return None
     layers = [each for each in operations if not isinstance(each, keras.layers.InputLayer)]
-    nodes = [
-        GraphNode(each, *(tuple(keras.tree.flatten(x)) for x in (each.input, each.output)), _never) for each in layers
-    ]
+    nodes = [GraphNode(each, _flat(each.input), _flat(each.output), _never) for each in layers]
     known = {id(x) for x in [*inputs, *(x for node in nodes for x in node.outputs)]}
     if not all(id(x) in known for x in [*outputs, *(x for node in nodes for x in node.inputs)]):
         raise ProblemError(
@@ -37,6 +35,10 @@ def public_nodes(model: Any) -> list[GraphNode] | None:
             "called twice: make a layer for each call, or use a release of Keras that remat was tried with (3.15)"
         )
     return nodes
+
+
+def _flat(tensors: Any) -> tuple[Any, ...]:
+    return tuple(keras.tree.flatten(tensors))
 
 
 def _never(values: Values, call: Call) -> None:
