@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
+from autograd import make_vjp
 from autograd.builtins import tuple as ag_tuple
-from autograd.core import make_vjp, vspace
+from autograd.extend import vspace
 from autograd.tracer import getval
 
 from remat.pytree import Leaf, PyTree
@@ -15,7 +16,7 @@ def gradients_of(
     function: Callable[[Sequence[PyTree]], PyTree], values: Sequence[PyTree], init_grad: PyTree = None
 ) -> tuple[PyTree, ...]:
     """The gradients by each of these values; `init_grad` is the cotangent of the result."""
-    pull_back, result = make_vjp(function, ag_tuple([_as_float(value) for value in values]))
+    pull_back, result = make_vjp(function)(ag_tuple([_as_float(value) for value in values]))
     seed = vspace(getval(result)).ones() if init_grad is None else init_grad
     return tuple(pull_back(seed))
 
