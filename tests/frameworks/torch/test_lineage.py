@@ -11,7 +11,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import remat
+from remat.frameworks.torch.block_trace import trace_block
 from remat.frameworks.torch.lineage import OperatorCounter, dropped_results, result_name, run_by_lineage
+from remat.frameworks.torch.lineage_results import Kept
 from remat.frameworks.torch.operator_traits import traits_of
 from tests.frameworks.torch.lineage_blocks import BLOCKS, Attention, Residual, block_of
 
@@ -286,3 +288,19 @@ def test_recurrent_layers_are_kept_under_autocast():
         for model in (plain, ours):
             model(x).float().square().sum().backward()
     assert all(torch.equal(a.grad, b.grad) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("function", [torch.exp, lambda x: torch.softmax(x, -1), lambda x: (2 * x).relu_()])
+def test_a_graph_without_a_backward_is_freed(function):
+    """An operator that saves its own result must not hold itself."""
+    x = torch.randn(3, 4, requires_grad=True)
+
+    def live():
+        gc.collect()
+        return sum(type(each) in (torch.Tensor, Kept) for each in gc.get_objects())
+
+    before = live()
+    for dropped in ((), ("exp 0.0", "_softmax 0.0", "mul 0.0")):
+        run_by_lineage(function, (x,), {}, dropped_results(dropped))
+    trace_block(function, x, {}, None)
+    assert live() == before

@@ -27,7 +27,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat.frameworks.torch.autocast import forget_casts
-from remat.frameworks.torch.lineage import OperatorCounter, result_name
+from remat.frameworks.torch.lineage import OperatorCounter, result_name, without_graph
 from remat.frameworks.torch.operator_traits import Operator, OperatorTraits, tensors_among, traits_of
 from remat.problem import Graph
 from remat.problem.operation import Operation, Storage
@@ -153,7 +153,7 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._number(tensor, "")
             self._saved.pop(number, None)
             self._saved[number] = None
-        return tensor
+        return without_graph(tensor)
 
     def graph(self, outputs: Iterable[Tensor]) -> Graph:
         """The graph, with a backward that reads what was saved."""

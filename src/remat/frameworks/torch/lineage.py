@@ -47,7 +47,16 @@ from remat.frameworks.torch.graph import current_backward
 from remat.frameworks.torch.lineage_results import Backward, Kept, Operation, Result, Scratch, View
 from remat.frameworks.torch.operator_traits import Operator, OperatorTraits, tensors_among, traits_of
 
-__all__ = ["Dropped", "Lineage", "OperatorCounter", "dropped_results", "result_name", "run_by_lineage", "unpack"]
+__all__ = [
+    "Dropped",
+    "Lineage",
+    "OperatorCounter",
+    "dropped_results",
+    "result_name",
+    "run_by_lineage",
+    "unpack",
+    "without_graph",
+]
 
 Dropped: TypeAlias = Mapping[tuple[str, int], tuple[int, ...]]  # places of results, by operator and occurrence
 _NOTHING: nullcontext[None] = nullcontext()
@@ -197,7 +206,7 @@ class Lineage(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What the graph saves for a tensor."""
         view = self.view_of(tensor)
         if view is None:
-            return Kept(tensor)
+            return Kept(without_graph(tensor))
         view.want()
         return view
 
@@ -206,6 +215,17 @@ class Lineage(TorchDispatchMode):  # type: ignore[no-untyped-call]
         plain = type(tensor) is Tensor and tensor.layout is torch.strided
         result = self._result_of(tensor) if plain and self._results else None
         return None if result is None else View(result, tensor)
+
+
+def without_graph(tensor: Tensor) -> Tensor:
+    """A tensor to be saved, without its graph, which autograd adds when it unpacks.
+
+    A node that saves its own result would hold itself: a graph without a backward would never be freed.
+    """
+    if tensor.grad_fn is None:
+        return tensor
+    with torch._C._DisableTorchDispatch():  # no operator of the block
+        return tensor.detach()
 
 
 @not_compiled
