@@ -55,7 +55,7 @@ def with_options(
         if refuses_hooks(error):
             return stage
         raise
-    cost = lineage_cost() if device is None else LineageCost(0.0, 0.0)
+    cost = lineage_cost() if device is None else LineageCost(0.0, 0.0, 0.0)
     measured = partial(_by_lineage, stage, function, x, cost.operator * graph.turn, cost.remade)
     if compiled is None:
         choices = _choices(graph, MOST_ALONE if alone else MOST)
@@ -68,7 +68,7 @@ def with_options(
     for choice in of_first_process(choices, groups):  # each of which runs the block as often as the others
         if remade := _remade(graph, choice):
             options.append(measured(choice, remade))
-    return replace(stage, options=tuple(options), graph=graph)
+    return replace(stage, forward=stage.forward + cost.segment, options=tuple(options), graph=graph)
 
 
 def least_while_recorded(stage: Stage) -> Stage:

@@ -1,7 +1,8 @@
-"""What lineage costs beside the operators that run again: measured once in a process, on tensors of a few numbers.
+"""What lineage and segments cost beside what runs again: measured once in a process, on tensors of a few numbers.
 
-Rule. On a CPU the Python of lineage.py takes the time of the kernels away, so it counts in a plan: so much for every
-operator of a block, and so much for each that runs again. On an accelerator it is hidden behind the kernels.
+Rule. On a CPU their Python takes the time of the kernels away, so it counts in a plan: for lineage so much for every
+operator of a block, and so much for each that runs again; for a block that is computed again as a whole, a segment, so
+much. On an accelerator it is hidden behind the kernels.
 
 The cost: some fifty milliseconds, once.
 """
@@ -14,8 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.lineage import Dropped, result_name, run_by_lineage
 from remat.frameworks.torch.lineage import dropped_results as results
+from remat.segments import CheckpointOptions
 
 __all__ = ["LineageCost", "lineage_cost"]
 
@@ -24,10 +27,11 @@ TIMES = 15
 
 
 class LineageCost(NamedTuple):
-    """Seconds for each operator of a block, and for each that runs again."""
+    """Seconds for each operator of a block, and for each that runs again; and for a block that is a segment."""
 
     operator: float
     remade: float
+    segment: float
 
 
 @cache
@@ -37,10 +41,12 @@ def lineage_cost() -> LineageCost:
         x = torch.ones(2, 2, requires_grad=True)
         everything = results(tuple(result_name(name, i, 0) for name in ("mm", "sin") for i in range(OPERATORS)))
         plain, kept, remade = (_fastest(x, dropped) for dropped in (None, {}, everything))
+        segment = _seconds(lambda: _pull_back(checkpoint(_operators, (x,), {}, CheckpointOptions()), x))
         with torch.no_grad():
             alone = _seconds(lambda: _operators(x))
     count = 2 * OPERATORS
-    return LineageCost(max(0.0, kept - plain) / count, max(0.0, remade - kept - alone) / count)
+    lineage = max(0.0, kept - plain) / count, max(0.0, remade - kept - alone) / count
+    return LineageCost(*lineage, max(0.0, segment - plain - alone))
 
 
 def _operators(x: Tensor) -> Tensor:
@@ -51,10 +57,13 @@ def _operators(x: Tensor) -> Tensor:
 
 def _fastest(x: Tensor, dropped: Dropped | None) -> float:
     def step() -> None:
-        out = _operators(x) if dropped is None else run_by_lineage(_operators, (x,), {}, dropped)
-        torch.autograd.grad(out.sum(), x)
+        _pull_back(_operators(x) if dropped is None else run_by_lineage(_operators, (x,), {}, dropped), x)
 
     return _seconds(step)
+
+
+def _pull_back(out: Tensor, x: Tensor) -> None:
+    torch.autograd.grad(out.sum(), x)
 
 
 def _seconds(run: Callable[[], object]) -> float:
