@@ -48,6 +48,7 @@ __all__ = ["StageMeasurement", "chain_key", "cotangent_loss", "kind_of", "leaves
 
 QUICK = 0.05  # seconds: a stage that takes longer is timed once
 TIMES = 5  # runs of a quick stage
+TIMES_COMPARED = 15  # of one that is compared with other options of the same block, which differ by a few per cent
 
 
 def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
@@ -127,7 +128,10 @@ class StageMeasurement:
         known = stage.options[0]
         with self._gradients_there():
             self._pull_back(self._record())
-            times = (known.record, known.backward + (seconds or 0.0)) if seconds is not None else self._seconds()[1:]
+            if seconds is None:
+                _, *times = self._seconds(TIMES_COMPARED)
+            else:
+                times = [known.record, known.backward + seconds]
             return self._option(stage.output, *times, name, remade)
 
     def _option(self, output: int, record: float, backward: float, name: str, remade: Sequence[str] = ()) -> Option:
@@ -189,9 +193,9 @@ class StageMeasurement:
         del out
         return 2 * freed < size or not size
 
-    def _seconds(self) -> tuple[float, float, float]:
+    def _seconds(self, times: int = TIMES) -> tuple[float, float, float]:
         rows = []
-        for _ in range(TIMES):
+        for _ in range(times):
             forward, out = self._timed(self._run)
             del out
             record, out = self._timed(self._record)
