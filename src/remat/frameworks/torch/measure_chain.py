@@ -128,11 +128,10 @@ class StageMeasurement:
         known = stage.options[0]
         with self._gradients_there():
             self._pull_back(self._record())
+            record, backward = known.record, known.backward + (seconds or 0.0)
             if seconds is None:
-                _, *times = self._seconds(TIMES_COMPARED)
-            else:
-                times = [known.record, known.backward + seconds]
-            return self._option(stage.output, *times, name, remade)
+                _, record, backward = self._seconds(TIMES_COMPARED)
+            return self._option(stage.output, record, backward, name, remade)
 
     def _option(self, output: int, record: float, backward: float, name: str, remade: Sequence[str] = ()) -> Option:
         with self._meter.counting():
