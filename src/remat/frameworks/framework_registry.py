@@ -158,7 +158,8 @@ def _owner(leaf: object) -> Framework | None:
         for package in {base.__module__.partition(".")[0] for base in leaf_type.__mro__} & UNSUPPORTED.keys():
             raise StepError(
                 f"{UNSUPPORTED[package]} cannot be run by this release: a leaf is a {package}.{leaf_type.__name__}. "
-                "Give NumPy arrays, PyTorch tensors or JAX arrays; remat.plan plans for every framework"
+                "Give NumPy arrays, PyTorch tensors or JAX arrays; remat.plan plans for every framework, and "
+                "remat.keras.recompute recomputes Keras models"
             )
     return owner
 
