@@ -6,7 +6,9 @@ which loops were exchanged, two are skipped by JAX itself, and 16 do not. Of equ
 loops run by `remat.layers.diffrax`, 38 of 42 pass, and gradients of `test_backward_checkpointed` are right. optax's
 tests of line searches and projections: 278 of 278, in which 240 loops were exchanged. The first 39 tests of dynamax:
 all, in which 218 were. A program each of haiku's `dynamic_unroll`, `layer_stack` and `scan`, linen's `RNN` and `scan`,
-nnx's `RNN`, a scan and NUTS of numpyro, NUTS and HMC of blackjax: results and gradients are those without. What does not pass:
+nnx's `RNN`, a scan and NUTS of numpyro, NUTS and HMC of blackjax: results and gradients are those without.
+
+What does not pass:
 
 | test | why |
 |---|---|
