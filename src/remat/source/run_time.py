@@ -168,6 +168,13 @@ class _LoopRun:
             ran = self.turns.run(values, start, stop)
         except StepError as error:
             raise self._error(error) from error
+        except TypeError as error:
+            if "Box" in str(error):  # of autograd, in a function of NumPy's own
+                error.add_note(
+                    "a function that the loop calls uses plain numpy, and is not rewritten: decorate it with "
+                    "@remat.checkpointed, too, or import autograd.numpy there"
+                )
+            raise
         self._note(ran)
         if ran.values is not None:
             if self.put is not None:
