@@ -106,7 +106,7 @@ def test_a_budget_is_kept_and_drawn_beside_what_breaks_it(run, tmp_path, framewo
     assert number(out, "budget") == ["90 KiB, which the planner was given"]
     assert_inside_its_budget(out, framework)
     page = (tmp_path / "limit.html").read_text()
-    assert page.count(">limit 90 KiB<") == 2
+    assert page.count(">limit 90 KiB</text>") == 2  # in both charts
 
 
 def test_without_checkpoints(run):
