@@ -3,10 +3,11 @@ r"""Tests of JAX's own suite of loops, and of equinox's, adapted: what those fou
 `lax_control_flow_test.py` of JAX 0.10.2 was run inside of `remat.replace_loops(slots=3)`, without what is about `cond`
 and `switch`, and with one of nine of the 405 cases of forwarded and constant carries: of 578 tests 560 pass, in 466 of
 which loops were exchanged, two are skipped by JAX itself, and 16 do not. Of equinox's `test_while_loop.py`, with its
-loops run by `remat.layers.diffrax`, 38 of 42 pass, and gradients of `test_backward_checkpointed` are right. optax's
-tests of line searches and projections: 278 of 278, in which 240 loops were exchanged. The first 39 tests of dynamax:
-all, in which 218 were. A program each of haiku's `dynamic_unroll`, `layer_stack` and `scan`, linen's `RNN` and `scan`,
-nnx's `RNN`, a scan and NUTS of numpyro, NUTS and HMC of blackjax: results and gradients are those without.
+loops run by `remat.layers.diffrax`, 38 of 42 pass, and so do the gradients of 39 cases run of
+`test_backward_checkpointed`. optax's tests of line searches and projections: 278 of 278, in which 240 loops were
+exchanged. The first 39 tests of dynamax: all, in which 218 were. A program each of haiku's `dynamic_unroll`,
+`layer_stack` and `scan`, linen's `RNN` and `scan`, nnx's `RNN`, a scan and NUTS of numpyro, NUTS and HMC of blackjax:
+results and gradients are those without.
 
 What does not pass:
 
