@@ -9,6 +9,8 @@ asked for, all turns run in place: that is plain Python, and keeps nothing.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
+
 from remat.errors import SourceError, StepError
 from remat.execute.stop import STOP
 from remat.frameworks import Framework, find_framework
@@ -225,7 +227,7 @@ def _filled(array: Any, numbers: list[int], rows: Any) -> Any:
     missing = len(array.shape) - len(rows.shape)
     if missing > 0:  # a row may have fewer axes than its place
         rows = rows.reshape((rows.shape[0], *[1] * missing, *rows.shape[1:]))
-    return put("own", rows, array, numbers)
+    return put("own", rows, array, np.array(numbers))
 
 
 def _parts(iterable: Any) -> Any:
