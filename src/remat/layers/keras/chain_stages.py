@@ -105,7 +105,7 @@ class BudgetedGraph:
             state: State = list(inputs), [mask_of(x) for x in inputs], {}, []
             values, masks, assigned, losses = self._run(inputs, contexts, given)(contexts, state, given)
             written = {id(contexts.of_stage[stage].variables[place]) for stage, place in assigned}
-            if keras.backend.backend() != "torch" or scope is not None or written <= self._written:
+            if keras.backend.backend() == "jax" or scope is not None or written <= self._written:
                 break
             self._written |= written
         for (stage, place), value in assigned.items():

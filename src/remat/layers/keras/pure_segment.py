@@ -10,7 +10,7 @@ What it can miss: state of a layer that is no variable. On PyTorch and TensorFlo
 segments run to their end there, so that a layer that cleans up behind itself does (`early_stop=False`: a GRU with
 recurrent dropout forgets its mask at the end of its call).
 
-The cost: a few dictionaries for a call; on PyTorch copies of the variables that the segment assigns.
+The cost: a few dictionaries for a call; on PyTorch and TensorFlow copies of the variables that the segment assigns.
 """
 
 import random
@@ -129,7 +129,7 @@ class SegmentRunner:
                 make_seed_generator(random_state)  # a draw without a seed has made one, whose state is a variable, too
                 continue
             written = {id(variables[place]) for place in assigned}
-            if keras.backend.backend() != "torch" or surroundings.scope is not None or written <= self._written:
+            if keras.backend.backend() == "jax" or surroundings.scope is not None or written <= self._written:
                 break
             # What is saved for the backward would be written into: the first time, the segment is run with copies.
             self._written |= written
@@ -147,7 +147,9 @@ def given_value(variable: Any, scope: Any | None, written: set[int]) -> Any:
     value = raw_value(variable, scope)
     if keras.backend.backend() == "torch":
         return value.clone() if id(variable) in written else value
-    return keras.ops.convert_to_tensor(value) if keras.backend.backend() == "tensorflow" else value
+    if keras.backend.backend() == "tensorflow":
+        return tensorflow_segments.read(value, copied=id(variable) in written)
+    return value
 
 
 def loss_owner(operation: Any) -> Any:

@@ -16,7 +16,7 @@ import keras
 if keras.backend.backend() == "tensorflow":  # it is optional
     import tensorflow as tf
 
-__all__ = ["checkpoint"]
+__all__ = ["checkpoint", "read"]
 
 
 def checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -34,6 +34,14 @@ def checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         return outputs, gradient
 
     return flat.build(run(*flat.tensors))
+
+
+def read(variable: Any, *, copied: bool) -> Any:
+    """The value of a variable. TensorFlow writes into what was read before, where it runs without a compiler."""
+    value = tf.convert_to_tensor(variable)
+    if not copied:
+        return value
+    return tf.logical_or(value, False) if value.dtype.is_bool else value + tf.zeros_like(value)
 
 
 class _FlatFunction:
