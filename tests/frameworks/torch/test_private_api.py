@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import remat.frameworks.torch  # noqa: E402
 
 SOURCE = Path(remat.frameworks.torch.__file__).parent
-NAMED_FILES = {"collectives.py", "fsdp.py", "functorch.py", "graph.py", "meter.py", "modules.py"}
+NAMED_FILES = {"collectives.py", "dispatch.py", "fsdp.py", "functorch.py", "graph.py", "meter.py", "modules.py"}
 
 
 class Empty(torch.nn.Module):
@@ -57,6 +57,11 @@ IN_TORCH = [
     "_C._autograd._disable_profiler_legacy",
     "_C._profiler._ExperimentalConfig",
     "utils._python_dispatch.TorchDispatchMode",
+    "_ops",
+    "_ops.OpOverload",
+    "_C._DisableTorchDispatch",
+    "_C._DisableAutocast",
+    "_neg_view",
     "utils._pytree.tree_leaves",
 ]
 ON_OBJECTS = [

@@ -24,11 +24,11 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat.frameworks.torch.autocast import forget_casts
+from remat.frameworks.torch.dispatch import DispatchMode, Operator
 from remat.frameworks.torch.lineage import OperatorCounter, result_name, without_graph
-from remat.frameworks.torch.operator_traits import Operator, OperatorTraits, tensors_among, traits_of
+from remat.frameworks.torch.operator_traits import OperatorTraits, tensors_among, traits_of
 from remat.problem import Graph
 from remat.problem.operation import Operation, Storage
 from remat.pytree import flatten
@@ -51,7 +51,7 @@ def trace_block(block: Callable[[Any], Any], x: Any, modules: dict[int, str], de
     return trace.graph(leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
 
 
-class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Trace(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators that run."""
 
     def __init__(self, modules: dict[int, str], device: torch.device | None) -> None:

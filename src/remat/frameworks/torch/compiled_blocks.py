@@ -21,6 +21,7 @@ from typing import Any, Self
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from remat.frameworks.torch.dispatch import Operator
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.lineage import Dropped, OperatorCounter, dropped_results
 from remat.frameworks.torch.operator_traits import traits_of
@@ -95,7 +96,7 @@ def _contexts(dropped: Dropped) -> Any:
     counter = OperatorCounter()
 
     def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        if not isinstance(operator, torch._ops.OpOverload) or operator.is_view:
+        if not isinstance(operator, Operator) or operator.is_view:
             return CheckpointPolicy.PREFER_RECOMPUTE
         name = traits_of(operator).name
         is_dropped = (name, counter.next(name)) in dropped

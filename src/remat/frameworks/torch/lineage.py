@@ -38,14 +38,14 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat.frameworks.compilers import not_compiled
+from remat.frameworks.torch.dispatch import DispatchMode, Operator, without_autocast, without_modes
 from remat.frameworks.torch.fsdp import gathered
 from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.graph import current_backward
 from remat.frameworks.torch.lineage_results import Backward, Kept, Operation, Result, Scratch, View
-from remat.frameworks.torch.operator_traits import Operator, OperatorTraits, tensors_among, traits_of
+from remat.frameworks.torch.operator_traits import OperatorTraits, tensors_among, traits_of
 
 __all__ = [
     "Dropped",
@@ -107,7 +107,7 @@ class OperatorCounter:
         return count
 
 
-class Lineage(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Lineage(DispatchMode):  # type: ignore[no-untyped-call]
     """Remembers, while a function runs, how the results were made that are not kept."""
 
     def __init__(self, dropped: Dropped, sharded: Sequence[nn.Module] = ()) -> None:
@@ -224,7 +224,7 @@ def without_graph(tensor: Tensor) -> Tensor:
     """
     if tensor.grad_fn is None:
         return tensor
-    with torch._C._DisableTorchDispatch():  # no operator of the block
+    with without_modes():  # no operator of the block
         return tensor.detach()
 
 
@@ -237,5 +237,5 @@ def unpack(saved: Any) -> Tensor:
         tensor: Tensor = saved
         return tensor
     sharded = saved.sharded
-    with outside_transforms(), torch.no_grad(), torch._C._DisableAutocast(), gathered(sharded) if sharded else _NOTHING:
+    with outside_transforms(), torch.no_grad(), without_autocast(), gathered(sharded) if sharded else _NOTHING:
         return saved.take(current_backward())

@@ -14,8 +14,8 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 
+from remat.frameworks.torch.dispatch import Operator, negated
 from remat.frameworks.torch.graph import call_after_backward, version
-from remat.frameworks.torch.operator_traits import Operator
 
 __all__ = ["Backward", "Kept", "Operation", "Result", "Scratch", "View"]
 
@@ -215,7 +215,7 @@ class View:
             tensor = empty.set_(base.untyped_storage(), self._offset, self._size, self._stride)
         if self._is_conjugate:
             tensor = tensor.conj()
-        return torch._neg_view(tensor) if self._is_negative else tensor
+        return negated(tensor) if self._is_negative else tensor
 
 
 def _want(argument: Any) -> None:

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Operator", "OperatorTraits", "tensors_among", "traits_of"]
+from remat.frameworks.torch.dispatch import Operator
 
-Operator = torch._ops.OpOverload
+__all__ = ["OperatorTraits", "tensors_among", "traits_of"]
+
 
 _RECURRENT = "rnn"  # they make a work space for their backward only where gradients are recorded, which is not so again
 _FACTORIES = ("empty", "zeros", "ones", "full", "new_", "arange", "linspace", "eye", "scalar_tensor", "lift")
