@@ -20,7 +20,7 @@ from remat.reporting.tables import Table
 from remat.units import bytes_text, count_text, number_text, to_bytes, to_count
 
 if TYPE_CHECKING:
-    from remat.cli.demo.model import CharModel
+    from remat.cli.demo.model import CharModel, Training
 
 EXAMPLE = "remat demo --memory 4MiB"
 HELP = "train a character LSTM through 512 steps, plainly and inside a memory budget, and compare"
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train twice, compare, print the table, write the page."""
-    from remat.cli.demo.model import CharModel
+    from remat.cli.demo.model import CharModel, Training
 
     steps, hidden, batch, iterations = (
         to_count(read_whole(getattr(arguments, name), f"--{name}"), f"--{name}", least=1)
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_to_overwrite(arguments.output, arguments.force)
     model = CharModel(steps, hidden, batch)
     title = f"A character LSTM through {count_text(steps)} steps, inside {bytes_text(memory)}"
-    rows, plain, call = _compare(model, memory, iterations)
+    rows, plain, call = _compare(model, memory, iterations, Training)
     head = ("", "plain autograd", "remat")
     _print_table(title, head, rows)
     show(call.plan, indent=PLAN_INDENT)
@@ -72,11 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _compare(model: "CharModel", memory: int, iterations: int) -> tuple[list[tuple[str, ...]], CallRecord, CallRecord]:
+def _compare(
+    model: "CharModel", memory: int, iterations: int, training: "type[Training]"
+) -> tuple[list[tuple[str, ...]], CallRecord, CallRecord]:
     """The rows of the table, and the recorded calls: all tapes held, as plain autograd does, and inside the budget."""
     from autograd import value_and_grad
-
-    from remat.cli.demo.model import Training
 
     with Bars() as bars:
 
@@ -87,7 +87,7 @@ def _compare(model: "CharModel", memory: int, iterations: int) -> tuple[list[tup
         bars.say("measuring and planning")
         value_and_grad(budget)(model.params)
         bars.say("training, in turns", 2 * iterations, part="this gradient")
-        trainings = [Training(model, loss) for loss in (model.plain_loss, budget)]
+        trainings = [training(model, loss) for loss in (model.plain_loss, budget)]
         times = interleaved([each.step for each in trainings], iterations, bars.step)
         bars.say("measuring memory", 3, part="this gradient")
         (_, expected), plain_peak = _traced(lambda: value_and_grad(model.plain_loss)(model.params))

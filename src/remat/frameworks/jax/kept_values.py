@@ -76,7 +76,7 @@ class _Steps:
             inner = called_program(eqn)
             if inner is not None and not any(isinstance(var, Literal) for var in (*eqn.invars, *inner.outvars)):
                 inside = dict(zip(inner.invars, (numbers[var] for var in eqn.invars), strict=True))
-                self._add(program, inner, inside)
+                self._add(program, inner, inside)  # names inside of a call would not be seen by the policy
                 numbers.update(zip(eqn.outvars, (inside[var] for var in inner.outvars), strict=True))
                 continue
             inputs = tuple(None if isinstance(var, Literal) else numbers[var] for var in eqn.invars)
@@ -115,6 +115,7 @@ def _kept(steps: _Steps, memory: int) -> list[int]:
     outputs = frozenset(graph.outputs)
     found = [frozenset[int]()]
     if graph.saved and memory:
+        # Without OR-Tools the points of the hull lie far apart: the bytes between them are filled greedily.
         found += [option.kept for option in block_options(graph, points=POINTS, tiny=0)]
     fitting = [_filled(graph, kept | outputs, memory) for kept in found if graph.bytes_of(kept - outputs) <= memory]
     kept = min(fitting, key=lambda each: (_seconds_again(graph, each)[0], graph.bytes_of(each)))

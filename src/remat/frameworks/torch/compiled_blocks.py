@@ -72,13 +72,13 @@ def fused(graph: Graph) -> Graph:
 
 @lru_cache(maxsize=256)
 def _compiled(method: FunctionType, remade: tuple[str, ...], options: CompileOptions) -> Callable[..., Any]:
-    contexts = partial(_contexts, dropped_results(remade))
+    contexts = partial(_contexts, dropped_results(remade))  # the compiler traces a partial, and no closure of ours
 
     def plain(module: Any, *args: Any, **kwargs: Any) -> Any:
         return method(module, *args, **kwargs)
 
     def selective(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():  # torch's checkpoint would only warn
             return method(module, *args, **kwargs)
         block = partial(method, module)
         return checkpoint(block, *args, use_reentrant=False, context_fn=contexts, **kwargs)
@@ -96,6 +96,7 @@ def _contexts(dropped: Dropped) -> Any:
     counter = OperatorCounter()
 
     def policy(_: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        # Views cost nothing again; operators of higher order, as the checkpoint itself, are none of the plan's.
         if not isinstance(operator, Operator) or operator.is_view:
             return CheckpointPolicy.PREFER_RECOMPUTE
         name = traits_of(operator).name

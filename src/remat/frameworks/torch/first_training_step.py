@@ -40,7 +40,7 @@ class FirstTrainingStep:
     def run(self, call: Callable[[], Any]) -> Any:
         """What the call returns."""
         self._before = self._meter.now()
-        self._meter.reset_peak()
+        self._meter.reset_peak()  # the trial, or loading the model, may have had a higher one
         out = call()
         nodes = {tensor.grad_fn for tensor in tensors_in(out) if tensor.grad_fn is not None}
         self._handles = [node.register_prehook(self._begin_backward) for node in nodes]
@@ -54,7 +54,7 @@ class FirstTrainingStep:
 
     def _begin_backward(self, _: tuple[Tensor | None, ...]) -> None:
         if not self._is_ending:
-            self._is_ending = True
+            self._is_ending = True  # of several outputs, the first one that is pulled back
             call_after_backward(self._end_backward)
 
     def _end_backward(self) -> None:
