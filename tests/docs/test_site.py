@@ -82,5 +82,6 @@ def test_the_pictures_are_drawn_by_their_script(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     drawn = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.svg")}
-    assert drawn.keys() == {path.name for path in (ROOT / "docs" / "pictures").glob("*.svg")}
+    by_benchmark = {"gpt-budgets.svg"}  # torch_chains.py draws it, on a GPU
+    assert drawn.keys() == {path.name for path in (ROOT / "docs" / "pictures").glob("*.svg")} - by_benchmark
     assert all("<svg" in picture and "peak" in picture for picture in drawn.values())
