@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isqrt
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,9 @@ class TracedTurns:
                 carry, part.turns = after, part.turns + 1
                 outputs.append(y)
             found, part.tree = flatten((tuple(carry), outputs))
+            if any(isinstance(leaf, FunctionType) for leaf in found):
+                # It reads variables of the turn, which Python would let it see as they are after the loop.
+                raise StepError("a turn hands on a function: call it in the turn, and hand on what it returns")
             part.statics = [None if self._is_array(leaf) else (leaf,) for leaf in found]
             return [leaf for leaf in found if self._is_array(leaf)]
 
