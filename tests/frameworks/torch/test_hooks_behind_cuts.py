@@ -74,3 +74,25 @@ def test_hooks_of_a_leaf_behind_a_cut_that_was_frozen_since(made):
     leaf.requires_grad_()
     leaf.sum().backward()
     assert calls.value == 1
+
+
+@pytest.mark.parametrize("also", [False, True])
+def test_hooks_of_made_tensors_behind_an_input_that_the_loss_does_not_use(also):
+    """They run for other uses of the tensor alone, and again in the next backward."""
+
+    def run(loop, **how):
+        w, start_at = start()
+        seen, made = [], start_at * 2
+        made.register_hook(lambda g: seen.append(("made", g.sum().item())))
+        init = torch.sin(made)
+        init.register_hook(lambda g: seen.append(("init", g.sum().item())))
+        cuts_last = lambda h, x: (torch.tanh((h.detach() if x == 3 else h) @ w), h)  # noqa: E731
+        last, ys = loop(cuts_last, init, torch.arange(6), **how)
+        loss = last.sum() + (made.pow(2).sum() if also else 0)
+        loss.backward(retain_graph=True)
+        ys.sum().backward()
+        return seen, start_at.grad.tolist()
+
+    found = run(remat.scan, slots=1)
+    assert found == run(plain_scan)
+    assert len(found[0]) == 3 if also else 2

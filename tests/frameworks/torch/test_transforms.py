@@ -347,3 +347,21 @@ def test_while_loops_of_a_batch_whose_examples_do_not_end_together():
     with pytest.raises(remat.StepError, match=r"different numbers of steps.*Use scan"):
         vmap(halved)(XS)
     assert vmap(lambda h: remat.while_loop(lambda h: False, torch.sin, h, slots=2))(XS) is not None
+
+
+@pytest.mark.parametrize("transform", [grad, lambda loss: vmap(grad(loss))])
+def test_what_a_step_saves_for_the_gradient_of_a_constant_may_be_written_into(transform):
+    """A parameter that the transform does not differentiate by needs nothing that steps save for it."""
+    scale = numbers(3).requires_grad_()
+
+    def loss(loop, start):
+        def step(h, _):
+            h = h * 1.5
+            wave = torch.sin(scale * h)
+            return torch.tanh(h.mul_(1.1) * wave), None
+
+        return loop(step, start, None, length=4)[0].pow(2).sum()
+
+    found, expected = (transform(partial(loss, loop))(numbers(2, 3)) for loop in (scan, plain_scan))
+    assert_same([found], [expected], bitwise=False, tolerance=1e-12)
+    assert scale.requires_grad

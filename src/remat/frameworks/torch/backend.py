@@ -199,7 +199,7 @@ class TorchBackend(ComparedTensors):
         tape_bytes = 0
         if measured:
             tape.look_at_graph(self._output_edges((*leaves, *flatten(y)[0])))
-            tape_bytes = saved_bytes(tape, self._persistent_tensors())
+            tape_bytes = saved_bytes(tape.seen.nodes, tape.carry_in, self._persistent_tensors())
         return tape, carry, y, tape_bytes, allocated_bytes
 
     @contextmanager
@@ -349,7 +349,7 @@ class TorchBackend(ComparedTensors):
         """Bytes of a carry, a tape or a cotangent."""
         if isinstance(value, Tape):
             value.look_at_graph()
-            return saved_bytes(value, self._persistent_tensors())
+            return saved_bytes(value.seen.nodes, value.carry_in, self._persistent_tensors())
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:

@@ -29,6 +29,7 @@ from remat.frameworks.torch.fsdp import fsdp_modules_called
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.gradient_flow import check_unconnected
 from remat.frameworks.torch.graph import backward_hooks, is_wanted, leaf_itself, restored_leaf_state, will_get_gradient
+from remat.frameworks.torch.input_versions import was_written_into
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
 from remat.frameworks.torch.tensor_state import Memory
@@ -210,6 +211,18 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         The first `asked` of the leaves are asked for. With `batch`, so many cotangents of each result are given, in
         axis 0, and gradients are returned so.
         """
+        try:
+            return self._reverse(leaves, asked, cotangents, batch)
+        except (RuntimeError, StepError) as error:
+            if asked == len(leaves) or not was_written_into(error):
+                raise
+        # A step saves a tensor for the gradient of what is a constant to the transforms, and writes into it. As they do
+        # not ask for that gradient, a plain loop would not notice.
+        constants = [leaf_itself(tensor) for tensor in self.unwrapped]
+        with restored_leaf_state([(tensor, False, {}) for tensor in constants]):
+            return self._reverse(leaves, asked, cotangents, batch)
+
+    def _reverse(self, leaves: Sequence[Leaf], asked: int, cotangents: Sequence[Leaf], batch: int | None) -> list[Leaf]:
         with self.as_not_frozen(leaves), self.at_turn(leaves) as (backend, interpreter):
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)

@@ -15,7 +15,7 @@ from remat.errors import StepError
 from remat.frameworks.torch.graph import version
 from remat.frameworks.torch.leaves import spec_of
 
-__all__ = ["InputVersions", "step_mutation_error"]
+__all__ = ["InputVersions", "step_mutation_error", "was_written_into"]
 
 
 class InputVersions:
@@ -40,3 +40,8 @@ def step_mutation_error(steps: str, what: str) -> StepError:
         f"{steps} writes into what it is given ({what}): its input x, or a carry that is kept to be used again. Make a "
         "new tensor instead, as in h = h + dh for h += dh"
     )
+
+
+def was_written_into(error: Exception) -> bool:
+    """Whether an error of autograd, or a segment's, says that a saved tensor was written into; there is no type."""
+    return "modified by an inplace operation" in str(error) or "was written into" in str(error)

@@ -28,6 +28,7 @@ from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.collectives import is_single_process
 from remat.frameworks.torch.function import TorchLoopCall
 from remat.frameworks.torch.graph import has_saved_tensor_hooks, without_saved_tensor_hooks
+from remat.frameworks.torch.input_versions import was_written_into
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.meter import cuda_of, free_bytes, meter_for, one_step
 from remat.frameworks.torch.modules import backward_hooks_exchanged
@@ -59,7 +60,7 @@ class _Setup(MeasurementSetup):
         try:
             super().pull_back(tapes, gradients)
         except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error):
+            if not was_written_into(error):
                 raise
 
 

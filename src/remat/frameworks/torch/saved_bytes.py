@@ -17,20 +17,19 @@ from torch.autograd.graph import Node
 
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.storage import is_dense, local_part, storage_id
-from remat.frameworks.torch.tape import Tape
 
 __all__ = ["saved_bytes", "saved_tensors_of"]
 
 
-def saved_bytes(tape: Tape, persistent: Iterable[Tensor]) -> int:
-    """The bytes that a tape keeps alive, besides the memory of `persistent` tensors."""
+def saved_bytes(nodes: Iterable[Node], roots: Iterable[Tensor | None], persistent: Iterable[Tensor]) -> int:
+    """The bytes that nodes and the roots of their graph keep alive, besides the memory of `persistent` tensors."""
     persistent_ids = {storage_id(tensor) for tensor in persistent if is_dense(tensor)}
     held: dict[int, int] = {}  # by storage
-    for node in tape.seen.nodes:
+    for node in nodes:
         for tensor in saved_tensors_of(node):
             if is_dense(tensor) and storage_id(tensor) not in persistent_ids:
                 held[storage_id(tensor)] = local_part(tensor).untyped_storage().nbytes()
-    held |= {storage_id(root): nbytes(root) for root in tape.carry_in if root is not None}
+    held |= {storage_id(root): nbytes(root) for root in roots if root is not None}
     return sum(held.values())
 
 

@@ -24,6 +24,7 @@ from remat.frameworks.torch.graph import (
     set_backward_hooks,
     version,
 )
+from remat.frameworks.torch.input_versions import was_written_into
 from remat.frameworks.torch.saved_tensors import SaveInputs, made_again
 from remat.frameworks.torch.shared_containers import SharedContainers
 from remat.frameworks.torch.tensor_state import COPIED, is_plain
@@ -154,7 +155,7 @@ class SegmentInputs:
             saved = list(SaveInputs.load(self._saved))
             apart = {at: each.load() for at, each in self._sums.items()}
         except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error):
+            if not was_written_into(error):
                 raise
             what = f"one of its inputs ({str(error).partition(': ')[2].partition(';')[0][:80]})"
             raise mutation_error(name, what, "since it was first run, or by the segment itself") from error

@@ -6,9 +6,11 @@ up for in the backward. Such an input gets zeros that are known by their memory,
 if they were called with None. A node that gets nothing else passes such zeros on, and None to leaves; so a leaf gets
 None if nothing but such zeros leads to it, and then its hooks do not run. The zeros are -0.0, which changes no sum.
 
-What it can miss: hooks of made tensors, which see zeros; if they change the sign, these go on as a gradient. The cost:
-nothing where all inputs have gradients; else a hook on each of at most 1,000 nodes, where longer graphs are left to
-None. Transforms of torch.func, whose gradients are never None, need none of it.
+Hooks of made tensors do not run either, if the tensor is the input itself or saved by a node behind it.
+
+What it can miss: hooks of other made tensors, which see zeros; if they change the sign, these go on as a gradient. The
+cost: nothing where all inputs have gradients; else a hook on each of at most 1,000 nodes, where longer graphs are left
+to None. Transforms of torch.func, whose gradients are never None, need none of it.
 """
 
 from collections.abc import Sequence
@@ -36,6 +38,7 @@ from remat.frameworks.torch.graph import (
     set_backward_hooks,
 )
 from remat.frameworks.torch.leaves import batched_zeros_like
+from remat.frameworks.torch.saved_bytes import saved_tensors_of
 from remat.pytree import Leaf
 
 __all__ = ["gradient_of_unused", "without_unused"]
@@ -88,11 +91,16 @@ class _UnusedNodes:
         edges = edges_behind(tensor.grad_fn)
         if edges is None:
             return None
+        made = [tensor]
         for node in {tensor.grad_fn, *(node for node, _ in edges)}:
             if is_leaf_node(node):
                 _suspend_hooks(leaf_of(node))
             elif node not in self._handles:
                 self._handles[node] = node.register_hook(partial(self._pass_on, node))
+                made += saved_tensors_of(node)
+        for each in made:
+            if each.grad_fn in self._handles:
+                _suspend_hooks(each)
         return self._passed_to((tensor.grad_fn, tensor.output_nr), tensor)
 
     def _pass_on(self, node: Node, gradients: Sequence[Any], incoming: Sequence[Any]) -> tuple[Any, ...] | None:
@@ -141,13 +149,13 @@ def _zero(like: Tensor) -> Tensor:
 
 
 def _suspend_hooks(leaf: Tensor) -> None:
-    """Let the hooks of a leaf run only if it gets a gradient in this backward."""
+    """Let the hooks of a leaf, or of a made tensor, run only if it gets a gradient in this backward."""
     if has_hooks(leaf):
         _Untouched(leaf)
 
 
 class _Untouched:
-    """Takes the place of a leaf's hooks until it has got its gradient, or the backward has ended."""
+    """Takes the place of a tensor's hooks until it has got its gradient, or the backward has ended."""
 
     def __init__(self, leaf: Tensor) -> None:
         before, after = backward_hooks(leaf), post_accumulate_hooks(leaf)
@@ -155,7 +163,9 @@ class _Untouched:
             return  # another input has seen to it
         self._leaf, self._before, self._after = leaf, before, after
         self._has_gradient, self._is_restored = False, False
-        if leaf.requires_grad:
+        if leaf.grad_fn is not None:
+            set_backward_hooks(leaf, {0: self})
+        elif leaf.requires_grad:
             set_backward_hooks(leaf, {})
             set_backward_hooks(leaf, {}, after=True)
             leaf.register_hook(self)  # type: ignore[no-untyped-call]
@@ -166,7 +176,7 @@ class _Untouched:
 
     def __call__(self, gradient: Tensor | None) -> Tensor | None:
         """The hook for the gradient, before it is added to `.grad`."""
-        if gradient is None:
+        if gradient is None or is_unused(gradient):
             return None
         self._has_gradient = True
         # As the engine calls them: each gets what the one before has made of the gradient.
