@@ -169,3 +169,33 @@ def test_steps_with_rules_of_their_own(order):
     if order == "forward over reverse":
         found = derived(lambda h: remat.while_loop(cond, body, (0, h), slots=2)[1], 1.0)(0.7)
         close(found, derived(functools.partial(loss, jax.lax.scan), 1.0)(0.7))
+
+
+def _nest(scan, segment, h):
+    """A loop of loops and of a segment with a loop, whose function has a slope of its own."""
+
+    @jax.custom_jvp
+    def gentle(x):
+        return jnp.tanh(x)
+
+    gentle.defjvp(lambda x, dx: (jnp.tanh(x[0]), 0.5 * dx[0] * jnp.cos(x[0])))
+
+    def inner(h, _):
+        return gentle(h) * 1.1, None
+
+    def outer(h, _):
+        h = scan(inner, h, None, length=1)[0]
+        return segment(lambda h: jax.lax.scan(inner, h, None, length=2)[0])(h) * 1.2, None
+
+    return (scan(outer, h, None, length=2)[0] ** 2).sum()
+
+
+@pytest.mark.parametrize("order", ["forward over reverse", "reverse over reverse"])
+def test_loops_inside_of_loops(order):
+    """Arguments that only a derivative of the inner loop's VJP reads stay; and rules are asked as often as by JAX."""
+    h, along = jnp.array([[0.3, -0.7], [1.1, 0.2]]), jnp.ones(2)
+    few = functools.partial(remat.scan, slots=1)
+    segments = (remat.drop, jax.checkpoint) if order == "forward over reverse" else (jax.checkpoint,) * 2
+    ours, plain = (functools.partial(_nest, *each) for each in zip((few, jax.lax.scan), segments, strict=True))
+    derived = lambda f: jax.jit(jax.vmap(ORDERS[order](f, along)))(h)  # noqa: E731
+    close(derived(ours), derived(plain))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from remat.frameworks.jax.avals import ClosedJaxpr, Jaxpr, Literal, is_custom_rule, primitive_and_context
+from remat.frameworks.jax.differentiable import DifferentiableFunction, Linearization
 from remat.pytree import PyTree
 
 __all__ = ["cache_key", "has_custom_rules"]
@@ -71,4 +72,6 @@ def has_custom_rules(value: PyTree) -> bool:
     """Whether a program, or a parameter of an operation, calls functions with custom_jvp or custom_vjp rules."""
     if isinstance(value, ClosedJaxpr | Jaxpr):
         return any(is_custom_rule(eqn) or any(map(has_custom_rules, eqn.params.values())) for eqn in value.eqns)
+    if isinstance(value, DifferentiableFunction | Linearization):  # a loop inside of this one
+        return value.has_custom_rules
     return type(value) in (tuple, list) and any(map(has_custom_rules, value))

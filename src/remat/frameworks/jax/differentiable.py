@@ -56,6 +56,11 @@ class DifferentiableFunction(CacheKeyed, ABC):
 
     eager = False  # whether Python runs it, outside of any trace
 
+    @property
+    @abstractmethod
+    def has_custom_rules(self) -> bool:
+        """Whether it calls functions with derivatives of their own, by jax.custom_vjp or jax.custom_jvp."""
+
     @abstractmethod
     def run(self, *args: Array) -> Arrays:
         """The results, by operations that JAX can trace."""
@@ -103,6 +108,11 @@ class Linearization(CacheKeyed, ABC):
     error: StepError | None = None  # why it cannot be transposed, if it cannot
     algorithm: Any = None  # cache key of the choices that `differentiable_vjp` makes and `vjp` does not
     eager = False
+
+    @property
+    def has_custom_rules(self) -> bool:
+        """As for the function."""
+        return self.function.has_custom_rules
 
     @property
     def needed_inputs(self) -> Flags:

@@ -24,6 +24,11 @@ class ForwardWithResiduals(DifferentiableFunction):
         self.linearization, self.eager = linearization, linearization.eager
         self.key = linearization
 
+    @property
+    def has_custom_rules(self) -> bool:
+        """As for the function."""
+        return self.linearization.has_custom_rules
+
     def run(self, *args: Array) -> Arrays:
         """Results and residuals; the extra arrays are the last arguments."""
         count = len(args) - self.linearization.extra_inputs
@@ -61,9 +66,19 @@ class VJP(DifferentiableFunction):
         b = a + self.n_residuals
         return args[:a], args[a:b], args[b:]
 
+    @property
+    def has_custom_rules(self) -> bool:
+        """As for the function."""
+        return self.linearization.has_custom_rules
+
     def run(self, *args: Array) -> Arrays:
         """The cotangents of the active inputs."""
         return self.linearization.vjp(self.nonzero, *self.split_args(args))
+
+    def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
+        """What is read, and the arguments that residuals are computed from: a derivative is taken for these."""
+        needed = self.linearization.needed_inputs
+        return (*needed, *super().inputs_of(avals, outputs)[len(needed) :])
 
     def linearize(self, active_inputs: Flags, args: Arrays) -> tuple[Linearization, Sequence[ArrayLike]]:
         """The linearization with respect to arguments and cotangents."""
@@ -182,6 +197,11 @@ class Batched(DifferentiableFunction):
         self.function, self.axis, self.flags = function, axis, flags
         self.key = function, axis, flags
 
+    @property
+    def has_custom_rules(self) -> bool:
+        """As for one member."""
+        return self.function.has_custom_rules
+
     def run(self, *args: Array) -> Arrays:
         """The results of all members."""
         flags = self.batched_results(args)
@@ -190,9 +210,13 @@ class Batched(DifferentiableFunction):
     def _member(self, *args: Array) -> list[Array]:
         return list(self.function.run(*args))
 
-    def member_avals(self, args: Arrays) -> list[Aval]:
+    def member_avals(self, args: Sequence[Aval]) -> list[Aval]:
         """The avals of the arguments of one member."""
         return [row_aval(arg) if flag else aval_of(arg) for arg, flag in zip(args, self.flags, strict=True)]
+
+    def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
+        """Those of one member."""
+        return self.function.inputs_of(self.member_avals(avals), outputs)
 
     def batched_results(self, args: Arrays) -> Flags:
         """Which results are batched; asked once, as loops inside of loops would ask for ever more."""

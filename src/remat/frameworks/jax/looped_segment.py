@@ -32,6 +32,7 @@ from remat.frameworks.jax.avals import (
     select,
     zeros_like_aval,
 )
+from remat.frameworks.jax.cache_key import has_custom_rules
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
 
 __all__ = ["LoopedSegment"]
@@ -43,6 +44,11 @@ class LoopedSegment(DifferentiableFunction):
     def __init__(self, program: ClosedJaxpr) -> None:
         self._program, self.n_consts = program, len(program.consts)
         self.active_outputs = tuple(map(differentiable, program.out_avals))
+
+    @property
+    def has_custom_rules(self) -> bool:
+        """Whether its program does."""
+        return has_custom_rules(self._program)
 
     def run(self, *args: Array) -> Arrays:
         """The results."""
@@ -62,9 +68,14 @@ class _SegmentLinearization(Linearization):
         self.active_inputs, self.active_outputs = active_inputs, segment.active_outputs
         self.n_outputs = len(segment.active_outputs)
 
+    @property
+    def forward_function(self) -> DifferentiableFunction:
+        """The segment as it runs where it is differentiated: rules of jax.custom_jvp were asked once, and are gone."""
+        return _Expanded(self.segment, self.active_inputs) if self.segment.has_custom_rules else self.segment
+
     def forward(self, args: Arrays, extra: Arrays) -> tuple[Arrays, Arrays]:
         """The results; there are no residuals."""
-        return self.segment.run(*args), ()
+        return self.forward_function.run(*args), ()
 
     def jvp(self, args: Arrays, tangents: Arrays) -> Arrays:
         """The tangents of the results."""
@@ -101,6 +112,23 @@ class _SegmentLinearization(Linearization):
         avals = select(self.active_outputs, self.segment.jaxpr([*map(aval_of, args)]).out_avals)
         rest = iter(cotangents)
         return [next(rest) if flag else zeros_like_aval(aval) for flag, aval in zip(nonzero, avals, strict=True)]
+
+
+class _Expanded(LoopedSegment):
+    """A segment whose custom rules are asked for tangents of some inputs: it is what they compute of its results."""
+
+    has_custom_rules = False
+
+    def __init__(self, segment: LoopedSegment, active_inputs: Flags) -> None:
+        self._segment, self._active = segment, active_inputs
+        self.active_outputs = segment.active_outputs
+
+    def run(self, *args: Array) -> Arrays:
+        """The results; nobody uses the tangents."""
+        active = select(self._active, args)
+        zeros = [zeros_like_aval(aval_of(each)) for each in active]
+        outputs = lambda *active: list(self._segment.run(*merge(self._active, active, args)))  # noqa: E731
+        return list(jax.jvp(outputs, tuple(active), tuple(zeros))[0])
 
 
 def _one(cotangents: Arrays) -> Array:

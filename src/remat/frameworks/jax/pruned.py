@@ -49,6 +49,11 @@ class Pruned(DifferentiableFunction):
         pairs = zip(self.inputs, self.avals, strict=True)
         return [next(rest) if flag else zeros_like_aval(aval) for flag, aval in pairs]
 
+    @property
+    def has_custom_rules(self) -> bool:
+        """As for the whole function."""
+        return self.function.has_custom_rules
+
     def run(self, *args: Array) -> Arrays:
         """The results that are used."""
         return select(self.outputs, self.function.run(*self.whole(args)))

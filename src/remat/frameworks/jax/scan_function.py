@@ -91,6 +91,11 @@ class ScanFunction(DifferentiableFunction):
         a, b = 1 + self.step.n_consts, 1 + self.step.n_consts + self.step.n_carry
         return args[0], args[1:a], args[a:b], args[b:]
 
+    @property
+    def has_custom_rules(self) -> bool:
+        """As for its step."""
+        return self.step.has_custom_rules
+
     def run(self, *args: Array) -> Arrays:
         """The plain loop."""
         steps, consts, carry, xs = self.split_args(args)

@@ -80,6 +80,11 @@ class WhileFunction(WhileLoop):
 
         return continues
 
+    @property
+    def has_custom_rules(self) -> bool:
+        """As for its body."""
+        return self.body.has_custom_rules
+
     def run(self, *args: Array) -> Arrays:
         """The plain loop."""
         _, _, consts, carry = self.split_args(args)
