@@ -15,7 +15,7 @@ from remat.problem.serialization import in_file, read_json, read_limited
 from remat.profiling import Profile
 from remat.reporting import report
 from remat.reporting.formats import check_path
-from remat.reporting.tables import Table
+from remat.reporting.table import Table
 from remat.schedule import Trace
 
 __all__ = [

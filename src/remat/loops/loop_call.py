@@ -25,6 +25,7 @@ from remat.ops import Op
 from remat.planners import Plan
 from remat.planners.plan import ScheduleDriver
 from remat.problem import Memory
+from remat.profiling.tape_contents import TapeListing
 from remat.pytree import TreeDef
 
 __all__ = ["LoopBackend", "LoopCall"]
@@ -36,6 +37,10 @@ class LoopBackend(ObservableBackend, Protocol):
     @property
     def replayable_states(self) -> Sequence[ReplayableState]:
         """States that steps change besides their carry; the global random generators are always included."""
+        ...
+
+    def tape_listing(self) -> TapeListing | None:
+        """What lists the tape of one step for a profile; None if the framework cannot look inside."""
         ...
 
 
@@ -151,7 +156,8 @@ class LoopCall(ABC, Generic[V]):
         restartable = self.plan is not None and self.plan.problem.restartable
         recorder = None
         if request.call is not None:
-            recorder = request.call.recorder(backend, state, memory, restartable=restartable)
+            listing = backend.tape_listing()
+            recorder = request.call.recorder(backend, state, memory, restartable=restartable, listing=listing)
         return backend, Interpreter(
             backend,
             state,

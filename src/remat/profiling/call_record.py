@@ -15,6 +15,7 @@ from remat.planners.plan import Plan
 from remat.problem import Memory
 from remat.profiling.segment_contents import SegmentContents
 from remat.profiling.source_location import SourceLocation
+from remat.profiling.tape_contents import TapeContents, TapeListing
 from remat.profiling.trace_recorder import ActiveMeters, TraceRecorder
 from remat.schedule import Trace
 from remat.schedule.events import Totals
@@ -48,6 +49,7 @@ class CallRecord:
         self.seconds = 0.0  # of the call itself (measuring, planning, the first sweep), without reverse sweeps
         self.stopped = ""  # the class name of the error that ended the call
         self.contents: SegmentContents | None = None  # what a segment keeps and drops, where that is known
+        self._tape: TapeContents | None = None
 
     def begin_segment(self, framework: str) -> None:
         """Note the framework of a segment, whose runs are counted from here on."""
@@ -61,12 +63,34 @@ class CallRecord:
         """Count a run of a segment: its first one, or a recomputation."""
         self.steps = (self.steps or 0) + 1
 
+    def note_tape(self, contents: TapeContents) -> None:
+        """Note what is inside the tape of a step, where no run will show it."""
+        self._tape = contents
+
+    @property
+    def tape(self) -> TapeContents | None:
+        """What is inside the tape of a step, as far as it is known."""
+        return next((run.tape for run in self.runs if run.tape is not None), self._tape)
+
     def recorder(
-        self, backend: ObservableBackend, state: Any, memory: Memory | None = None, *, restartable: bool = False
+        self,
+        backend: ObservableBackend,
+        state: Any,
+        memory: Memory | None = None,
+        *,
+        restartable: bool = False,
+        listing: TapeListing | None = None,
     ) -> TraceRecorder:
-        """Add a run, and return its recorder."""
+        """Add a run, and return its recorder; the first one lists a tape."""
+        listing = None if self.runs else listing
         run = TraceRecorder(
-            backend, state, memory=memory, restartable=restartable, traced=self.traced, meters=self.meters
+            backend,
+            state,
+            memory=memory,
+            restartable=restartable,
+            traced=self.traced,
+            meters=self.meters,
+            listing=listing,
         )
         self.runs.append(run)
         return run
@@ -111,6 +135,7 @@ class CallRecord:
             "seconds": self.seconds,
             "stopped": self.stopped,
             "contents": None if self.contents is None else self.contents.to_dict(),
+            "tape": None if self.tape is None else self.tape.to_dict(),
             "plan": None if self.plan is None else self.plan.summary(),
             "runs": [
                 {
@@ -140,6 +165,8 @@ class CallRecord:
         call.plan = None if plan is None else SavedPlan(plan)
         contents = data.get("contents")
         call.contents = None if contents is None else SegmentContents.from_dict(contents)
+        tape = data.get("tape")
+        call._tape = None if tape is None else TapeContents.from_dict(tape)
         runs = [SavedRun(run) for run in data["runs"]]
         if trace is not None and runs:
             runs[-1].trace = Trace.from_envelope(trace)
@@ -149,6 +176,8 @@ class CallRecord:
 
 class SavedRun:
     """A run from a file: its totals, and its trace if that was saved; it stands for a `TraceRecorder`."""
+
+    tape: TapeContents | None = None  # the call has it
 
     def __init__(self, data: dict[str, Any]) -> None:
         names = {field.name for field in fields(Totals)}  # a file of a later version may have more

@@ -8,7 +8,7 @@ from typing import Any
 
 from remat.errors import FileError
 
-__all__ = ["SavedTensor", "SegmentContents"]
+__all__ = ["SavedTensor", "SegmentContents", "count_of"]
 
 LARGEST = 2**62  # bytes; a file that says more is damaged
 
@@ -27,9 +27,9 @@ class SavedTensor:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "SavedTensor":
         """The tensor from plain data."""
-        shape = tuple(_count(size) for size in data["shape"])
+        shape = tuple(count_of(size) for size in data["shape"])
         return cls(
-            str(data["op"]), shape, str(data["dtype"]), _count(data["bytes"]), str(data["line"]), str(data["module"])
+            str(data["op"]), shape, str(data["dtype"]), count_of(data["bytes"]), str(data["line"]), str(data["module"])
         )
 
 
@@ -53,10 +53,11 @@ class SegmentContents:
     def from_dict(cls, data: dict[str, Any]) -> "SegmentContents":
         """The contents from plain data; numbers that make no sense raise a FileError."""
         tensors = tuple(SavedTensor.from_dict(each) for each in data["tensors"])
-        return cls(str(data["name"]), _count(data["inputs"]), _count(data["dropped"]), tensors)
+        return cls(str(data["name"]), count_of(data["inputs"]), count_of(data["dropped"]), tensors)
 
 
-def _count(value: Any) -> int:
+def count_of(value: Any) -> int:
+    """A number of bytes or sizes from a file, which may come from anywhere."""
     if type(value) is not int or not 0 <= value < LARGEST:
         raise FileError(f"the saved profile is damaged: {str(value)[:40]!r} is no number of bytes")
     return value

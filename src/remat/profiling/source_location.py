@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePath
+from types import FrameType
 from typing import Any
 
-__all__ = ["SourceLocation", "definition_of", "user_frame"]
+__all__ = ["SourceLocation", "definition_of", "is_internal", "user_frame"]
 
-INSIDE = ("remat", "autograd", "torch", "jax", "jaxlib", "contextlib")  # top-level packages whose frames are skipped
+# Top-level packages whose frames are skipped.
+INSIDE = frozenset({"remat", "autograd", "torch", "jax", "jaxlib", "numpy"}) | sys.stdlib_module_names - {"__main__"}
 
 _FOLDER = str(PurePath(__file__).parent.parent)
 
@@ -40,15 +42,20 @@ class SourceLocation:
         return cls(str(data["file"]), int(data["line"]), str(data["function"]))
 
 
+def is_internal(frame: FrameType) -> bool:
+    """Whether a frame is remat's, a framework's or the standard library's."""
+    name = str(frame.f_globals.get("__name__", ""))
+    # The examples that the command line runs are programs of their own. A method that remat adds to a class of the user
+    # has the globals of that class.
+    ours = name.partition(".")[0] in INSIDE or frame.f_code.co_filename.startswith(_FOLDER)
+    return ours and not name.startswith("remat.cli")
+
+
 def user_frame() -> SourceLocation:
     """The innermost frame on the stack that is not remat's or a framework's."""
     frame = sys._getframe(1)
     while frame is not None:
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        # The examples that the command line runs are programs of their own. A method that remat adds to a class of the
-        # user has the globals of that class.
-        ours = package in INSIDE or frame.f_code.co_filename.startswith(_FOLDER)
-        if not ours or frame.f_globals.get("__name__", "").startswith("remat.cli"):
+        if not is_internal(frame):
             return SourceLocation(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
         if frame.f_back is None:
             break

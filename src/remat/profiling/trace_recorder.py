@@ -13,6 +13,7 @@ from remat.execute.backend_protocol import ObservableBackend
 from remat.execute.interpreter import Interpreter, LiveSizes
 from remat.memory_meter import Meter
 from remat.problem import Memory
+from remat.profiling.tape_contents import TapeContents, TapeListing
 from remat.schedule import Advance, Op, Pullback, Record, Trace, Turn
 from remat.schedule.events import Totals
 from remat.schedule.live import LiveItem
@@ -54,7 +55,10 @@ class TraceRecorder:
         restartable: bool = False,
         traced: bool = True,
         meters: ActiveMeters | None = None,
+        listing: TapeListing | None = None,
     ) -> None:
+        self._listing = listing if traced else None  # until one tape was listed
+        self.tape: TapeContents | None = None  # what is inside the tape of one step
         self.traced, self.memory, self.meters = traced, memory, meters
         self.device = "ram" if memory is None else memory.device.name
         self.sizes = MeasuredSizes(backend.size(state), restartable=restartable)
@@ -99,6 +103,8 @@ class TraceRecorder:
         """Start the clock, and the peak of the meter."""
         if self.meter is not None:
             self.meter.reset_peak()
+        if self._listing is not None and isinstance(op, Record):
+            self._listing.begin()
         self._op = op
         self._began = perf_counter()
 
@@ -107,6 +113,15 @@ class TraceRecorder:
         self._seconds, self._op = perf_counter() - self._began, None
         self._allocated = self._allocated_bytes()  # first, since measuring sizes may allocate
         self.sizes.measure(op, run)
+        if isinstance(op, Record):
+            self._list_tape(run.tapes[op.start, op.stop])
+
+    def _list_tape(self, tape: Any) -> None:
+        """List what is inside the first tape."""
+        listing, self._listing = self._listing, None
+        if listing is not None:
+            listing.end()
+            self.tape = listing.contents(tape)
 
     def end(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
         """Add the event of an op that the machine has applied."""
@@ -121,6 +136,8 @@ class TraceRecorder:
         """Record how far a run came that ends early: the finished steps of its last op are an event of their own."""
         self._seconds, op, self._op = perf_counter() - self._began, self._op, None
         self.stopped = type(error).__name__
+        if self._listing is not None:
+            self._listing.end()
         self._allocated = self._allocated_bytes()
         self.sizes.units = run.units or 0
         reached, tape = run.backend.failed_at()

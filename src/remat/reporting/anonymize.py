@@ -7,6 +7,7 @@ from typing import Any
 from remat.ops import TAPE
 from remat.planners import Plan
 from remat.problem import Chain, Level, Memory
+from remat.profiling.tape_contents import TapeContents
 from remat.reporting.report_subject import ReportSubject
 from remat.schedule import Drop, Event, Fetch, Keep, Trace
 
@@ -27,7 +28,8 @@ def anonymous(subject: ReportSubject, number: int) -> ReportSubject:
         plan=subject.plan and _plan(subject.plan, names),
         sized=subject.sized and _plan(subject.sized, names),
         source="",
-        warning="The run is not complete." if subject.warning else "",
+        tape=None if subject.tape is None else _tape(subject.tape),
+        warning="The run is not complete." if subject.warning and subject.trace.measured else subject.warning,
     )
 
 
@@ -54,6 +56,10 @@ def _plan(plan: Plan, names: dict[str, str]) -> Plan:
         problem = Chain([replace(stage, graph=None) for stage in problem.stages], problem.input)
     claim = replace(plan.claim, within=within)
     return replace(plan, problem=problem, memory=_memory(plan.memory, names), reason="", claim=claim)
+
+
+def _tape(tape: TapeContents) -> TapeContents:
+    return replace(tape, tensors=tuple(replace(each, line="", module="") for each in tape.tensors))
 
 
 def _memory(memory: Memory, names: dict[str, str]) -> Memory:

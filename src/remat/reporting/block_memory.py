@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from remat.profiling import Profile
 from remat.profiling.segment_contents import SavedTensor, SegmentContents
+from remat.reporting.dominating_tensor import dominating_tensor
 from remat.reporting.headline import Headline
 from remat.units import bytes_text, seconds_text
 
@@ -94,14 +95,8 @@ class BlockMemory:
                 f"backward, for {bytes_text(best.size)} more."
             )
         largest = max(self.blocks, key=lambda block: block.size, default=None)
-        if largest is not None and largest.tensors:
-            top = max(largest.tensors, key=lambda tensor: tensor.bytes)
-            if 2 * top.bytes > largest.size:
-                share = f"{top.bytes / largest.size:.0%} of what {largest.name} needs"
-                tips.append(
-                    f"One tensor is {share}: {top.op} at {top.line}, {list(top.shape)} of {top.dtype}, "
-                    f"{bytes_text(top.bytes)}. Make it smaller, or drop what makes it."
-                )
+        if largest is not None:
+            tips += dominating_tensor(largest.tensors, largest.size, f"what {largest.name} needs")
         return tips
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from remat.profiling import Profile
 from remat.reporting.block_memory import Block, BlockMemory, block_memory
 from remat.reporting.block_picture import block_picture
-from remat.reporting.tables import Table
+from remat.reporting.table import Table
+from remat.reporting.tape_table import tensor_table
 from remat.units import bytes_text, count_text, seconds_text
 
 __all__ = ["block_tables"]
@@ -84,10 +85,5 @@ def _returns(memory: BlockMemory, block: Block) -> str:
 
 
 def _inside(block: Block) -> Table:
-    tensors = sorted(block.tensors, key=lambda tensor: -tensor.bytes)
-    rows = [
-        (each.op, str(list(each.shape)), each.dtype, bytes_text(each.bytes), each.module, each.line)
-        for each in tensors[:MOST_TENSORS]
-    ]
     title = f"What the backward of {block.name} needs: {bytes_text(block.size)}, the largest first"
-    return Table(title, ("op", "shape", "dtype", "bytes", "module", "where"), tuple(rows))
+    return tensor_table(title, block.tensors, block.size)

@@ -23,7 +23,8 @@ from remat.reporting.report_subject import ReportSubject, requested_bytes_of, su
 from remat.reporting.summary import Summary, summarise
 from remat.reporting.svg import below_each_other, standalone
 from remat.reporting.svg_liveness import height_of, liveness_svg
-from remat.reporting.tables import Table, compare, passes_table, profile_table
+from remat.reporting.table import Table
+from remat.reporting.tables import compare, passes_table, profile_table
 from remat.schedule import Trace
 from remat.units import to_bytes
 from remat.version import __version__

@@ -16,7 +16,7 @@ from remat.reporting.html_section import overview_html, section_html, table_html
 from remat.reporting.page_data import fit_to_page, page_view
 from remat.reporting.summary import Summary
 from remat.reporting.svg_liveness import liveness_svg
-from remat.reporting.tables import Table
+from remat.reporting.table import Table
 from remat.reporting.timeline import PHASES
 
 __all__ = ["MARK", "fragment_of", "page_of"]

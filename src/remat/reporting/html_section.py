@@ -12,7 +12,8 @@ from remat.reporting.page_data import top_of
 from remat.reporting.summary import Summary
 from remat.reporting.svg import histogram_svg, memory_curve_svg
 from remat.reporting.svg_liveness import liveness_svg
-from remat.reporting.tables import RUNS, Folded, Table, tables_of
+from remat.reporting.table import Folded, Table
+from remat.reporting.tables import RUNS, tables_of
 from remat.units import bytes_text, count_text
 
 __all__ = ["overview_html", "section_html", "table_html"]

@@ -9,7 +9,8 @@ from textwrap import wrap
 
 from remat.reporting.cards import cards_of
 from remat.reporting.summary import Summary
-from remat.reporting.tables import Folded, Table, tables_of
+from remat.reporting.table import Folded, Table
+from remat.reporting.tables import tables_of
 from remat.units import bytes_text
 
 __all__ = ["text_of"]

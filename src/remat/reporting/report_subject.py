@@ -13,6 +13,7 @@ from remat.planners import Plan, Prediction
 from remat.problem import Level, Loop, Memory
 from remat.profiling import CallRecord, Profile
 from remat.profiling.call_record import SavedRun
+from remat.profiling.tape_contents import TapeContents
 from remat.schedule import Schedule, Trace, simulate, verify
 from remat.units import count_text
 
@@ -36,6 +37,7 @@ class ReportSubject:
     limit: int | None = None  # bytes that charts mark, also for what had no budget
     source: str = ""  # where the step function is defined
     framework: str = ""
+    tape: TapeContents | None = None  # what is inside the tape of a step, where a profile has seen it
     warning: str = ""  # shown above everything else
     notes: tuple[str, ...] = ()
 
@@ -88,7 +90,10 @@ def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
     in_segments = any(call.what in SEGMENT_CALLS or call.contents is not None for call in profile.calls)
     if not best and (in_segments or profile.kept):
         return []  # there is nothing to draw; the tables of the profile have it all
-    if not best and any(call.compiled for call in profile.calls):
+    compiled = [call for call in profile.calls if call.compiled]
+    if not best and compiled and all(isinstance(call.plan, Plan) for call in compiled):
+        return [_of_compiled(call, label) for call in compiled[:MOST_SITES]]
+    if not best and compiled:
         raise ReportError(
             "the profile has no run to show: its loops run inside of compiled functions, where nobody sees them. Show "
             "a plan, by run.calls[0].plan.report(...), or give driven=True and call the gradient outside of jit"
@@ -129,7 +134,22 @@ def _of_call(call: CallRecord, label: str) -> ReportSubject:
         None,
         "" if call.step is None else str(call.step),
         call.framework,
+        call.tape,
         "" if call.status == "done" else f"The run is not complete: {call.status} after {_ops(trace)}.",
+    )
+
+
+def _of_compiled(call: CallRecord, label: str) -> ReportSubject:
+    """The plan of a loop that was compiled with the rest of a program."""
+    [subject] = subjects_of(call.plan, label or f"{call.what} at {call.site}")
+    return replace(
+        subject,
+        requested_bytes=call.budget,
+        source="" if call.step is None else str(call.step),
+        framework=call.framework,
+        tape=call.tape,
+        warning="This loop is compiled with the rest of the program (jax.jit), so nobody sees it run: what is shown is "
+        "its plan, and times are the planner's estimates. driven=True, outside of jit, shows a run.",
     )
 
 

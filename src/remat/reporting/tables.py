@@ -1,6 +1,6 @@
 """Tables: what is live at the peak, predicted and measured, and more, as rows of text for every format of report."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from remat.profiling import Profile
 from remat.profiling.profiler import MOST_PASSES
@@ -9,10 +9,12 @@ from remat.reporting.block_contents import HEAD, block_contents
 from remat.reporting.cards import item_text
 from remat.reporting.headline import headline_of
 from remat.reporting.summary import Summary
+from remat.reporting.table import Folded, Table
+from remat.reporting.tape_table import tape_table
 from remat.schedule import Trace
 from remat.units import bytes_text, count_text, number_text, seconds_text
 
-__all__ = ["RUNS", "Folded", "Table", "compare", "passes_table", "profile_table", "tables_of"]
+__all__ = ["RUNS", "compare", "passes_table", "profile_table", "tables_of"]
 
 RUNS = "How often steps run"
 MOST_ITEMS = 12
@@ -21,35 +23,9 @@ MOST_RUNS = 20  # rows of the table of how often steps run
 MOST_SEGMENTS = 60  # rows of the table of segments
 
 
-class Folded(str):
-    """A cell in a few words, with `more` to say: the page unfolds it on a click, text says both."""
-
-    more: str
-
-    def __new__(cls, short: str, more: str) -> "Folded":
-        """The short words, which are the text itself."""
-        cell = super().__new__(cls, short)
-        cell.more = "" if more == short else more
-        return cell
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a head; columns after the first are aligned to the right if they are `numbers`."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-    numbers: bool = True
-    picture: str = ""  # an SVG that the page shows above it
-    headline: str = ""  # above all of it
-    tips: tuple[str, ...] = ()  # below its headline and picture
-
-
 def tables_of(summary: Summary) -> tuple[Table, ...]:
     """The tables that have rows, the most useful first."""
-    makers = (_live_at_peak, _predicted, _runs, _contents, _moved, _always, _plan)
+    makers = (_live_at_peak, tape_table, _predicted, _runs, _contents, _moved, _always, _plan)
     say = summary.in_units
     tables = [table for make in makers if (table := make(summary)) is not None and table.rows]
     return tuple(

@@ -5,6 +5,7 @@ In: a subject, and its memory curve if one was computed. Out: sentences, the mos
 
 from remat.planners import Plan, Point
 from remat.planners.memory_curve import MemoryCurve
+from remat.reporting.dominating_tensor import dominating_tensor
 from remat.reporting.report_subject import ReportSubject
 from remat.units import bytes_text, count_text, number_text
 
@@ -24,6 +25,9 @@ def tips_for(subject: ReportSubject, curve: MemoryCurve | None) -> list[str]:
         tips += _unused(subject.sized)
     if curve is not None and curve.unit == "slots" and curve.chosen.forward_steps > curve.units:
         tips.append("Slots count states only: a budget in bytes (memory=) may hold tapes as well, and recompute less.")
+    if subject.tape is not None:
+        steps = "a step's tape" if subject.tape.steps == 1 else "the tape"
+        tips += dominating_tensor(subject.tape.tensors, subject.tape.bytes, steps)
     return tips + _against_prediction(subject)
 
 

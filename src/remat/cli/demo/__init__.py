@@ -16,7 +16,7 @@ from remat.planners import Plan, SavePoints, plan
 from remat.problem import Loop
 from remat.profiling import CallRecord, profile
 from remat.reporting.formats import check_path
-from remat.reporting.tables import Table
+from remat.reporting.table import Table
 from remat.units import bytes_text, count_text, number_text, to_bytes, to_count
 
 if TYPE_CHECKING:

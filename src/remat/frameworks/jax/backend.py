@@ -17,6 +17,7 @@ from remat.frameworks.jax.chunked_steps import ChunkedSteps, Grads
 from remat.frameworks.jax.differentiable import Arrays, CacheKeyed
 from remat.frameworks.jax.residuals import StepVJP
 from remat.frameworks.jax.scan_function import ScanFunction
+from remat.frameworks.jax.tape_contents import StepListing
 from remat.memory_meter import Meter
 from remat.pytree import Leaf, PyTree
 
@@ -146,6 +147,10 @@ class JaxBackend:
     def size(self, value: PyTree) -> int:
         """Bytes of a state, a tape or a cotangent."""
         return sum(nbytes(leaf) for leaf in jax.tree.leaves(value) if hasattr(leaf, "dtype"))
+
+    def tape_listing(self) -> StepListing:
+        """Lists the residuals of a step."""
+        return StepListing(self.step_vjp)
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of what is live during the whole loop: inputs, captured values, outputs, gradients."""

@@ -146,7 +146,11 @@ class StepVJP(CacheKeyed):
 
     def residuals_of(self, leaves: Arrays) -> Residuals:
         """The leaves of a VJP that are stored, by kind."""
-        return Residuals(select(self._per_step, leaves), select(self._shared, leaves))
+        return Residuals(self.stored_per_step(leaves), select(self._shared, leaves))
+
+    def stored_per_step(self, residuals: Sequence[Any]) -> list[Any]:
+        """Those of all residuals that are stored for each step."""
+        return select(self._per_step, residuals)
 
     def vjp(self, residuals: Residuals, consts: Arrays, x: Arrays, carry_bar: Arrays, y_bar: Arrays) -> PyTree:
         """The cotangents of the active constants, carry leaves and inputs."""

@@ -30,6 +30,7 @@ from remat.frameworks.numpy.tape import (
     pull_back,
     unbox,
 )
+from remat.frameworks.numpy.tape_contents import NodeLog, NumpyTapeListing
 from remat.loops.step_runner import unpack_output
 from remat.pytree import Leaf, PyTree
 
@@ -163,6 +164,10 @@ class AutogradBackend(NumpyBackend):
         if compared_at is not None:
             self.note_output(i, compared_at, values)
         return nodes
+
+    def tape_listing(self) -> NumpyTapeListing:
+        """Lists what one step keeps, with its lines."""
+        return NumpyTapeListing(NodeLog(lambda: self.runner.current_step), self.shared_arrays())
 
     def pull_back(self, tape: RecordedRange, gradients: Gradients) -> Gradients:
         """The gradients before the range: rows of xs are written, and sums of captured values are added to.

@@ -31,6 +31,7 @@ from remat.frameworks.numpy.tape import RecordedRange, Sum, tape_size
 from remat.loops.compared_results import ComparedResults, Fingerprints
 from remat.loops.stacked_values import SeparateRows
 from remat.loops.step_runner import StepRunner
+from remat.profiling.tape_contents import TapeListing
 from remat.pytree import Leaf, PyTree
 
 __all__ = ["FirstStep", "GradientMask", "NumpyBackend"]
@@ -170,10 +171,18 @@ class NumpyBackend(ComparedResults, ABC):
     def size(self, value: Leaf) -> int:
         """Bytes of a carry, a tape or a cotangent."""
         if isinstance(value, RecordedRange):
-            inputs = [leaf.rows if isinstance(leaf, SeparateRows) else (leaf,) for leaf in self.runner.inputs.leaves]
-            # Kept states may be rows of the outputs, which are no part of a tape either.
-            return tape_size(value, [*self.captured, *chain(*inputs), *self.runner.outputs.leaves])
+            return tape_size(value, self.shared_arrays())
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
+
+    def shared_arrays(self) -> list[Leaf]:
+        """Arrays that are alive without any tape."""
+        inputs = [leaf.rows if isinstance(leaf, SeparateRows) else (leaf,) for leaf in self.runner.inputs.leaves]
+        # Kept states may be rows of the outputs, which are no part of a tape either.
+        return [*self.captured, *chain(*inputs), *self.runner.outputs.leaves]
+
+    def tape_listing(self) -> TapeListing | None:
+        """None: only autograd's tapes are listed; that of a user's own VJP has the states alone."""
+        return None
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""

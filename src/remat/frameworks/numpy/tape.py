@@ -33,6 +33,7 @@ __all__ = [
     "RecordedRange",
     "Tape",
     "box_leaves",
+    "buffer_of",
     "fresh_trace",
     "is_boxable",
     "is_closed_box",
@@ -242,7 +243,7 @@ _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType, VSpace, str, int, bo
 
 def tape_size(tape: object, shared: Sequence[Leaf]) -> int:
     """Bytes that a tape keeps alive: all arrays and Python objects that its nodes refer to, except `shared` arrays."""
-    seen = {id(_buffer(leaf)) for leaf in shared if isinstance(leaf, np.ndarray)}
+    seen = {id(buffer_of(leaf)) for leaf in shared if isinstance(leaf, np.ndarray)}
     size = 0
     stack: list[Leaf] = [tape]
     while stack:
@@ -251,7 +252,7 @@ def tape_size(tape: object, shared: Sequence[Leaf]) -> int:
             continue
         seen.add(id(value))
         if isinstance(value, np.ndarray):
-            buffer = _buffer(value)
+            buffer = buffer_of(value)
             size += header(value)
             if buffer is value or id(buffer) not in seen:
                 seen.add(id(buffer))
@@ -267,7 +268,7 @@ def tape_size(tape: object, shared: Sequence[Leaf]) -> int:
     return size
 
 
-def _buffer(array: Leaf) -> PyTree:
+def buffer_of(array: Leaf) -> PyTree:
     """The array that owns the memory of a view."""
     while isinstance(array.base, np.ndarray):
         array = array.base

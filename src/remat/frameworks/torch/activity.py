@@ -72,10 +72,11 @@ class ActivityTracker:
     def __init__(self, activity: Activity, runner: StepRunner, *, closed: bool) -> None:
         self.activity, self.closed, self._runner = activity, closed, runner
 
-    def close(self) -> None:
-        """The first sweep is over: activity stays as it is."""
+    def close(self) -> Activity:
+        """The activity at the end of the first sweep, which stays as it is."""
         self.output_activity()
         self.closed = True
+        return self.activity
 
     def output_activity(self) -> tuple[bool, ...]:
         """Which outputs are active; all that are differentiable where the first step has not shown it."""

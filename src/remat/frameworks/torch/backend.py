@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
@@ -38,13 +37,15 @@ from remat.frameworks.torch.tape import (
     Stops,
     Tape,
     accumulate_grads,
+    output_edges,
     requiring_grad,
     seed_accumulators,
     tape_vjp,
 )
+from remat.frameworks.torch.tape_contents import TorchTapeListing
 from remat.frameworks.torch.tensor_state import in_memory
 from remat.loops.step_runner import StepRunner, unpack_output
-from remat.pytree import Leaf, PyTree, flatten
+from remat.pytree import PyTree, flatten
 
 __all__ = ["TorchBackend"]
 
@@ -166,7 +167,7 @@ class TorchBackend(ComparedTensors):
                     take_hooks(tape.carry_in)
         versions.check(start, stop)
         leaves = runner.check_carry(carry, stop - 1)
-        tape.end_with(self._output_edges(leaves))
+        tape.end_with(output_edges(leaves))
         self.tracker.note(leaves, (), f"step {stop - 1}")
         if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number) and not self._fsdp_modules:
             used, *reached = tape.take_reached(tape.look_at_graph(stops=self.inputs.made_edges))
@@ -198,7 +199,7 @@ class TorchBackend(ComparedTensors):
             runner.outputs.allocate(y, 0)
         tape_bytes = 0
         if measured:
-            tape.look_at_graph(self._output_edges((*leaves, *flatten(y)[0])))
+            tape.look_at_graph(output_edges((*leaves, *flatten(y)[0])))
             tape_bytes = saved_bytes(tape.seen.nodes, tape.carry_in, self._persistent_tensors())
         return tape, carry, y, tape_bytes, allocated_bytes
 
@@ -256,7 +257,7 @@ class TorchBackend(ComparedTensors):
         if outputs.tree is None:
             outputs.allocate(y, i)
         leaves = outputs.checked_leaves(y, i)
-        tape.ys.append(self._output_edges(leaves))
+        tape.ys.append(output_edges(leaves))
         self.tracker.output_activity()
         self.tracker.note((), leaves, f"step {i}")
         self.note_output(i, tape.stop, leaves)
@@ -338,8 +339,7 @@ class TorchBackend(ComparedTensors):
 
     def close(self) -> Activity:
         """The activity at the end of the first sweep, which stays as it is."""
-        self.tracker.close()
-        return self.tracker.activity
+        return self.tracker.close()
 
     def release_outputs(self) -> None:
         """Drop the outputs: their graph refers to this backend, which would close a cycle."""
@@ -351,6 +351,10 @@ class TorchBackend(ComparedTensors):
             value.look_at_graph()
             return saved_bytes(value.seen.nodes, value.carry_in, self._persistent_tensors())
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
+
+    def tape_listing(self) -> TorchTapeListing | None:
+        """Lists what one step saves, with its lines; compiled steps have none, and are not traced."""
+        return None if self.step.compiled else TorchTapeListing(self.runner, self._persistent_tensors())
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
@@ -374,10 +378,6 @@ class TorchBackend(ComparedTensors):
     def _devices(self) -> list[torch.device]:
         tensors = [*self.captured, *self.runner.inputs.leaves]
         return [spec.device for spec in self.runner.specs if spec.device] + [t.device for t in tensors]
-
-    def _output_edges(self, leaves: Sequence[Leaf]) -> list[GradientEdge | None]:
-        """The gradient edges of leaves, by which cotangents enter the graph; None for leaves without a graph."""
-        return [gradient_edge(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else None for leaf in leaves]
 
     def _input_versions(self, state: Any) -> InputVersions:
         """The versions of the carry and the inputs of steps; transforms of torch.func have none."""

@@ -29,6 +29,7 @@ __all__ = [
     "Stops",
     "Tape",
     "accumulate_grads",
+    "output_edges",
     "requiring_grad",
     "root_gradients",
     "seed_accumulators",
@@ -122,6 +123,11 @@ class Tape:
 def requiring_grad(roots: Sequence[Leaf]) -> list[Tensor | None]:
     """The tensors that require a gradient, None for all others."""
     return [root if isinstance(root, Tensor) and root.requires_grad else None for root in roots]
+
+
+def output_edges(leaves: Sequence[Leaf]) -> list[GradientEdge | None]:
+    """The gradient edges of leaves, by which cotangents enter the graph; None for leaves without a graph."""
+    return [gradient_edge(leaf) if isinstance(leaf, Tensor) and leaf.requires_grad else None for leaf in leaves]
 
 
 class Stops(NamedTuple):

@@ -1,0 +1,95 @@
+"""What is inside the tape of a step, or of a segment: its residuals, with the op and the line that made each.
+
+The rule: a program says which of its results are residuals, and each equation says, in its traceback, which line of the
+user's code it comes from. So this is known when the loop is traced, and nothing is run for it.
+
+What it can miss: what XLA makes of the program. It may store less, by fusing, and what it stores when is not to be
+seen; the bytes here are those of the arrays that cross from the forward to the backward. Cost: about 10 us a residual,
+with a profile alone.
+"""
+
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import PurePath
+from typing import Any
+
+import jax
+
+from remat.frameworks.jax.avals import Literal, called_program, nbytes, operation_name
+from remat.frameworks.jax.residuals import StepVJP
+from remat.profiling.segment_contents import SavedTensor
+from remat.profiling.source_location import SourceLocation
+from remat.profiling.tape_contents import TapeContents
+
+__all__ = ["StepListing", "residuals_of_step", "saved_arrays"]
+
+
+class StepListing:
+    """Lists the residuals of a step, which are known before it runs."""
+
+    def __init__(self, step_vjp: StepVJP) -> None:
+        self._step_vjp = step_vjp
+
+    def begin(self) -> None:
+        """Nothing: there is nothing to watch."""
+
+    def end(self) -> None:
+        """Nothing."""
+
+    def contents(self, tape: Any) -> TapeContents:
+        """The residuals of one step."""
+        return residuals_of_step(self._step_vjp)
+
+
+def residuals_of_step(step_vjp: StepVJP) -> TapeContents:
+    """What is stored for each step; what all steps share, and constants and inputs, are no part of its tape."""
+    jaxpr, step = step_vjp.program.jaxpr, step_vjp.step
+    stored = step_vjp.stored_per_step(jaxpr.outvars[len(step.out_avals) :])
+    carry = jaxpr.invars[step.n_consts : step.n_consts + step.n_carry]
+    return TapeContents.of(list(saved_arrays(jaxpr, stored, carry, "the state before")))
+
+
+def saved_arrays(jaxpr: Any, variables: Sequence[Any], given: Sequence[Any], word: str) -> Iterator[SavedTensor]:
+    """Residuals of a program, each once; `word` says what those are that are `given` to it."""
+    made = {id(var): eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+    inputs, seen = {id(var) for var in given}, set[int]()
+    for var in variables:
+        if isinstance(var, Literal) or id(var) in seen:
+            continue
+        seen.add(id(var))
+        eqn = made.get(id(var))
+        op, line = (word if id(var) in inputs else "a constant", "") if eqn is None else _origin(eqn, var)
+        yield SavedTensor(op, tuple(var.aval.shape), str(var.aval.dtype), nbytes(var.aval), line)
+
+
+def _origin(eqn: Any, var: Any) -> tuple[str, str]:
+    """The name of the operation that makes a variable, inside of called programs too, and its line."""
+    line = _line(eqn)
+    while (inner := called_program(eqn)) is not None:
+        place = next(k for k, each in enumerate(eqn.outvars) if each is var)
+        var = inner.outvars[place]
+        below = next((each for each in inner.eqns if any(made is var for made in each.outvars)), None)
+        if below is None:
+            break
+        eqn = below
+        line = _line(eqn) or line
+    return operation_name(eqn), line
+
+
+def _line(eqn: Any) -> str:
+    """The innermost line of the user's code that an equation comes from."""
+    for frame in getattr(eqn.source_info.traceback, "frames", None) or ():
+        if not _is_internal(frame.file_name):
+            return SourceLocation(frame.file_name, frame.line_num, frame.function_name).short
+    return ""
+
+
+@cache
+def _is_internal(file: str) -> bool:
+    """Whether a file is JAX's, remat's or the standard library's: a traceback has files and no modules."""
+    folders = [str(PurePath(str(module.__file__)).parent) for module in (jax, sys.modules["jaxlib"])]
+    folders += [str(PurePath(__file__).parents[2]), sysconfig.get_paths()["stdlib"]]
+    installed = "site-packages" in PurePath(file).parts
+    return file.startswith(tuple(folders[:3])) or (file.startswith(folders[3]) and not installed) or file[:1] == "<"

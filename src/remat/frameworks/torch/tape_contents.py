@@ -1,0 +1,91 @@
+"""What is inside a recorded graph: the tensors that its nodes have saved, with the op and the line that made each.
+
+The rule: each storage that a node has saved is one entry, without parameters, inputs and what else lives anyway. The op
+is the one whose result it is, views looked through; where the graph does not say, as of a mask, the op that saved it.
+Nodes are numbered as they are made, and a log of lines by these numbers (line_log.py) has the line of each.
+
+What it can miss: what `saved_bytes` can miss. Cost: about 10 us a node, for one step of a loop in a profile, and for
+each block of a model that is kept.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from remat.frameworks.torch.graph import is_leaf_node, next_sequence_nr, sequence_nr
+from remat.frameworks.torch.saved_bytes import saved_tensors_of
+from remat.frameworks.torch.storage import is_dense, local_part, storage_id
+from remat.frameworks.torch.tape import Tape
+from remat.loops.step_runner import StepRunner
+from remat.profiling.line_log import LineLog
+from remat.profiling.segment_contents import SavedTensor
+from remat.profiling.tape_contents import TapeContents
+
+__all__ = ["TorchTapeListing", "looked_through", "op_name", "saved_tensors"]
+
+VIEWS = (
+    *("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Expand", "Unsqueeze", "Squeeze", "Slice"),
+    *("Select", "AsStrided", "Alias", "Unflatten", "SplitWithSizes", "Split", "Unbind"),
+)
+
+
+class TorchTapeListing:
+    """Lists the tape of one step; `persistent` tensors are alive without it."""
+
+    def __init__(self, runner: StepRunner, persistent: Iterable[Tensor]) -> None:
+        self._log = log = LineLog(next_sequence_nr, lambda: runner.current_step)
+        self.begin, self.end = log.begin, log.end
+        self._persistent = {storage_id(tensor) for tensor in persistent if is_dense(tensor)}
+
+    def contents(self, tape: Tape) -> TapeContents:
+        """What the nodes of the logged step have saved; of all steps if none was logged."""
+        start, stop = self._log.start, self._log.stop
+        nodes = [node for node in tape.seen.nodes if not is_leaf_node(node)]
+        steps = tape.stop - tape.start
+        if start is not None:
+            nodes = [n for n in nodes if start <= sequence_nr(n) and (stop is None or sequence_nr(n) < stop)]
+            steps = 1
+        states = {storage_id(root) for root in tape.carry_in if is_dense(root)}
+        return TapeContents.of(list(saved_tensors(nodes, self._persistent, self._log, states)), steps)
+
+
+def saved_tensors(
+    nodes: Iterable[Node], known: Collection[int], log: LineLog, states: Collection[int] = (), module: str = ""
+) -> Iterator[SavedTensor]:
+    """What nodes have saved, each storage once, without those that are `known` and without parameters."""
+    since = log.start or 0
+    found: dict[int, SavedTensor] = {}
+    for node in sorted(nodes, key=sequence_nr):
+        for tensor in saved_tensors_of(node):
+            key = storage_id(tensor) if is_dense(tensor) else None
+            if key is None or key in known or key in found or _is_parameter(tensor, states):
+                continue
+            made = node if tensor.grad_fn is None else looked_through(tensor.grad_fn)
+            # What an earlier step or nobody made comes in with the state, and has the line that reads it.
+            before = key in states or (tensor.grad_fn is not None and sequence_nr(made) < since)
+            op = "the state before" if before else op_name(made)
+            size = local_part(tensor).untyped_storage().nbytes()
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            line = log.line(sequence_nr(node if before else made))
+            found[key] = SavedTensor(op, tuple(tensor.shape), dtype, size, line, module)
+    yield from found.values()
+
+
+def _is_parameter(tensor: Tensor, states: Collection[int]) -> bool:
+    return tensor.is_leaf and tensor.requires_grad and storage_id(tensor) not in states
+
+
+def op_name(node: Node) -> str:
+    """The name of an op, from that of its node."""
+    return str(node.name()).rstrip("0123456789").removesuffix("Backward")
+
+
+def looked_through(node: Node) -> Node:
+    """The node of the op that made what this one gives: views are looked through."""
+    while op_name(node) in VIEWS:
+        below = next((each for each, _ in node.next_functions if each is not None), None)
+        if below is None or is_leaf_node(below):
+            break
+        node = below
+    return node
