@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from remat.errors import ProblemError
 from remat.problem.serialization import Serializable
-from remat.units import bytes_text, count_text, time_text, to_bytes, to_count, to_seconds
+from remat.units import bytes_text, count_text, seconds_text, to_bytes, to_count, to_seconds
 
 __all__ = ["Loop"]
 
@@ -84,8 +84,8 @@ class Loop(Serializable):
 
     @property
     def timed(self) -> bool:
-        """Whether times were given, in seconds; else a step's forward counts 1 and its backward 2."""
-        return (self.forward, self.record, self.backward, self.per_range) != (1.0, 1.0, 2.0, 0.0)
+        """Whether times are in seconds; where a step's forward is exactly 1, the others are multiples of it."""
+        return self.forward != 1.0
 
     @property
     def title(self) -> str:
@@ -97,8 +97,9 @@ class Loop(Serializable):
         rows = [("step", f"state {bytes_text(self.state)}, tape {bytes_text(self.tape)}")]
         if times:
             named = {"forward": self.forward, "record": self.record, "backward": self.backward}
-            words = [f"{name} {time_text(time, 'step', timed=self.timed)}" for name, time in named.items()]
-            rows.append(("step's times", ", ".join(words) if self.timed else "not given: forward counts 1, backward 2"))
+            words = [f"{name} {seconds_text(time)}" for name, time in named.items()]
+            counted = f"not given: forward counts 1, record {self.record:g}, backward {self.backward:g}"
+            rows.append(("step's times", ", ".join(words) if self.timed else counted))
         return rows
 
     def shrink_advice(self) -> str:

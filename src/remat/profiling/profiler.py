@@ -30,10 +30,12 @@ __all__ = [
     "CallSiteStats",
     "Profile",
     "is_profiling",
+    "name_segment",
     "profile",
     "recorded_call",
     "register_observer",
     "segment_pass",
+    "unprofiled",
 ]
 
 # Bounds on what a profile of a whole training keeps and prints.
@@ -120,6 +122,29 @@ class Profile(Displayable, Serializable):
         self.meters = ActiveMeters()
         self.open = True
         self._traced: dict[tuple[str, SourceLocation], int] = {}
+        self._watching = ExitStack()
+        self._waiting: set[str] = set()  # names of segments that have not been pulled back
+
+    def take_name(self, name: str) -> str:
+        """The name for a segment; with a number if others of that name wait to be pulled back."""
+        taken, number = name, 1
+        while taken in self._waiting:
+            number += 1
+            taken = f"{name} ({number})"
+        self._waiting.add(taken)
+        return taken
+
+    def free_name(self, name: str) -> None:
+        """Let another segment have a name."""
+        self._waiting.discard(name)
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """A block after which nothing watches for this profile any more."""
+        return self._watching
+
+    def watch_by(self, observe: "Callable[[Profile], AbstractContextManager[None]]") -> None:
+        """Let a framework watch the program for this profile, up to its end."""
+        self._watching.enter_context(observe(self))
 
     def __len__(self) -> int:
         return len(self.calls)
@@ -173,13 +198,15 @@ class Profile(Displayable, Serializable):
         return loaded
 
 
-# What watches a program for a profile, from frameworks that were imported before it was opened.
+# What watches a program for a profile, from the frameworks that are imported.
 _observers: list[Callable[[Profile], AbstractContextManager[None]]] = []
 
 
 def register_observer(observe: Callable[[Profile], AbstractContextManager[None]]) -> None:
-    """Let every profile that is opened from now on be watched for by `observe`."""
+    """Let every profile that is open, or opened from now on, be watched for by `observe`."""
     _observers.append(observe)
+    for each in _active_profiles():  # the first call of remat, which imports the framework, may be inside of it
+        each.watch_by(observe)
 
 
 @contextmanager
@@ -209,9 +236,9 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
         with _lock:
             _active_all_threads.append(opened)
     try:
-        with ExitStack() as watched:
+        with opened.watching():
             for observe in _observers:
-                watched.enter_context(observe(opened))
+                opened.watch_by(observe)
             yield opened
     finally:
         opened.open = False
@@ -235,6 +262,17 @@ def _active_profiles() -> tuple[Profile, ...]:
 def is_profiling() -> bool:
     """Whether a profile records what this thread and context do."""
     return bool(_active_profiles())
+
+
+@contextmanager
+def unprofiled() -> Iterator[None]:
+    """A block whose remat calls are recorded in no profile: a function that is traced once more, to look at it."""
+    active = _active.get()
+    _active.set(())
+    try:
+        yield
+    finally:
+        _active.set(active)
 
 
 def recorded_call(what: str, step: Callable[..., Any] | None) -> AbstractContextManager[CallRecord | None]:
@@ -264,6 +302,15 @@ def _recorded_call(active: tuple[Profile, ...], what: str, step: Callable[..., A
         call.seconds = perf_counter() - began
 
 
+def name_segment(name: str) -> str:
+    """The name of a segment that begins; in a profile, one that no other has that waits to be pulled back."""
+    active = _active_profiles()
+    if not active:
+        return name
+    with _lock:
+        return active[0].take_name(name)
+
+
 def segment_pass(name: str, what: str, depth: int, *, since: float | None = None) -> AbstractContextManager[None]:
     """A block that is one pass over a segment, recorded in all active profiles; `since` is when it began, if before."""
     active = _active_profiles()
@@ -281,6 +328,8 @@ def _recorded_pass(
         positions = [(each, len(each.passes)) for each in active if len(each.passes) < MOST_PASSES]
         for each, _ in positions:
             each.passes.append(entry)
+        if what == "pullback":
+            active[0].free_name(name)
     try:
         yield
     finally:

@@ -41,6 +41,7 @@ class Block:
     recomputed: int = 0
     seconds: float = 0.0  # of recomputing it
     tensors: tuple[SavedTensor, ...] = ()
+    seen: bool = True  # whether its runs are; those of a compiled program (JAX) are not
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class BlockMemory:
 
     blocks: tuple[Block, ...]
     held: tuple[Held, ...]
+
+    @property
+    def seen(self) -> bool:
+        """Whether it is known when blocks ran."""
+        return all(block.seen for block in self.blocks)
 
     @property
     def span(self) -> float:
@@ -112,7 +118,9 @@ def block_memory(profile: Profile) -> BlockMemory:
             found, where = contents[each.name], calls[each.name].site
             step = calls[each.name].step
             line = where.short if step is None else step.short
-            blocks[each.name] = Block(each.name, line, True, found.inputs, found.dropped, tensors=found.tensors)
+            seen = calls[each.name].framework != "jax"
+            sizes = found.inputs, found.dropped
+            blocks[each.name] = Block(each.name, line, True, *sizes, tensors=found.tensors, seen=seen)
             first[each.name] = each.start
     for found, time in kept:
         line = next((tensor.line for tensor in found.tensors if tensor.line), "")

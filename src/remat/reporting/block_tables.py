@@ -5,6 +5,7 @@ from dataclasses import replace
 from remat.profiling import Profile
 from remat.reporting.block_memory import Block, BlockMemory, block_memory
 from remat.reporting.block_picture import block_picture
+from remat.reporting.dominating_tensor import dominating_tensor
 from remat.reporting.table import Table
 from remat.reporting.tape_table import tensor_table
 from remat.units import bytes_text, count_text, seconds_text
@@ -19,25 +20,55 @@ MOST_LISTED = 4  # inputs that have a row each; more of them share one
 def block_tables(profile: Profile, *, anonymous: bool) -> list[Table]:
     """The tables, with a picture and advice at the first; none if the profile has no blocks."""
     memory = block_memory(profile)
-    if not memory.blocks or not memory.peak:
+    if not memory.blocks or (memory.seen and not memory.peak):
         return []
-    if anonymous:
-        memory = _anonymous(memory)
-    return [_at_peak(memory), _blocks(memory), _inside(max(memory.blocks, key=lambda block: block.size))]
+    memory = _anonymous(memory) if anonymous else _short(memory)
+    largest = max(memory.blocks, key=lambda block: block.size)
+    if not memory.seen:
+        return [_traced_blocks(memory, largest), _inside(largest)]
+    return [_at_peak(memory), _blocks(memory), _inside(largest)]
+
+
+def _traced_blocks(memory: BlockMemory, largest: Block) -> Table:
+    """The blocks of a traced program: their bytes are known from it, and nobody sees when they run."""
+    rows = [
+        (block.name, bytes_text(block.inputs), bytes_text(block.size), block.where)
+        for block in memory.blocks[:MOST_BLOCKS]
+    ]
+    saved, more = sum(block.size for block in memory.blocks), len(memory.blocks) - MOST_BLOCKS
+    headline = (
+        f"{count_text(len(memory.blocks))} blocks drop {bytes_text(saved)} until the backward; the most that one "
+        f"brings back is {bytes_text(largest.size)}, {largest.name}"
+    )
+    note = (
+        "These are the sizes in the traced program. XLA does not show when a block runs, how long its recomputation "
+        "takes, and what it fuses: there are no times and no peak here (jax.profiler has times). Arguments are all "
+        "that the block is given, parameters too."
+    )
+    note += f" {count_text(more)} more blocks are not shown." if more > 0 else ""
+    tips = tuple(dominating_tensor(largest.tensors, largest.size, f"what {largest.name} needs"))
+    head = ("block", "arguments", "dropped", "where")
+    return Table("Blocks: what is dropped", head, tuple(rows), note, headline=headline, tips=tips)
 
 
 def _anonymous(memory: BlockMemory) -> BlockMemory:
-    names = {block.name: f"block {number}" for number, block in enumerate(memory.blocks, 1)}
-    blocks = [
-        replace(
-            block,
-            name=names[block.name],
-            where="",
-            tensors=tuple(replace(tensor, line="", module="") for tensor in block.tensors),
-        )
+    blocks = tuple(
+        replace(block, where="", tensors=tuple(replace(tensor, line="", module="") for tensor in block.tensors))
         for block in memory.blocks
-    ]
-    return BlockMemory(tuple(blocks), tuple(replace(each, block=names[each.block]) for each in memory.held))
+    )
+    return _renamed(replace(memory, blocks=blocks), [f"block {number}" for number, _ in enumerate(memory.blocks, 1)])
+
+
+def _short(memory: BlockMemory) -> BlockMemory:
+    """With names of functions without those of the functions around them, unless two would be the same."""
+    names = [block.name.rpartition("<locals>.")[2] for block in memory.blocks]
+    return _renamed(memory, names) if len({*names}) == len(names) else memory
+
+
+def _renamed(memory: BlockMemory, names: list[str]) -> BlockMemory:
+    new = {block.name: name for block, name in zip(memory.blocks, names, strict=True)}
+    blocks = tuple(replace(block, name=new[block.name]) for block in memory.blocks)
+    return BlockMemory(blocks, tuple(replace(each, block=new[each.block]) for each in memory.held))
 
 
 def _at_peak(memory: BlockMemory) -> Table:

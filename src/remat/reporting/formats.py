@@ -191,10 +191,15 @@ def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) 
         tables = (
             *block_tables(values[0], anonymous=anonymous),
             profile_table(values[0], anonymous=anonymous),
-            passes_table(values[0], anonymous=anonymous),
+            *([passes_table(values[0], anonymous=anonymous)] if _are_seen(values[0]) else []),
         )
         return [table for table in tables if table.rows]
     return [compare(summaries)] if len(summaries) > 1 else []
+
+
+def _are_seen(profile: Profile) -> bool:
+    """Whether passes over segments are seen: of a traced program only the trace is."""
+    return any(each.what != "forward" for each in profile.passes) or any(c.framework != "jax" for c in profile.calls)
 
 
 def _heading(values: Sequence[Any], summaries: list[Summary]) -> str:

@@ -33,7 +33,9 @@ class Headline:
     @property
     def decomposition(self) -> str:
         """What the number is made of: "3.26 states and tapes + 0.58 running", in its unit."""
-        return " + ".join(f"{self._in_unit(size)} {name}" for name, size in self.parts)
+        hundredths = _shares([size for _, size in self.parts], self.total, _SCALES[self._unit])
+        shown = [(name, count) for (name, _), count in zip(self.parts, hundredths, strict=True) if count]
+        return " + ".join(f"{_number(count / 100)} {name}" for name, count in shown)
 
     def __str__(self) -> str:
         over = self.limit is not None and self.total > self.limit
@@ -46,7 +48,23 @@ class Headline:
         return bytes_text(self.limit if within and self.limit else self.total).rpartition(" ")[2]
 
     def _in_unit(self, size: int) -> str:
-        return f"{size / _SCALES[self._unit]:.2f}".rstrip("0").rstrip(".")
+        return _number(size / _SCALES[self._unit])
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _shares(sizes: list[int], total: int, scale: int) -> list[int]:
+    """Sizes in hundredths of a unit, rounded so that they add up to the rounded total: nobody sees 0.73 + 0 = 0.74."""
+    exact = [100 * size / scale for size in sizes]
+    if sum(sizes) != total:
+        return [round(value) for value in exact]
+    counts = [int(value) for value in exact]
+    missing = round(100 * total / scale) - sum(counts)
+    for at in sorted(range(len(sizes)), key=lambda at: counts[at] - exact[at])[:missing]:
+        counts[at] += 1
+    return counts
 
 
 def headline_of(summary: Summary) -> Headline:

@@ -59,14 +59,14 @@ def _one(summary: Summary, most: int) -> Iterator[str]:
 
 def _chart(summary: Summary, most: int, height: int = 10) -> Iterator[str]:
     """Live bytes over time as columns of characters; the last line shows the phases."""
-    width = WIDTH - 13
+    width = WIDTH - 14
     timeline = summary.timeline
     unit = max(1, most) / height
     columns = [_stack(sizes, unit, height) for sizes in timeline.envelope(width)]
     for level in reversed(range(height)):
         label = bytes_text(round((level + 1) * unit)) if level in (height - 1, height // 2 - 1) else ""
-        yield f"{label:>10} |" + "".join(column[level] for column in columns)
-    yield f"{'doing':>10} |" + "".join(_PHASES[phase] for phase in timeline.doing(width))
+        yield f"{label:>11} |" + "".join(column[level] for column in columns)
+    yield f"{'doing':>11} |" + "".join(_PHASES[phase] for phase in timeline.doing(width))
     legend = ", ".join(f"{mark} {kind}" for kind, mark in _MARKS)
     yield f"{'':>4}{legend}; F forward, R recompute, B backward, - move"
 

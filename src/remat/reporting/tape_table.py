@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from remat.profiling.segment_contents import SavedTensor
-from remat.profiling.tape_contents import TapeContents
 from remat.reporting.summary import Summary
 from remat.reporting.table import Table
 from remat.units import bytes_text, count_text
@@ -51,7 +50,6 @@ def tensor_table(title: str, tensors: Sequence[SavedTensor], total: int, more: t
     count, size = len(rest) + more[0], sum(each.bytes for each in rest) + more[1]
     if count:
         rows.append((f"{count_text(count)} more", "", "", bytes_text(size), f"{size / max(1, total):.1%}", "", ""))
-    head: tuple[str, ...] = ("op", "shape", "dtype", "bytes", "share", "where", "module")
-    if not any(row[-1] for row in rows):
-        head, rows = head[:-1], [row[:-1] for row in rows]
-    return Table(title, head, tuple(rows))
+    head = ("op", "shape", "dtype", "bytes", "share", "where", "module")
+    columns = len(head) - (len({row[-1] for row in rows if row[-1]}) < 2)  # the title has the only module
+    return Table(title, head[:columns], tuple(row[:columns] for row in rows))

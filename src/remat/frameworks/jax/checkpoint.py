@@ -16,7 +16,6 @@ from remat.errors import ProblemError
 from remat.frameworks.jax.avals import (
     Array,
     ClosedJaxpr,
-    Literal,
     differentiable,
     has_loop,
     is_tracing,
@@ -30,9 +29,10 @@ from remat.frameworks.jax.looped_segment import LoopedSegment
 from remat.frameworks.jax.nnx_modules import WithoutModules
 from remat.frameworks.jax.partition import check_no_leaked_tracers, is_array, is_traceable, partition
 from remat.frameworks.jax.primitives import call as call_function
+from remat.frameworks.jax.tape_contents import numbered, segment_contents
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
-from remat.profiling.profiler import segment_pass
+from remat.profiling.profiler import segment_pass, unprofiled
 from remat.pytree import Leaf, PyTree
 from remat.segments import CheckpointOptions, display_name, nested, nesting_depth
 
@@ -56,16 +56,21 @@ def checkpoint(
         call.framework, call.steps = "jax", 1  # what is traced once may run any number of times, unseen
     policy = policy_of(options.policy)
     name, depth = display_name(fn), nesting_depth()
+    if call is not None and is_tracing():
+        name = numbered(name, (args, kwargs))
     with segment_pass(name, "forward", depth), nested(depth):
         if not is_tracing():
             return fn(*args, **kwargs)
         stateful = WithoutModules(fn, args, kwargs)
         if stateful.modules:
             arguments = stateful.arrays, stateful.others()
-            result, arrays = checkpoint(stateful, arguments, {}, options)
+            result, arrays = checkpoint(stateful, arguments, {}, options, call)
             stateful.update(arrays)
             return result
         flat = FlatFunction(fn, name, args, kwargs)
+        if call is not None:
+            with unprofiled():
+                call.note_contents(segment_contents(name, jax.make_jaxpr(flat)(*flat.arrays), flat.arrays))
         if options.memory is not None:
             program = jax.make_jaxpr(flat)(*flat.arrays)
             return flat.build(run_keeping(options.memory, program, flat.arrays))
@@ -124,21 +129,8 @@ def _checkpoint_above(threshold: int | None, program: ClosedJaxpr, args: list[Ar
     if threshold is not None and sum(map(nbytes, program.out_avals)) <= threshold:
         return run(consts, *args)
     if CheckpointProfiler.is_tracking() and any(map(differentiable, [*map(jax.typeof, consts), *program.in_avals])):
-        CheckpointProfiler.note(_residual_bytes(run, consts, args, len(program.out_avals)))
+        CheckpointProfiler.note(segment_contents("", program, args).dropped)
     return jax_checkpoint(run, policy=policy)(consts, *args)  # type: ignore[no-any-return]
-
-
-def _residual_bytes(run: Callable[..., Any], consts: list[Array], args: list[Array], n_outputs: int) -> int:
-    """Bytes of the residuals of plain differentiation, without inputs and outputs, which are there in any case."""
-
-    def outputs_and_residuals(consts: list[Array], *args: Array) -> list[Array]:
-        outputs, vjp = jax.vjp(run, consts, *args)
-        return [*outputs, *jax.tree_util.tree_leaves(vjp)]
-
-    jaxpr = jax.make_jaxpr(outputs_and_residuals)(consts, *args).jaxpr
-    not_counted = {id(var) for var in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars[:n_outputs])}
-    residuals = {id(var): var.aval for var in jaxpr.outvars[n_outputs:] if not isinstance(var, Literal)}
-    return sum(nbytes(aval) for number, aval in residuals.items() if number not in not_counted)
 
 
 def policy_of(policy: Any) -> PyTree:

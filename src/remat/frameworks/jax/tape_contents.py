@@ -10,20 +10,32 @@ with a profile alone.
 
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import PurePath
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 
-from remat.frameworks.jax.avals import Literal, called_program, nbytes, operation_name
+from remat.frameworks.jax.avals import (
+    ClosedJaxpr,
+    Literal,
+    Tracer,
+    called_program,
+    differentiable,
+    jaxpr_as_fun,
+    nbytes,
+    operation_name,
+    trace_of,
+)
 from remat.frameworks.jax.residuals import StepVJP
-from remat.profiling.segment_contents import SavedTensor
+from remat.profiling.segment_contents import SavedTensor, SegmentContents
 from remat.profiling.source_location import SourceLocation
 from remat.profiling.tape_contents import TapeContents
 
-__all__ = ["StepListing", "residuals_of_step", "saved_arrays"]
+__all__ = ["StepListing", "numbered", "residuals_of_step", "segment_contents"]
 
 
 class StepListing:
@@ -49,6 +61,48 @@ def residuals_of_step(step_vjp: StepVJP) -> TapeContents:
     stored = step_vjp.stored_per_step(jaxpr.outvars[len(step.out_avals) :])
     carry = jaxpr.invars[step.n_consts : step.n_consts + step.n_carry]
     return TapeContents.of(list(saved_arrays(jaxpr, stored, carry, "the state before")))
+
+
+def segment_contents(name: str, program: ClosedJaxpr, args: Sequence[Any]) -> SegmentContents:
+    """What a segment holds, its traced arguments, and what plain differentiation would keep of it besides."""
+
+    def outputs_and_residuals(consts: list[Any], *args: Any) -> list[Any]:
+        def run(consts: list[Any], *args: Any) -> list[Any]:
+            return jaxpr_as_fun(ClosedJaxpr(program.jaxpr, consts))(*args)  # type: ignore[no-any-return]
+
+        outputs, vjp = jax.vjp(run, consts, *args)
+        return [*outputs, *jax.tree_util.tree_leaves(vjp)]
+
+    held = sum(nbytes(jax.typeof(arg)) for arg in {id(arg): arg for arg in args if isinstance(arg, Tracer)}.values())
+    if not any(map(differentiable, [*map(jax.typeof, program.consts), *program.in_avals])):
+        return SegmentContents(name, held, 0)
+    jaxpr = jax.make_jaxpr(outputs_and_residuals)(list(program.consts), *args).jaxpr
+    n = len(program.out_avals)
+    anyway = {id(var) for var in (*jaxpr.invars, *jaxpr.constvars, *jaxpr.outvars[:n])}
+    arrays = tuple(saved_arrays(jaxpr, [var for var in jaxpr.outvars[n:] if id(var) not in anyway], (), ""))
+    return SegmentContents(name, held, sum(array.bytes for array in arrays), arrays)
+
+
+# By trace: how many segments of each name it has seen.
+_segments: "WeakKeyDictionary[Any, Counter[str]]" = WeakKeyDictionary()
+
+
+def numbered(name: str, values: Any) -> str:
+    """The name of a segment, with a number from the second on that one trace has with this name."""
+    # Arguments may be of several traces, such as those of jit and of grad inside of it.
+    traces = {id(found): found for leaf in jax.tree_util.tree_leaves(values) if (found := trace_of(leaf)) is not None}
+    counts = [names for trace in traces.values() if (names := _segments_of(trace)) is not None]
+    number = 1 + max((names[name] for names in counts), default=0)
+    for names in counts:
+        names[name] = number
+    return name if number == 1 else f"{name} ({number})"
+
+
+def _segments_of(trace: Any) -> "Counter[str] | None":
+    try:
+        return _segments.setdefault(trace, Counter())
+    except TypeError:  # it has no weak references
+        return None
 
 
 def saved_arrays(jaxpr: Any, variables: Sequence[Any], given: Sequence[Any], word: str) -> Iterator[SavedTensor]:

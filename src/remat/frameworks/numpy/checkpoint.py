@@ -12,6 +12,7 @@ from functools import partial
 from time import perf_counter
 
 from autograd.extend import primitive, vspace
+from autograd.tracer import getval
 
 from remat.execute.recomputation import is_recomputing, recomputing
 from remat.frameworks.numpy.captured_state import CapturedStep, Environment
@@ -20,10 +21,12 @@ from remat.frameworks.numpy.leaves import is_boxed
 from remat.frameworks.numpy.multiple_results import Results, define_derivatives, make_results
 from remat.frameworks.numpy.protection import NotAsAutograd, is_readonly_error, readonly_view
 from remat.frameworks.numpy.segment_outputs import SegmentOutputs, nbytes_of
-from remat.frameworks.numpy.tape import ActiveTraces, Node, box_leaves, fresh_trace, pull_back, tape_size
+from remat.frameworks.numpy.tape import ActiveTraces, Node, box_leaves, fresh_trace, is_result, pull_back, tape_size
+from remat.frameworks.numpy.tape_contents import NodeLog, saved_arrays
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
-from remat.profiling.profiler import segment_pass
+from remat.profiling.profiler import name_segment, segment_pass
+from remat.profiling.segment_contents import SegmentContents
 from remat.pytree import Leaf, PyTree
 from remat.segments import CheckOnce, CheckpointOptions, display_name, mutation_error, nested, nesting_depth
 
@@ -43,6 +46,7 @@ def checkpoint(
     if ActiveTraces():
         segment = CheckpointCall(fn, args, kwargs, options, call)
         boxes = segment.take_values()
+        segment.held_bytes = sum(nbytes_of([getval(box)]) for box in boxes if is_result(box))
         if boxes:
             out = _segment(segment, *boxes)
             segment.mark_escaped(boxes)
@@ -58,6 +62,7 @@ class CheckpointCall:
     """One call of a function whose tape is not kept."""
 
     outputs: SegmentOutputs
+    held_bytes = 0  # of arguments that ops have made: they are held until it is pulled back
 
     def __init__(
         self,
@@ -68,6 +73,8 @@ class CheckpointCall:
         call: CallRecord | None,
     ) -> None:
         self.name, self.options, self.call, self.depth = display_name(fn), options, call, nesting_depth()
+        if not self.depth and not is_recomputing():
+            self.name = name_segment(self.name)
         # Arguments are searched like what the function closes over: boxes in them are rebound where they are, so that
         # the function gets the caller's own lists and objects.
         self._captured = CapturedStep(partial(fn, *args, **kwargs))
@@ -142,7 +149,8 @@ class CheckpointCall:
             used_up = True
             with self._recomputation(), fresh_trace() as trace:
                 boxes, roots = box_leaves(values, [i in indices for i in range(len(values))], trace)
-                nodes = self.outputs.compare(self._call_function(boxes), trace)
+                with self._listed(values) as found:
+                    nodes = found[:] = self.outputs.compare(self._call_function(boxes), trace)
             self._check.mark_passed()
         began = perf_counter()
         pairs = [(node, bar) for node, bar in zip(nodes, cotangents, strict=True) if not (node is None or bar is None)]
@@ -150,6 +158,24 @@ class CheckpointCall:
         with segment_pass(self.name, "pullback", self.depth, since=began):  # after inner segments have reported theirs
             pass
         return [sums[roots[i]][0] if roots[i] in sums else vspace(values[i]).zeros() for i in indices]
+
+    @contextmanager
+    def _listed(self, values: Sequence[Leaf]) -> Iterator[list[Node | None]]:
+        """A block that recomputes; a profile is told what the nodes keep that it puts into the list."""
+        nodes: list[Node | None] = []
+        if self.call is None or self.call.contents is not None:
+            yield nodes
+            return
+        log = NodeLog()
+        log.begin()
+        try:
+            yield nodes
+        finally:
+            log.end()
+        shared = [*values, *self.outputs.like, *self._captured.arrays]
+        arrays = tuple(saved_arrays(nodes, shared, log))
+        dropped = sum(array.bytes for array in arrays)
+        self.call.note_contents(SegmentContents(self.name, self.held_bytes, dropped, arrays))
 
     def tangent(self, values: Sequence[Leaf], tangents: dict[int, Leaf]) -> PyTree:
         """The tangents of the results, from those of inputs by index."""

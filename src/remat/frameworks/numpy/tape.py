@@ -37,6 +37,7 @@ __all__ = [
     "fresh_trace",
     "is_boxable",
     "is_closed_box",
+    "is_result",
     "plain_value",
     "pull_back",
     "tape_size",
@@ -154,6 +155,11 @@ def plain_value(value: Leaf) -> Leaf:
     while is_closed_box(value):
         value = value._value
     return value
+
+
+def is_result(box: Leaf) -> bool:
+    """Whether a box is the result of an op, and not what the caller differentiates by."""
+    return bool(getattr(box._node, "parents", None))
 
 
 def is_boxable(leaf: Leaf) -> bool:

@@ -16,9 +16,9 @@ from weakref import ref
 
 import numpy as np
 from autograd.extend import VJPNode, VSpace
-from autograd.tracer import Node, isbox
+from autograd.tracer import isbox
 
-from remat.frameworks.numpy.tape import RecordedRange, buffer_of
+from remat.frameworks.numpy.tape import Node, RecordedRange, buffer_of
 from remat.profiling.line_log import LineLog
 from remat.profiling.segment_contents import SavedTensor
 from remat.profiling.tape_contents import TapeContents

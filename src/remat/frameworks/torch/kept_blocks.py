@@ -2,26 +2,30 @@
 
 The rule: while a profile is open, each module of a `ModuleList` or `Sequential` that runs outside of segments, with
 gradients, is a block; what the nodes between its results and its inputs have saved is what it keeps, each storage once,
-without parameters. What it can miss: what is saved outside of blocks, and in nodes that do not show it. Nothing of the
-program is changed: hooks on saved tensors would be refused by torch.func. Cost: a global hook on modules, and about
-2 us a node.
+without parameters. The lines of its ops are logged when it runs for the first time. What it can miss: what is saved
+outside of blocks, and in nodes that do not show it. Nothing of the program is changed: hooks on saved tensors would be
+refused by torch.func. Cost: two global hooks on modules, about 10 us a node, and what line_log.py says, once a block.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.autograd.graph import Node
-from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from remat.execute.recomputation import is_recomputing
+from remat.frameworks.torch.graph import is_leaf_node, next_sequence_nr
 from remat.frameworks.torch.leaves import tensors_in
-from remat.frameworks.torch.saved_bytes import saved_tensors_of
 from remat.frameworks.torch.segment_profile import path_in_container
 from remat.frameworks.torch.storage import is_dense, local_part, storage_id
+from remat.frameworks.torch.tape_contents import saved_tensors
+from remat.profiling.line_log import LineLog
 from remat.profiling.profiler import Profile, register_observer
 from remat.profiling.segment_contents import SavedTensor, SegmentContents
 from remat.profiling.source_location import definition_of
@@ -32,54 +36,83 @@ __all__ = ["observe"]
 MOST_NODES = 20_000  # of one block
 
 
+@dataclass(frozen=True)
+class _Running:
+    """A block that runs, and the log of its lines, which is that of the outermost one."""
+
+    module: nn.Module
+    path: str
+    log: LineLog
+
+
+@dataclass
+class _Observed(threading.local):
+    """The blocks of one thread that run, the innermost last; and by path what those that ran before have kept."""
+
+    running: list[_Running] = field(default_factory=list)
+    kept: dict[str, tuple[SavedTensor, ...]] = field(default_factory=dict)
+
+    def begin(self, module: nn.Module) -> None:
+        path = None if nesting_depth() or is_recomputing() or not torch.is_grad_enabled() else path_in_container(module)
+        if path is None:
+            return
+        log = self.running[0].log if self.running else LineLog(next_sequence_nr)
+        if not self.running and path not in self.kept:
+            log.begin()
+        self.running.append(_Running(module, path, log))
+
+    def end(self, module: nn.Module, args: Any, result: Any) -> SegmentContents | None:
+        if not self.running or self.running[-1].module is not module:
+            return None
+        block = self.running.pop()
+        if not self.running:
+            block.log.end()
+        contents = _contents(block, args, result)
+        before = self.kept.setdefault(block.path, contents.tensors)
+        if [replace(each, line="") for each in before] == [replace(each, line="") for each in contents.tensors]:
+            contents = replace(contents, tensors=before)  # with the lines of the first run
+        return contents
+
+
 @contextmanager
 def observe(profile: Profile) -> Iterator[None]:
     """A block in which the modules that are no segments tell the profile what they keep."""
+    observed = _Observed()
 
     def after(module: nn.Module, args: Any, result: Any) -> None:
-        if nesting_depth() or is_recomputing() or not torch.is_grad_enabled():
-            return
-        path = path_in_container(module)
-        if path is not None:
-            profile.add_kept(_contents(path, module, args, result), perf_counter())
+        contents = observed.end(module, args, result)
+        if contents is not None and result is not None:  # None after an error, too
+            profile.add_kept(contents, perf_counter())
 
-    handle = register_module_forward_hook(after)
+    handles = [
+        register_module_forward_pre_hook(lambda module, args: observed.begin(module)),
+        register_module_forward_hook(after, always_call=True),
+    ]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
 
 
-def _contents(path: str, module: nn.Module, args: Any, result: Any) -> SegmentContents:
+def _contents(block: _Running, args: Any, result: Any) -> SegmentContents:
     """What the nodes between the inputs and the results of a module have saved."""
     inputs = tensors_in(args)
     behind = {tensor.grad_fn for tensor in inputs if tensor.grad_fn is not None}
     ready = [tensor.grad_fn for tensor in tensors_in(result) if tensor.grad_fn is not None]
     seen: set[Node] = set()
-    known = {storage_id(each) for each in (*inputs, *module.parameters()) if is_dense(each)}
-    tensors: dict[int, SavedTensor] = {}
-    source = definition_of(module)
     while ready and len(seen) < MOST_NODES:
         node = ready.pop()
-        if node in behind or node in seen:
-            continue
-        seen.add(node)
-        ready += [each for each, _ in node.next_functions if each is not None]
-        for tensor in saved_tensors_of(node):
-            if is_dense(tensor) and storage_id(tensor) not in known and not _is_parameter(tensor):
-                known.add(storage_id(tensor))
-                size = local_part(tensor).untyped_storage().nbytes()
-                op = node.name().rstrip("0123456789").removesuffix("Backward")
-                dtype, line = str(tensor.dtype).removeprefix("torch."), "" if source is None else source.short
-                tensors[storage_id(tensor)] = SavedTensor(
-                    f"saved by {op}", tuple(tensor.shape), dtype, size, line, path
-                )
+        if node not in behind and node not in seen and not is_leaf_node(node):
+            seen.add(node)
+            ready += [each for each, _ in node.next_functions if each is not None]
+    known = {storage_id(each) for each in (*inputs, *block.module.parameters()) if is_dense(each)}
+    tensors = [*saved_tensors(seen, known, block.log, module=block.path)]
+    source = definition_of(block.module)
+    if source is not None:  # a module of torch itself, or a debugger that traces: the block is all that is known
+        tensors = [each if each.line else replace(each, line=source.short) for each in tensors]
     held = {storage_id(each): local_part(each).untyped_storage().nbytes() for each in inputs if is_dense(each)}
-    return SegmentContents(path, sum(held.values()), sum(each.bytes for each in tensors.values()), (*tensors.values(),))
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    return tensor.is_leaf and tensor.requires_grad
+    return SegmentContents(block.path, sum(held.values()), sum(each.bytes for each in tensors), (*tensors,))
 
 
 register_observer(observe)

@@ -15,21 +15,18 @@ from torch import Tensor, nn
 
 from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.storage import SavedBytes, is_dense, local_part, storage_id
+from remat.frameworks.torch.tape_contents import looked_through, op_name
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
-from remat.profiling.profiler import is_profiling
+from remat.profiling.profiler import is_profiling, name_segment
 from remat.profiling.segment_contents import SavedTensor, SegmentContents
 from remat.profiling.source_location import user_frame
 from remat.pytree import flatten
-from remat.segments import display_name
+from remat.segments import display_name, nesting_depth
 
 __all__ = ["SegmentBytes", "path_in_container", "segment_bytes", "segment_name"]
 
 CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
-VIEWS = (
-    *("View", "UnsafeView", "ReshapeAlias", "Transpose", "Permute", "T", "Expand", "Unsqueeze", "Squeeze", "Slice"),
-    *("Select", "AsStrided", "Alias", "Unflatten", "SplitWithSizes", "Split", "Unbind"),
-)
 _names: "WeakKeyDictionary[nn.Module, str]" = WeakKeyDictionary()  # of the modules that were segments in a profile
 MOST_TENSORS = 200  # of one segment that are listed
 
@@ -47,7 +44,9 @@ def segment_name(fn: Any) -> str:
         _names[module] = _path(module, modules) or name
         return _names[module]
     owner = next((_path(each, modules) for each in modules), "")
-    return f"{owner}.{name.rpartition('<locals>.')[2]}" if owner else name
+    name = f"{owner}.{name.rpartition('<locals>.')[2]}" if owner else name
+    # Those inside of others are recomputed with them, as new calls, and share a name.
+    return name if is_recomputing() or nesting_depth() else name_segment(name)
 
 
 def path_in_container(module: nn.Module) -> str | None:
@@ -107,7 +106,7 @@ class SegmentBytes(SavedBytes):
         super().add(tensor)
         if self._listed and self.count > before and len(self._tensors) < MOST_TENSORS:
             made = tensor.grad_fn
-            op = "made inside an op" if made is None else _op(made)
+            op = "made inside an op" if made is None else op_name(looked_through(made))
             size = local_part(tensor).untyped_storage().nbytes()
             line, dtype = user_frame().short, str(tensor.dtype).removeprefix("torch.")
             saved = SavedTensor(op, tuple(tensor.shape), dtype, size, line, _innermost_path())
@@ -128,16 +127,6 @@ class SegmentBytes(SavedBytes):
                 else:
                     tensors.append(each)
             call.note_contents(SegmentContents(name, self._input_bytes, size, tuple(reversed(tensors))))
-
-
-def _op(node: Any) -> str:
-    """The name of the op that made what a node gives: views are looked through."""
-    while True:
-        name = str(node.name()).rstrip("0123456789").removesuffix("Backward")
-        below = [each for each, _ in node.next_functions if each is not None]
-        if name not in VIEWS or not below:
-            return name
-        node = below[0]
 
 
 def _innermost_path() -> str:
