@@ -60,6 +60,11 @@ class Adapter(abc.ABC):
     # that Python does in a step can differ from evaluation to evaluation, and no value can be looked at.
     runs_python = True
 
+    @property
+    def own(self):
+        """The framework's own module, whose functions have no lines in the tests."""
+        return self.np
+
     @contextlib.contextmanager
     def settings(self, quick=True):
         """What holds during one test; `quick` where only numbers matter, and not what is allocated for them."""

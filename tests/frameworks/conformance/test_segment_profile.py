@@ -77,7 +77,7 @@ def test_a_profile_of_segments_alone_has_a_report(framework, x, tmp_path):
     np = framework.np
 
     def net_of_mine(x):
-        return np.exp(np.sin(x))
+        return np.exp(np.sin(np.cos(x)))
 
     with remat.profile() as run:
         framework.gradient(lambda x: np.sum(remat.checkpoint(net_of_mine, x)), x)
@@ -91,7 +91,7 @@ def test_a_profile_of_segments_alone_has_a_report(framework, x, tmp_path):
         assert "net_of_mine" in text
         assert "net_of_mine" not in remat.report(run, tmp_path / name, anonymous=True).read_text()
     if framework.runs_python:
-        assert run.report(tmp_path / "run.svg").read_text().startswith("<svg")
+        assert run.report(tmp_path / "run.svg").read_text().startswith("<?xml")
         return
     with pytest.raises(remat.errors.ReportError, match=r"no run of a loop to draw.* Write its tables as \.html"):
         run.report(tmp_path / "run.svg")
@@ -99,19 +99,19 @@ def test_a_profile_of_segments_alone_has_a_report(framework, x, tmp_path):
 
 def test_equal_functions_are_blocks_of_their_own(framework, tmp_path):
     """Each call has its bytes, and the tensors that its backward needs have the lines of their ops."""
-    np = framework.np
+    np = framework.own  # not a function of the tests around one of the framework, which would have the line
     weights = [framework.array(numpy.eye(20) / 2) for _ in range(3)]
     data = framework.array(numpy.ones((30, 20)))
 
     def block(x, w):
-        h = np.tanh(np.dot(x, w))
+        h = np.tanh(x @ w)
         return x + h * np.exp(h)
 
     def net(*weights):
         x = data
         for weight in weights:
             x = remat.checkpoint(block, x, weight)
-        return np.sum(x * x)
+        return (x * x).sum()
 
     with remat.profile() as run:
         for _ in range(2):
@@ -122,7 +122,7 @@ def test_equal_functions_are_blocks_of_their_own(framework, tmp_path):
     assert len({each.dropped for each in contents.values()}) == 1
     line = block.__code__.co_firstlineno
     places = {f"test_segment_profile.py:{line + offset}" for offset in (1, 2)}
-    assert all(places == {tensor.line for tensor in each.tensors} for each in contents.values())
+    assert [{tensor.line for tensor in each.tensors} for each in contents.values()] == [places] * 3
     assert {tensor.shape for tensor in contents["block"].tensors} == {(30, 20)}
     assert all(name in text for name in contents)
     assert f"test_segment_profile.py:{line + 2}" in text

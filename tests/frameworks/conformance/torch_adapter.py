@@ -47,6 +47,7 @@ np = types.SimpleNamespace(
 
 class PyTorch(Adapter):
     name = "torch"
+    own = torch
     np = np
     exact = ("rnn", "lstm")
     any_plan: dict = {}  # noqa: RUF012

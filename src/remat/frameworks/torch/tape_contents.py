@@ -8,8 +8,11 @@ What it can miss: what `saved_bytes` can miss. Cost: about 10 us a node, for one
 each block of a model that is kept.
 """
 
+import sys
 from collections.abc import Collection, Iterable, Iterator
+from functools import cache
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
@@ -64,12 +67,33 @@ def saved_tensors(
             made = node if tensor.grad_fn is None else looked_through(tensor.grad_fn)
             # What an earlier step or nobody made comes in with the state, and has the line that reads it.
             before = key in states or (tensor.grad_fn is not None and sequence_nr(made) < since)
-            op = "the state before" if before else op_name(made)
+            op = "the state before" if before else "a constant" if _is_constant(tensor) else op_name(made)
             size = local_part(tensor).untyped_storage().nbytes()
             dtype = str(tensor.dtype).removeprefix("torch.")
             line = log.line(sequence_nr(node if before else made))
             found[key] = SavedTensor(op, tuple(tensor.shape), dtype, size, line, module)
     yield from found.values()
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Whether a tensor without a graph has other owners than a node: of a mask that the step made there is none."""
+    return tensor.grad_fn is None and not tensor.requires_grad and sys.getrefcount(tensor) > _references_of_own()
+
+
+@cache
+def _references_of_own() -> int:
+    """What is counted, in `_is_constant`, for a tensor that only a node refers to."""
+    counts: list[int] = []
+    with torch.enable_grad():
+        node = torch.ones((), requires_grad=True).mul(torch.ones(())).grad_fn
+    assert node is not None
+    for tensor in saved_tensors_of(node):
+        _count(tensor, counts)
+    return counts[0]
+
+
+def _count(tensor: Tensor, counts: list[int]) -> None:
+    counts.append(sys.getrefcount(tensor))  # called as `_is_constant` is
 
 
 def _is_parameter(tensor: Tensor, states: Collection[int]) -> bool:
