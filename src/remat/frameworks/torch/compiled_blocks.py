@@ -1,10 +1,10 @@
 """Blocks of a model as compiled code that keeps what a plan has it keep.
 
-Rule. Each block is compiled by itself, not the model: a compiler that sees several blocks moves operators between them,
-and the peak is no longer the plan's. One function is compiled for each class of blocks and each choice of what is made
-again, and blocks of a class share it. The choice reaches the compiler as a selective checkpoint around the block, whose
-policy knows operators by name and occurrence, as plans do. Whole ranges of blocks are run again outside of compiled
-code, as they are in eager mode.
+Rule. Each block is compiled by itself, and what is around blocks in pieces that end where blocks are called: a compiler
+that sees several blocks moves operators between them, and the peak is no longer the plan's. One function is compiled
+for each class of blocks and each choice of what is made again, and blocks of a class share it. The choice reaches the
+compiler as a selective checkpoint around the block, whose policy knows operators by name and occurrence, as plans do.
+Whole ranges of blocks are run again outside of compiled code, as they are in eager mode.
 
 What it can miss: operators that the compiler sees in another order or under another name than eager mode has them. Then
 something else is kept: more or less memory, which the trial of the plan measures, and the same gradient.
@@ -27,7 +27,7 @@ from remat.frameworks.torch.lineage import Dropped, OperatorCounter, dropped_res
 from remat.frameworks.torch.operator_traits import traits_of
 from remat.problem import Graph
 
-__all__ = ["CompileOptions", "CompiledBlock", "compiled_block", "fused"]
+__all__ = ["CompileOptions", "CompiledBlock", "compiled_around_blocks", "compiled_block", "fused"]
 
 _HEAVY = ("mm", "bmm", "conv", "attention", "lstm", "gru", "fft", "sort", "topk", "index", "scatter")
 _FUSED = 0.1  # of the time of an operator that reads and writes memory by itself
@@ -59,6 +59,11 @@ def compiled_block(fn: Callable[..., Any], options: CompileOptions) -> Callable[
     if not isinstance(fn, MethodType) or not isinstance(fn.__func__, FunctionType) or in_transform():
         return fn
     return CompiledBlock.of(fn, options)
+
+
+def compiled_around_blocks(fn: Callable[..., Any], options: CompileOptions) -> Callable[..., Any]:
+    """A model's forward as compiled code, in which calls of blocks are left to Python."""
+    return compiled_block(fn, tuple(each for each in options if each[0] != "fullgraph"))
 
 
 def fused(graph: Graph) -> Graph:

@@ -5,7 +5,8 @@ no more is live than the model needs around its blocks.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -28,18 +29,22 @@ class CutBlocks:
     def __init__(self, token: str) -> None:
         self.model = token
         self.outputs = 0  # bytes of what the model returns
+        self.seconds: list[float] = []  # before, between and after the calls; then those of the backward
         self._device: torch.device | None = None
         self._first: Any = None
+        self._began = 0.0
 
     def begin(self, device: torch.device | None) -> None:
         """The model is about to run."""
         self._device = device
+        self._began = perf_counter()
 
     def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a block returns, as leaves."""
         call = BlockCall(block, fn, args, kwargs)
         if self._first is None:
             self._first = [leaf for leaf in call.leaves if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+        self._time()
         self.before(call)
         with torch.no_grad():
             out = fn(*args, **kwargs)
@@ -53,6 +58,8 @@ class CutBlocks:
         del out
         result = tree.unflatten(values)
         self.after(call, result)
+        self._finish()
+        self._began = perf_counter()
         return result
 
     def before(self, call: "BlockCall") -> None:
@@ -63,23 +70,30 @@ class CutBlocks:
 
     def end_forward(self, results: Any) -> None:
         """The model has returned, and the loss is there."""
+        self._time()
 
     def end_backward(self) -> None:
         """What comes after the last block has been pulled back."""
+        self._time()
 
     def pull_back_first(self) -> None:
         """Pull back what comes before the first block."""
         first, self._first = self._first, None
         value = cotangent_loss([leaf for leaf in first or [] if leaf.requires_grad])
-        if value is None:
-            return
         del first
-        try:
-            torch.autograd.backward(value)
-        except RuntimeError:  # the loss depends on it directly, and has freed it: it was counted there
-            return
+        # A loss that depends on it directly has freed it, and it was counted there.
+        with suppress(RuntimeError):
+            if value is not None:
+                torch.autograd.backward(value)
+        self._time()
 
-    def finish(self) -> None:
+    def _time(self) -> None:
+        self._finish()
+        now = perf_counter()
+        self.seconds.append(now - self._began)
+        self._began = now
+
+    def _finish(self) -> None:
         """Wait for the device."""
         if self._device is not None:
             torch.cuda.synchronize(self._device)

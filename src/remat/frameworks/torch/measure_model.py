@@ -5,18 +5,20 @@ after them, which runs once and is recorded (`repeatable=False`). Two passes ove
 they run without a graph, and the model goes on with leaves that have their numbers. So no more is live than the
 model needs around its blocks, and one block at a time:
 
-    first   each block is measured where it is called, with the arguments of that call (measure_chain.py), and what is
-            around blocks is timed. Blocks of one kind are measured once. The loss, or the output, is pulled back.
+    first   each block is measured where it is called, with the arguments of that call (measure_chain.py). Blocks of
+            one kind are measured once. The loss, or the output, is pulled back.
     second  the bytes around blocks: levels and peaks between calls, and in the backward of what comes after them.
+
+What is around blocks is timed in both; the first one may wait for libraries that start with their first call.
 
 What it can miss: what blocks leave in each other's way, as caches do, and arguments that a block gets from one that is
 not the block before. So a plan that was made from it is tried before it is used (planned_model.py).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import Any
+from itertools import product
+from typing import Any, cast
 from weakref import ReferenceType, ref
 
 import torch
@@ -44,6 +46,7 @@ from remat.planners import Plan
 from remat.planners import plan as make_plan
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
+from remat.schedule import Op, Record, Schedule
 from remat.segments import CheckpointOptions
 
 __all__ = ["AROUND", "TOGETHER", "MeasuredModel", "measure_model"]
@@ -76,6 +79,39 @@ class MeasuredModel:
             if self.chain_of_least is None:
                 raise
             return make_plan(self.chain_of_least, memory)
+
+    def alternatives(self, memory: int) -> Iterator[Plan]:
+        """Further plans for a memory, of compiled blocks: those that have no more than two of their options.
+
+        Options of a compiled block differ by a few per cent, and as much from what they take when many run in a row.
+        Of two options, one is too large for all blocks, and the other is not: the best mixture is one of these.
+        """
+        number = max(len(each.options) for each in self.chain.stages)
+        if self.chain_of_least is None or number < 3:
+            return
+        is_enough = [self._plan_with((each,), memory) is not None for each in range(number)]
+        for large, small in product(range(number), repeat=2):
+            if is_enough[small] and not is_enough[large]:
+                plan = self._plan_with((large, small), memory)
+                if plan is not None:
+                    yield plan
+
+    def _plan_with(self, options: Sequence[int], memory: int) -> Plan | None:
+        """The best plan whose blocks have these of their options (the last one, where they have fewer), if any."""
+        numbers = [[min(number, len(each.options) - 1) for number in options] for each in self.chain.stages]
+        stages = [
+            replace(each, options=tuple(each.options[number] for number in some))
+            for each, some in zip(self.chain.stages, numbers, strict=True)
+        ]
+        try:
+            plan = make_plan(Chain(stages, self.chain.input), memory)
+        except InfeasibleError:
+            return None
+        ops: list[Op] = []
+        for op in plan.schedule:
+            recorded = range(op.start, op.stop) if isinstance(op, Record) else ()
+            ops += [Record(at, at + 1, numbers[at][cast(Record, op).option]) for at in recorded] or [op]
+        return replace(plan, problem=self.chain, source=Schedule(ops))
 
 
 def measure_model(
@@ -145,18 +181,12 @@ class _BlockCosts(CutBlocks):
         self.stages: list[Stage] = []
         self.first_calls: list[int] = []  # of stages
         self.is_next: list[bool] = []  # whether a stage takes what the one before returned
-        self.seconds: list[float] = []  # before, between and after the calls; then those of the backward
         self._known: dict[object, Stage] = {}
         self._output: BlockOutput | None = None
         self._taken: dict[int, int] = {}
         self._stage: tuple[Callable[[Any], Any], Any, object] | None = None  # the last one: function, arguments, kind
 
-    def begin(self, device: torch.device | None) -> None:
-        super().begin(device)
-        self._began = perf_counter()
-
     def before(self, call: BlockCall) -> None:
-        self._time()
         if in_torch_checkpoint():
             raise ProblemError(
                 f"the model has a torch.utils.checkpoint around its block {self._names[call.block]!r}, which computes "
@@ -186,8 +216,6 @@ class _BlockCosts(CutBlocks):
         self.functions.append(call.fn)
         self.stages.append(stage)
         self._stage = function, arguments, kind
-        self.finish()
-        self._began = perf_counter()
 
     def _measured(
         self,
@@ -221,22 +249,6 @@ class _BlockCosts(CutBlocks):
             loss = cotangent_loss(checkpoint(call.fn, args, kwargs, CheckpointOptions()))
             if loss is not None:
                 torch.autograd.backward(loss)
-
-    def end_forward(self, results: Any) -> None:
-        self._time()
-        self._began = perf_counter()
-
-    def end_backward(self) -> None:
-        self._time()
-        self._began = perf_counter()
-
-    def pull_back_first(self) -> None:
-        super().pull_back_first()
-        self._time()
-
-    def _time(self) -> None:
-        self.finish()
-        self.seconds.append(perf_counter() - self._began)
 
 
 def _makes_nothing(call: BlockCall, out: Any) -> bool:
@@ -287,11 +299,13 @@ class _SizesAround(CutBlocks):
         self.meter.reset_peak()
 
     def end_forward(self, results: Any) -> None:
+        super().end_forward(results)
         self._note()
         self.results = _bytes(flatten(results)[0])
         self.meter.reset_peak()
 
     def end_backward(self) -> None:
+        super().end_backward()
         self.peaks.append(self.meter.peak())
         self.meter.reset_peak()
         self.last = self.meter.now()
@@ -317,7 +331,8 @@ def _with_rest(costs: _BlockCosts, sizes: _SizesAround) -> list[Stage]:
     stages), and what it made; anything beyond that is held by the model, for what comes later. The results are held
     by the caller until the backward has ended: they count as the chain's input.
     """
-    n, seconds, start, level = len(costs.order), costs.seconds, sizes.start, sizes.levels[0]
+    n, start, level = len(costs.order), sizes.start, sizes.levels[0]
+    seconds = [min(each) for each in zip(costs.seconds, sizes.seconds, strict=True)]  # the first pass may start cold
     state = min(sizes.taken[0], level - start)
     own, recording = level - start - state, sizes.peaks[0] - start
     pulling = sizes.peaks[n + 2] - sizes.last + level - start

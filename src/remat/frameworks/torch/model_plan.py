@@ -42,6 +42,10 @@ class ModelPlan(NamedTuple):
             items += [item] * (item.stop - item.start) if isinstance(item, Range) else [item]
         return cls(plan, tuple(order), tuple(items), tuple(remade))
 
+    def does_as(self, other: "ModelPlan") -> bool:
+        """Whether all blocks are run as the other plan has it."""
+        return self[1:4] == other[1:4]
+
 
 def order_of(plan: Plan, names: Sequence[str]) -> list[int]:
     """The numbers of the blocks that a plan is for."""

@@ -232,17 +232,27 @@ def _subclass(cls: type[nn.Module], entry: str) -> type[nn.Module]:
 
 def _method(cls: type[nn.Module], name: str) -> Callable[..., Any]:
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() and _compiles_itself(self):
+            return uncompiled(self, *args, **kwargs)
         fn, planned = _as_block(self, getattr(cls, name).__get__(self)), vars(self).get("_remat_forward")
         return fn(*args, **kwargs) if planned is None else planned.run(self, fn, args, kwargs)
 
+    # The compiler, which may run around a planned model or its block, leaves to Python what is compiled by itself.
+    uncompiled: Callable[..., Any] = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
     plain = getattr(cls, name)
     return update_wrapper(method, plain) if isinstance(plain, FunctionType) else method
+
+
+def _compiles_itself(module: nn.Module) -> bool:
+    """Whether a planned model, or a block of one, is compiled as its plan has it."""
+    marks = [vars(module).get(name) for name in _MARKS]
+    return any(mark is not None and mark.compiled is not None for mark in marks)
 
 
 def model_forward(model: nn.Module) -> Callable[..., Any]:
     """What a planned model computes, without its plan; calls of its blocks, which it may be itself, are handed on."""
     planned: Any = type(model)
-    return _as_block(model, partial(getattr(planned._remat_plain, planned._remat_entry), model))
+    return _as_block(model, getattr(planned._remat_plain, planned._remat_entry).__get__(model))
 
 
 def _as_block(module: nn.Module, fn: Callable[..., Any]) -> Callable[..., Any]:

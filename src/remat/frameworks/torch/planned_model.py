@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from statistics import median
 from typing import Any, NoReturn, cast
 from uuid import uuid4
 
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from remat.errors import InfeasibleError, ProblemError
 from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.collectives import is_single_process
-from remat.frameworks.torch.compiled_blocks import CompileOptions
+from remat.frameworks.torch.compiled_blocks import CompileOptions, compiled_around_blocks
 from remat.frameworks.torch.first_training_step import FirstTrainingStep
 from remat.frameworks.torch.fsdp import is_sharded, sharded_modules_of
 from remat.frameworks.torch.functorch import in_transform
@@ -61,6 +62,8 @@ __all__ = ["PlannedModel", "attach", "planned_model"]
 
 KEPT = 16  # plans for different shapes
 TRIALS = 4
+NEAR = 1.1  # a plan that is predicted to take longer than so often the best one's time is not tried
+ROUNDS = 5  # of steps by plans that are compared
 # One thread at a time measures a model: what the model has is put back then, and the others find the plan.
 _ONE_PLAN = threading.RLock()
 
@@ -102,6 +105,7 @@ class PlannedModel:
         if torch.compiler.is_compiling() or not torch.is_grad_enabled() or are_handled(self.token) or _is_traced():
             return fn(*args, **kwargs)
         kwargs = _without_cache(model, fn, kwargs)
+        fn = self._compiled(fn)
         found = self._of_sharded(model) if is_sharded(model) else self.plan_for(model, fn, args, kwargs)
         run = partial(self._run, found, model, fn, args, kwargs)
         step = self._first_step(found, model, args, kwargs)
@@ -111,9 +115,14 @@ class PlannedModel:
         """Make the plan for these arguments."""
         fn = model_forward(model)
         kwargs = _without_cache(model, fn, kwargs)
+        fn = self._compiled(fn)
         with torch.enable_grad():
             # Hooks of a sharded model gather its parameters: it is called as users call it.
             self.plan_for(model, model if is_sharded(model) else fn, args, kwargs)
+
+    def _compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The model's forward, what is around its blocks as compiled code if the blocks are."""
+        return fn if self.compiled is None else compiled_around_blocks(fn, self.compiled)
 
     def plan_for(
         self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -223,7 +232,8 @@ class PlannedModel:
             if peak > memory:  # the first run of a block also compares what it computes again, which takes some bytes
                 peak = self._tried(found, model, run, devices)
             if peak <= memory:
-                return self._timed(found, model, run, devices)._replace(measured_peak=peak, memory=memory)
+                found = found._replace(measured_peak=peak, memory=memory)
+                return self._fastest(found, measured, budget, model, run, devices)
             over.append((plan.peak, peak))
             budget = min(budget, plan.peak) - (peak - memory)
             if is_last:
@@ -254,18 +264,32 @@ class PlannedModel:
             "bytes",
         ) from error
 
-    def _timed(
+    def _fastest(
         self,
         found: ModelPlan,
+        measured: MeasuredModel,
+        budget: int,
         model: nn.Module,
         run: Callable[[], Callable[[], Any]],
         devices: Sequence[torch.device],
     ) -> ModelPlan:
-        """The plan, whose seconds are those of a whole step: stages that run alone take longer than in a row."""
-        seconds = Trial(model, devices).seconds_of(partial(self._run, found, model, run(), (), {}), self._loss)
-        chain = cast(Chain, found.plan.problem).with_times(seconds / found.plan.seconds)
-        prediction = Prediction.of(simulate(found.plan.schedule, chain, found.plan.memory))
-        return found._replace(plan=replace(found.plan, problem=chain, prediction=prediction))
+        """The plan, or one that is faster in whole steps of the model, whose seconds are those of such a step.
+
+        Stages that run alone take longer than in a row.
+        """
+        trial, tried = Trial(model, devices), [found]
+        assert found.memory is not None
+        for plan in measured.alternatives(max(0, budget)):
+            other = ModelPlan.of(plan, measured.order)
+            if plan.seconds <= NEAR * found.plan.seconds and not any(other.does_as(each) for each in tried):
+                peak = self._tried(other, model, run, devices)
+                if peak <= found.memory:
+                    tried.append(other._replace(measured_peak=peak, memory=found.memory))
+        steps = [partial(self._run, each, model, run(), (), {}) for each in tried]
+        rounds = [[trial.seconds_of(step, self._loss) for step in steps] for _ in range(ROUNDS if steps[1:] else 1)]
+        seconds, best = min((median(column), number) for number, column in enumerate(zip(*rounds, strict=True)))
+        seconds, best = of_first_process((seconds, best), groups_of_model(model))
+        return _with_seconds(tried[best], seconds)
 
     def _tried(
         self,
@@ -320,6 +344,13 @@ def attach(model: nn.Module, planned: PlannedModel, blocks: dict[str, nn.Module]
     vars(model)["_remat_forward"] = planned
     if id(model) not in numbers:
         planned_module(model)
+
+
+def _with_seconds(found: ModelPlan, seconds: float) -> ModelPlan:
+    """The plan with times of its stages that make a step take so long."""
+    chain = cast(Chain, found.plan.problem).with_times(seconds / found.plan.seconds)
+    prediction = Prediction.of(simulate(found.plan.schedule, chain, found.plan.memory))
+    return found._replace(plan=replace(found.plan, problem=chain, prediction=prediction))
 
 
 def _on_copies(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
