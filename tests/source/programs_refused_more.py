@@ -70,9 +70,9 @@ def nonlocal_inner(start, weights, bias):
 def shared_iter(start, weights, bias):
     it = iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     state = start
-    for i in it:  # here
+    for i in it:
         state = np.tanh(state @ weights + bias / i)
-        j = next(it)
+        j = next(it)  # here
         state = state * j * 0.3
     return np.sum(state)
 

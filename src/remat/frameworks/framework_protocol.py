@@ -60,8 +60,21 @@ class Framework(LeafArrays, Protocol):
         """The global random generators that programs draw from."""
         ...
 
-    def segment(self, function: Callable[..., list[Leaf]], arrays: Sequence[Leaf], /) -> list[Leaf]:
-        """What a function of arrays returns, recomputed in the backward where the framework traces Python (JAX)."""
+    def is_concrete(self, arrays: Sequence[Leaf], /) -> bool:
+        """Whether Python may branch on these arrays."""
+        ...
+
+    def segment(
+        self,
+        function: Callable[..., list[Leaf]],
+        arrays: Sequence[Leaf],
+        again: Callable[..., list[Leaf]] | None = None,
+        /,
+    ) -> list[Leaf]:
+        """What a function of arrays returns, recomputed in the backward where the framework traces Python (JAX).
+
+        With `again` it is not traced: Python runs it, and `again` in the backward.
+        """
         ...
 
     def integers(self, numbers: range, /) -> Leaf:

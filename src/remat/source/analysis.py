@@ -21,7 +21,7 @@ from remat.source.mutation import is_fresh
 from remat.source.outputs import Output, outputs_of
 from remat.source.scopes import Scope, bound_names, late_readers, scopes_in
 from remat.source.syntax import clone, is_hidden, words
-from remat.source.traceability import is_traceable, multiplied_names
+from remat.source.traceability import hands_on, is_traceable, multiplied_names
 
 __all__ = ["Analysis", "FoundLoop", "local_names"]
 
@@ -134,6 +134,7 @@ class Analysis:
             put=frozenset(carry & put),
             shares_iterator=_uses_its_iterator(node),
             traceable=is_traceable(node),
+            hands_on=hands_on(node, self.modules),
             scaled=frozenset(multiplied_names(node)),
             augmented=tuple(self._augmented(node, carry | captured)),
             emits=mark_emissions(node.body, self.locals),

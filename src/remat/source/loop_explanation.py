@@ -65,6 +65,8 @@ def _plan(info: LoopInfo, settings: Settings, run: Any) -> str:
         budget = f"slots={settings.slots}" if settings.slots is not None else f"memory={settings.memory!r}"
         return f"{'√n slots' if settings.root else budget}, made when the loop is differentiated"
     steps, plan = run
+    if isinstance(plan, str):
+        return f"{steps} turns, {plan}"
     return (
         f"{steps} turns, {plan.forward_steps} step evaluations ({plan.forward_steps - (steps or 0)} recomputed), "
         f"{plan.planner}, {plan.claim}"

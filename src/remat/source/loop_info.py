@@ -32,7 +32,8 @@ class LoopInfo:
     put: frozenset[str] = frozenset()  # carried names whose items are assigned
     augmented: tuple[tuple[str, str, int], ...] = ()  # (name, other name, line): `name += …` while both may be one
     shares_iterator: bool = False  # whether the body may take items from the iterator of the loop itself
-    traceable: bool = True  # whether its variable may be traced: nothing is raised to its power, or shifted by it
+    traceable: bool = True  # whether its variable may be traced (traceability.py)
+    hands_on: bool = False  # whether functions of the user's get its variable
     scaled: frozenset[str] = frozenset()  # names that it multiplies: Python's integers grow, those of arrays overflow
     depth: int = 0
     merged: str = ""  # what was merged into this loop, if it was a perfect nest

@@ -21,7 +21,7 @@ _METHODS = words(
 )
 _FUNCTIONS = words(
     "shuffle copyto fill_diagonal putmask place put at heappush heappop heapify heapreplace heappushpop setattr "
-    "delattr setitem delitem insort insort_left insort_right"
+    "delattr setitem delitem insort insort_left insort_right next"
 )
 _NEW = words("list dict set tuple bytearray deque defaultdict Counter OrderedDict sorted copy deepcopy")
 _COPIES = words(

@@ -85,7 +85,9 @@ class Turns:
         if stop is not None and stop <= start:
             return Ran(None, 0, (), (), "")
         if self.framework.TRAITS.has_scan_options:
-            traced = TracedTurns(self.info, self.framework, self.step, self.test, self.items, self.request, self._scan)
+            traced = TracedTurns(
+                self.info, self.framework, self.step, self.test, self.items, self.request, self._scan, self.speech
+            )
             return traced.run(values, start, stop)
         stops = self.items is None or bool(self.info.ends) or self.items.count is None
         known = not stops

@@ -28,7 +28,7 @@ _of_call: ContextVar["Settings | None"] = ContextVar("settings_of_call", default
 class LoggedRequest(LoopRequest):
     """A request that tells which plan was made."""
 
-    log: Callable[[int | None, Plan | None], None] | None = None
+    log: Callable[[int | None, Plan | str], None] | None = None  # or how it runs without one
 
     def record(self, steps: int | None = None, plan: Plan | None = None) -> None:
         """Write down the number of steps and the plan."""

@@ -18,7 +18,7 @@ from remat.execute.stop import STOP
 from remat.pytree import TreeDef, flatten
 from remat.source.ran import Step
 
-__all__ = ["UNBOUND", "OutputTable", "StaticTable"]
+__all__ = ["UNBOUND", "OutputTable", "StaticTable", "is_static"]
 
 _TYPES = (str, bytes, enum.Enum, Fraction, Decimal, slice, frozenset, type(...))
 _EXACT = 2**53  # larger integers are no exact floats
@@ -44,7 +44,8 @@ class _NoLongerStatic:
         self.value = value
 
 
-def _is_static(leaf: Any) -> bool:
+def is_static(leaf: Any) -> bool:
+    """Whether a leaf is a value that a loop carries by its place in a table."""
     if leaf is None or leaf is UNBOUND or isinstance(leaf, _TYPES):
         return True
     return type(leaf) is int and abs(leaf) > _EXACT
@@ -64,10 +65,10 @@ class StaticTable:
 
     @staticmethod
     def _look_at(value: Any, unpack: Callable[[Any], Any]) -> Any:
-        if _is_static(value):
+        if is_static(value):
             return True
         leaves, tree = flatten(value, unpack)
-        static = [_is_static(leaf) for leaf in leaves]
+        static = [is_static(leaf) for leaf in leaves]
         return (tree, static) if any(static) else None
 
     def encode(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -90,7 +91,7 @@ class StaticTable:
         )
 
     def _place(self, value: Any) -> Any:
-        if not (_is_static(value) or type(value) is int):
+        if not (is_static(value) or type(value) is int):
             return _NoLongerStatic(value)
         key = type(value), repr(value) if isinstance(value, slice) else value
         if key not in self._places:
@@ -140,7 +141,7 @@ class OutputTable:
         """The outputs of a turn as a framework takes them; the first ones decide which are static."""
         if self._trees is None:
             flat = [flatten(output, unpack) for output in outputs]
-            self._trees = [(tree, [_is_static(x) or type(x) in (int, bool) for x in leaves]) for leaves, tree in flat]
+            self._trees = [(tree, [is_static(x) or type(x) in (int, bool) for x in leaves]) for leaves, tree in flat]
             whole = any(getattr(getattr(x, "dtype", None), "kind", "f") in "iub" for leaves, _ in flat for x in leaves)
             if self._traced and (whole or any(any(static) for _, static in self._trees)):
                 raise StepError("an output is a number of Python's own or a text, which a trace turns into an array")

@@ -1,22 +1,70 @@
 """What a step computes with Python's integers, which have no bounds, and arrays of integers have.
 
 The rule: the variable of a loop, and what is computed from it, may be traced as an array unless something is raised to
-its power, shifted by it or multiplied with itself. The cost: a walk over the body.
+its power, shifted by it or multiplied with itself, or its type or text is asked for: in the body, or in a function
+that it is handed to. The cost: a walk over the body, and over the instructions of such functions.
 """
 
 import ast
+import dis
+from collections.abc import Collection
+from types import CodeType
 
-__all__ = ["is_traceable", "multiplied_names"]
+__all__ = ["asks", "hands_on", "is_traceable", "multiplied_names"]
 
+# Functions to which an array is not the number that it stands for.
+_ASKS = frozenset({"isinstance", "type", "str", "repr", "format", "id", "callable", "hasattr", "getattr"})
+
+_TEXTS = ("FORMAT_", "BUILD_STRING", "CONVERT_VALUE")  # instructions of f-strings, by version
 _GROWING = (ast.Pow, ast.LShift)
+
+
+def asks(code: CodeType) -> bool:
+    """Whether a function, or one inside of it, asks for the type or the text of something."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    texts = any(each.opname.startswith(_TEXTS) for each in dis.get_instructions(code))
+    return texts or not _ASKS.isdisjoint(code.co_names) or any(map(asks, inner))
+
+
+def hands_on(loop: ast.For | ast.While, modules: Collection[str]) -> bool:
+    """Whether the variable of a loop, or what is computed from it, is an argument of a function of the user's."""
+    if isinstance(loop, ast.While):
+        return False
+    nodes = [node for part in loop.body for node in ast.walk(part)]
+    calls = [node for node in nodes if isinstance(node, ast.Call) and not _is_of_module(node.func, modules)]
+    tainted = _tainted(loop, nodes)
+    return any(_names(part) & tainted for call in calls for part in (*call.args, *(k.value for k in call.keywords)))
+
+
+def _is_of_module(called: ast.expr, modules: Collection[str]) -> bool:
+    while isinstance(called, ast.Attribute):
+        called = called.value
+    return isinstance(called, ast.Name) and called.id in modules
 
 
 def is_traceable(loop: ast.For | ast.While) -> bool:
     """Whether the variable of a loop may be an array of integers in place of Python's own."""
     if isinstance(loop, ast.While):
         return True
-    tainted = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
     nodes = [node for part in loop.body for node in ast.walk(part)]
+    tainted = _tainted(loop, nodes)
+    whole = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)} | _whole_names(nodes, tainted)
+    for node in nodes:
+        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, _GROWING):
+            sides = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+            if any(_names(side) & whole for side in sides):
+                return False
+        if _asks(node):
+            return False
+        is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
+        if is_product and _names(node.left) & whole and _names(node.right) & whole:  # type: ignore[attr-defined]
+            return False
+    return True
+
+
+def _tainted(loop: ast.For, nodes: list[ast.AST]) -> set[str]:
+    """The variable of a loop, and the names that are computed from it."""
+    tainted = _names(loop.target)
     for _ in range(2):  # names that are computed from it, and from these
         for node in nodes:
             value = getattr(node, "value", None)
@@ -24,16 +72,16 @@ def is_traceable(loop: ast.For | ast.While) -> bool:
             if assigns and _names(value) & tainted:  # type: ignore[arg-type]
                 targets = getattr(node, "targets", None) or [node.target]  # type: ignore[attr-defined]
                 tainted |= {name for target in targets for name in _names(target)}
-    whole = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)} | _whole_names(nodes, tainted)
-    for node in nodes:
-        if isinstance(node, ast.BinOp | ast.AugAssign) and isinstance(node.op, _GROWING):
-            sides = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
-            if any(_names(side) & whole for side in sides):
-                return False
-        is_product = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)
-        if is_product and _names(node.left) & whole and _names(node.right) & whole:  # type: ignore[attr-defined]
-            return False
-    return True
+    return tainted
+
+
+def _asks(node: ast.AST) -> bool:
+    """Whether an expression asks for the type or the text of something."""
+    called = node.func if isinstance(node, ast.Call) else None
+    if isinstance(called, ast.Attribute):
+        return called.attr == "format"
+    of_text = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant)
+    return isinstance(node, ast.FormattedValue) or of_text or (isinstance(called, ast.Name) and called.id in _ASKS)
 
 
 def _whole_names(nodes: list[ast.AST], tainted: set[str]) -> set[str]:

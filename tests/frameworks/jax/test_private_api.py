@@ -43,6 +43,7 @@ NAMES = {
         "rng_uniform_p",
     ],
     "jax.interpreters.ad": [
+        "JVPTracer",
         "Zero",
         "instantiate_zeros",
         "is_undefined_primal",

@@ -35,6 +35,7 @@
 
 from remat.frameworks.jax.array_updates import (
     integers,
+    is_concrete,
     is_differentiating,
     put_item,
     random_states,
@@ -57,6 +58,7 @@ __all__ = [
     "flatten",
     "free_bytes",
     "integers",
+    "is_concrete",
     "is_differentiating",
     "is_module",
     "is_tracing",

@@ -27,6 +27,7 @@ from autograd.builtins import tuple as ag_tuple
 from remat.frameworks.numpy import second_order as _second_order  # registers rules of derivatives  # noqa: F401
 from remat.frameworks.numpy.array_updates import (
     integers,
+    is_concrete,
     is_differentiating,
     put_item,
     random_states,
@@ -50,6 +51,7 @@ __all__ = [
     "flatten",
     "free_bytes",
     "integers",
+    "is_concrete",
     "is_differentiating",
     "is_module",
     "is_tracing",

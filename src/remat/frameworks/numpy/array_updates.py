@@ -17,7 +17,16 @@ from remat.frameworks.numpy.tape import ActiveTraces
 from remat.loops.stacked_values import SeparateRows
 from remat.pytree import Leaf
 
-__all__ = ["integers", "is_differentiating", "put_item", "random_states", "segment", "shares_memory", "unstack"]
+__all__ = [
+    "integers",
+    "is_concrete",
+    "is_differentiating",
+    "put_item",
+    "random_states",
+    "segment",
+    "shares_memory",
+    "unstack",
+]
 
 
 def is_differentiating() -> bool:
@@ -88,7 +97,14 @@ def random_states() -> list[ReplayableState]:
     return global_rng_states()
 
 
-def segment(function: Callable[..., list[Leaf]], arrays: Sequence[Leaf]) -> list[Leaf]:
+def is_concrete(arrays: Sequence[Leaf]) -> bool:
+    """Whether Python may branch on these arrays, as it may here."""
+    return True
+
+
+def segment(
+    function: Callable[..., list[Leaf]], arrays: Sequence[Leaf], again: Callable[..., list[Leaf]] | None = None
+) -> list[Leaf]:
     """What a function returns; turns that run here keep what they record, and loops are never unrolled."""
     return function(*arrays)
 

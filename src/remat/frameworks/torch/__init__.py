@@ -44,6 +44,7 @@
 
 from remat.frameworks.torch.array_updates import (
     integers,
+    is_concrete,
     is_differentiating,
     put_item,
     random_states,
@@ -71,6 +72,7 @@ __all__ = [
     "flatten",
     "free_bytes",
     "integers",
+    "is_concrete",
     "is_differentiating",
     "is_module",
     "is_tracing",

@@ -10,7 +10,16 @@ from remat.frameworks.torch.functorch import in_forward_mode, in_transform
 from remat.frameworks.torch.replayable_state import global_generators
 from remat.pytree import Leaf
 
-__all__ = ["integers", "is_differentiating", "put_item", "random_states", "segment", "shares_memory", "unstack"]
+__all__ = [
+    "integers",
+    "is_concrete",
+    "is_differentiating",
+    "put_item",
+    "random_states",
+    "segment",
+    "shares_memory",
+    "unstack",
+]
 
 
 def is_differentiating() -> bool:
@@ -37,7 +46,14 @@ def random_states() -> list[ReplayableState]:
     return [*global_rng_states(), *global_generators()]
 
 
-def segment(function: Callable[..., list[Leaf]], arrays: Sequence[Leaf]) -> list[Leaf]:
+def is_concrete(arrays: Sequence[Leaf]) -> bool:
+    """Whether Python may branch on these arrays, as it may here."""
+    return True
+
+
+def segment(
+    function: Callable[..., list[Leaf]], arrays: Sequence[Leaf], again: Callable[..., list[Leaf]] | None = None
+) -> list[Leaf]:
     """What a function returns; turns that run here keep what they record, and loops are never unrolled."""
     return function(*arrays)
 
