@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 from remat.errors import ProblemError
 from remat.frameworks import framework_of_module
 from remat.planners import Plan
-from remat.problem import Chain
+from remat.problem import Chain, Graph
 from remat.reporting.block_table import block_table
 from remat.units import to_count
 
@@ -56,8 +56,8 @@ def auto_checkpoint(
             is a fraction of what is free then; "auto" is all that the device has beside gradients and optimizer.
         sample: What the model is called with in training: a tuple of arguments, a dict of named ones, or one tensor.
             Without it the first call with gradients is the sample.
-        blocks: What may be computed again: the name of a list of modules, names of modules, or modules. Without it
-            the model's lists of repeated modules.
+        blocks: What may be computed again: a list of modules by name, names of modules, or modules; without it the
+            model's lists of repeated modules. "whole": the model is one graph of single operators (see the docs).
         plan: A plan that was made for this model before, `model.remat_plan`, instead of memory and sample.
         loss: The function of the model's output that is differentiated, so that the plan knows what it takes. Without
             it a loss in the output, or a cotangent like the output, is counted.
@@ -144,15 +144,16 @@ def explain(subject: Any) -> str:
     """What a plan does with each block, what that costs, and where the peak is.
 
     Args:
-        subject: A model after `auto_checkpoint`, or a plan for a chain.
+        subject: A model after `auto_checkpoint`, or a plan for a chain or for the graph of a step.
 
     Returns:
         A text of a few lines.
     """
     plan = subject if isinstance(subject, Plan) else getattr(subject, "remat_plan", None)
-    if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain):
+    if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain | Graph):
         raise ProblemError(
-            f"explain takes a model after remat.auto_checkpoint, or a plan for a chain, not {type(subject).__name__}"
+            "explain takes a model after remat.auto_checkpoint, or a plan for a chain or a graph, not "
+            f"{type(subject).__name__}"
         )
     return block_table(plan)
 

@@ -11,7 +11,7 @@ its backward with an operation that makes the cotangent of its output, so that t
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, ClassVar
@@ -250,6 +250,11 @@ class Graph(Serializable):
     def pullback_time(self, start: int, stop: int, option: int = 0) -> float:
         """Nothing: backward operations are operations like others."""
         return 0.0
+
+    def with_times(self, factor: float) -> "Graph":
+        """The graph with all times multiplied by this."""
+        operations = [replace(each, seconds=factor * each.seconds) for each in self.operations]
+        return Graph(operations, self.storages, self.results)
 
     def to_dict(self) -> dict[str, Any]:
         """The graph as plain data."""

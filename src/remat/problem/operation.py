@@ -37,7 +37,8 @@ class Operation:
     Storages are numbers into the graph's `storages`. `backward` operations are run once, in their order. A forward
     operation that is `repeatable` may be run again during the backward; random ones, and those that must not run twice,
     are not. `workspace` is bytes that it holds while it runs. `module` ("blocks.3.mlp") and `source` ("model.py:41")
-    say where it comes from.
+    say where it comes from. `unpacks` has the numbers of saved tensors that a backward operation of a traced step asks
+    for, in the order in which the forward saved them.
 
     >>> Operation("gelu", "2 ms", inputs=[4], outputs=[5], module="blocks.0.mlp", source="model.py:41").seconds
     0.002
@@ -53,6 +54,7 @@ class Operation:
     workspace: int
     module: str
     source: str
+    unpacks: tuple[int, ...]
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class Operation:
         workspace: int | str = 0,
         module: str = "",
         source: str = "",
+        unpacks: Iterable[int] = (),
     ) -> None:
         put = object.__setattr__
         put(self, "name", str(name))
@@ -81,6 +84,7 @@ class Operation:
         put(self, "workspace", to_bytes(workspace, "workspace"))
         put(self, "module", str(module))
         put(self, "source", str(source))
+        put(self, "unpacks", tuple(to_count(number, "a saved tensor in unpacks") for number in unpacks))
 
     @property
     def where(self) -> str:
@@ -96,4 +100,4 @@ class Operation:
     def to_dict(self) -> dict[str, Any]:
         """The operation as plain data."""
         data = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**data, **{name: list(data[name]) for name in ("inputs", "outputs", "writes")}}
+        return {**data, **{name: list(data[name]) for name in ("inputs", "outputs", "writes", "unpacks")}}

@@ -5,17 +5,19 @@ from collections.abc import Iterator, Sequence
 
 from remat.planners import Plan
 from remat.planners.chain.record_all import RecordAll
-from remat.problem import Chain, Memory
+from remat.problem import Chain, Graph, Memory
 from remat.reporting.block_contents import HEAD, block_contents
-from remat.schedule import Advance, Record, simulate
+from remat.schedule import Advance, Record, Run, simulate
 from remat.units import bytes_text, seconds_text
 
 __all__ = ["aligned", "block_table"]
 
 
 def block_table(plan: Plan) -> str:
-    """The table of a plan for a chain, and where its peak is."""
+    """The table of a plan for a chain, or for the graph of a whole step, and where its peak is."""
     chain = plan.problem
+    if isinstance(chain, Graph):
+        return "\n".join([*_summary_of_step(chain, plan), *_contents(plan), "", *_peak_of_step(chain, plan)])
     assert isinstance(chain, Chain)
     rows = [("block", "what", "runs", "tape", "forward", "backward"), *_rows(chain, plan)]
     return "\n".join([*_summary(chain, plan), "", *aligned(rows), *_contents(plan), "", *_peak(chain, plan)])
@@ -41,6 +43,22 @@ def _summary(chain: Chain, plan: Plan) -> Iterator[str]:
         f"predicted peak {bytes_text(plan.peak)}, {plan.peak / plain.peak:.0%} of the {bytes_text(plain.peak)} that "
         f"keeping everything takes, at {plan.seconds / plain.seconds:.3f} times its time"
     )
+
+
+def _summary_of_step(graph: Graph, plan: Plan) -> Iterator[str]:
+    plain, again = graph.plain_peak, plan.seconds - graph.advance_time(0, graph.units)
+    yield f"the whole model as one graph of {graph.title}, {plan.memory}: {plan.claim}"
+    yield (
+        f"predicted peak {bytes_text(plan.peak)}, {plan.peak / plain:.0%} of the {bytes_text(plain)} that keeping "
+        f"everything takes, at {plan.seconds / (plan.seconds - again):.3f} times its time; {plan.reason}"
+    )
+
+
+def _peak_of_step(graph: Graph, plan: Plan) -> Iterator[str]:
+    trace = simulate(plan.schedule, graph)
+    op = next(event.op for event in trace if event.index == trace.totals.peak_index)
+    if isinstance(op, Run):
+        yield f"The peak is while operation {op.operation} runs: {graph.operations[op.operation].where}."
 
 
 def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from remat.errors import InfeasibleError, ProblemError
 from remat.frameworks.torch.compiled_blocks import CompileOptions
-from remat.frameworks.torch.find_blocks import find_blocks
+from remat.frameworks.torch.find_blocks import WHOLE, find_blocks
 from remat.frameworks.torch.measure_model import MeasuredModel, measure_model
 from remat.frameworks.torch.meter import devices_of
 from remat.frameworks.torch.model_budget import ModelBudget
@@ -49,9 +49,14 @@ def auto_checkpoint(
     budget = None if plan is not None else ModelBudget.parse(memory, optimizer)
     call = None if sample is None else call_of(sample)
     options = _compile_options(compiled)
-    return planned_model(
-        model, find_blocks(model, blocks), call, budget, plan, loss, on_new_shape, inside_blocks, options
-    )
+    may_be_whole = inside_blocks and options is None and not groups_of_model(model)
+    if blocks == WHOLE and not may_be_whole:
+        raise ProblemError(
+            'blocks="whole" plans single operators of a model in one process: not with compile=, with '
+            "inside_blocks=False, or for a sharded model. Name its blocks"
+        )
+    found = find_blocks(model, blocks, whole=may_be_whole)
+    return planned_model(model, found, call, budget, plan, loss, on_new_shape, inside_blocks, options)
 
 
 def _compile_options(compiled: bool | Mapping[str, Any]) -> CompileOptions | None:

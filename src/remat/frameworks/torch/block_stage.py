@@ -50,7 +50,7 @@ def with_options(
     names = {id(each): name for name, each in module.named_modules()}
     device = cuda_of(devices_of(x, list(module.parameters())))
     try:
-        graph = trace_block(function, x, names, device)
+        graph = trace_block(function, x, names, device, in_place=compiled is None)
     except RuntimeError as error:
         if refuses_hooks(error):
             return stage

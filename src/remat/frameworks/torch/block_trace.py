@@ -14,7 +14,7 @@ result more.
 """
 
 import sys
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from pathlib import Path
 from time import perf_counter
 from types import FrameType
@@ -29,11 +29,12 @@ from remat.frameworks.torch.autocast import forget_casts
 from remat.frameworks.torch.dispatch import DispatchMode, Operator
 from remat.frameworks.torch.lineage import OperatorCounter, result_name, without_graph
 from remat.frameworks.torch.operator_traits import OperatorTraits, tensors_among, traits_of
+from remat.measuring.merged_writes import merged_writes
 from remat.problem import Graph
 from remat.problem.operation import Operation, Storage
 from remat.pytree import flatten
 
-__all__ = ["trace_block"]
+__all__ = ["OperatorTrace", "trace_block"]
 
 ROUNDS = 3
 ROUND = 2e-3  # seconds that a round of runs of one operator takes, unless one run takes longer
@@ -42,19 +43,29 @@ _seconds: dict[Hashable, float] = {}
 _LIBRARIES = tuple(str(Path(module.__file__ or "").parent) for module in (torch, sys.modules["remat"]))
 
 
-def trace_block(block: Callable[[Any], Any], x: Any, modules: dict[int, str], device: torch.device | None) -> Graph:
-    """The graph of a block that is called with `x`; `modules` has the names of its modules by id."""
-    trace = _Trace(modules, device)
+def trace_block(
+    block: Callable[[Any], Any],
+    x: Any,
+    modules: Mapping[int, str],
+    device: torch.device | None,
+    *,
+    in_place: bool = True,
+) -> Graph:
+    """The graph of a block that is called with `x`; `modules` has the names of its modules by id.
+
+    `in_place`: operators that write into what others made are one operation with these.
+    """
+    trace = OperatorTrace(modules, device)
     forget_casts()
     with torch.enable_grad(), saved_tensors_hooks(trace.pack, _identity), trace:
         out = block(x)
-    return trace.graph(leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
+    return trace.graph((leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)), in_place)
 
 
-class _Trace(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the operators that run."""
+class OperatorTrace(DispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators of a forward as they run."""
 
-    def __init__(self, modules: dict[int, str], device: torch.device | None) -> None:
+    def __init__(self, modules: Mapping[int, str], device: torch.device | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._modules, self._device = modules, device
         self._counter = OperatorCounter()
@@ -67,9 +78,9 @@ class _Trace(DispatchMode):  # type: ignore[no-untyped-call]
         """Run an operator, and note it."""
         kwargs = kwargs or {}
         traits = traits_of(func)
-        out = func(*args, **kwargs)
         if traits.is_view:
-            return out
+            return func(*args, **kwargs)
+        out, workspace = self.run(func, args, kwargs)
         occurrence = self._counter.next(traits.name)
         tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
         inputs = [self._number(each, "") for each in tensors if each.layout is torch.strided]
@@ -79,8 +90,12 @@ class _Trace(DispatchMode):  # type: ignore[no-untyped-call]
                 made.append(self._number(result, result_name(traits.name, occurrence, place)))
         writes = [self._number(each, "") for each in traits.written(args, kwargs) if each.layout is torch.strided]
         if made or writes:
-            self._note(func, traits, args, kwargs, (inputs, made, writes), tensors)
+            self._note(func, traits, args, kwargs, (inputs, made, writes), tensors, workspace)
         return out
+
+    def run(self, func: Operator, args: Any, kwargs: Any) -> tuple[Any, int]:
+        """The result of an operator, and the bytes that it took beside that, as far as they are known."""
+        return func(*args, **kwargs), 0
 
     def _note(
         self,
@@ -90,13 +105,25 @@ class _Trace(DispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Any,
         storages: tuple[list[int], list[int], list[int]],
         tensors: list[Tensor],
+        workspace: int,
     ) -> None:
         plain = all(type(each) in (Tensor, nn.Parameter) and each.layout is torch.strided for each in tensors)
-        repeatable = plain and torch.is_grad_enabled() and traits.may_run_again(args, kwargs)
-        seconds = self._time(func, args, kwargs) if repeatable else 0.0
+        may_run_again = traits.in_place or traits.may_run_again(args, kwargs)
+        repeatable = plain and torch.is_grad_enabled() and may_run_again
+        seconds = 0.0
+        if repeatable:
+            seconds = self._time(func, (args[0].clone(), *args[1:]) if traits.in_place else args, kwargs)
         module, source = self._place(sys._getframe(2))
         self._operations.append(
-            Operation(traits.name, seconds, *storages, repeatable=repeatable, module=module, source=source)
+            Operation(
+                traits.name,
+                seconds,
+                *storages,
+                repeatable=repeatable,
+                workspace=workspace,
+                module=module,
+                source=source,
+            )
         )
 
     def _is_known(self, tensor: Tensor) -> bool:
@@ -118,13 +145,13 @@ class _Trace(DispatchMode):  # type: ignore[no-untyped-call]
         if key not in _seconds:
             if len(_seconds) >= MOST_TIMED:
                 _seconds.clear()
-            once = self._run(func, args, kwargs, 1)
+            once = self._timed(func, args, kwargs, 1)
             times = max(1, min(20, int(ROUND / max(once, 1e-6))))
-            rounds = [self._run(func, args, kwargs, times) / times for _ in range(ROUNDS if once < 0.1 else 1)]
+            rounds = [self._timed(func, args, kwargs, times) / times for _ in range(ROUNDS if once < 0.1 else 1)]
             _seconds[key] = min(rounds)
         return _seconds[key]
 
-    def _run(self, func: Operator, args: Any, kwargs: Any, times: int) -> float:
+    def _timed(self, func: Operator, args: Any, kwargs: Any, times: int) -> float:
         self._finish()
         began = perf_counter()
         for _ in range(times):
@@ -155,16 +182,17 @@ class _Trace(DispatchMode):  # type: ignore[no-untyped-call]
             self._saved[number] = None
         return without_graph(tensor)
 
-    def graph(self, outputs: Iterable[Tensor]) -> Graph:
+    def graph(self, outputs: Iterable[Tensor], in_place: bool = True) -> Graph:
         """The graph, with a backward that reads what was saved."""
         results = [self._number(each, "") for each in outputs if each.layout is torch.strided]
+        operations = merged_writes(self._operations) if in_place else self._operations
         made = {storage for each in self._operations for storage in each.outputs}
         saved = [storage for storage in self._saved if storage in made]
         cotangent = len(self._storages)
         storages = [*self._storages, Storage(sum(self._storages[each].bytes for each in {*results} & made))]
         pullbacks = [Operation("pullback", 0.0, [storage, cotangent], backward=True) for storage in reversed(saved)]
         start = Operation("cotangent", 0.0, [], [cotangent], backward=True)
-        return Graph([*self._operations, start, *pullbacks], storages, [each for each in results if each in made])
+        return Graph([*operations, start, *pullbacks], storages, [each for each in results if each in made])
 
 
 def _identity(tensor: Tensor) -> Tensor:

@@ -8,12 +8,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["DispatchMode", "Operator", "negated", "without_autocast", "without_modes"]
+__all__ = ["DispatchMode", "Operator", "current_node", "negated", "without_autocast", "without_modes"]
 
 DispatchMode = TorchDispatchMode
 Operator = torch._ops.OpOverload
+
+
+def current_node() -> Node | None:
+    """The node of autograd that this thread runs, None outside of a backward."""
+    return torch._C._current_autograd_node()
 
 
 def without_modes() -> AbstractContextManager[Any]:

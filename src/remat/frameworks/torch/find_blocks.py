@@ -14,20 +14,27 @@ from torch import nn
 from remat.errors import ProblemError
 from remat.frameworks.torch.fsdp import unsharded_class
 
-__all__ = ["find_blocks"]
+__all__ = ["WHOLE", "find_blocks"]
+
+WHOLE = "whole"
 
 _SHARE = 0.1  # of the parameters: a sequence of different modules with less is no list of blocks
 
 
-def find_blocks(model: nn.Module, blocks: "str | Sequence[str | nn.Module] | None" = None) -> dict[str, nn.Module]:
-    """The blocks of a model by name, in the order of the model's lists.
+def find_blocks(
+    model: nn.Module, blocks: "str | Sequence[str | nn.Module] | None" = None, *, whole: bool = False
+) -> dict[str, nn.Module]:
+    """The blocks of a model by name, in the order of the model's lists; none if it may be planned as a `whole`, and is.
 
-    `blocks` names lists of modules or single modules, or has modules; without it the lists are found.
+    `blocks` names lists of modules or single modules, or has modules; without it the lists are found. "whole", or the
+    model itself, is the whole model; so is one in which no lists are found.
     """
+    if whole and (blocks == WHOLE or (isinstance(blocks, Sequence) and list(blocks) == [model])):
+        return {}
     if blocks is None:
         parameters = max(1, _parameters(model))
         found = dict(_found(model, "", parameters)) or dict(_found(model, "", parameters, least=1))
-        if not found:
+        if not found and not whole:
             children = ", ".join(name for name, _ in model.named_children()) or "none"
             raise ProblemError(
                 f"no list of blocks was found in {type(model).__name__} (children: {children}): a ModuleList or "

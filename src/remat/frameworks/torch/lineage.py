@@ -15,8 +15,10 @@ tensors. So a function that takes another way than the one that was planned need
 Rule 3. What is kept is held as autograd holds saved tensors, and compared by version as autograd compares: writing into
 it before the backward is an error. That holds for arguments of operators that run again, too.
 
-Rule 4. Before an operator of the function writes into memory that a lineage reads, what depends on it is made, and kept
-from then on. After it, the memory is like any other that is kept.
+Rule 4. Before an operator of the function writes into memory that is kept and a lineage reads, what depends on it is
+made, and kept from then on. Memory that is made again is written into again (`relu_` after a norm), each time in a copy
+of its own: what had read it before is made from it as it had been. Where the operator may not run again, the memory is
+kept from then on.
 
 Rule 5. What was made again belongs to one backward, and is dropped with its end. A second backward makes it again.
 
@@ -44,7 +46,7 @@ from remat.frameworks.torch.dispatch import DispatchMode, Operator, without_auto
 from remat.frameworks.torch.fsdp import gathered
 from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.graph import current_backward
-from remat.frameworks.torch.lineage_results import Backward, Kept, Operation, Result, Scratch, View
+from remat.frameworks.torch.lineage_results import Backward, Kept, Operation, OwnView, Result, Scratch, View
 from remat.frameworks.torch.operator_traits import OperatorTraits, tensors_among, traits_of
 
 __all__ = [
@@ -138,19 +140,37 @@ class Lineage(DispatchMode):  # type: ignore[no-untyped-call]
         traits = traits_of(func)
         if traits.is_view:
             return func(*args, **kwargs)
+        written = None
         if traits.writes:
+            if traits.in_place and self._results and torch.is_grad_enabled():
+                written = self._written_again(func, args, kwargs)
             self._before_writing(traits.written(args, kwargs))
         out = func(*args, **kwargs)
-        places = self._dropped.get((traits.name, self._counter.next(traits.name)))
+        if written is not None:
+            storage = args[0].untyped_storage()
+            self._results[id(storage)] = ref(storage), written
+            self.note(written, args[0], written.name)
+        occurrence = self._counter.next(traits.name)
+        places = self._dropped.get((traits.name, occurrence))
         if places and torch.is_grad_enabled() and traits.may_run_again(args, kwargs):
-            self._remember(func, traits, args, kwargs, out, places)
+            self._remember(func, traits, args, kwargs, out, occurrence, places)
         return out
 
+    def note(self, result: Result, tensor: Tensor, name: str) -> None:
+        """Nothing: who follows a plan knows results by their names."""
+
     def _remember(
-        self, func: Operator, traits: OperatorTraits, args: Any, kwargs: Any, out: Any, places: tuple[int, ...]
+        self,
+        func: Operator,
+        traits: OperatorTraits,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        occurrence: int,
+        places: tuple[int, ...],
     ) -> None:
-        tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
-        if not all(type(each) in _PLAIN and each.layout is torch.strided for each in tensors):
+        tensors = _plain_tensors(args, kwargs)
+        if tensors is None:
             return
         scratch = [where for pair in traits.scratch(args, kwargs) for where in pair]  # positions, and names
         operation = Operation(
@@ -159,11 +179,8 @@ class Lineage(DispatchMode):  # type: ignore[no-untyped-call]
             {name: self._argument(each, name in scratch) for name, each in kwargs.items()},
             self._backward,
         )
-        memory = set()
-        for each in tensors:
-            memory.add(id(each.untyped_storage()))
-            if self._result_of(each) is None:
-                self._readers.setdefault(id(each.untyped_storage()), []).append(ref(operation))
+        self._note_readers(operation, tensors)
+        memory = {id(each.untyped_storage()) for each in tensors}
         results = out if isinstance(out, list | tuple) else (out,)
         for place in places:
             result = results[place] if place < len(results) else None
@@ -171,9 +188,31 @@ class Lineage(DispatchMode):  # type: ignore[no-untyped-call]
                 continue
             storage = result.untyped_storage()
             if id(storage) not in memory:  # that of an argument is not the operator's to make
-                made = Result(operation, place)
+                made = Result(operation, place, result_name(traits.name, occurrence, place))
                 operation.results.append(ref(made))
                 self._results[id(storage)] = ref(storage), made
+                self.note(made, result, made.name)
+
+    def _written_again(self, func: Operator, args: Any, kwargs: Any) -> Result | None:
+        """How memory that is made again is made with what is about to be written into it; None if it is kept."""
+        before, tensors = self._result_of(args[0]), _plain_tensors(args, kwargs)
+        if before is None or tensors is None:
+            return None
+        operation = Operation(
+            func,
+            [OwnView(before, args[0]), *map(self._argument, args[1:])],
+            {name: self._argument(each) for name, each in kwargs.items()},
+            self._backward,
+        )
+        self._note_readers(operation, tensors[1:])
+        made = Result(operation, 0, before.name)
+        operation.results.append(ref(made))
+        return made
+
+    def _note_readers(self, operation: Operation, tensors: Sequence[Tensor]) -> None:
+        for each in tensors:
+            if self._result_of(each) is None:
+                self._readers.setdefault(id(each.untyped_storage()), []).append(ref(operation))
 
     def _argument(self, value: Any, is_scratch: bool = False) -> Any:
         if isinstance(value, Tensor):
@@ -199,7 +238,9 @@ class Lineage(DispatchMode):  # type: ignore[no-untyped-call]
                 operation = reference()
                 if operation is not None:
                     operation.keep_results()
-            self._results.pop(key, None)
+            known = self._results.pop(key, None)
+            if known is not None:
+                known[1].hold_first(None)
 
     @not_compiled
     def pack(self, tensor: Tensor) -> "Kept | View":
@@ -215,6 +256,12 @@ class Lineage(DispatchMode):  # type: ignore[no-untyped-call]
         plain = type(tensor) is Tensor and tensor.layout is torch.strided
         result = self._result_of(tensor) if plain and self._results else None
         return None if result is None else View(result, tensor)
+
+
+def _plain_tensors(args: Any, kwargs: Any) -> list[Tensor] | None:
+    """The tensors among arguments; None if one of them is of a subclass, or sparse."""
+    tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
+    return tensors if all(type(each) in _PLAIN and each.layout is torch.strided for each in tensors) else None
 
 
 def without_graph(tensor: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ for its results, and by nobody else.
 
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from remat.frameworks.torch.dispatch import Operator, negated
 from remat.frameworks.torch.graph import call_after_backward, version
 
-__all__ = ["Backward", "Kept", "Operation", "Result", "Scratch", "View"]
+__all__ = ["Backward", "Kept", "Operation", "OwnView", "Result", "Scratch", "View"]
 
 
 class Backward:
@@ -43,7 +44,7 @@ class Backward:
             for reference in self._held:
                 result = reference()
                 if result is not None:
-                    result.drop()
+                    result.end()
             self._task, self._held = -1, []
 
 
@@ -90,12 +91,15 @@ class Operation:
 class Result:
     """A storage that an operator made and that is not kept."""
 
-    __slots__ = ("__weakref__", "_kept", "_left", "_operation", "_task", "_uses", "_value", "place")
+    __slots__ = ("__weakref__", "_first", "_kept", "_left", "_operation", "_task", "_uses", "_value", "name", "place")
 
-    def __init__(self, operation: Operation, place: int) -> None:
-        self._operation, self.place = operation, place
-        self._uses = 0  # in one backward: tensors that the graph saves, and operators that run again
-        self._task, self._left = -1, 0
+    def __init__(self, operation: Operation, place: int, name: str = "") -> None:
+        self._operation, self.place, self.name = operation, place, name
+        # In one backward: tensors that the graph saves, and operators that run again.
+        self._uses: float = 0
+        self._first: Kept | None = None  # what the operator made at first, where a plan holds it for a while
+        self._task = -1
+        self._left: float = 0
         self._value: Tensor | None = None
         self._kept = False
 
@@ -110,6 +114,14 @@ class Result:
         if not self._kept:
             self._operation.want()
 
+    def hold_first(self, tensor: Tensor | None) -> None:
+        """Hold what the operator made at first until it is dropped in a backward; None: it is being written into."""
+        self._first = None if tensor is None else Kept(tensor)
+
+    def retain(self) -> None:
+        """Hold what is made again until it is dropped, however often it is used."""
+        self._uses = inf
+
     def take(self, task: int) -> Tensor:
         """The storage's tensor as the operator made it, for one use in a backward."""
         if self._kept:
@@ -118,23 +130,41 @@ class Result:
         if task == -1:  # outside of a backward nothing is held
             tensor: Tensor = self._operation.run(task)[self.place]
             return tensor
-        self._begin(task)
-        value, self._value = self._value, None
-        self._left -= 1
-        if value is None:
-            results = self._operation.run(task)
-            value = results[self.place]
-            for reference in self._operation.results:
-                other = reference()
-                if other is not None and other is not self:
-                    other._begin(task)
-                    other._hold(results[other.place])
+        value = self._next_use(task)
         self._hold(value)
         return value
 
+    def take_own(self, task: int) -> Tensor:
+        """The same for an operator that writes into it: nobody else has this tensor."""
+        if self._kept or task == -1:
+            return self.take(task).clone() if self._kept else self.take(task)
+        value = self._next_use(task)
+        if self._left <= 0:
+            return value
+        self._hold(value)
+        return value.clone()
+
+    def _next_use(self, task: int) -> Tensor:
+        self._begin(task)
+        value, self._value = self._value, None
+        self._left -= 1
+        if value is not None:
+            return value
+        results = self._operation.run(task)
+        for reference in self._operation.results:
+            other = reference()
+            if other is not None and other is not self:
+                other._begin(task)
+                other._hold(results[other.place])
+        made: Tensor = results[self.place]
+        return made
+
     def _begin(self, task: int) -> None:
         if task != self._task:
-            self._task, self._left, self._value = task, self._uses, None
+            first, self._first = self._first, None
+            # Nobody but a plan needs it: written into from outside, it is made again.
+            self._value = first.take(task) if first is not None and first.is_unchanged else None
+            self._task, self._left = task, self._uses
 
     def _hold(self, value: Tensor) -> None:
         """Hold a value if it is going to be used again."""
@@ -144,6 +174,11 @@ class Result:
 
     def drop(self) -> None:
         """Let go of what was made again."""
+        if not self._kept:
+            self._value = self._first = None
+
+    def end(self) -> None:
+        """Let go of what was made again for a backward that has ended."""
         if not self._kept:
             self._task, self._value = -1, None
 
@@ -161,9 +196,14 @@ class Kept:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version = tensor, version(tensor)
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it has not been written into."""
+        return version(self._tensor) == self._version
+
     def take(self, _: int) -> Tensor:
         """The tensor."""
-        if version(self._tensor) != self._version:
+        if not self.is_unchanged:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: "
                 f"{self._tensor.dtype} {list(self._tensor.shape)} is at version {version(self._tensor)}; expected "
@@ -197,6 +237,11 @@ class View:
         self._dtype, self._is_conjugate, self._is_negative = tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
     @property
+    def name(self) -> str:
+        """The name of the result."""
+        return self._result.name
+
+    @property
     def sharded(self) -> Sequence[nn.Module]:
         """The modules whose parameters must be there when it is taken."""
         return self._result.sharded
@@ -207,7 +252,9 @@ class View:
 
     def take(self, task: int) -> Tensor:
         """The tensor, for one use in a backward."""
-        base = self._result.take(task)
+        return self._in(self._result.take(task))
+
+    def _in(self, base: Tensor) -> Tensor:
         if base.dtype == self._dtype:
             tensor = base.as_strided(self._size, self._stride, self._offset)
         else:
@@ -216,6 +263,16 @@ class View:
         if self._is_conjugate:
             tensor = tensor.conj()
         return negated(tensor) if self._is_negative else tensor
+
+
+class OwnView(View):
+    """A tensor that an operator writes into: in memory that was made for it alone."""
+
+    __slots__ = ()
+
+    def take(self, task: int) -> Tensor:
+        """The tensor, as it had been before it was written into."""
+        return self._in(self._result.take_own(task))
 
 
 def _want(argument: Any) -> None:

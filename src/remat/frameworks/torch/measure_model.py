@@ -71,6 +71,11 @@ class MeasuredModel:
     outputs: int
     chain_of_least: Chain | None = None
 
+    @property
+    def is_row(self) -> bool:
+        """Whether each block takes what the one before returned: nothing goes past blocks but through them."""
+        return all(stage.name != AROUND[1] for stage in self.chain.stages)
+
     def plan(self, memory: int) -> Plan:
         """The best plan for a memory."""
         try:

@@ -166,9 +166,12 @@ class AllocatorMeter:
     def _stop(self) -> None:
         events: Any = torch._C._autograd._disable_profiler_legacy()
         for event in chain.from_iterable(events):
-            if event.kind() == "memory_alloc":  # or freed, with a negative number
-                self._now += event.cpu_memory_usage()
-                self._peak = max(self._peak, self._now)
+            self._read(event)
+
+    def _read(self, event: Any) -> None:
+        if event.kind() == "memory_alloc":  # or freed, with a negative number
+            self._now += event.cpu_memory_usage()
+            self._peak = max(self._peak, self._now)
 
 
 def _memory_events() -> Any:

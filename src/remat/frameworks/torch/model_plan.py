@@ -7,7 +7,7 @@ from remat.errors import ProblemError
 from remat.execute.nested_ranges import Item, Range, nested_ranges
 from remat.frameworks.torch.measure_model import AROUND, TOGETHER
 from remat.planners import Plan
-from remat.problem import Chain, Stage
+from remat.problem import Chain, Graph, Stage
 from remat.schedule import Record
 
 __all__ = ["ModelPlan", "order_of"]
@@ -25,8 +25,10 @@ class ModelPlan(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, order: Sequence[int]) -> "ModelPlan":
-        """The plan of a chain whose stages, but for those around blocks, are calls of these."""
+        """The plan of a chain whose stages, but for those around blocks, are calls of these; or of a whole step."""
         chain = plan.problem
+        if isinstance(chain, Graph):
+            return cls(plan, (), (), ())
         assert isinstance(chain, Chain)
         calls, count = [], 0  # of stages
         options = {op.start: op.option for op in plan.schedule if isinstance(op, Record)}
@@ -50,6 +52,8 @@ class ModelPlan(NamedTuple):
 def order_of(plan: Plan, names: Sequence[str]) -> list[int]:
     """The numbers of the blocks that a plan is for."""
     chain = plan.problem
+    if isinstance(chain, Graph):
+        return []
     if not isinstance(chain, Chain):
         raise ProblemError(f"plan= is for a {type(chain).__name__}; a model needs one for its chain of blocks")
     numbers = {name: number for number, name in enumerate(names)}

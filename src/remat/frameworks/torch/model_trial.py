@@ -64,7 +64,7 @@ class Trial:
 
     def run(self, run: Callable[[], Any], loss: Loss | None) -> "Trial":
         """Run the model once, and note the peak."""
-        with self._gradients_there(), self._meter.counting():
+        with self.gradients_there(), self._meter.counting():
             before = self._meter.now()
             self._meter.reset_peak()
             self._step(run, loss)
@@ -73,7 +73,7 @@ class Trial:
 
     def seconds_of(self, run: Callable[[], Any], loss: Loss | None) -> float:
         """The seconds of one forward and backward."""
-        with self._gradients_there():
+        with self.gradients_there():
             began = perf_counter()
             self._step(run, loss)
             return perf_counter() - began
@@ -88,7 +88,8 @@ class Trial:
             torch.cuda.synchronize(self._device)
 
     @contextmanager
-    def _gradients_there(self) -> Iterator[None]:
+    def gradients_there(self) -> Iterator[None]:
+        """A block in which the model is undisturbed, and every parameter has a gradient to be added to."""
         with undisturbed(self._model):
             parameters = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
             set_gradients((parameter, torch.zeros_like(parameter)) for parameter in parameters)

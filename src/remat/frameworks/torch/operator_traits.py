@@ -5,6 +5,8 @@ numbers nor makes memory that others fill. Operators of other libraries may prin
 state: what they make is kept. So is what factories make (`empty`, `zeros_like`): kernels that PyTorch does not see, as
 those of Triton, fill it afterwards. Attention and dropout draw random numbers only if their probability is not zero.
 Batch norms write into their running statistics, which are no part of their result: they run again with copies of them.
+An operator that writes into its first argument (`relu_`, `add_`, `copy_`) and returns it may run again on a copy of
+what that had been.
 
 What it can miss: a kernel that PyTorch does not see and that writes into the result of an operator. Inside of a custom
 `autograd.Function`, where such kernels are at home, nothing runs again (lineage.py).
@@ -34,6 +36,7 @@ _BATCH_NORMS = (
     "miopen_batch_norm",
 )
 _STATISTICS = ("running_mean", "running_var")
+_OTHER_MEMORY = ("set_", "resize_", "resize_as_", "copy_sparse_to_sparse_")  # they give a tensor other memory
 _CHANCES = ("dropout_p", "p")  # arguments that are zero where an operator with a seed draws nothing
 
 
@@ -46,6 +49,7 @@ class OperatorTraits(NamedTuple):
     statistics: tuple[tuple[int, str], ...]  # running ones of a batch norm: not part of `writes`
     training: tuple[int, str] | None  # of a batch norm: the argument that says whether it writes into them
     repeatable: bool
+    in_place: bool  # writes into its first argument, and may do so again in a copy
     chance: tuple[int, str] | None  # the argument that must be zero to run it again
 
     def may_run_again(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -75,19 +79,26 @@ def traits_of(operator: Operator) -> OperatorTraits:
     is_random = torch.Tag.nondeterministic_seeded in operator.tags
     chance = next((where for where, each in arguments if is_random and each.name in _CHANCES), None)
     is_seeded = is_random and chance is None
+    is_known = namespace == "aten" and not is_seeded and _RECURRENT not in name
     return OperatorTraits(
         name if namespace == "aten" else f"{namespace}.{name}",
         operator.is_view,
         writes,
         tuple(where for where, each in arguments if is_norm and each.name in _STATISTICS),
         next((where for where, each in arguments if is_norm and each.name in ("training", "train")), None),
-        namespace == "aten"
-        and not writes
-        and not is_seeded
-        and not name.startswith(_FACTORIES)
-        and _RECURRENT not in name,
+        is_known and not writes and not name.startswith(_FACTORIES),
+        is_known and not is_random and _is_in_place(operator, writes),
         chance,
     )
+
+
+def _is_in_place(operator: Operator, writes: tuple[tuple[int, str], ...]) -> bool:
+    """Whether an operator changes the numbers of its first argument, returns it, and does nothing else."""
+    schema = operator._schema
+    if [at for at, _ in writes] != [0] or len(schema.returns) != 1 or torch.Tag.inplace_view in operator.tags:
+        return False
+    name, first = schema.name.removeprefix("aten::"), schema.arguments[0]
+    return name.endswith("_") and name not in _OTHER_MEMORY and str(first.type) == "Tensor"
 
 
 def tensors_among(values: Any) -> Iterator[Tensor]:

@@ -8,19 +8,16 @@ is raised. The last KEPT plans are held.
 A model that is sharded (FSDP2) is measured by calls of it, in all processes at once, and has one plan for all shapes
 and processes (plan_agreement.py).
 
-A plan is tried on the sample before it is used: the peak of a forward and a backward, above the level before it, with
-all gradients there. If it is above the budget, since sizes around blocks are not exact, the next plan gets as much
-less. What is measured and tried leaves no trace in the model.
+A plan is tried on the sample before it is used (plan_trials.py). What is measured and tried leaves no trace in the
+model.
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from statistics import median
-from typing import Any, NoReturn, cast
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -35,12 +32,13 @@ from remat.frameworks.torch.fsdp import is_sharded, sharded_modules_of
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.graph import has_saved_tensor_hooks
 from remat.frameworks.torch.input_shapes import InputShapes
-from remat.frameworks.torch.measure_model import MeasuredModel, measure_model
+from remat.frameworks.torch.measure_model import measure_model
 from remat.frameworks.torch.meter import CudaMeter, cuda_of, devices_of
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_plan import ModelPlan, order_of
-from remat.frameworks.torch.model_trial import Loss, Trial
+from remat.frameworks.torch.model_trial import Loss
 from remat.frameworks.torch.plan_agreement import compare_plans, groups_of_model, largest, of_first_process
+from remat.frameworks.torch.plan_trials import PlanTrials
 from remat.frameworks.torch.planned_blocks import (
     Block,
     PlannedCalls,
@@ -51,19 +49,16 @@ from remat.frameworks.torch.planned_blocks import (
     planned_module,
     to_restore,
 )
+from remat.frameworks.torch.planned_lineage import run_by_script, script_of
+from remat.frameworks.torch.whole_model import measure_step, traceable_step
 from remat.planners import Plan
-from remat.planners.claim import Prediction
-from remat.problem import Chain
+from remat.problem import Graph
 from remat.pytree import flatten
-from remat.schedule import simulate
 from remat.units import bytes_text
 
 __all__ = ["PlannedModel", "attach", "planned_model"]
 
 KEPT = 16  # plans for different shapes
-TRIALS = 4
-NEAR = 1.1  # a plan that is predicted to take longer than so often the best one's time is not tried
-ROUNDS = 5  # of steps by plans that are compared
 # One thread at a time measures a model: what the model has is put back then, and the others find the plan.
 _ONE_PLAN = threading.RLock()
 
@@ -195,6 +190,11 @@ class PlannedModel:
     def _run(
         self, found: ModelPlan, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if isinstance(found.plan.problem, Graph):
+            script = script_of(found.plan)
+            # A segment of the user's around the model drops what is saved here, and brings it back.
+            is_plain = not script.dropped or has_saved_tensor_hooks()
+            return fn(*args, **kwargs) if is_plain else run_by_script(partial(fn, *args, **kwargs), script)
         sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
         calls = PlannedCalls(self.token, found.order, found.items, sharded, found.remade, given=found is self._given)
         with block_calls(calls):
@@ -203,103 +203,38 @@ class PlannedModel:
     def _planned(
         self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ModelPlan:
-        """A plan whose peak was measured and is inside the budget."""
+        """A plan whose peak was measured and is inside the budget; of the model as one graph if that has to be."""
         assert self._memory is not None
-        modules = dict(model.named_modules(remove_duplicate=False))
-        blocks = {name: modules[name] for name in self.names}
         devices = devices_of(args, kwargs, list(model.parameters()))
         groups = groups_of_model(model)
         memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         run = partial(_on_copies, fn, args, kwargs)
+        trials = PlanTrials(
+            model, devices, groups, self._loss, memory, lambda found: partial(self._run, found, model, run(), (), {})
+        )
+        if not self.names:
+            return trials.fitting(measure_step(model, run(), self._loss, devices))
+        modules = dict(model.named_modules(remove_duplicate=False))
+        blocks = {name: modules[name] for name in self.names}
         measured = measure_model(
             model, run(), blocks, self.token, self._loss, devices, groups=groups, inside=self._inside_blocks
         )
         measured = of_first_process(measured, groups)
-        # What a caller who holds the model's output needs beside the plan; one who does not has it to spare.
-        budget, over = memory - measured.outputs, list[tuple[int, int]]()
-        for trial in range(TRIALS + 1):
-            is_last = False
-            try:
-                plan = measured.plan(max(0, budget) if trial < TRIALS else 0)
-            except InfeasibleError as error:
-                if not over:
-                    self._raise_least(error, memory, measured, model, run, devices)
-                if int(error.minimum) in [predicted for predicted, _ in over]:
-                    break
-                plan, is_last = measured.plan(int(error.minimum)), True  # the least one is the last hope
-            found = ModelPlan.of(plan, measured.order)
-            peak = self._tried(found, model, run, devices)
-            if peak > memory:  # the first run of a block also compares what it computes again, which takes some bytes
-                peak = self._tried(found, model, run, devices)
-            if peak <= memory:
-                found = found._replace(measured_peak=peak, memory=memory)
-                return self._fastest(found, measured, budget, model, run, devices)
-            over.append((plan.peak, peak))
-            budget = min(budget, plan.peak) - (peak - memory)
-            if is_last:
-                break
-        raise _over(memory, over)
-
-    def _raise_least(
-        self,
-        error: InfeasibleError,
-        memory: int,
-        measured: MeasuredModel,
-        model: nn.Module,
-        run: Callable[[], Callable[[], Any]],
-        devices: Sequence[torch.device],
-    ) -> NoReturn:
-        """Raise an error that names the least memory: that of the least plan, which is tried, and of the output."""
-        least = measured.plan(int(error.minimum))
         try:
-            peak = self._tried(ModelPlan.of(least, measured.order), model, run, devices)
-        except torch.cuda.OutOfMemoryError:
-            peak = 0
-        needed = max(peak, int(error.minimum) + measured.outputs)
-        raise InfeasibleError(
-            f"memory={bytes_text(memory)} is too little for this model: it needs {bytes_text(needed, up=True)}, "
-            f"{needed:,} bytes, at least, of which {bytes_text(measured.outputs)} are what it returns. For its blocks "
-            f"alone: {error}",
-            needed,
-            "bytes",
-        ) from error
-
-    def _fastest(
-        self,
-        found: ModelPlan,
-        measured: MeasuredModel,
-        budget: int,
-        model: nn.Module,
-        run: Callable[[], Callable[[], Any]],
-        devices: Sequence[torch.device],
-    ) -> ModelPlan:
-        """The plan, or one that is faster in whole steps of the model, whose seconds are those of such a step.
-
-        Stages that run alone take longer than in a row.
-        """
-        trial, tried = Trial(model, devices), [found]
-        assert found.memory is not None
-        for plan in measured.alternatives(max(0, budget)):
-            other = ModelPlan.of(plan, measured.order)
-            if plan.seconds <= NEAR * found.plan.seconds and not any(other.does_as(each) for each in tried):
-                peak = self._tried(other, model, run, devices)
-                if peak <= found.memory:
-                    tried.append(other._replace(measured_peak=peak, memory=found.memory))
-        steps = [partial(self._run, each, model, run(), (), {}) for each in tried]
-        rounds = [[trial.seconds_of(step, self._loss) for step in steps] for _ in range(ROUNDS if steps[1:] else 1)]
-        seconds, best = min((median(column), number) for number, column in enumerate(zip(*rounds, strict=True)))
-        seconds, best = of_first_process((seconds, best), groups_of_model(model))
-        return _with_seconds(tried[best], seconds)
-
-    def _tried(
-        self,
-        found: ModelPlan,
-        model: nn.Module,
-        run: Callable[[], Callable[[], Any]],
-        devices: Sequence[torch.device],
-    ) -> int:
-        peak = Trial(model, devices).run(partial(self._run, found, model, run(), (), {}), self._loss).peak
-        return largest([peak], groups_of_model(model))[0]
+            return trials.fitting(measured)
+        except InfeasibleError as error:
+            if groups or self.compiled is not None or not self._inside_blocks or measured.is_row:
+                raise
+            whole = traceable_step(model, run(), self._loss, devices)
+            if whole is None:
+                raise
+            if whole.least > memory:
+                note = f'{error}. As one graph, blocks="whole", it needs {bytes_text(whole.least, up=True)} at least'
+                raise InfeasibleError(note, error.minimum, "bytes") from None
+            try:
+                return trials.fitting(whole)
+            except InfeasibleError as other:
+                raise (other if other.minimum < error.minimum else error) from None
 
 
 def planned_model(
@@ -346,13 +281,6 @@ def attach(model: nn.Module, planned: PlannedModel, blocks: dict[str, nn.Module]
         planned_module(model)
 
 
-def _with_seconds(found: ModelPlan, seconds: float) -> ModelPlan:
-    """The plan with times of its stages that make a step take so long."""
-    chain = cast(Chain, found.plan.problem).with_times(seconds / found.plan.seconds)
-    prediction = Prediction.of(simulate(found.plan.schedule, chain, found.plan.memory))
-    return found._replace(plan=replace(found.plan, problem=chain, prediction=prediction))
-
-
 def _on_copies(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
     """The call with copies of its tensors: a model may write into what it is given."""
     leaves, tree = flatten((args, kwargs))
@@ -372,18 +300,6 @@ def _without_cache(model: nn.Module, fn: Callable[..., Any], kwargs: dict[str, A
     parameters = signature(fn).parameters.values()
     takes_it = any(each.name == "use_cache" or each.kind == each.VAR_KEYWORD for each in parameters)
     return {**kwargs, "use_cache": False} if takes_it else kwargs
-
-
-def _over(memory: int, over: Sequence[tuple[int, int]]) -> InfeasibleError:
-    predicted, peak = min(over, key=lambda each: each[1])
-    return InfeasibleError(
-        f"no plan stays inside of memory={bytes_text(memory)}: the best one took {bytes_text(peak, up=True)}, "
-        f"{bytes_text(peak - memory)} too much, where {bytes_text(predicted)} were predicted. Something holds "
-        "memory that is not seen when blocks are measured alone, such as a cache, a hook that stores activations, or "
-        "tensors that go past the blocks. Give more memory, or let go of them",
-        peak,
-        "bytes",
-    )
 
 
 def _is_traced() -> bool:

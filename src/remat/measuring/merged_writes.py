@@ -1,0 +1,53 @@
+"""Operations that write into what others made, merged with those: together they make it, and may run again.
+
+In: operations as they ran. Out: the same, where an operation that writes in place (`relu_` after a norm) is one with
+the operation that made the memory, at the place of the writing one.
+
+Rule. Both may run again; between the two nobody reads what the first one makes, and nobody writes into what it reads.
+Then nobody has seen the memory as it had been before.
+
+What it can miss: between the two the memory is live, and does not count.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from remat.problem.operation import Operation
+
+__all__ = ["merged_writes"]
+
+
+def merged_writes(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations, with as many merged as can be."""
+    merged: list[Operation | None] = []
+    makers: dict[int, int] = {}
+    for at, each in enumerate(operations):
+        merged.append(each)
+        maker = makers.get(each.writes[0]) if len(each.writes) == 1 else None
+        if maker is not None and _is_one(merged, maker):
+            first = merged[maker]
+            assert first is not None
+            merged[at], merged[maker] = _together(first, each), None
+        made = merged[at]
+        assert made is not None
+        makers.update(dict.fromkeys(made.outputs, at))
+    return [each for each in merged if each is not None]
+
+
+def _is_one(operations: Sequence[Operation | None], maker: int) -> bool:
+    first, last = operations[maker], operations[-1]
+    assert first is not None
+    assert last is not None
+    if not first.repeatable or not last.repeatable or first.writes or last.outputs:
+        return False
+    between = [each for each in operations[maker + 1 : -1] if each is not None]
+    made, read = set(first.outputs), set(first.inputs)
+    others = set(last.inputs) - set(last.writes)
+    return not made & others and not any(made & {*each.reads} or read & {*each.writes} for each in between)
+
+
+def _together(first: Operation, last: Operation) -> Operation:
+    inputs = [*first.inputs, *(storage for storage in last.inputs if storage not in last.writes)]
+    name, seconds = f"{first.name}, {last.name}", first.seconds + last.seconds
+    workspace = max(first.workspace, last.workspace)
+    return replace(first, name=name, seconds=seconds, inputs=tuple(dict.fromkeys(inputs)), workspace=workspace)

@@ -1,0 +1,267 @@
+"""Models that are planned as one graph: long skips, no lists of blocks; the backward follows the plan of the graph."""
+
+import copy
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import remat
+from remat.errors import InfeasibleError, ProblemError
+from remat.frameworks.torch.model_trial import Trial
+from remat.frameworks.torch.planned_lineage import run_by_script, script_of
+from remat.frameworks.torch.step_trace import trace_step
+from remat.planners.claim import Claim
+from remat.planners.graph.optimal_graph import OptimalGraph
+from remat.problem import Graph, Memory
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+from benchmarks.models import MODELS
+
+CPU = [torch.device("cpu")]
+
+
+class Skips(nn.Module):
+    """An encoder and a decoder with skips, written out: norms, activations in place, dropout, no lists."""
+
+    def __init__(self, width=4, dropout=0.0):
+        super().__init__()
+        self.down1, self.norm1 = nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width)
+        self.down2, self.norm2 = nn.Conv2d(width, 2 * width, 3, padding=1), nn.BatchNorm2d(2 * width)
+        self.up1, self.up2 = nn.Conv2d(3 * width, width, 3, padding=1), nn.Conv2d(width + 3, width, 3, padding=1)
+        self.head, self.dropout = nn.Conv2d(width, 1, 1), dropout
+
+    def forward(self, x):
+        a = F.relu(self.norm1(self.down1(x)), inplace=True)
+        b = F.relu(self.norm2(self.down2(F.max_pool2d(a, 2))), inplace=True)
+        b = F.dropout(b, self.dropout, self.training).sin()
+        c = self.up1(torch.cat([a, F.interpolate(b, scale_factor=2)], 1)).tanh()
+        return self.head(F.gelu(self.up2(torch.cat([x, c.exp()], 1))))
+
+
+class Dense(nn.Module):
+    """Each layer reads what all layers before it made, as those of a DenseNet do."""
+
+    def __init__(self, layers=3, width=4):
+        super().__init__()
+        self.norms = nn.ModuleDict({str(i): nn.BatchNorm2d(width * (i + 1)) for i in range(layers)})
+        self.convs = nn.ModuleDict(
+            {str(i): nn.Conv2d(width * (i + 1), width, 3, padding=1, bias=False) for i in range(layers)}
+        )
+
+    def forward(self, x):
+        made = [x]
+        for name, conv in self.convs.items():
+            made.append(conv(F.relu(self.norms[name](torch.cat(made, 1)), inplace=True)))
+        return torch.cat(made, 1).mean((2, 3))
+
+
+def image(channels=3, side=8):
+    return torch.randn(2, channels, side, side, generator=torch.Generator().manual_seed(1))
+
+
+CASES = {"skips": (Skips, 3), "dropout": (lambda: Skips(dropout=0.3), 3), "dense": (Dense, 4)}
+
+
+def square(out):
+    return out.pow(2).sum()
+
+
+class Run:
+    """A model, its copy under a plan, and how much of the plain peak the plan has."""
+
+    def __init__(self, name, share):
+        make, channels = CASES[name]
+        torch.manual_seed(0)
+        self.plain, self.x = make(), image(channels)
+        self.most = Trial(self.plain, CPU).run(lambda: self.plain(self.x), square).peak
+        self.budget = int(share * self.most)
+        self.ours = remat.auto_checkpoint(
+            copy.deepcopy(self.plain), memory=self.budget, sample=self.x, loss=square, blocks="whole"
+        )
+
+    def both(self, run):
+        """What a function of a model returns and leaves, plainly and under the plan."""
+        found = []
+        for model in (copy.deepcopy(self.plain), copy.deepcopy(self.ours)):
+            torch.manual_seed(3)
+            out = run(model)
+            found.append([out, *(p.grad for p in model.parameters()), *model.buffers(), torch.get_rng_state()])
+        return found
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    return Run(request.param, 0.75)
+
+
+def assert_equal(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a, b)
+
+
+def step(x):
+    def run(model):
+        out = model(x)
+        square(out).backward()
+        return out.detach()
+
+    return run
+
+
+def test_a_step_has_plain_gradients_and_statistics_inside_the_budget(case):
+    plan = case.ours.remat_plan
+    assert isinstance(plan.problem, Graph)
+    assert script_of(plan).dropped
+    assert_equal(*case.both(step(case.x)))
+    peak = Trial(case.ours, CPU).run(lambda: case.ours(case.x), square).peak
+    assert peak <= case.budget
+    assert abs(peak - plan.peak) <= 0.06 * case.most
+
+
+def test_several_backwards_through_one_graph(case):
+    def run(model):
+        out = model(case.x)
+        weights = [p for p in model.parameters() if p.requires_grad]
+        first = torch.autograd.grad(out.sum(), weights, retain_graph=True)
+        part = torch.autograd.grad(out.pow(3).sum(), weights[:1], retain_graph=True)
+        square(out).backward()
+        return torch.cat([each.flatten() for each in (*first, *part)])
+
+    assert_equal(*case.both(run))
+
+
+def test_second_order(case):
+    def run(model):
+        weights = list(model.parameters())
+        grads = torch.autograd.grad(model(case.x).pow(3).sum(), weights, create_graph=True)
+        sum(grad.pow(2).sum() for grad in grads).backward()
+        return grads[0].detach()
+
+    assert_equal(*case.both(run))
+
+
+def test_a_graph_is_freed(case):
+    model = copy.deepcopy(case.ours)
+    out = model(case.x)
+    square(out).backward()
+    step(case.x)(model)
+    model(case.x)  # nobody pulls it back
+    del out
+    gc.collect()
+    before = sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+    model(case.x)
+    gc.collect()
+    assert sum(isinstance(each, torch.Tensor) for each in gc.get_objects()) == before
+
+
+def test_a_forward_that_takes_another_way_has_its_gradients(case):
+    other = image(case.x.shape[1], side=12)
+    plan = remat.Plan.from_json(case.ours.remat_plan.to_json())
+    case.ours = remat.auto_checkpoint(copy.deepcopy(case.plain), plan=plan)
+    assert_equal(*case.both(step(other)))
+    assert_equal(*case.both(step(case.x)))
+
+    def frozen(model):
+        next(model.parameters()).requires_grad_(False)  # its saved tensors have other numbers
+        return step(case.x)(model)
+
+    assert_equal(*case.both(frozen))
+
+
+def test_hooks_autocast_and_evaluation():
+    case = Run("skips", 0.75)
+
+    def hooked(model):
+        calls = []
+        model.norm1.register_forward_hook(lambda *_: calls.append(1))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(case.x)
+        square(out.float()).backward()
+        with torch.no_grad():
+            model.eval()(case.x)
+        return torch.tensor(len(calls))
+
+    found, expected = case.both(hooked)
+    assert_equal(found, expected)
+
+
+def test_what_is_written_in_place_is_made_again():
+    case = Run("skips", 0.72)
+    names = [name for name in script_of(case.ours.remat_plan).dropped if name[0] == "native_batch_norm"]
+    assert names
+    assert_equal(*case.both(step(case.x)))
+
+    def output_written(model):
+        out = model(case.x)
+        square(out.mul_(2)).backward()
+        return out.detach()
+
+    assert_equal(*case.both(output_written))
+
+
+def test_explain_and_the_page_have_operators_by_module_and_line(case, tmp_path):
+    text = remat.explain(case.ours)
+    assert "as one graph" in text
+    assert "made again" in text
+    assert "test_whole_models.py:" in text
+    case.ours.remat_plan.report(tmp_path / "page.html")
+    assert "test_whole_models.py:" in (tmp_path / "page.html").read_text()
+
+
+def test_first_copies_are_held_until_the_plan_lets_them_go():
+    """A plan that uses a first copy in the backward, drops it, and makes it again: no planner is needed for that."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.randn(3, 4)
+    graph = trace_step(model, lambda: model(x), square, CPU)
+    tanh = [i for i, each in enumerate(graph.operations[: graph.turn]) if each.name == "tanh"]
+    made = graph.operations[tanh[0]].outputs[0]
+    users = [user for user in graph.users[made] if user >= graph.turn]
+    assert len(users) == 2
+    runs = [*range(users[-1]), tanh[0], *range(users[-1], graph.units)]
+    plan = OptimalGraph().plan_of(runs, graph, Memory.of(10**9), Claim(1.0))
+    assert plan.verify()
+    script = script_of(plan)
+    assert script.held
+    square(model(x)).backward()
+    expected = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    square(run_by_script(lambda: model(x), script)).backward()
+    assert_equal([p.grad for p in model.parameters()], expected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5, 0.45])
+def test_a_unet_below_what_its_blocks_reach(share):
+    case = MODELS["unet"]("small")
+    plain = case.model
+    most = Trial(plain, CPU).run(lambda: plain(*case.sample), case.loss).peak
+    case.step(plain)
+    budget = int(share * most)
+    ours, blocks = copy.deepcopy(plain), None if share == 0.5 else "whole"
+    remat.auto_checkpoint(ours, memory=budget, sample=case.sample, loss=case.loss, blocks=blocks)
+    ours.zero_grad()
+    case.step(ours)
+    assert isinstance(ours.remat_plan.problem, Graph)
+    assert_equal([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
+    peak = Trial(ours, CPU).run(lambda: ours(*case.sample), case.loss).peak
+    assert peak <= budget
+    assert abs(peak - ours.remat_plan.peak) <= 0.01 * most
+
+
+def test_too_little_and_what_cannot_be_whole():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    x = torch.randn(2, 4)
+    with pytest.raises(InfeasibleError, match="As one graph") as error:
+        remat.auto_checkpoint(model, memory=64, sample=x, blocks="whole")
+    remat.auto_checkpoint(model, memory=error.value.minimum, sample=x, blocks="whole")
+    with pytest.raises(ProblemError, match='blocks="whole"'):
+        remat.auto_checkpoint(model, memory=10**6, sample=x, blocks="whole", compile=True)
+    with pytest.raises(ProblemError, match="has a gradient"):
+        remat.auto_checkpoint(model.requires_grad_(False), memory=10**6, sample=x, blocks="whole")
