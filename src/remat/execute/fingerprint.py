@@ -74,7 +74,8 @@ def row_fingerprints(stacked: Any) -> Any:
     fast, numbers = stacked.dtype.kind == "f" and size <= _WIDTH, np.full((len(stacked), 2), np.nan)
     with np.errstate(all="ignore"):
         for start in range(0, len(stacked) if fast else 0, count):
-            rows = stacked[start : start + count].reshape(-1, size)
+            rows = stacked[start : start + count]
+            rows = rows.reshape(len(rows), size)
             factors = weights(stacked.dtype)[:size]
             numbers[start : start + count] = np.stack([rows @ factors, np.abs(rows) @ factors], 1)
         for k in np.flatnonzero(~np.isfinite(numbers[:, 0])):

@@ -68,6 +68,11 @@ class Outputs:
         """The row for the output of step i, or None if it is not kept."""
         return i if self.rows is None else self.rows.get(i)
 
+    @property
+    def are_none(self) -> bool:
+        """Whether the outputs so far are None."""
+        return self.tree is not None and self.tree.node_type is type(None)
+
     def is_empty(self, y: Any) -> bool:
         """Whether `y` has no leaves, like the outputs before it."""
         return self.tree is not None and not self.names and self._matches(y)

@@ -76,8 +76,13 @@ class StepRunner:
         self.last_output = y
         return carry
 
-    def begin(self, i: int) -> list[Leaf]:
-        """The leaves of the input of step i, which is now the one that errors name."""
+    def begin(self, i: int) -> PyTree:
+        """The input of step i, which is now the one that errors name."""
+        self.current_step = i
+        return self.inputs.row(i)
+
+    def begin_with_leaves(self, i: int) -> list[Leaf]:
+        """The leaves of that input."""
         self.current_step = i
         return [leaf[i] for leaf in self.inputs.leaves]
 

@@ -194,6 +194,18 @@ def test_a_row_of_the_outputs_alone_is_used(framework):
     assert_same(found, framework.gradient(lambda *args: loss(framework.plain_scan, *args), *args, compiled=True))
 
 
+def test_outputs_without_elements(framework):
+    np = framework.np
+
+    def loss(loop, h, **how):
+        last, ys = loop(lambda h, _: (np.tanh(h), h[:0]), h, length=6, **how)
+        return np.sum(last) + np.sum(ys)
+
+    start = random(framework, 3, 4)
+    found = framework.gradient(lambda h: loss(remat.scan, h, slots=2), start)
+    assert_same(found, framework.gradient(lambda h: loss(framework.plain_scan, h), start))
+
+
 @pytest.mark.parametrize("k", [0, 1, 2], ids=["parameters", "carry", "inputs"])
 def test_gradients_may_be_asked_for_a_part(framework, k):
     made = program(framework, "rnn")

@@ -112,7 +112,7 @@ class AutogradBackend(NumpyBackend):
         del state, leaves  # the boxes have them, as far as the graph needs them
         x = None if runner.inputs.leaves else runner.inputs.row(tape.start)  # without inputs it is the same one always
         for i in range(tape.start, tape.stop):
-            leaves = runner.begin(i)
+            leaves = runner.begin_with_leaves(i)
             if leaves:
                 rows, roots = box_leaves(leaves, needs_grad.xs, trace)
                 tape.xs.append(roots)

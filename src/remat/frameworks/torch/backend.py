@@ -78,6 +78,7 @@ class TorchBackend(ComparedTensors):
         self._steps: int | None = None  # the length of the loop; known at the turn
         self._batch: int | None = None  # how many cotangents are pulled back at once, in axis 0; known at the turn
         self._accumulates = False  # whether ranges add to `.grad` of leaves, as FSDP wants it
+        self._has_active_xs = any(tracker.activity.xs)
         self._nodes_per_step = 0  # in the graph of the last recorded range
         self._grad_mode = GradModeTrial(step, tracker)
         self.flow = GradientFlow()
@@ -98,11 +99,10 @@ class TorchBackend(ComparedTensors):
     def advance(self, state: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
         if self._first_step is not None and start == 0:
-            first_step, self._first_step, start = self._first_step, None, 1
-            state = self.runner.tree.map(detached, first_step.carry)
-            self._write_output(0, first_step.y)
-            self.flow.note(range(1), *first_step.reached)
-            del first_step
+            state, start = self.runner.tree.map(detached, self._first_step.carry), 1
+            self._write_output(0, self._first_step.y)
+            self.flow.note(range(1), *self._first_step.reached)
+            self._first_step = None
         states = [state]
         del state
         while start < stop and start >= self.runner.outputs_written and start & (start - 1) == 0:
@@ -143,9 +143,8 @@ class TorchBackend(ComparedTensors):
     def record(self, state: Any, start: int, stop: int) -> tuple[Any, Tape]:
         """The carry after steps start..stop-1, and the graph of all of them."""
         runner = self.runner
-        versions = self._input_versions(state)
         first_step, self._first_step = self._first_step, None
-        leaves = runner.tree.flatten_like(state, "carry")
+        versions, leaves = self._input_versions(state), runner.tree.flatten_like(state, "carry")
         del state
         left = self.inputs.left_by_steps
         lost_graphs = lost_graphs_refused(self.step.contents.first, start) if left else nullcontext()
@@ -161,10 +160,7 @@ class TorchBackend(ComparedTensors):
                 if start == 0 and self.activity.first:
                     tape.deactivate(self.activity.first)
             del leaves, first_step
-            for i in range(done, stop):
-                carry = self._record_step(step, carry, i, tape)
-                if i == 0:  # the caller's tensors have these hooks since step 0 ran first
-                    take_hooks(tape.carry_in)
+            carry = self._record_steps(step, carry, done, tape)
         versions.check(start, stop)
         leaves = runner.check_carry(carry, stop - 1)
         tape.end_with(output_edges(leaves))
@@ -182,8 +178,7 @@ class TorchBackend(ComparedTensors):
 
         Its tape, its results and, if `measured`, the bytes that its tape takes, and those that it allocates.
         """
-        runner, number = self.runner, next_sequence_nr()
-        versions = self._input_versions(state)
+        runner, number, versions = self.runner, next_sequence_nr(), self._input_versions(state)
         with ExitStack() as stack:
             step = stack.enter_context(self._steps_may_run(grad=True))
             leaves = require_grad_roots(runner.tree.flatten_like(state, "carry"), self.activity.carry)
@@ -220,39 +215,48 @@ class TorchBackend(ComparedTensors):
         """A block in which steps may contain segments, which torch.func does not allow where it records by itself."""
         return saved_tensor_hooks_allowed() if self.step.under_functorch else nullcontext()
 
-    def _record_step(self, step: Any, carry: Any, i: int, tape: Tape) -> Any:
-        carry, y = self._call_step(step, carry, i, tape)
-        if not self.runner.matches(carry):
-            self.runner.check_carry(carry, i)
-        if not self.tracker.closed:
-            self.tracker.note_aliases(carry, y)
-        self._register_output(tape, i, y)
+    def _record_steps(self, step: Any, carry: Any, start: int, tape: Tape) -> Any:
+        runner, tracker = self.runner, self.tracker
+        # Of steps that run again only the last output is asked for, when their range has been recorded.
+        last = min(runner.outputs_written, tape.stop - 1)
+        rows, are_none = runner.outputs.rows, runner.outputs.are_none
+        for i in range(start, tape.stop):
+            carry, y = self._call_step(step, carry, i, tape)
+            if not runner.matches(carry):
+                runner.check_carry(carry, i)
+            if not tracker.closed:
+                tracker.note_aliases(carry, y)
+            if i < last and ((are_none and y is None) if rows is None else i not in rows):
+                tape.ys.append(())
+            else:
+                self._register_output(tape, i, y)
+            if i == 0:  # the caller's tensors have these hooks since step 0 ran first
+                take_hooks(tape.carry_in)
         return carry
 
     def _call_step(self, step: Any, carry: Any, i: int, tape: Tape) -> tuple[Any, Any]:
         runner = self.runner
-        leaves = runner.begin(i)
-        if any(self.activity.xs):
-            leaves = require_grad_roots(leaves, self.activity.xs)
+        if self._has_active_xs:
+            leaves = require_grad_roots(runner.begin_with_leaves(i), self.activity.xs)
             tape.xs.append(requiring_grad(leaves))
+            x = runner.inputs.tree.unflatten(leaves)
+        else:
+            x = runner.begin(i)
         try:
-            out = step(carry, runner.inputs.tree.unflatten(leaves) if leaves else runner.inputs.row(i))
+            out = step(carry, x)
             return out if type(out) is tuple and len(out) == 2 else unpack_output(leaf_ops, out, i)
-        except RuntimeError as error:
+        except Exception as error:
             if "leaf Variable that requires grad is being used in an in-place" in str(error):
                 raise step_mutation_error(f"step {i}", str(error)) from error
-            runner.add_note(error, carry)
-            raise
-        except Exception as error:
             runner.add_note(error, carry)
             raise
 
     def _register_output(self, tape: Tape, i: int, y: Any) -> None:
         """Add the gradient edges of the output of step i to the tape; the first sweep also writes the output."""
-        outputs = self.runner.outputs
-        if outputs.row_of(i) is None or outputs.is_empty(y):
-            tape.ys.append([])
-            self.runner.write_output(i, y if outputs.row_of(i) is not None else None)
+        outputs, is_kept = self.runner.outputs, self.runner.outputs.row_of(i) is not None
+        if not is_kept or outputs.is_empty(y):
+            tape.ys.append(())
+            self.runner.write_output(i, y if is_kept else None)
             return
         if outputs.tree is None:
             outputs.allocate(y, i)
@@ -358,14 +362,14 @@ class TorchBackend(ComparedTensors):
 
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
-        tensors = [] if gradients is None else [*gradients.xs, *gradients.captured]
+        tensors = () if gradients is None else (*gradients.xs, *gradients.captured)
         tensors_by_name = {
             "inputs": self.runner.inputs.leaves,
             "parameters and what else is captured": self.captured,
             "gradients": [leaf for leaf in tensors if leaf is not None],
         }
         sizes = {name: sum(map(nbytes, leaves)) for name, leaves in tensors_by_name.items() if leaves}
-        return sizes | ({"outputs": self.output_bytes} if self.output_bytes else {})
+        return {**sizes, "outputs": self.output_bytes} if self.output_bytes else sizes
 
     def failed_at(self) -> tuple[int, int]:
         """The step at which an error was raised, and 0: its graph was freed by the error."""

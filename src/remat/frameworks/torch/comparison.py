@@ -7,10 +7,16 @@ import torch
 from torch import Tensor
 
 from remat.execute.determinism import DeterminismCheck
-from remat.frameworks.torch.leaves import device_fingerprint, quick_fingerprint, row_fingerprints, with_finite_numbers
+from remat.frameworks.torch.leaves import (
+    device_fingerprint,
+    is_on_host,
+    quick_fingerprint,
+    row_fingerprints,
+    with_finite_numbers,
+)
 from remat.loops.compared_results import ComparedResults, Fingerprints
 from remat.loops.step_runner import StepRunner
-from remat.pytree import PyTree
+from remat.pytree import Leaf, PyTree
 
 __all__ = ["ComparedTensors", "DeviceDeterminismCheck"]
 
@@ -36,14 +42,22 @@ class ComparedTensors(ComparedResults):
         return int(following < stop)
 
 
-def _on_host(noted: Sequence[Sequence[Tensor]]) -> list[list[float]]:
+def _on_host(noted: Sequence[Sequence[Tensor | float]]) -> list[list[float]]:
     """Fingerprints as numbers, by one synchronization with each device."""
-    columns = [torch.stack(column).tolist() for column in zip(*noted, strict=True)]
+    columns = [
+        torch.stack(column).tolist() if all(isinstance(each, Tensor) for each in column) else [*map(float, column)]
+        for column in zip(*noted, strict=True)
+    ]
     return [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in noted]
 
 
+def _noted(leaf: Leaf) -> Tensor | float:
+    """The fingerprint of a leaf, where it is: on a device it is not waited for."""
+    return device_fingerprint(leaf) if isinstance(leaf, Tensor) and not is_on_host(leaf) else quick_fingerprint(leaf)
+
+
 # They stay on the device until they are compared.
-_FINGERPRINTS = Fingerprints(quick_fingerprint, device_fingerprint, _on_host, row_fingerprints)
+_FINGERPRINTS = Fingerprints(quick_fingerprint, _noted, _on_host, row_fingerprints)
 
 
 class DeviceDeterminismCheck(DeterminismCheck):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint, weights
+from remat.execute.fingerprint import row_fingerprints as fingerprints_of_rows
 from remat.execute.rng_state import private_rng_state
 from remat.frameworks.torch.functorch import escaped_its_transform
 from remat.frameworks.torch.storage import local_part
@@ -33,6 +34,7 @@ __all__ = [
     "fast_match",
     "flatten",
     "is_differentiable",
+    "is_on_host",
     "matches_spec",
     "nbytes",
     "own",
@@ -252,6 +254,8 @@ def nbytes(leaf: Any) -> int:
     return local_part(leaf).numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
 
 
+# Not those that NumPy does not have, nor half precision, in which it would add up with as few digits.
+_IN_NUMPY = {torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32, torch.int64, torch.bool}
 _weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 SCALE = 2.0**-14  # of the weights: not even a row of 4096 numbers of the largest size overflows
 SMALL = 1 << 16  # numbers of a leaf that may be copied to find its fingerprint
@@ -263,11 +267,15 @@ def quick_fingerprint(leaf: Any, *, of_sizes: bool = False) -> float:
     if not isinstance(leaf, Tensor):
         return fingerprint(abs(leaf) if of_sizes else leaf) if type(leaf) in _NUMBERS else 0.0
     leaf = local_part(leaf)
-    # By the code that all arrays on the host share; NumPy has no bfloat16.
-    if leaf.device.type == "cpu" and leaf.dtype is not torch.bfloat16:
+    if is_on_host(leaf):
         plain = leaf.detach().resolve_conj().resolve_neg()
         return fingerprint((plain.abs() if of_sizes and leaf.dtype is not torch.bool else plain).numpy())
     return float(device_fingerprint(with_finite_numbers(leaf), of_sizes=of_sizes))
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    """Whether NumPy's code for fingerprints, which all arrays on the host share, is for a tensor, too."""
+    return tensor.device.type == "cpu" and tensor.dtype in _IN_NUMPY
 
 
 def with_finite_numbers(leaf: Any) -> Any:
@@ -323,9 +331,11 @@ def _pieces(part: Tensor) -> Iterator[Tensor]:
             yield from _pieces(piece if piece.shape[0] > 1 else piece[0])
 
 
-def row_fingerprints(stacked: Tensor) -> Tensor:
+def row_fingerprints(stacked: Tensor) -> Any:
     """For every row of a tensor its fingerprint, but for rounding, and that of its sizes: two columns."""
     stacked = local_part(stacked)
+    if is_on_host(stacked):
+        return fingerprints_of_rows(stacked.detach().resolve_conj().resolve_neg().numpy())
     width = _factors(torch.float64, stacked.device).numel()
     if stacked[:1].numel() > width or not stacked.is_floating_point():
         pairs = [torch.stack([device_fingerprint(row), device_fingerprint(row, of_sizes=True)]) for row in stacked]

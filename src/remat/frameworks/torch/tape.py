@@ -50,7 +50,7 @@ class Tape:
     inactive: Sequence[Any] = ()  # roots of carry leaves that turned out not to be active
     unwanted: Collection[int] = ()  # indices of captured leaves whose gradients are not asked for
     xs: list[list[Any]] = field(default_factory=list)  # by step, then by leaf
-    ys: list[list[Any]] = field(default_factory=list)
+    ys: list[Sequence[Any]] = field(default_factory=list)
     carry_out: list[Any] = field(default_factory=list)
     seen: SeenNodes = field(default_factory=SeenNodes)  # the nodes of its graph that were looked at
 
