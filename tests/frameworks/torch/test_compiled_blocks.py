@@ -1,6 +1,7 @@
 """Models whose blocks run as compiled code under a budget: what is kept is the plan's choice."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 import remat
 from remat.frameworks.torch.compiled_blocks import CompiledBlock, compiled_block
+from remat.frameworks.torch.measure_model import MeasuredModel
 from remat.interface.auto_checkpointing import measure_step
 
 pytestmark = pytest.mark.filterwarnings(
@@ -99,6 +101,50 @@ def test_peaks_are_inside_and_gradients_are_those_of_the_plain_model(share):
     assert list(plain.state_dict()) == list(ours.state_dict())
     with torch.no_grad():
         torch.testing.assert_close(ours.eval()(X), plain.eval()(X))
+
+
+def test_what_is_around_blocks_is_compiled_and_a_compiler_around_it_all_leaves_the_plan_alone():
+    sizes = []  # of what each graph takes, parameters among it
+
+    def backend(module, inputs):
+        sizes.append({tuple(each.shape) for each in inputs if isinstance(each, torch.Tensor)})
+        return torch._dynamo.lookup_backend("aot_eager")(module, inputs)
+
+    class Headed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk, self.head = net(), nn.Linear(16, 3).double()
+
+        def forward(self, x):
+            return self.head(self.trunk(x)).tanh()
+
+    torch.manual_seed(0)
+    plain = Headed()
+    ours = copy.deepcopy(plain)
+    memory = int(0.6 * measure_step(plain, (X,)).peak)
+    remat.auto_checkpoint(ours, memory=memory, sample=(X,), compile={"backend": backend, "fullgraph": True})
+    head, inside = tuple(ours.head.weight.shape), tuple(ours.trunk.blocks[0].narrow.weight.shape)
+    assert any(head in each for each in sizes)
+    assert not any(head in each and inside in each for each in sizes)
+    around = torch.compile(ours, backend="aot_eager")
+    for a, b in zip(_trained(plain).parameters(), _trained(around).parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-12, atol=1e-12)
+    assert measure_step(around, (X,)).peak <= memory
+
+
+def test_mixtures_of_two_options_are_plans_for_all_of_them():
+    """Blocks that are compiled are compared by whole steps, in mixtures of options that just fit."""
+    some = [remat.Option(tape=tape, record=1.0, backward=2.0 + 0.1 * i) for i, tape in enumerate((16, 10, 5, 1))]
+    chain = remat.Chain([remat.Stage(output=1, options=some, repeatable=False) for _ in range(6)], input=1)
+    measured = MeasuredModel(chain, tuple(range(6)), outputs=0, chain_of_least=chain)
+    budget = 56
+    plans = list(measured.alternatives(budget))
+    assert len(plans) == 4  # the first two options are too large for all blocks, the others are not
+    for plan in plans:
+        assert plan.problem is chain
+        assert remat.verify(plan.schedule, chain, budget)
+        assert len({op.option for op in plan.schedule if isinstance(op, remat.Record)}) <= 2
+    assert list(replace(measured, chain_of_least=None).alternatives(budget)) == []
 
 
 @pytest.mark.full

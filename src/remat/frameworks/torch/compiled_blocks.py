@@ -9,6 +9,8 @@ Whole ranges of blocks are run again outside of compiled code, as they are in ea
 What it can miss: operators that the compiler sees in another order or under another name than eager mode has them. Then
 something else is kept: more or less memory, which the trial of the plan measures, and the same gradient.
 
+A function that calls blocks in a loop is not compiled: the compiler gives up on loops that it has to leave.
+
 The cost: some seconds for each class of blocks, choice and dtype, once. Blocks that write into their tensors have no
 choices: PyTorch's selective checkpoints do not take them.
 """
