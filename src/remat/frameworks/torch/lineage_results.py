@@ -137,12 +137,12 @@ class Result:
     def take_own(self, task: int) -> Tensor:
         """The same for an operator that writes into it: nobody else has this tensor."""
         if self._kept or task == -1:
-            return self.take(task).clone() if self._kept else self.take(task)
+            return _copied(self.take(task)) if self._kept else self.take(task)
         value = self._next_use(task)
         if self._left <= 0:
             return value
         self._hold(value)
-        return value.clone()
+        return _copied(value)
 
     def _next_use(self, task: int) -> Tensor:
         self._begin(task)
@@ -273,6 +273,13 @@ class OwnView(View):
     def take(self, task: int) -> Tensor:
         """The tensor, as it had been before it was written into."""
         return self._in(self._result.take_own(task))
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    """A tensor like this one in a copy of all of its memory, of which others may be views."""
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    storage = tensor.untyped_storage().clone()
+    return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
 def _want(argument: Any) -> None:
