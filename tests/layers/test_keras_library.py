@@ -20,8 +20,12 @@ FLAG = {"XLA_FLAGS": "--xla_cpu_enable_concurrency_optimized_scheduler=false"}
 
 
 def test_pytorch_saves_what_is_stored_and_the_last_segment():
-    found = run("torch", "saved_bytes", "same_model", "sequential_models", "errors", program="keras_checks.py")
+    checks = ("saved_bytes", "lstm_peaks", "same_model", "sequential_models", "errors")
+    found = run("torch", *checks, program="keras_checks.py")
     assert found.pop("saved_bytes") == [3.00, 1.25]
+    plain, cut, loss, gradient = found.pop("lstm_peaks")
+    assert (loss, gradient) == (0, 0)
+    assert cut <= 0.16 * plain
     assert all(value is True for value in found.values()), found
 
 
@@ -48,11 +52,12 @@ def test_private_names_of_keras_are_there():
 @pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_budget_is_planned_for(backend):
-    assert run(backend, "budgets", program="keras_checks.py") == {"budgets": True}
+    checks = "budgets", "budgets_too_small"
+    assert run(backend, *checks, program="keras_checks.py") == dict.fromkeys(checks, True)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["jax", "tensorflow"])
 def test_save_points_in_an_lstm_leave_a_part_of_its_peak(backend):
     plain, cut, loss, gradient = run(backend, "lstm_peaks", program="keras_checks.py", **FLAG)["lstm_peaks"]
     assert loss <= 1e-7
@@ -60,7 +65,7 @@ def test_save_points_in_an_lstm_leave_a_part_of_its_peak(backend):
     if backend == "tensorflow":
         assert plain is cut is None  # it has no meter on the CPU
     else:
-        assert cut <= {"torch": 0.2, "jax": 0.45}[backend] * plain
+        assert cut <= 0.45 * plain
 
 
 def test_a_backend_without_gradients_is_refused():

@@ -9,7 +9,6 @@ What it can miss: a value that crosses several stages counts in each of their st
 side. The cost: stages are measured in the first training call with inputs of new shapes; smaller batches share a plan.
 """
 
-import gc
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -18,7 +17,15 @@ import keras
 from remat.execute.nested_ranges import Item, Range, nested_ranges
 from remat.frameworks.framework_registry import load_framework
 from remat.layers.keras import tensorflow_costs
-from remat.layers.keras.keras_internals import GraphNode, Values, current_scope, mask_of, seed_variables, set_mask
+from remat.layers.keras.keras_internals import (
+    GraphNode,
+    Values,
+    current_scope,
+    errors_as_they_are,
+    mask_of,
+    seed_variables,
+    set_mask,
+)
 from remat.layers.keras.model_segments import Segment, is_save_point, segments_of, split_at_save_points
 from remat.layers.keras.pure_segment import (
     Call,
@@ -135,7 +142,8 @@ class BudgetedGraph:
         for known, (_, run) in self._runs.items():
             if _no_larger(shapes, known):
                 return run
-        found = plan(self.chain(inputs, contexts, given), self.memory)
+        with errors_as_they_are():
+            found = plan(self.chain(inputs, contexts, given), self.memory)
         self._runs[shapes] = found, _run_items(self._stages, nested_ranges(found.schedule, len(self._stages)))
         return self._runs[shapes][1]
 
@@ -192,16 +200,7 @@ def _bound(stage: StageFunction, contexts: Contexts, given: list[list[Any]]) -> 
     """The stage as a function of its state, for measuring."""
 
     def run(state: State) -> State:
-        # On PyTorch, Keras leaves tensors in reference cycles (by its functions for trees), which Python frees at some
-        # later time: here they go when the stage has run, and not while another one is measured.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
-            return stage(contexts, state, given)
-        finally:
-            gc.collect(0)
-            if collects:
-                gc.enable()
+        return stage(contexts, state, given)
 
     return run
 

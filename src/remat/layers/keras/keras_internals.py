@@ -7,6 +7,7 @@
 | `Variable._value` | the value that mixed precision has not cast | mixed precision is refused |
 | `get_keras_mask`, `set_keras_mask` | masks of tensors, which get lost in any wrapper | models with masks are refused |
 | `GLOBAL_STATE_TRACKER` | what surrounds a call: autocast, the call context, the device | it is not restored |
+| `_keras_call_info_injected` | errors that Keras raises again as they are | an InfeasibleError is a RuntimeError |
 | `GLOBAL_SEED_GENERATOR` | draws without a seed of their own | such draws are refused |
 
 Tried with Keras 3.15. A later release is used in the same way as long as it has these names: `MISSING` says which of
@@ -22,12 +23,15 @@ from typing import Any, NamedTuple
 
 import keras
 
+from remat.errors import InfeasibleError
+
 __all__ = [
     "MISSING",
     "GraphNode",
     "Values",
     "ambient_state",
     "current_scope",
+    "errors_as_they_are",
     "functional_of",
     "has_graph",
     "is_training",
@@ -168,6 +172,16 @@ def make_seed_generator(random_state: Any) -> None:
 def ambient_state() -> dict[str, Any]:
     """What surrounds the calling code in Keras: autocast and device scopes, the call context with its `training`."""
     return dict(_tracked())
+
+
+@contextmanager
+def errors_as_they_are() -> Iterator[None]:
+    """A block whose errors keep their class: of one that takes more than a message, Keras makes a RuntimeError."""
+    try:
+        yield
+    except InfeasibleError as error:
+        vars(error)["_keras_call_info_injected"] = True
+        raise
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from remat.layers.keras.keras_internals import (
     set_mask,
 )
 from remat.layers.keras.model_segments import Segment
+from remat.layers.keras.reference_cycles import collected_cycles
 from remat.segments import CheckpointOptions
 
 __all__ = [
@@ -108,8 +109,9 @@ class SegmentRunner:
 
     def plain(self, values: Values, call: Call) -> None:
         """Run the segment without recomputation; its outputs are added to the values."""
-        for node in self.segment.nodes:
-            node.run(values, call)
+        with collected_cycles():
+            for node in self.segment.nodes:
+                node.run(values, call)
 
     def recomputed(self, values: Values, call: Call) -> None:
         """Run the segment, and again in the backward; its outputs are added to the values."""
@@ -181,7 +183,7 @@ def segment_function(segment: Segment) -> Callable[..., Any]:
         scope = SegmentScope(zip(surroundings.variables, given, strict=True), surroundings.scope)
         places = {id(v): place for place, v in enumerate(surroundings.variables)}
         losses: list[tuple[int, Any]] = []
-        with restored_ambient_state(surroundings.state), scope:
+        with collected_cycles(), restored_ambient_state(surroundings.state), scope:
             for x, mask in zip(inputs, masks, strict=True):
                 set_mask(x, mask)
             values = dict(zip(map(id, segment.inputs), inputs, strict=True))
