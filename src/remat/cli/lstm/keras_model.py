@@ -4,12 +4,14 @@ It is the same function for every number of sections: the layer is shared, and t
 """
 
 from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import keras
 import numpy
 
-from remat.layers.keras import Model, RecomputationCheckpoint
+from remat.layers.keras import RecomputationCheckpoint, recompute
 from remat.layers.keras.chain_stages import BudgetedGraph, Contexts
 from remat.layers.keras.keras_internals import functional_of, nodes_of, training_call
 from remat.layers.keras.pure_segment import given_value
@@ -27,12 +29,20 @@ class KerasLstm:
         rng = numpy.random.default_rng(0)
         self.xs = rng.normal(size=(batch, steps, inputs)).astype(keras.config.floatx())
         self.targets = self.xs.mean(axis=1)
-        self.has_save_points = bool(bounds)
+        self.section_lengths = [stop - start for start, stop in pairwise([0, *bounds, steps])]
         keras.utils.clear_session()
         keras.utils.set_random_seed(0)
-        self.model = _model(steps, hidden, batch, bounds, memory, inputs)
+        self.model = _model(steps, hidden, batch, bounds, inputs)
+        if bounds:
+            recompute(self.model, None if memory is None else max(0, memory - self.result_bytes))
         self.run: Callable[[], tuple[Any, list[Any]]]  # the loss and its gradients
         self.run, self._bytes = _BACKENDS[keras.backend.backend()](self.model, self.xs, self.targets)
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of the gradients, which no plan can avoid: a budget includes them."""
+        itemsize = self.xs.dtype.itemsize
+        return int(sum(itemsize * numpy.prod(v.shape) for v in self.model.trainable_variables))
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
         """The loss, and its gradient for all parameters."""
@@ -51,20 +61,20 @@ class KerasLstm:
         assert functional is not None
         graph = BudgetedGraph(nodes_of(functional), functional.inputs, functional.outputs, 0)
         contexts = Contexts(training_call, graph.segments)
-        given = [[given_value(v, None, set()) for v in each.variables] for each in contexts.of_stage]
-        return graph.chain([keras.ops.convert_to_tensor(self.xs)], contexts, given)
+        inputs = [keras.ops.convert_to_tensor(self.xs)]
+        given = graph.given(inputs, contexts, lambda variable: given_value(variable, None, set()))
+        return graph.chain(inputs, contexts, given)
 
 
-def _model(steps: int, hidden: int, batch: int, bounds: list[int], memory: int | None, inputs: int) -> Any:
+def _model(steps: int, hidden: int, batch: int, bounds: list[int], inputs: int) -> Any:
     sequence = keras.Input((steps, inputs), batch_size=batch)
     # The loop of Keras itself on every device: cuDNN takes no doubles.
     lstm = keras.layers.LSTM(hidden, return_state=True, use_cudnn=False)
     output, state = None, None
-    for start, stop in zip([0, *bounds], [*bounds, steps], strict=True):
+    for start, stop in pairwise([0, *bounds, steps]):
         state = state if start == 0 else RecomputationCheckpoint()(state)
         output, *state = lstm(sequence[:, start:stop], initial_state=state)
-    outputs = keras.layers.Dense(inputs)(output)
-    return Model(sequence, outputs, memory=memory) if bounds else keras.Model(sequence, outputs)
+    return keras.Model(sequence, keras.layers.Dense(inputs)(output))
 
 
 def _on_torch(model: Any, xs: Any, targets: Any) -> tuple[Callable[[], Any], Callable[[], int]]:
@@ -100,10 +110,12 @@ def _on_jax(model: Any, xs: Any, targets: Any) -> tuple[Callable[[], Any], Calla
     def loss(parameters: Any, x: Any) -> Any:
         return jax.numpy.mean((model.stateless_call(parameters, others, x, training=True)[0] - y) ** 2)
 
-    compiled = jax.jit(jax.value_and_grad(loss)).lower(parameters, x).compile()
-    analysis: Any = compiled.memory_analysis()
+    @cache
+    def compiled() -> Any:
+        return jax.jit(jax.value_and_grad(loss)).lower(parameters, x).compile()
+
     wait: Any = jax.block_until_ready
-    return lambda: wait(compiled(parameters, x)), lambda: int(analysis.temp_size_in_bytes)
+    return lambda: wait(compiled()(parameters, x)), lambda: int(compiled().memory_analysis().temp_size_in_bytes)
 
 
 def _on_tensorflow(model: Any, xs: Any, targets: Any) -> tuple[Callable[[], Any], Callable[[], int | None]]:

@@ -3,6 +3,7 @@
     RecomputationCheckpoint()      a layer: its values are stored (checkpoint_layer.py)
     recompute(model, memory=None)  the model, in which what lies between is computed again (recomputing_model.py)
     Model(inputs, outputs)         both at once
+    RNN(cell, slots=, memory=)     a recurrent layer around `remat.scan` (recurrent_layer.py)
     explain(model)                 segments, what crosses them, bytes and seconds (segment_table.py)
 
 A model's graph is split into segments (model_segments.py), each a pure function (pure_segment.py); with a budget they
@@ -11,6 +12,7 @@ are the stages of a chain (chain_stages.py). Private names of Keras are in keras
 
 from remat.layers.keras.checkpoint_layer import RecomputationCheckpoint
 from remat.layers.keras.recomputing_model import Model, recompute
+from remat.layers.keras.recurrent_layer import RNN
 from remat.layers.keras.segment_table import explain
 
-__all__ = ["Model", "RecomputationCheckpoint", "explain", "recompute"]
+__all__ = ["RNN", "Model", "RecomputationCheckpoint", "explain", "recompute"]

@@ -2,14 +2,17 @@
 
 The rule: with save points, a stage is what lies between two levels of them; without, a stage ends behind each node
 after which a single value is needed, and behind every node where there is none of these for long. States are lists of
-values with their masks; new values of variables and losses travel with them. The plan (`remat.plan`) says which stages
-keep their tape, and which ranges are computed again, also several times, as segments inside segments.
+values with their masks; new values of variables and losses travel with them. Inputs of the model are there anyway:
+stages behind the first take them beside the state, so that they count in none, and no gradient is made for them. The
+plan (`remat.plan`) says which stages keep their tape, and which ranges are computed again, also several times, as
+segments inside segments.
 
 What it can miss: a value that crosses several stages counts in each of their states, so that a plan is on the safe
 side. The cost: stages are measured in the first training call with inputs of new shapes; smaller batches share a plan.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -43,7 +46,10 @@ __all__ = ["BudgetedGraph", "chain_segments"]
 
 LONG = 4  # nodes without a place where a single value crosses: then every place may be one
 State = tuple[list[Any], list[Any], dict[tuple[int, int], Any], list[tuple[int, int, Any]]]
-StageFunction = Callable[["Contexts", State, list[list[Any]]], State]
+# Of a stage: the values of its variables, and of the inputs of the model that are not in its state, with their masks.
+Given = tuple[list[Any], list[Any], list[Any]]
+StageFunction = Callable[["Contexts", State, list[Given]], State]
+NOTHING: Given = ([], [], [])
 
 
 def chain_segments(nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Segment]:
@@ -94,7 +100,8 @@ class BudgetedGraph:
         self.segments = chain_segments(nodes, inputs, outputs)
         self._inputs, self._outputs = list(inputs), list(outputs)
         states = _states(self.segments, self._inputs, self._outputs)
-        self._stages = [_stage(k, *each) for k, each in enumerate(zip(self.segments, states, states[1:], strict=False))]
+        around = zip(self.segments, states, states[1:], strict=False)
+        self._stages = [_stage(k, *each, self._inputs_beside(k)) for k, each in enumerate(around)]
         self._runs: dict[Hashable, tuple[Plan, StageFunction]] = {}
         self._written: set[int] = set()
 
@@ -108,7 +115,7 @@ class BudgetedGraph:
         while True:
             contexts = Contexts(call, self.segments)
             scope = current_scope()
-            given = [[given_value(v, scope, self._written) for v in each.variables] for each in contexts.of_stage]
+            given = self.given(inputs, contexts, partial(given_value, scope=scope, written=self._written))
             state: State = list(inputs), [mask_of(x) for x in inputs], {}, []
             values, masks, assigned, losses = self._run(inputs, contexts, given)(contexts, state, given)
             written = {id(contexts.of_stage[stage].variables[place]) for stage, place in assigned}
@@ -123,20 +130,39 @@ class BudgetedGraph:
             set_mask(value, mask)
         return dict(zip(map(id, self._outputs), values, strict=True))
 
-    def chain(self, inputs: Sequence[Any], contexts: Contexts, given: list[list[Any]]) -> Chain:
+    def given(self, inputs: Sequence[Any], contexts: Contexts, value_of: Callable[[Any], Any]) -> list[Given]:
+        """What the stages take beside their states."""
+        values = dict(zip(map(id, self._inputs), inputs, strict=True))
+        found: list[Given] = []
+        for number, each in enumerate(contexts.of_stage):
+            beside = [values[key] for key in self._inputs_beside(number)]
+            found.append(([value_of(v) for v in each.variables], beside, [mask_of(x) for x in beside]))
+        return found
+
+    def _inputs_beside(self, number: int) -> list[int]:
+        """The ids of the model's inputs that a stage takes beside its state; the first one has them in it."""
+        if number == 0:
+            return []
+        segment = self.segments[number]
+        read = {id(x) for x in segment.inputs} | ({id(x) for x in self._outputs} if segment.is_last else set())
+        return [id(x) for x in self._inputs if id(x) in read]
+
+    def chain(self, inputs: Sequence[Any], contexts: Contexts, given: list[Given]) -> Chain:
         """The stages as they cost on inputs like these."""
         state: State = list(inputs), [mask_of(x) for x in inputs], {}, []
         functions = [_bound(stage, contexts, given) for stage in self._stages]
         backend = keras.backend.backend()
         if backend == "tensorflow":
-            measured = tensorflow_costs.measure_chain(self._stages, contexts, state, given, self._inputs)
+            symbolic = {id(x): x for x in self._inputs}
+            beside = [[symbolic[key] for key in self._inputs_beside(k)] for k in range(len(self.segments))]
+            measured = tensorflow_costs.measure_chain(self._stages, contexts, state, given, self._inputs, beside)
         else:
             measured = load_framework(backend).measure_chain(functions, state)
         names = [f"{number} {segment.name}" for number, segment in enumerate(self.segments)]
         stages = [Stage.from_dict({**s.to_dict(), "name": n}) for s, n in zip(measured.stages, names, strict=True)]
         return Chain(stages, measured.input)
 
-    def _run(self, inputs: Sequence[Any], contexts: Contexts, given: list[list[Any]]) -> StageFunction:
+    def _run(self, inputs: Sequence[Any], contexts: Contexts, given: list[Given]) -> StageFunction:
         """The stages by a plan that was made for inputs of these shapes, or larger ones."""
         shapes = tuple((str(x.dtype), tuple(x.shape)) for x in inputs)
         for known, (_, run) in self._runs.items():
@@ -159,25 +185,29 @@ def _no_larger(shapes: Any, known: Any) -> bool:
 def _states(segments: Sequence[Segment], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[list[int]]:
     """The ids of the values before each stage, and after the last one."""
     states = [list(map(id, outputs))]
+    given = set(map(id, inputs))
     for segment in reversed(segments):
-        made = {id(x) for node in segment.nodes for x in node.outputs}
+        made = given | {id(x) for node in segment.nodes for x in node.outputs}
         before = [key for key in dict.fromkeys(states[0]) if key not in made]
-        states.insert(0, list(dict.fromkeys([*before, *map(id, segment.inputs)])))
+        read = [id(x) for x in segment.inputs if id(x) not in given]
+        states.insert(0, list(dict.fromkeys([*before, *read])))
     states[0] = list(map(id, inputs))
     return states
 
 
-def _stage(number: int, segment: Segment, before: list[int], after: list[int]) -> StageFunction:
+def _stage(number: int, segment: Segment, before: list[int], after: list[int], beside: list[int]) -> StageFunction:
     """A stage as a function of the state before it."""
     function = segment_function(segment)
 
-    def run(contexts: Contexts, state: State, given: list[list[Any]]) -> State:
+    def run(contexts: Contexts, state: State, given: list[Given]) -> State:
         values, masks, assigned, losses = state
+        of_variables, inputs, input_masks = given[number]
         found = dict(zip(before, zip(values, masks, strict=True), strict=True))
+        found |= dict(zip(beside, zip(inputs, input_masks, strict=True), strict=True))
         variables = contexts.of_stage[number].variables
         # A variable of several stages has the value that an earlier one gave it.
         current = {id(contexts.of_stage[stage].variables[place]): value for (stage, place), value in assigned.items()}
-        own = [current.get(id(v), value) for v, value in zip(variables, given[number], strict=True)]
+        own = [current.get(id(v), value) for v, value in zip(variables, of_variables, strict=True)]
         ins = [found[id(x)] for x in segment.inputs]
         results = function(contexts.of_stage[number], [x for x, _ in ins], [mask for _, mask in ins], own)
         outputs, out_masks, new, new_losses, others = results
@@ -196,7 +226,7 @@ def _stage(number: int, segment: Segment, before: list[int], after: list[int]) -
     return run
 
 
-def _bound(stage: StageFunction, contexts: Contexts, given: list[list[Any]]) -> Callable[[State], State]:
+def _bound(stage: StageFunction, contexts: Contexts, given: list[Given]) -> Callable[[State], State]:
     """The stage as a function of its state, for measuring."""
 
     def run(state: State) -> State:
@@ -209,7 +239,7 @@ def _run_items(stages: Sequence[StageFunction], items: Sequence[Item]) -> StageF
     """The stages, recorded or computed again as a plan's items say."""
     parts = [_recomputed(stages, item) if isinstance(item, Range) else stages[item] for item in items]
 
-    def run(contexts: Contexts, state: State, given: list[list[Any]]) -> State:
+    def run(contexts: Contexts, state: State, given: list[Given]) -> State:
         for part in parts:
             state = part(contexts, state, given)
         return state
@@ -221,8 +251,8 @@ def _recomputed(stages: Sequence[StageFunction], item: Range) -> StageFunction:
     inside = _run_items(stages, item.items)
     inside.__qualname__ = f"stages {item.start} to {item.stop - 1}"
 
-    def run(contexts: Contexts, state: State, given: list[list[Any]]) -> State:
-        own = [each if item.start <= number < item.stop else [] for number, each in enumerate(given)]
+    def run(contexts: Contexts, state: State, given: list[Given]) -> State:
+        own = [each if item.start <= number < item.stop else NOTHING for number, each in enumerate(given)]
         result: State = checkpoint(inside, (contexts, state, own))
         return result
 

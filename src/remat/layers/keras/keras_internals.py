@@ -8,6 +8,7 @@
 | `get_keras_mask`, `set_keras_mask` | masks of tensors, which get lost in any wrapper | models with masks are refused |
 | `GLOBAL_STATE_TRACKER` | what surrounds a call: autocast, the call context, the device | it is not restored |
 | `_keras_call_info_injected` | errors that Keras raises again as they are | an InfeasibleError is a RuntimeError |
+| `_dropout_mask`, `_recurrent_dropout_mask` | masks of cells, which a loop keeps | cells with dropout are refused |
 | `GLOBAL_SEED_GENERATOR` | draws without a seed of their own | such draws are refused |
 
 Tried with Keras 3.15. A later release is used in the same way as long as it has these names: `MISSING` says which of
@@ -16,14 +17,14 @@ them it has not, and a test says so, too.
 
 import importlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import keras
 
-from remat.errors import InfeasibleError
+from remat.errors import InfeasibleError, StepError
 
 __all__ = [
     "MISSING",
@@ -31,6 +32,7 @@ __all__ = [
     "Values",
     "ambient_state",
     "current_scope",
+    "dropout_masks",
     "errors_as_they_are",
     "functional_of",
     "has_graph",
@@ -43,6 +45,7 @@ __all__ = [
     "seed_variables",
     "set_mask",
     "training_call",
+    "with_dropout_masks",
 ]
 
 OLDEST = (3, 8)
@@ -182,6 +185,34 @@ def errors_as_they_are() -> Iterator[None]:
     except InfeasibleError as error:
         vars(error)["_keras_call_info_injected"] = True
         raise
+
+
+def dropout_masks(cell: Any) -> list[tuple[Any, str, Any]]:
+    """The masks of a recurrent cell and of those in it, with owners and names; the layer makes them for a call."""
+    found = [each for inner in getattr(cell, "cells", ()) for each in dropout_masks(inner)]
+    for rate, name in (("dropout", "_dropout_mask"), ("recurrent_dropout", "_recurrent_dropout_mask")):
+        if hasattr(cell, f"get{name}") and getattr(cell, rate, None):
+            if vars(cell).get(name) is None:
+                raise StepError(
+                    f"Keras {keras.__version__} keeps the dropout masks of {type(cell).__name__} at another place than "
+                    "remat knows, so steps cannot be computed again with them: use keras.layers.RNN"
+                )
+            value = vars(cell)[name]
+            found.append((cell, name, list(value) if isinstance(value, list) else value))
+    return found
+
+
+@contextmanager
+def with_dropout_masks(places: Sequence[tuple[Any, str]], masks: Sequence[Any]) -> Iterator[None]:
+    """A block in which cells have these masks."""
+    before = [vars(cell).get(name) for cell, name in places]
+    for (cell, name), mask in zip(places, masks, strict=True):
+        vars(cell)[name] = mask
+    try:
+        yield
+    finally:
+        for (cell, name), mask in zip(places, before, strict=True):
+            vars(cell)[name] = mask
 
 
 @contextmanager

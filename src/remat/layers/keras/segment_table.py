@@ -43,8 +43,7 @@ def explain(model: Any, sample: Any = None, *, batch_size: int = 32) -> str:
     inputs = _inputs(functional, sample, batch_size)
     graph = BudgetedGraph(nodes_of(functional), functional.inputs, functional.outputs, 0)
     contexts = Contexts(training_call, graph.segments)
-    given = [[_value(v) for v in each.variables] for each in contexts.of_stage]
-    chain = graph.chain(inputs, contexts, given)
+    chain = graph.chain(inputs, contexts, graph.given(inputs, contexts, _value))
     size = next(iter(inputs[0].shape), 1)
     names = {id(x): node.operation.name for segment in graph.segments for node in segment.nodes for x in node.outputs}
     rows = [_row(segment, chain, place, int(size), names) for place, segment in enumerate(graph.segments)]

@@ -28,25 +28,32 @@ def measure_chain(
     stages: Sequence[Callable[..., Any]],
     contexts: Any,
     state: Any,
-    given: Sequence[Sequence[Any]],
+    given: Sequence[tuple[list[Any], list[Any], list[Any]]],
     inputs: Sequence[Any],
+    beside: Sequence[Sequence[Any]],
 ) -> Chain:
-    """The chain of stages, functions of (contexts, state, given); `inputs` are the symbolic ones of the model."""
-    specs = [_spec(value, symbolic) for value, symbolic in zip(state[0], inputs, strict=True)]
-    masks = [
-        None if mask is None else tf.TensorSpec(spec.shape[: len(mask.shape)], mask.dtype)
-        for mask, spec in zip(state[1], specs, strict=True)
-    ]
+    """The chain of stages, functions of (contexts, state, given).
+
+    `inputs` are the model's own, symbolic ones, and `beside` those that each stage takes beside its state.
+    """
     found: list[Stage] = []
-    arguments: Any = (specs, masks, {}, [])
+    arguments: Any = (*_specs(state[0], state[1], inputs), {}, [])
     for number, stage in enumerate(stages):
-        variables = [
-            [tf.TensorSpec(v.shape, v.dtype) for v in each] if place == number else []
-            for place, each in enumerate(given)
-        ]
-        measured, arguments = _measured(stage, contexts, arguments, variables)
+        own: list[Any] = [([], [], []) for _ in stages]
+        variables, values, masks = given[number]
+        own[number] = [tf.TensorSpec(v.shape, v.dtype) for v in variables], *_specs(values, masks, beside[number])
+        measured, arguments = _measured(stage, contexts, arguments, own)
         found.append(measured)
     return Chain(found, input=0)
+
+
+def _specs(values: Sequence[Any], masks: Sequence[Any], inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Inputs of the model and their masks, by shapes."""
+    specs = [_spec(value, symbolic) for value, symbolic in zip(values, inputs, strict=True)]
+    return specs, [
+        None if mask is None else tf.TensorSpec(spec.shape[: len(mask.shape)], mask.dtype)
+        for mask, spec in zip(masks, specs, strict=True)
+    ]
 
 
 def _spec(value: Any, symbolic: Any) -> Any:

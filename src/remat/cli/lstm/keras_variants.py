@@ -1,0 +1,121 @@
+"""The ways in which `remat lstm --framework keras` runs its model: without save points, with even ones, in a budget."""
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from remat.cli.timing import Times
+from remat.errors import InfeasibleError, StepError
+from remat.execute.nested_ranges import Item, Range, nested_ranges
+from remat.planners import Plan, plan
+from remat.planners.chain.periodic_segments import PeriodicSegments
+from remat.problem import Chain
+
+if TYPE_CHECKING:
+    from remat.cli.lstm.keras_model import KerasLstm
+
+__all__ = ["BACKENDS", "KerasVariant", "fine_bounds", "least_budget", "model_class", "run_variant"]
+
+BACKENDS = ("torch", "jax", "tensorflow")
+FINE = 16  # sections between which the planner may choose, or twice as many as even save points make
+UNDOES = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+EVERYTHING = 10**18
+
+
+@dataclass(frozen=True)
+class KerasVariant:
+    """One way to run the model: the plan of its sections, and the results."""
+
+    name: str
+    model: "KerasLstm"
+    budget: int | None
+    plan: Plan
+    loss: float
+    gradient: dict[str, Any]
+    measured: int | None  # the most bytes, where the backend says it
+    times: Times | None = None
+
+    @property
+    def peak(self) -> int:
+        """The most bytes, measured or the plan's."""
+        return self.plan.peak if self.measured is None else self.measured
+
+    @property
+    def forward_steps(self) -> int:
+        """The steps of the LSTM that a gradient runs, those that are run again included."""
+        lengths = self.model.section_lengths
+        if len(lengths) == 1:
+            return lengths[0]
+        runs = _runs_of_stages(nested_ranges(self.plan.schedule, len(lengths)), len(lengths))
+        return sum(count * length for count, length in zip(runs, lengths, strict=True))
+
+
+def model_class(backend: str) -> "type[KerasLstm]":
+    """The model; Keras is imported only now, for this backend, in double precision."""
+    try:
+        import_module(backend) if backend == "torch" else None
+        if backend == "jax" and "jax" not in sys.modules:
+            # XLA reads it once, and would undo recomputation on the CPU.
+            os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), UNDOES])
+        os.environ["KERAS_BACKEND"] = backend
+        keras = import_module("keras")
+        if backend == "jax":
+            import_module("jax").config.update("jax_enable_x64", True)
+    except ImportError as error:
+        raise StepError(
+            f"--framework keras --backend {backend} needs Keras and its backend: pip install 'remat[keras]' {backend} "
+            f"({error})"
+        ) from error
+    if keras.backend.backend() != backend:
+        raise StepError(f"Keras is loaded already, on {keras.backend.backend()}: run --backend {backend} by itself")
+    keras.config.set_floatx("float64")
+    found: type[KerasLstm] = import_module("remat.cli.lstm.keras_model").KerasLstm
+    return found
+
+
+def fine_bounds(steps: int, count: int = 0) -> list[int]:
+    """Where sections end between which the planner chooses; there are more of them than even save points make."""
+    sections = min(max(FINE, 2 * (count + 1)), steps)
+    return [k * steps // sections for k in range(1, sections)]
+
+
+def run_variant(name: str, model: "KerasLstm", budget: int | None) -> KerasVariant:
+    """Run the model, and measure what it takes."""
+    loss, gradient = model.gradient()
+    if budget is not None and len(model.section_lengths) > 1:
+        planned = model.model.remat_graph.plans[0]
+    else:
+        chain = model.chain()
+        even = PeriodicSegments(chain.units) if len(model.section_lengths) > 1 else "auto"
+        planned = plan(chain, EVERYTHING, planner=even)
+    return KerasVariant(name, model, budget, planned, loss, gradient, model.peak())
+
+
+def least_budget(chain: Chain, lengths: Sequence[int], most_steps: float) -> int:
+    """The least bytes in which a plan runs at most so many steps forward, to within 2 %."""
+    low, high = 0, plan(chain, EVERYTHING).peak
+    while high - low > max(1, high // 50):
+        middle = (low + high) // 2
+        try:
+            runs = _runs_of_stages(nested_ranges(plan(chain, middle).schedule, len(lengths)), len(lengths))
+            fits = sum(count * length for count, length in zip(runs, lengths, strict=True)) <= most_steps
+        except InfeasibleError:
+            fits = False
+        low, high = (low, middle) if fits else (middle, high)
+    return high
+
+
+def _runs_of_stages(items: Iterable[Item], stages: int) -> list[int]:
+    """How often each stage runs: once, and once more for each range that it is in."""
+    runs = [0] * stages
+    for item in items:
+        if isinstance(item, Range):
+            inside = _runs_of_stages(item.items, stages)
+            for stage in range(item.start, item.stop):
+                runs[stage] += 1 + inside[stage]
+        else:
+            runs[item] += 1
+    return runs
