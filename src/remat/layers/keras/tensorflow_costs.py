@@ -1,8 +1,9 @@
 """What the stages of a chain cost on TensorFlow: each is traced alone with its gradient, and nothing is run.
 
 The rule: the tape is the tensors that operations of the gradient read from the forward, beside the stage's input and
-variables. Lists of tensors, which loops keep, have no size in a graph: each counts as the largest tensor of the stage.
-Seconds are those bytes at a usual bandwidth: good for choosing between stages, and no prediction.
+variables. Of lists of tensors, which loops keep, the graph says the shape of an element, and the steps by the rows that
+the loop reads; where it does not, each counts as the largest tensor of the stage. Seconds are those bytes at a usual
+bandwidth: good for choosing between stages, and no prediction.
 
 What it can miss: work space of kernels. Batch sizes must be known: a budget is in bytes. The cost: one trace a stage.
 """
@@ -111,8 +112,35 @@ def _tape_bytes(graph: Any, forward: set[str], outputs: set[str]) -> int:
                 and source.op.type not in ("Placeholder", "Const")
                 and source.name not in outputs
             ):
-                residuals[source.name] = largest if source.dtype == tf.variant else _nbytes(source)
+                residuals[source.name] = (
+                    _list_nbytes(source, largest) if source.dtype == tf.variant else _nbytes(source)
+                )
     return sum(residuals.values())
+
+
+def _list_nbytes(tensor: Any, largest: int) -> int:
+    """Bytes of a list of tensors that a loop has filled, or the given ones where the graph does not say."""
+    source, steps = _source(tensor), None
+    while source.op.type in ("While", "StatelessWhile"):
+        steps = _steps(source.op)
+        source = _source(source.op.inputs[source.value_index])
+    if source.op.type == "TensorListFromTensor":
+        return _nbytes(source.op.inputs[0])
+    if source.op.type not in ("EmptyTensorList", "TensorListReserve"):
+        return largest
+    shape, count = map(tf.get_static_value, source.op.inputs)
+    count = steps if count is None else int(count)
+    if shape is None or count is None or min([*shape.flat, count]) < 0:
+        return largest
+    return prod(map(int, shape.flat)) * count * int(source.op.get_attr("element_dtype").size)
+
+
+def _steps(loop: Any) -> int | None:
+    """The steps of a loop over the rows of tensors, or None."""
+    sources = [_source(each) for each in loop.inputs if each.dtype == tf.variant]
+    rows = [each.op.inputs[0].shape for each in sources if each.op.type == "TensorListFromTensor"]
+    known = [shape[0] for shape in rows if shape.rank and shape[0] is not None]
+    return max(known, default=None)
 
 
 def _source(tensor: Any) -> Any:
