@@ -278,7 +278,7 @@ class OwnView(View):
 def _copied(tensor: Tensor) -> Tensor:
     """A tensor like this one in a copy of all of its memory, of which others may be views."""
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    storage = tensor.untyped_storage().clone()
+    storage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
