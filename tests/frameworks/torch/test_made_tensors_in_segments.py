@@ -2,10 +2,12 @@
 
 import threading
 import types
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import remat
 from tests.frameworks.torch.checkpoint_programs import leaf, rand
@@ -218,3 +220,37 @@ def test_segments_may_add_to_a_sum_of_losses_in_place(where, run):
     found = gradients(RUNS[run])
     torch.manual_seed(0)
     assert all(map(torch.equal, found, gradients(lambda fn, h: fn(h))))
+
+
+@pytest.mark.parametrize("used_before", [False, True])
+@pytest.mark.parametrize("blocks", ["around both", "around the forward", "around the backward", "around each"])
+def test_weights_with_parametrizations_that_are_cached(blocks, used_before):
+    """Where the first run has filled the cache of a block, or found it filled, so does a recomputation."""
+
+    def run(checkpoint, drop):
+        torch.manual_seed(0)
+        layer = parametrizations.orthogonal(nn.Linear(4, 4).double())
+        dropped, x = drop(layer), rand(3, 4)
+        twice = lambda x: torch.tanh(dropped(torch.tanh(dropped(x))))  # noqa: E731
+        both, forward, backward = (
+            parametrize.cached() if blocks in names else nullcontext()
+            for names in (
+                ("around both",),
+                ("around the forward", "around each"),
+                ("around the backward", "around each"),
+            )
+        )
+        with both:
+            with forward:
+                x = layer(x) if used_before else x
+                y = checkpoint(twice, checkpoint(twice, x))
+            with backward:
+                y.pow(2).sum().backward()
+                count = len(parametrize._cache)
+        return [parameter.grad for parameter in layer.parameters()], count
+
+    (found, count), (expected, plain_count) = (
+        run(*ways) for ways in ((remat.checkpoint, remat.drop), (lambda fn, x: fn(x), lambda module: module))
+    )
+    assert all(map(torch.equal, found, expected))
+    assert count == plain_count

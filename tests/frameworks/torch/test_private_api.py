@@ -36,6 +36,8 @@ IN_TORCH = [
     "_functorch.pyfunctorch.temporarily_clear_interpreter_stack",
     "_C._functions.AccumulateGrad",
     "_subclasses.FakeTensor",
+    "nn.utils.parametrize._cache",
+    "nn.utils.parametrize._cache_enabled",
     "_C.DisableTorchFunctionSubclass",
     "_C._current_graph_task_id",
     "_C._current_autograd_node",

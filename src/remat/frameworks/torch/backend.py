@@ -5,7 +5,7 @@ captured tensors are running sums, which every range adds to in the order in whi
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -78,6 +78,8 @@ class TorchBackend(ComparedTensors):
         self._steps: int | None = None  # the length of the loop; known at the turn
         self._batch: int | None = None  # how many cotangents are pulled back at once, in axis 0; known at the turn
         self._accumulates = False  # whether ranges add to `.grad` of leaves, as FSDP wants it
+        # A block in which steps may contain segments, which torch.func does not allow where it records by itself.
+        self._segments_allowed = saved_tensor_hooks_allowed if step.under_functorch else nullcontext
         self._has_active_xs = any(tracker.activity.xs)
         self._nodes_per_step = 0  # in the graph of the last recorded range
         self._grad_mode = GradModeTrial(step, tracker)
@@ -146,9 +148,8 @@ class TorchBackend(ComparedTensors):
         first_step, self._first_step = self._first_step, None
         versions, leaves = self._input_versions(state), runner.tree.flatten_like(state, "carry")
         del state
-        left = self.inputs.left_by_steps
-        lost_graphs = lost_graphs_refused(self.step.contents.first, start) if left else nullcontext()
-        with recomputing(runner.outputs_written > start), self._steps_may_run(grad=True) as step, lost_graphs:
+        lost = lost_graphs_refused(self.step.contents.first, start) if self.inputs.left_by_steps else nullcontext()
+        with recomputing(runner.outputs_written > start), self._steps_may_run(grad=True) as step, lost:
             if first_step is not None and start == 0:
                 tape, carry, done = first_step.tape, first_step.carry, 1
                 tape.extend(stop)
@@ -211,22 +212,17 @@ class TorchBackend(ComparedTensors):
         ):
             yield function
 
-    def _segments_allowed(self) -> AbstractContextManager[None]:
-        """A block in which steps may contain segments, which torch.func does not allow where it records by itself."""
-        return saved_tensor_hooks_allowed() if self.step.under_functorch else nullcontext()
-
     def _record_steps(self, step: Any, carry: Any, start: int, tape: Tape) -> Any:
         runner, tracker = self.runner, self.tracker
         # Of steps that run again only the last output is asked for, when their range has been recorded.
-        last = min(runner.outputs_written, tape.stop - 1)
-        rows, are_none = runner.outputs.rows, runner.outputs.are_none
+        last, rows = min(runner.outputs_written, tape.stop - 1), runner.outputs.rows
         for i in range(start, tape.stop):
             carry, y = self._call_step(step, carry, i, tape)
             if not runner.matches(carry):
                 runner.check_carry(carry, i)
             if not tracker.closed:
                 tracker.note_aliases(carry, y)
-            if i < last and ((are_none and y is None) if rows is None else i not in rows):
+            if i < last and ((y is None and runner.outputs.are_none) if rows is None else i not in rows):
                 tape.ys.append(())
             else:
                 self._register_output(tape, i, y)
@@ -265,12 +261,12 @@ class TorchBackend(ComparedTensors):
         self.tracker.output_activity()
         self.tracker.note((), leaves, f"step {i}")
         self.note_output(i, tape.stop, leaves)
-        self._write_output(i, y)
+        if i >= self.runner.outputs_written or i == tape.stop - 1:
+            self._write_output(i, y)
 
     def _write_output(self, i: int, y: Any) -> None:
         """Write the output of step i, in the first sweep only; it becomes the `last_output` that is compared."""
-        outputs = self.runner.outputs
-        kept = outputs.row_of(i) is not None
+        outputs, kept = self.runner.outputs, self.runner.outputs.row_of(i) is not None
         if kept and outputs.tree is None:
             outputs.allocate(y, i)
         # Without its graph: one that is not kept is not compared either.
@@ -363,12 +359,12 @@ class TorchBackend(ComparedTensors):
     def persistent_bytes(self, gradients: Gradients | None) -> dict[str, int]:
         """Bytes of the inputs, of what is captured, of the outputs, and of the gradients of inputs and captured."""
         tensors = () if gradients is None else (*gradients.xs, *gradients.captured)
-        tensors_by_name = {
+        by_name = {
             "inputs": self.runner.inputs.leaves,
             "parameters and what else is captured": self.captured,
             "gradients": [leaf for leaf in tensors if leaf is not None],
         }
-        sizes = {name: sum(map(nbytes, leaves)) for name, leaves in tensors_by_name.items() if leaves}
+        sizes = {name: sum(map(nbytes, leaves)) for name, leaves in by_name.items() if leaves}
         return {**sizes, "outputs": self.output_bytes} if self.output_bytes else sizes
 
     def failed_at(self) -> tuple[int, int]:
@@ -380,8 +376,8 @@ class TorchBackend(ComparedTensors):
         return meter_for(self._devices())
 
     def _devices(self) -> list[torch.device]:
-        tensors = [*self.captured, *self.runner.inputs.leaves]
-        return [spec.device for spec in self.runner.specs if spec.device] + [t.device for t in tensors]
+        of_carry = [spec.device for spec in self.runner.specs if spec.device]
+        return [*of_carry, *(tensor.device for tensor in self._persistent_tensors())]
 
     def _input_versions(self, state: Any) -> InputVersions:
         """The versions of the carry and the inputs of steps; transforms of torch.func have none."""

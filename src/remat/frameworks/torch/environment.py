@@ -32,6 +32,7 @@ from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks
+from remat.frameworks.torch.modules import WEIGHTS_CACHE, cached_weights
 from remat.frameworks.torch.replayable_state import generator_state, global_generators
 from remat.frameworks.torch.tensor_reach import TorchReach, is_made
 from remat.frameworks.torch.tensor_state import COPIED, Storages, TensorStates, TensorValue, is_plain
@@ -72,7 +73,7 @@ class Environment:
     """
 
     def __init__(self, fn: Callable[..., Any], arguments: Iterable[Any], save: Callable[[Tensor], int]) -> None:
-        reach = reached(fn, arguments=arguments)
+        reach = reached(fn, arguments=(*arguments, *cached_weights()))
         self.lazy = reach.lazy
         self._modes = AutocastState()
         generators = [*global_generators(_cuda_devices(reach)), *map(generator_state, reach.torch_generators)]
@@ -115,7 +116,7 @@ class _PythonContents:
     def __init__(self, reach: TorchReach, save: Callable[[Tensor], int]) -> None:
         self._registries = {id(registry) for registry in reach.registries}
         contents = Contents.of([*reach.containers, *reach.registries])
-        self._variables = reach.variables
+        self._variables = [*reach.variables, *((place, place.get()) for place in WEIGHTS_CACHE)]
         # Weakly: a segment must not keep alive what an outer segment drops.
         self._made = [ref(tensor) for tensor, _ in reach.made]
         self._open: list[tuple[Any, Any, list[Any]]] = []  # containers with placeholders: their items, and the keys

@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.nn.utils import parametrize
 
-from remat.closures.references import attributes_of
+from remat.closures.references import ItemRef, attributes_of
 
 __all__ = [
     "OWN",
+    "WEIGHTS_CACHE",
     "backward_hooks_exchanged",
+    "cached_weights",
     "children_of",
     "in_torch_checkpoint",
     "is_compiled",
@@ -41,7 +44,14 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
+# How many blocks of `parametrize.cached` last, and the dict for their weights, which is another one after them.
+WEIGHTS_CACHE = [ItemRef(vars(parametrize), name) for name in ("_cache_enabled", "_cache")]
 parts_of = itemgetter("_parameters", "_buffers", "_modules", *_HOOKS)  # of the attributes of a module: its dicts
+
+
+def cached_weights() -> list[dict[tuple[int, str], Tensor | None]]:
+    """The dict in which weights with parametrizations are while a block of `parametrize.cached` lasts; else none."""
+    return [parametrize._cache] if parametrize._cache_enabled else []
 
 
 def children_of(module: nn.Module) -> Iterable[nn.Module | None]:
