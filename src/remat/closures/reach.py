@@ -174,6 +174,10 @@ class Reach:
         """Cells and globals in which the function counts."""
         return [reference for place, reference in self.assigned.items() if place not in self.rebound]
 
+    def seen(self) -> list[Any]:
+        """Everything that was entered."""
+        return [*self._seen.values()]
+
     def kind(self, cls: type) -> Kind:
         """What to do with values of a type."""
         return Kind.TAKEN if issubclass(cls, self.taken) else kind_of(cls)

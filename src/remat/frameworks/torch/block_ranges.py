@@ -32,6 +32,7 @@ from remat.execute.nested_ranges import Item, Range
 from remat.frameworks.torch.checkpoint import CheckpointFrame
 from remat.frameworks.torch.fsdp import gathered
 from remat.frameworks.torch.graph import call_after_backward, current_backward, version, view_base
+from remat.frameworks.torch.known_reach import ReachCache
 from remat.frameworks.torch.lineage import Dropped, Lineage
 from remat.profiling.call_record import CallRecord
 from remat.pytree import flatten
@@ -115,10 +116,12 @@ class RangeRun:
         newest, self._newest = self._newest, None
         return newest
 
-    def frame_of(self, block: int, taken: Taken, dropped: Dropped | None = None) -> Callable[..., CheckpointFrame]:
+    def frame_of(
+        self, block: int, taken: Taken, dropped: Dropped | None = None, cache: ReachCache | None = None
+    ) -> Callable[..., CheckpointFrame]:
         """What makes the frame for the call of a block, which takes these tensors from the block before.
 
-        When it is recorded, what is `dropped` is not held either.
+        When it is recorded, what is `dropped` is not held either. A `cache` has what the block reaches.
         """
         sharded = self._sharded[block] if self._sharded else ()
         lineage = partial(Lineage, dropped, sharded) if dropped else _no_lineage
@@ -133,7 +136,7 @@ class RangeRun:
             options: CheckpointOptions,
             call: CallRecord | None,
         ) -> CheckpointFrame:
-            self._newest = made = CheckpointFrame(fn, args, kwargs, options, call, source, lineage)
+            self._newest = made = CheckpointFrame(fn, args, kwargs, options, call, source, lineage, cache)
             self._frames[block] = ref(made)
             return made
 

@@ -28,7 +28,7 @@ Rule 4. A recomputation stops at the last tensor that can still be asked for.
 
 In `x.exp().sum()` nothing is saved after exp, so sum is not run again. A holder whose node is freed is not waited for.
 `early_stop=False` runs everything, and so does a parameter that was written into since the first run: only a complete
-graph says whether the outputs depend on it, which is an error. Where it stops makes no difference afterwards (rule 8).
+graph says whether the outputs depend on it, which is an error.
 
 Rule 5. A recomputed tensor belongs to one backward, and is handed out once.
 
@@ -46,8 +46,8 @@ Rule 6. A backward may run inside a segment.
         g, = torch.autograd.grad(y.sum(), x, create_graph=True)
         return g * y
 
-The first run saves only holders, so `grad` recomputes what `fn` has saved so far, and stops there (rule 4). The graph
-of a recomputation has real tensors, and `grad` uses these when `fn` is recomputed.
+The first run saves only holders, so `grad` recomputes what `fn` has saved so far, and stops there. The graph of a
+recomputation has real tensors, and `grad` uses these when `fn` is recomputed.
 
 Rule 7. The tensors that a recomputation saves are compared with those of the first run.
 
@@ -81,9 +81,10 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler import is_compiling
 
 from remat.execute.recomputation import StopRecomputation, recomputing, variable_set
-from remat.frameworks.compilers import not_compiled
+from remat.frameworks.compilers import run_uncompiled
 from remat.frameworks.torch.confirmation import CompleteRun, confirm_work_space, output_fingerprints
 from remat.frameworks.torch.environment import Environment
 from remat.frameworks.torch.functorch import (
@@ -103,11 +104,12 @@ from remat.frameworks.torch.graph import (
     saved_tensor_hooks_allowed,
     version,
 )
-from remat.frameworks.torch.leaves import nbytes
+from remat.frameworks.torch.known_reach import ReachCache
+from remat.frameworks.torch.leaves import nbytes, tensors_in
 from remat.frameworks.torch.lineage import Lineage, unpack
 from remat.frameworks.torch.modules import script_as_written
 from remat.frameworks.torch.recompute import Recomputation, raise_if_used
-from remat.frameworks.torch.saved_tensors import Holder, SavedTensorMeta, comparable_storage
+from remat.frameworks.torch.saved_tensors import Holder, SavedParameter, SavedTensors, comparable_storage
 from remat.frameworks.torch.segment_inputs import LoadedInputs, RecomputedInputs, SegmentInputs
 from remat.frameworks.torch.segment_profile import segment_bytes, segment_name
 from remat.frameworks.torch.tensor_state import Storages
@@ -168,23 +170,25 @@ class CheckpointFrame:
         call: CallRecord | None,
         recomputed: RecomputedInputs | None = None,
         lineage: Callable[[], Lineage | None] = lambda: None,
+        cache: ReachCache | None = None,
     ) -> None:
         self._lineage = lineage  # of what a recomputation does not hold either, and makes again
         self.name, self.options, self.call, self.depth = segment_name(fn), options, call, nesting_depth()
         self._inputs = SegmentInputs(fn, args, kwargs, recomputed)
-        self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add_captured)
+        self._environment = Environment(self._inputs.fn, self._inputs.others, self._inputs.add_captured, cache)
         self._inputs.share(self._environment.container_ids)
         self.lazy = self._environment.lazy
         self.saved_bytes = segment_bytes(self._inputs.tensors)
         self.holders: list[ReferenceType[Holder]] = []
         self.first_holder: int | None = None  # the index of the holder that the backward asks last
+        self._parameters, self._saved_parameters = self._environment.tensors.parameter_ids(), 0
         self.parent: CheckpointFrame | None = None  # the segment around this one, if it begins with it
-        around = _current_frame.get()
-        if around is not None and around._begins_with_segment():
+        if (around := _current_frame.get()) is not None and around._begins_with_segment():
             self.parent = around
         self._given = self._inputs.save()  # until the first run has ended
-        self.metas: list[SavedTensorMeta] = []
         self.check = CheckOnce(fn, options.check)
+        self._saved = SavedTensors(checked=self.check.wanted, watched=options.check == "never")
+        self._written: set[int] = set()  # of the saved tensors, those that a recomputation was seen to write into
         self._complete = False  # whether the first run has ended
         self._outputs: list[Tensor] = []  # fingerprints, if integers are saved that may be work space
         self._plans = PlanLog()
@@ -195,15 +199,14 @@ class CheckpointFrame:
     def _begins_with_segment(self) -> bool:
         """Whether a segment inside, which begins now, is the first thing in this one: both are pulled back at once."""
         is_first = self.first_holder is None and not self.holders
-        if is_first:
-            self.first_holder = -1
+        self.first_holder = -1 if is_first else self.first_holder
         return is_first
 
     def forward(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the function returns; its saved tensors are holders."""
+        given, self._given = self._given, []
         if self.call is not None:
             self.call.count_run()
-        given, self._given = self._given, []
         try:
             with (
                 segment_pass(self.name, "forward", self.depth),
@@ -215,32 +218,24 @@ class CheckpointFrame:
             ):
                 out = fn(*args, **kwargs)
         except RuntimeError as error:
-            if refuses_hooks(error):
-                self._environment.rewind(given)
-                self._inputs.rewind(given)
-                remember_transforms(fn)
-                raise HooksRefused(str(error)) from error
-            raise
+            if not refuses_hooks(error):
+                raise
+            self._environment.rewind(given)
+            self._inputs.rewind(given)
+            remember_transforms(fn)
+            raise HooksRefused(str(error)) from error
         self._complete = True
         self._environment.finish_forward()
         self._inputs.finish_forward()
-        for meta in self.metas:
-            meta.finish_forward()
-        if any(meta.is_suspicious for meta in self.metas):
+        if self._saved.finish_forward():
             self._outputs = output_fingerprints(out)
-        if self._undecided:
-            self._apply_threshold(out)
-        else:
-            self._report_saved_bytes(out)
+        self._apply_threshold(out) if self._undecided else self._report_saved_bytes(out)
         self.saved_bytes = None
         return out
 
     def _report_saved_bytes(self, out: Any) -> None:
         """Report the bytes that are not kept to the profiler, if there is one, unless nothing is differentiable."""
-        if self.saved_bytes is None:
-            return
-        leaves = flatten(out)[0]
-        if self.holders or any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+        if self.saved_bytes is not None and (self.holders or any(leaf.requires_grad for leaf in tensors_in(out))):
             self.saved_bytes.report(self.name, out, self.call)
 
     def _apply_threshold(self, out: Any) -> None:
@@ -253,16 +248,21 @@ class CheckpointFrame:
         if is_dropped:
             self._report_saved_bytes(out)
 
-    @not_compiled
-    def _pack(self, tensor: Tensor) -> Holder:
+    def _pack(self, tensor: Tensor) -> Holder | SavedParameter:
         """The holder of a tensor that is saved in the first run."""
+        if is_compiling():  # asked here, and not around it: most of what a small block costs is spent for saved tensors
+            return run_uncompiled(self._pack, tensor)
+        if id(tensor) in self._parameters:
+            self._saved_parameters += 1
+            self.first_holder = -1 - self._saved_parameters if self.first_holder is None else self.first_holder
+            return SavedParameter(self, -1 - self._saved_parameters, tensor)
         # A leaf is kept itself, as plain autograd keeps it: its backward sees a `.data` that was exchanged meanwhile.
         kept = None if not self._undecided else tensor if tensor.is_leaf else tensor.detach()
-        holder = Holder(self, len(self.holders), kept)
+        index = len(self.holders)
+        holder = Holder(self, index, kept)
         self.holders.append(ref(holder))
-        self.metas.append(SavedTensorMeta(tensor, checked=self.check.wanted))
-        if self.first_holder is None:
-            self.first_holder = holder.index
+        self._saved.add(tensor)
+        self.first_holder = index if self.first_holder is None else self.first_holder
         if self.saved_bytes is not None:
             self.saved_bytes.add(tensor)
         return holder
@@ -270,26 +270,30 @@ class CheckpointFrame:
     def _live_holders(self) -> list[Holder]:
         return [holder for reference in self.holders if (holder := reference()) is not None]
 
-    def unpack(self, holder: Holder) -> Tensor:
+    def unpack(self, holder: Holder | SavedParameter) -> Tensor:
         """The tensor of a holder, for one use; it is recomputed if this backward has no value for it (rule 5)."""
-        task = current_backward()
-        if self.metas[holder.index].was_written():
-            what = f"tensor {holder.index} of the {len(self.metas)} that it saves for its backward"
+        task, index = current_backward(), holder.index
+        if isinstance(holder, SavedParameter):
+            value: Any = holder.take(self.name, self._environment.tensors.is_written)
+        elif index in self._written or (self._saved.watches and self._saved.was_written(index)):
+            what = f"tensor {index} of the {len(self._saved)} that it saves for its backward"
             raise mutation_error(self.name, what, "by it, after it was saved")
-        if holder.saved is None:
-            with _RECOMPUTE_LOCK:
-                if task not in holder.values:
-                    # The first run was below all transforms; the backward may be mapped, as that of jacrev is.
-                    with outside_transforms(), saved_tensor_hooks_allowed():
-                        self._recompute(task, holder)
-                value = holder.values[task]
-                if not self._backward_tasks.get(task, False):
-                    del holder.values[task]
+        elif holder.saved is None:
+            values = holder.values
+            if task not in values:
+                with _RECOMPUTE_LOCK:
+                    if task not in values:  # another thread of this backward may have been here
+                        # The first run was below all transforms; the backward may be mapped, as that of jacrev is.
+                        with outside_transforms(), saved_tensor_hooks_allowed():
+                            self._recompute(task, holder)
+                if index in self._written:
+                    return self.unpack(holder)
+            value = values[task] if self._backward_tasks.get(task) else values.pop(task)
         else:
             value = holder.value()
-        if holder.index == self.first_holder and task != -1:
+        if index == self.first_holder and task != -1:
             self._note_pullback(task)
-        return unpack(value)
+        return value if isinstance(value, Tensor) else unpack(value)
 
     def run_again(self, task: int | None = None) -> Any:
         """What the function returned: it runs to its end, and fills its holders for a backward, if one is given."""
@@ -315,9 +319,8 @@ class CheckpointFrame:
         with self._again() as (inputs, storages):
             changing = storages.written | {comparable_storage(tensor) for tensor in inputs.data}
             stops = self.options.early_stop and not changed and requested is not None
-            recomputation = Recomputation(
-                self.name, self.metas, task, holders, storages.restored, changing, stops=stops, lineage=self._lineage()
-            )
+            known, lineage = (self._parameters, storages.restored, changing), self._lineage()
+            recomputation = Recomputation(self.name, self._saved, task, holders, *known, stops=stops, lineage=lineage)
             try:
                 with recomputation.recording():
                     out = inputs.fn(*inputs.args, **inputs.kwargs)
@@ -329,12 +332,13 @@ class CheckpointFrame:
                     error.add_note(f"while the segment {self.name} was recomputed")
                     raise
         if changed:
-            raise_if_used(changed, [leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor)], self.name)
+            raise_if_used(changed, tensors_in(out), self.name)
         suspects = recomputation.finish(complete=self._complete)
+        self._written.update(recomputation.written())
         if suspects and self._complete:
             run = partial(self._complete_run, [index for index, _ in suspects])
-            confirm_work_space(self.name, len(self.metas), suspects, self._outputs, run)
-        if self.check.wanted and self._complete and recomputation.count >= len(self.metas):
+            confirm_work_space(self.name, len(self._saved), suspects, self._outputs, run)
+        if self.check.wanted and self._complete and recomputation.count >= len(self._saved):
             self.check.mark_passed()
         self._recomputed_at = perf_counter()
         return out
@@ -382,9 +386,8 @@ class CheckpointFrame:
             self.parent._note_pullback(task)
 
 
-@not_compiled
-def _unpack(holder: Holder) -> Tensor:
-    return holder.owner.unpack(holder)
+def _unpack(holder: Holder | SavedParameter) -> Tensor:
+    return run_uncompiled(_unpack, holder) if is_compiling() else holder.owner.unpack(holder)
 
 
 def _release_values(segment: "ReferenceType[CheckpointFrame]", task: int) -> None:

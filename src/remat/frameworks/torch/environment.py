@@ -23,7 +23,6 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from remat.closures.captures import Captures
 from remat.closures.placeholders import filled_in, with_placeholders
 from remat.closures.references import UNSET, ItemRef, Reference, place_of
 from remat.execute.array_state import small_arrays
@@ -32,6 +31,7 @@ from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks
+from remat.frameworks.torch.known_reach import KnownReach, ReachCache, reached
 from remat.frameworks.torch.modules import WEIGHTS_CACHE, cached_weights
 from remat.frameworks.torch.replayable_state import generator_state, global_generators
 from remat.frameworks.torch.tensor_reach import TorchReach, is_made
@@ -39,14 +39,6 @@ from remat.frameworks.torch.tensor_state import COPIED, Storages, TensorStates, 
 from remat.frameworks.torch.watch import PLAIN
 
 __all__ = ["Environment", "reached", "replayable_states"]
-
-
-def reached(*functions: Any, arguments: Iterable[Any] = (), captures: Captures | None = None) -> TorchReach:
-    """What functions and their arguments reach."""
-    reach = TorchReach(captures)
-    reach.add(arguments, everything=True)
-    reach.add(functions)
-    return reach
 
 
 def replayable_states(reach: TorchReach, contents: PythonState | None = None) -> list[ReplayableState]:
@@ -69,17 +61,26 @@ def replayable_states(reach: TorchReach, contents: PythonState | None = None) ->
 class Environment:
     """What a function reaches, as it was when this object was made: right before the first run.
 
-    `save` is called for each tensor that has a graph, and returns the index under which `restored` gets it back.
+    `save` is called for each tensor that has a graph, and returns the index under which `restored` gets it back. A
+    `cache` has what the function reached at an earlier call.
     """
 
-    def __init__(self, fn: Callable[..., Any], arguments: Iterable[Any], save: Callable[[Tensor], int]) -> None:
-        reach = reached(fn, arguments=(*arguments, *cached_weights()))
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        arguments: Iterable[Any],
+        save: Callable[[Tensor], int],
+        cache: ReachCache | None = None,
+    ) -> None:
+        arguments = (*arguments, *cached_weights())
+        found = reached(fn, arguments=arguments) if cache is None else cache.reach_of(fn, arguments)
+        reach, contents = (found.reach, found.contents) if isinstance(found, KnownReach) else (found, None)
         self.lazy = reach.lazy
         self._modes = AutocastState()
         generators = [*global_generators(_cuda_devices(reach)), *map(generator_state, reach.torch_generators)]
         self._replay = SegmentReplay([*generators, *reach.generators, *small_arrays(reach.arrays)])
-        self.tensors = TensorStates(reach.tensors, reach.statistics)
-        self._python = _PythonContents(reach, save)
+        self.tensors = TensorStates(reach.tensors, reach.statistics, compiled=reach.compiled)
+        self._python = _PythonContents(reach, save, contents)
 
     def container_ids(self) -> set[int]:
         """The ids of the containers that the function and its arguments reach, but for dicts and lists of arguments."""
@@ -99,7 +100,7 @@ class Environment:
         numbers than at first into a tensor whose numbers at the call were not copied.
         """
         # Tensors last: they are those in the contents of the call.
-        contents, tensors = self._python.restored(made, copied), self.tensors.restored(name)
+        contents, tensors = self._python.restored(made, copied), self.tensors.restored(name, made)
         with self._replay.rewound(), self._modes.active(grad=True), contents, tensors as storages:
             yield storages
 
@@ -113,9 +114,9 @@ class Environment:
 class _PythonContents:
     """The contents of containers, and the values of variables, without the tensors that have a graph."""
 
-    def __init__(self, reach: TorchReach, save: Callable[[Tensor], int]) -> None:
+    def __init__(self, reach: TorchReach, save: Callable[[Tensor], int], contents: Contents | None = None) -> None:
         self._registries = {id(registry) for registry in reach.registries}
-        contents = Contents.of([*reach.containers, *reach.registries])
+        contents = contents or Contents.of([*reach.containers, *reach.registries])
         self._variables = [*reach.variables, *((place, place.get()) for place in WEIGHTS_CACHE)]
         # Weakly: a segment must not keep alive what an outer segment drops.
         self._made = [ref(tensor) for tensor, _ in reach.made]

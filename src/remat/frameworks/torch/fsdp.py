@@ -15,6 +15,7 @@ from typing import Any, cast
 from torch import nn
 
 from remat.errors import ProblemError, StepError
+from remat.frameworks.torch.modules import Parts, all_parts
 
 __all__ = [
     "FirstCall",
@@ -37,12 +38,16 @@ def any_fsdp_module(modules: Sequence[nn.Module]) -> bool:
     return _any_of("FSDPModule", modules)
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether a module of a model, or a parameter, is sharded: then its blocks wait for other processes."""
+def is_sharded(model: nn.Module, parts: Parts | None = None) -> bool:
+    """Whether a module of a model, or a parameter, is sharded: then its blocks wait for other processes.
+
+    `parts` are all of its modules and parameters, if they are known.
+    """
     if "torch.distributed.tensor" not in sys.modules and "torch.distributed.fsdp" not in sys.modules:
         return False
-    is_distributed = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
-    return is_distributed or any_fsdp_module(list(model.modules()))
+    modules, parameters = parts or all_parts(model)
+    is_distributed = any(hasattr(kind, "device_mesh") for kind in {type(each) for each in parameters})
+    return is_distributed or any_fsdp_module([*{type(each): each for each in modules}.values()])
 
 
 def _any_of(name: str, modules: Sequence[nn.Module]) -> bool:

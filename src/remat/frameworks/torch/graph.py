@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -17,6 +18,7 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward, get_g
 __all__ = [
     "Edge",
     "backward_hooks",
+    "base_of",
     "call_after_backward",
     "current_backward",
     "edge_of",
@@ -39,6 +41,7 @@ __all__ = [
     "next_sequence_nr",
     "own_hooks_suspended",
     "post_accumulate_hooks",
+    "quick_version",
     "reachable_leaves",
     "restored_leaf_state",
     "saved_tensor_hooks_allowed",
@@ -301,10 +304,7 @@ def has_saved_tensor_hooks() -> bool:
 
 
 def saved_tensor_hooks_allowed() -> AbstractContextManager[None]:
-    """A block in which hooks may be entered, though a transform of torch.func around it has forbidden that.
-
-    Below all transforms plain autograd records again, where such hooks do no harm.
-    """
+    """A block in which hooks may be entered, though a transform around it, which is not active, has forbidden that."""
     message = _autograd._saved_tensors_hooks_get_disabled_error_message()
     return nullcontext() if message is None else _hooks_allowed(message)
 
@@ -346,10 +346,14 @@ def version(tensor: Tensor) -> int:
         return 0
 
 
+# The same, but for inference tensors; and what a tensor is a view of. By C code: every saved tensor is asked.
+quick_version: Callable[[Tensor], int] = attrgetter("_version")
+base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+
+
 def view_base(tensor: Tensor) -> Tensor:
     """The tensor that this one is a view of, or itself."""
-    base = tensor._base  # there is no public way to it
-    return tensor if base is None else base
+    return tensor if (base := base_of(tensor)) is None else base
 
 
 def current_backward() -> int:
@@ -385,11 +389,8 @@ def is_wanted(tensor: Any) -> bool:
 
 
 def will_get_gradient(leaf: Tensor) -> bool:
-    """Whether the backward that runs adds to `.grad` of a leaf; `torch.autograd.grad` for other tensors does not.
-
-    `torch.autograd.graph.register_multi_grad_hook` asks the engine in the same way.
-    """
-    return bool(torch._C._will_engine_execute_node(gradient_edge(leaf).node))
+    """Whether the backward that runs adds to `.grad` of a leaf; `torch.autograd.grad` for other tensors does not."""
+    return bool(torch._C._will_engine_execute_node(gradient_edge(leaf).node))  # as register_multi_grad_hook asks
 
 
 def has_no_numbers(leaf: Any) -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from remat.frameworks.torch.autocast import AutocastState
 from remat.frameworks.torch.leaves import nbytes
+from remat.frameworks.torch.modules import Parts, all_parts
 from remat.pytree import flatten
 from remat.units import bytes_text
 
@@ -27,18 +28,21 @@ class InputShapes(NamedTuple):
     flags: bytes  # of each parameter, whether it wants a gradient; of each module, whether it is in training
 
     @classmethod
-    def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "InputShapes":
-        """Those of a call."""
-        leaves, parameters = flatten((args, kwargs))[0], list(model.parameters())
+    def of(
+        cls, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], parts: Parts | None = None
+    ) -> "InputShapes":
+        """Those of a call; `parts` are all modules and parameters, if they are known."""
+        leaves, (modules, parameters) = flatten((args, kwargs))[0], parts or all_parts(model)
+        sizes = [each.nbytes if type(each) is nn.Parameter else nbytes(each) for each in parameters]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
         return cls(
             tuple((tuple(leaf.shape), leaf.dtype, str(leaf.device), leaf.requires_grad) for leaf in tensors),
             tuple(repr(leaf) if isinstance(leaf, int | float | str | None) else type(leaf).__name__ for leaf in others),
             model.training,
-            (sum(nbytes(each) for each in parameters if each.requires_grad), sum(map(nbytes, parameters))),
+            (sum([size for size, each in zip(sizes, parameters, strict=True) if each.requires_grad]), sum(sizes)),
             AutocastState().key,
-            bytes([each.requires_grad for each in parameters] + [each.training for each in model.modules()]),
+            bytes([each.requires_grad for each in parameters] + [each.training for each in modules]),
         )
 
     def covers(self, other: "InputShapes") -> bool:

@@ -29,6 +29,7 @@ from remat.frameworks.torch.checkpoint import CheckpointFrame, checkpoint
 from remat.frameworks.torch.checkpointed_module import entry_of
 from remat.frameworks.torch.compiled_blocks import CompiledBlock, CompileOptions, compiled_block
 from remat.frameworks.torch.graph import has_saved_tensor_hooks
+from remat.frameworks.torch.known_reach import ReachCache
 from remat.frameworks.torch.lineage import dropped_results, run_by_lineage
 from remat.planners import Plan
 from remat.profiling.profiler import recorded_call
@@ -86,7 +87,8 @@ def are_handled(model: str) -> bool:
 class PlannedCalls:
     """One forward of a model: each call of a block is recorded, or part of a range, as the plan has it.
 
-    Where it is recorded, results with the names in `remade` are not held (lineage.py).
+    Where it is recorded, results with the names in `remade` are not held (lineage.py). Blocks have `caches` of what
+    they reach (known_reach.py).
 
     A plan that was `given` knows all blocks; one that was made from a sample may not have seen a block that is left out
     at times.
@@ -99,10 +101,11 @@ class PlannedCalls:
         items: tuple[Item, ...],
         sharded: Sequence[Sequence[nn.Module]],
         remade: Sequence[tuple[str, ...]],
+        caches: Sequence[ReachCache],
         *,
         given: bool,
     ) -> None:
-        self._given, self._remade = given, remade
+        self._given, self._remade, self._caches = given, remade, caches
         self.model, self._order, self._items = model, order, items
         self._sharded = [sharded[number] if any(sharded) else () for number in order]
         self._next = 0
@@ -136,7 +139,9 @@ class PlannedCalls:
             run, taken = self._range(at, item, arguments)
             given = versions_of(arguments)
             try:
-                out = checkpoint(fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken, dropped))
+                out = checkpoint(
+                    fn, args, kwargs, _OPTIONS, call, run.frame_of(at, taken, dropped, self._caches[block])
+                )
             finally:
                 self._frame = run.newest_frame()
         self._output = BlockOutput(out, given, taken) if at + 1 < item.stop else None

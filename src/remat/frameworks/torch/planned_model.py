@@ -14,7 +14,7 @@ model.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -32,11 +32,13 @@ from remat.frameworks.torch.fsdp import is_sharded, sharded_modules_of
 from remat.frameworks.torch.functorch import in_transform
 from remat.frameworks.torch.graph import has_saved_tensor_hooks
 from remat.frameworks.torch.input_shapes import InputShapes
+from remat.frameworks.torch.known_reach import ReachCache
 from remat.frameworks.torch.measure_model import measure_model
 from remat.frameworks.torch.meter import CudaMeter, cuda_of, devices_of
 from remat.frameworks.torch.model_budget import ModelBudget
 from remat.frameworks.torch.model_plan import ModelPlan, order_of
 from remat.frameworks.torch.model_trial import Loss
+from remat.frameworks.torch.modules import Parts, all_parts
 from remat.frameworks.torch.plan_agreement import compare_plans, groups_of_model, largest, of_first_process
 from remat.frameworks.torch.plan_trials import PlanTrials
 from remat.frameworks.torch.planned_blocks import (
@@ -85,10 +87,12 @@ class PlannedModel:
         self._agreed: ModelPlan | None = None  # by all processes that a sharded model waits for
         self._untrained: ModelPlan | None = None  # a new one, which no training step has used
         self._watched: FirstTrainingStep | None = None
+        self._caches = [ReachCache() for _ in blocks]
 
     def __getstate__(self) -> dict[str, Any]:
         # A loss is often a lambda, and plans for new shapes can be made without.
-        return {**vars(self), "_loss": None, "_agreed": None, "_watched": None}
+        caches = [ReachCache() for _ in self.names]
+        return {**vars(self), "_loss": None, "_agreed": None, "_watched": None, "_caches": caches}
 
     @property
     def last(self) -> ModelPlan | None:
@@ -101,8 +105,11 @@ class PlannedModel:
             return fn(*args, **kwargs)
         kwargs = _without_cache(model, fn, kwargs)
         fn = self._compiled(fn)
-        found = self._of_sharded(model) if is_sharded(model) else self.plan_for(model, fn, args, kwargs)
-        run = partial(self._run, found, model, fn, args, kwargs)
+        parts = all_parts(model)
+        is_one_of_many = is_sharded(model, parts)
+        found = self._of_sharded(model) if is_one_of_many else self.plan_for(model, fn, args, kwargs, parts)
+        sharded = sharded_modules_of(model, self.names) if is_one_of_many else ()
+        run = partial(self._run, found, sharded, fn, args, kwargs)
         step = self._first_step(found, model, args, kwargs)
         return run() if step is None else step.run(run)
 
@@ -120,12 +127,17 @@ class PlannedModel:
         return fn if self.compiled is None else compiled_around_blocks(fn, self.compiled)
 
     def plan_for(
-        self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        model: nn.Module,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        parts: Parts | None = None,
     ) -> ModelPlan:
         """The plan for these arguments; it is made if there is none."""
         if self._given is not None:
             return self._given
-        shapes = InputShapes.of(model, args, kwargs)
+        shapes = InputShapes.of(model, args, kwargs, parts)
         with _ONE_PLAN:
             return self._known(shapes) or self._new(shapes, model, fn, args, kwargs)
 
@@ -188,15 +200,21 @@ class PlannedModel:
         return self._agreed
 
     def _run(
-        self, found: ModelPlan, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        found: ModelPlan,
+        sharded: Sequence[Sequence[nn.Module]],
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         if isinstance(found.plan.problem, Graph):
             script = script_of(found.plan)
             # A segment of the user's around the model drops what is saved here, and brings it back.
             is_plain = not script.dropped or has_saved_tensor_hooks()
             return fn(*args, **kwargs) if is_plain else run_by_script(partial(fn, *args, **kwargs), script)
-        sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
-        calls = PlannedCalls(self.token, found.order, found.items, sharded, found.remade, given=found is self._given)
+        calls = PlannedCalls(
+            self.token, found.order, found.items, sharded, found.remade, self._caches, given=found is self._given
+        )
         with block_calls(calls):
             return fn(*args, **kwargs)
 
@@ -209,8 +227,9 @@ class PlannedModel:
         groups = groups_of_model(model)
         memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         run = partial(_on_copies, fn, args, kwargs)
+        sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
         trials = PlanTrials(
-            model, devices, groups, self._loss, memory, lambda found: partial(self._run, found, model, run(), (), {})
+            model, devices, groups, self._loss, memory, lambda found: partial(self._run, found, sharded, run(), (), {})
         )
         if not self.names:
             return trials.fitting(measure_step(model, run(), self._loss, devices))

@@ -5,17 +5,18 @@ from contextlib import contextmanager, nullcontext
 
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.compiler import is_compiling
 
 from remat.errors import RematError
 from remat.execute.recomputation import StopRecomputation
-from remat.frameworks.compilers import not_compiled
-from remat.frameworks.torch.graph import reachable_leaves, version
+from remat.frameworks.compilers import run_uncompiled
+from remat.frameworks.torch.graph import quick_version, reachable_leaves, version
 from remat.frameworks.torch.leaves import device_fingerprint
 from remat.frameworks.torch.lineage import Lineage, unpack
 from remat.frameworks.torch.lineage_results import View
 from remat.frameworks.torch.saved_tensors import (
     Holder,
-    SavedTensorMeta,
+    SavedTensors,
     comparable_storage,
     describe,
     fingerprint_differences,
@@ -30,17 +31,18 @@ __all__ = ["Recomputation", "raise_if_used"]
 class Recomputation:
     """Fills the holders of a segment for one backward, in the order in which the first run saved its tensors.
 
-    `metas` describe all tensors of the first run; `holders` are those that are still alive, by their index. `restored`
-    are storages that get other numbers afterwards, `changing` those that the segment may write into. What has a
-    `lineage` is not held: the holder gets that.
+    `saved` describes all tensors of the first run; `holders` are those that are still alive, by their index.
+    `parameters` are the ids of tensors that are kept themselves. `restored` are storages that get other numbers
+    afterwards, `changing` those that the segment may write into. What has a `lineage` is not held: the holder gets it.
     """
 
     def __init__(
         self,
         name: str,
-        metas: list[SavedTensorMeta],
+        saved: SavedTensors,
         task: int,
         holders: dict[int, Holder],
+        parameters: Container[int],
         restored: Container[int],
         changing: Container[int],
         *,
@@ -48,11 +50,13 @@ class Recomputation:
         lineage: Lineage | None = None,
     ) -> None:
         self._lineage = lineage
-        self.name, self.metas, self.task, self.holders, self.stops = name, metas, task, holders, stops
-        self._restored, self._changing = restored, changing
+        self.name, self.task, self.holders, self.stops = name, task, holders, stops
+        self._saved, self._expected = saved, len(saved)
+        self._parameters, self._restored, self._changing = parameters, restored, changing
         self.last = max(holders)
         self.count = 0
         self.stopped = False  # whether it was ended by an exception of its own
+        self._versions: list[tuple[int, Tensor, int]] = []  # of the tensors in holders, when they were saved
         self._fingerprints: list[tuple[int, Tensor, Tensor]] = []
         self._error: RematError | None = None
 
@@ -66,44 +70,59 @@ class Recomputation:
                 if self._lineage is not None:
                     self._lineage.forget()
 
-    @not_compiled
     def pack(self, tensor: Tensor) -> Tensor | View:
         """Put a recomputed tensor into its holder; stop when the last live holder is full.
 
         The tensor itself is saved in the recomputed graph, so that the function may differentiate inside.
         """
-        index = self.count
-        self.count += 1
+        if is_compiling():
+            return run_uncompiled(self.pack, tensor)
+        if id(tensor) in self._parameters:  # which has no holder: it is kept itself
+            return tensor
+        index, saved = self.count, self._saved
+        self.count = index + 1
         # Plain autograd saves a leaf itself, so that its backward sees a `.data` that was exchanged meanwhile.
         value = tensor if tensor.is_leaf else tensor.detach()
         if self._restored and comparable_storage(tensor) in self._restored:
             value = value.clone()  # the tensor gets its later numbers back when the recomputation has ended
-        if index >= len(self.metas):
+        if index >= self._expected:
             return value
-        try:
-            self.metas[index].compare(tensor, self.name, index, len(self.metas), self._changing)
-        except RematError as error:  # raised by `finish`: autograd replaces some errors of pack hooks by its own
-            self._error = error
-            self.stopped = True
-            raise StopRecomputation(self) from None
+        before = saved.versions.get(index)
+        is_written = before is not None and quick_version(tensor) > before
+        if is_written or (tensor.shape, tensor.dtype, tensor.device) != saved.kinds[index]:
+            self._compare(tensor, index)
+        view = None if self._lineage is None else self._lineage.view_of(tensor)
         holder = self.holders.get(index)
-        saved = (None if self._lineage is None else self._lineage.view_of(tensor)) or value
         if holder is not None:
-            holder.values[self.task] = saved
-            if isinstance(saved, View):
-                saved.want()
-        if self.metas[index].fingerprint is not None:
+            holder.values[self.task] = value if view is None else view
+            if view is None:
+                self._versions.append((index, value, version(value) if tensor.is_leaf else quick_version(value)))
+            else:
+                view.want()
+        if saved.checked and saved.fingerprint(index) is not None:
             local = local_part(value)
             self._fingerprints.append((index, local, device_fingerprint(local)))
         # An operator that fills what it has saved has not run yet: then the tensor of the next one is waited for.
         if (
             index >= self.last
             and self.stops
-            and not any(meta.may_be_filled for meta in self.metas[max(index - 1, 0) : index + 1])
+            and not any(saved.may_be_filled(each) for each in range(max(index - 1, 0), index + 1))
         ):
             self.stopped = True
             raise StopRecomputation(self)
-        return saved
+        return value if view is None else view
+
+    def _compare(self, tensor: Tensor, index: int) -> None:
+        try:
+            self._saved.raise_difference(tensor, self.name, index, self._changing)
+        except RematError as error:  # raised by `finish`: autograd replaces some errors of pack hooks by its own
+            self._error = error
+            self.stopped = True
+            raise StopRecomputation(self) from None
+
+    def written(self) -> list[int]:
+        """The indices of tensors that were written into after they were saved."""
+        return [index for index, value, before in self._versions if before != version(value)]
 
     def finish(self, *, complete: bool) -> list[tuple[int, float]]:
         """Raise a DeterminismError if there were fewer or more tensors than at first, or floats with other values.
@@ -113,12 +132,12 @@ class Recomputation:
         """
         if self._error is not None:
             raise self._error
-        expected = len(self.metas)
+        expected = self._expected
         if self.count <= self.last or (self.count > expected and complete):
             raise_nondeterministic(self.name, f"it saved {expected} tensors for its backward and then {self.count}")
         suspects: list[tuple[int, float]] = []
-        for index, tensor, difference in fingerprint_differences(self.metas, self._fingerprints):
-            if not self.metas[index].is_suspicious:
+        for index, tensor, difference in fingerprint_differences(self._saved, self._fingerprints):
+            if not self._saved.is_suspicious(index):
                 raise_difference(self.name, index, expected, tensor, difference)
             suspects.append((index, difference))
         return suspects
@@ -129,5 +148,6 @@ def raise_if_used(changed: Sequence[tuple[Tensor, int]], outputs: Sequence[Tenso
     used = reachable_leaves(outputs)
     for tensor, before in changed:
         if id(tensor) in used:
-            what = f"a parameter that it uses ({describe(tensor)}, version {before}, now {version(tensor)})"
+            kind = describe((tensor.shape, tensor.dtype, tensor.device))
+            what = f"a parameter that it uses ({kind}, version {before}, now {version(tensor)})"
             raise mutation_error(name, what, "since it was first run", "Call backward before it changes")

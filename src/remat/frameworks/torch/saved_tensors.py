@@ -1,15 +1,16 @@
 """Saved tensors of a segment: the node that saves its inputs, holders, and metadata to compare with."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
+from remat.errors import StepError
 from remat.execute.fingerprint import other_values, relative_difference, tolerance_of
 from remat.frameworks.torch.functorch import outside_transforms
-from remat.frameworks.torch.graph import version, view_base
+from remat.frameworks.torch.graph import base_of, quick_version, version, view_base
 from remat.frameworks.torch.leaves import device_fingerprint, eps_of
 from remat.frameworks.torch.storage import local_part, storage_id
 from remat.frameworks.torch.watch import PLAIN
@@ -18,7 +19,8 @@ from remat.segments import mutation_error, raise_nondeterministic
 __all__ = [
     "Holder",
     "SaveInputs",
-    "SavedTensorMeta",
+    "SavedParameter",
+    "SavedTensors",
     "comparable_storage",
     "describe",
     "fingerprint_differences",
@@ -92,7 +94,7 @@ def made_again(tensor: Tensor) -> Tensor:
 class HolderOwner(Protocol):
     """The segment that a holder belongs to."""
 
-    def unpack(self, holder: "Holder") -> Tensor:
+    def unpack(self, holder: "Holder | SavedParameter") -> Tensor:
         """The tensor of a holder."""
         ...
 
@@ -123,31 +125,41 @@ class Holder:
         return self.saved if self.saved.grad_fn is None else SaveInputs.load(self.saved)[0]
 
 
-class SavedTensorMeta:
-    """Shape, dtype, device and version of a saved tensor, and with `checked` a fingerprint of its values.
+class SavedParameter:
+    """Stands for a parameter that a graph saves: it is kept itself, as by plain autograd, and never recomputed."""
 
-    `version` is that of a parameter or of data; None for what the segment computes. `written` says whether the tensor
-    was written into during the first run, after it was saved. `may_be_filled` says that its operator may fill it after
-    saving it, without a trace: new floats without a graph. The noise of nn.RReLU is filled so, and in eval it never is.
+    __slots__ = ("index", "owner", "tensor", "version")
+
+    def __init__(self, owner: HolderOwner, index: int, tensor: Tensor) -> None:
+        self.owner, self.index = owner, index  # below zero
+        self.tensor, self.version = tensor, quick_version(tensor)
+
+    def take(self, name: str, is_written: Callable[[Tensor], bool]) -> Tensor:
+        """The parameter; one that was written into, other than by the segment itself each time, raises an error."""
+        now = quick_version(self.tensor)
+        if now != self.version and not is_written(self.tensor):
+            raise _written_parameter(name, self.tensor, self.version, now)
+        return self.tensor
+
+
+Kind = tuple[torch.Size, torch.dtype, torch.device]  # of a tensor; all that is noted of most of those that are saved
+
+
+class SavedTensorMeta:
+    """A saved tensor that is watched until the first run has ended, or is none of PyTorch's own.
+
+    `version` is that of a parameter or of data; None for what the segment computes. `checked`: with a fingerprint of
+    its values. `written` says whether the tensor was written into during the first run, after it was saved.
     """
 
-    __slots__ = ("_counter", "_saved", "device", "dtype", "fingerprint", "may_be_filled", "shape", "version", "written")
+    __slots__ = ("_counter", "_saved", "fingerprint", "version", "written")
 
     def __init__(self, tensor: Tensor, *, checked: bool) -> None:
-        self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         self.version = _version(tensor)
-        self.may_be_filled = self.version == 0 and tensor.is_floating_point() and not tensor.requires_grad
         local = local_part(tensor) if checked else tensor  # each process compares what it has of a DTensor
         self.fingerprint = device_fingerprint(local) if checked and _is_plain(local) else None
         self.written = False
         self._counter, self._saved = _counter(tensor), version(tensor)
-
-    @property
-    def is_suspicious(self) -> bool:
-        """Whether the tensor is compared and may be work space without a meaning, as integers and noise may be."""
-        if self.fingerprint is None:
-            return False
-        return self.may_be_filled or not (self.dtype.is_floating_point or self.dtype.is_complex)
 
     def was_written(self) -> bool:
         """Whether the tensor was written into since it was saved."""
@@ -160,33 +172,111 @@ class SavedTensorMeta:
         self.was_written()
         self._counter = None
 
-    def compare(self, tensor: Tensor, name: str, index: int, count: int, changing: Container[int]) -> None:
+
+class SavedTensors:
+    """What is noted of the tensors that a segment saves in its first run, in their order.
+
+    One that is written into after it was saved is an error, as in plain autograd. Where they are not `watched`, that is
+    seen in the recomputation, if that gets to it; if it does not, the tensor is as it was saved.
+    """
+
+    __slots__ = ("_fillable", "_watched", "checked", "kinds", "versions", "watches")
+
+    def __init__(self, *, checked: bool, watched: bool) -> None:
+        self.kinds: list[Kind] = []
+        self.versions: dict[int, int] = {}  # of data, and of parameters that are not kept themselves
+        self.watches: dict[int, SavedTensorMeta] = {}  # those that are watched, by their index
+        self._fillable: set[int] = set()
+        self.checked, self._watched = checked, watched or checked
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def add(self, tensor: Tensor) -> None:
+        """Note a tensor that is saved now."""
+        kinds = self.kinds
+        if self._watched or type(tensor) is not Tensor or base_of(tensor) is not None:
+            self._watch(tensor)
+        elif tensor.is_leaf:
+            if tensor.requires_grad or tensor.is_inference():
+                self._watch(tensor)
+            else:
+                self._add_data(tensor, quick_version(tensor))
+        kinds.append((tensor.shape, tensor.dtype, tensor.device))
+
+    def _watch(self, tensor: Tensor) -> None:
+        meta = self.watches[len(self.kinds)] = SavedTensorMeta(tensor, checked=self.checked)
+        if meta.version is not None:
+            self._add_data(tensor, meta.version)
+
+    def _add_data(self, tensor: Tensor, version: int) -> None:
+        self.versions[len(self.kinds)] = version
+        if version == 0 and tensor.is_floating_point() and not tensor.requires_grad:
+            self._fillable.add(len(self.kinds))
+
+    def fingerprint(self, index: int) -> Tensor | None:
+        """The fingerprint of a tensor's values, if they are to be compared."""
+        meta = self.watches.get(index)
+        return None if meta is None else meta.fingerprint
+
+    def may_be_filled(self, index: int) -> bool:
+        """Whether an operator may fill a tensor after saving it, without a trace: new floats without a graph.
+
+        The noise of nn.RReLU is filled so, and in eval it never is.
+        """
+        return index in self._fillable
+
+    def is_suspicious(self, index: int) -> bool:
+        """Whether a tensor is compared and may be work space without a meaning, as integers and noise may be."""
+        if self.fingerprint(index) is None:
+            return False
+        dtype = self.kinds[index][1]
+        return self.may_be_filled(index) or not (dtype.is_floating_point or dtype.is_complex)
+
+    def was_written(self, index: int) -> bool:
+        """Whether a tensor was written into since it was saved."""
+        meta = self.watches.get(index)
+        return meta is not None and meta.was_written()
+
+    def finish_forward(self) -> bool:
+        """Stop watching; returns whether a tensor is suspicious."""
+        for meta in self.watches.values():
+            meta.finish_forward()
+        return self.checked and any(self.is_suspicious(index) for index in self.watches)
+
+    def raise_difference(self, tensor: Tensor, name: str, index: int, changing: Container[int]) -> None:
         """Raise an error if a recomputed tensor has another shape, dtype, device or version.
 
         `changing` are the storages of tensors that the segment may write into: their versions say nothing.
         """
-        if tensor.shape != self.shape or tensor.dtype != self.dtype or tensor.device != self.device:
+        kind = tensor.shape, tensor.dtype, tensor.device
+        if kind != self.kinds[index]:
             raise_nondeterministic(
                 name,
-                f"tensor {index} of the {count} that it saves for its backward was "
-                f"{describe(self)} and became {describe(tensor)}",
+                f"tensor {index} of the {len(self)} that it saves for its backward was "
+                f"{describe(self.kinds[index])} and became {describe(kind)}",
             )
-        now = None if self.version is None else _version(tensor)
+        before, now = self.versions.get(index), _version(tensor)
         # Versions only grow: a lower one is that of another tensor, as of a copy where the first run had a row of many.
-        written = now is not None and self.version is not None and now > self.version
-        if written and comparable_storage(tensor) not in changing:
-            what = f"a parameter or captured tensor that it uses ({describe(self)}, version {self.version}, now {now})"
-            raise mutation_error(name, what, "since it was first run", "Call backward before it changes")
+        if before is not None and now is not None and now > before and comparable_storage(tensor) not in changing:
+            raise _written_parameter(name, tensor, before, now)
+
+
+def _written_parameter(name: str, tensor: Tensor, before: int, now: int) -> StepError:
+    """The error for a parameter that a segment uses, and that has another version since."""
+    kind = describe((tensor.shape, tensor.dtype, tensor.device))
+    what = f"a parameter or captured tensor that it uses ({kind}, version {before}, now {now})"
+    return mutation_error(name, what, "since it was first run", "Call backward before it changes")
 
 
 def fingerprint_differences(
-    metas: Sequence[SavedTensorMeta], recomputed: Sequence[tuple[int, Tensor, Tensor]]
+    saved: SavedTensors, recomputed: Sequence[tuple[int, Tensor, Tensor]]
 ) -> list[tuple[int, Tensor, float]]:
     """Those of the recomputed (index, tensor, fingerprint) that differ beyond rounding, and by how much."""
     found: list[tuple[int, Tensor, float]] = []
     for device in {fingerprint.device for _, _, fingerprint in recomputed}:  # one synchronization for each
         here = [entry for entry in recomputed if entry[2].device == device]
-        pairs = [(now, metas[index].fingerprint) for index, _, now in here]
+        pairs = [(now, saved.fingerprint(index)) for index, _, now in here]
         rows = torch.stack([torch.stack([now, then]) for now, then in pairs if then is not None])
         for (index, tensor, _), (now, then) in zip(here, rows.tolist(), strict=True):
             if difference := tolerated_difference(tensor, now, then):
@@ -205,7 +295,8 @@ def tolerated_difference(tensor: Tensor, now: Tensor | float, then: Tensor | flo
 
 def raise_difference(name: str, index: int, count: int, tensor: Tensor, difference: float) -> NoReturn:
     """Raise a DeterminismError for one of so many tensors that a segment saves, of which the values differ."""
-    what = f"tensor {index} of the {count} that it saves for its backward, {describe(tensor)}"
+    kind = describe((tensor.shape, tensor.dtype, tensor.device))
+    what = f"tensor {index} of the {count} that it saves for its backward, {kind}"
     raise_nondeterministic(name, f"{what}, {other_values(difference)}")
 
 
@@ -244,7 +335,8 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_meta
 
 
-def describe(tensor: Any) -> str:
+def describe(kind: Kind) -> str:
     """Dtype, shape and device of a tensor."""
-    where = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}{where}"
+    shape, dtype, device = kind
+    where = "" if device.type == "cpu" else f" on {device}"
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}{where}"

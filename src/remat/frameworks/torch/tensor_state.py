@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from remat.frameworks.torch.functorch import is_wrapped, outside_transforms
-from remat.frameworks.torch.graph import backward_hooks, set_backward_hooks, version
+from remat.frameworks.torch.graph import backward_hooks, quick_version, set_backward_hooks, version
 from remat.frameworks.torch.leaves import device_fingerprint
+from remat.frameworks.torch.small_buffers import SmallBuffers
 from remat.frameworks.torch.storage import storage_id
-from remat.frameworks.torch.watch import PLAIN, unnoticed
+from remat.frameworks.torch.watch import PARAMETERS, PLAIN, unnoticed
 from remat.segments import mutation_error
 
 __all__ = ["Memory", "Storages", "TensorStates", "TensorValue", "in_memory", "is_plain", "memory_of"]
@@ -111,22 +112,30 @@ def _checksum(data: Tensor) -> Tensor:
 class _TensorState:
     """One tensor: what it had at the call, and which of that a repetition has to care for."""
 
-    __slots__ = ("_checksum", "_data", "_hooks", "_numbers", "_version", "required_grad", "tensor", "written")
+    __slots__ = ("_before", "_checksum", "_data", "_hooks", "_numbers", "required_grad", "tensor", "written")
 
     def __init__(self, tensor: Tensor, copied: int) -> None:
         self.tensor = tensor
         self.required_grad, self._hooks = tensor.requires_grad, backward_hooks(tensor)
-        self._version, self.written = version(tensor), False
+        self._before, self.written = version(tensor), False
         # A subclass has its own idea of memory: its flag and hooks alone are put back.
         self._data = tensor.data if is_plain(tensor) else None
         is_copied = self._data is not None and not self.required_grad and self._data.nbytes <= copied
         self._numbers = self._data.clone() if self._data is not None and is_copied else None
         self._checksum: Tensor | None = None
 
+    @classmethod
+    def of_parameter(cls, tensor: Tensor, data: Tensor, version: int) -> "_TensorState":
+        """That of a parameter without hooks, which was in this memory and had this version."""
+        state = cls.__new__(cls)
+        state.tensor, state.required_grad, state.written, state._hooks = tensor, True, False, {}
+        state._data, state._before, state._numbers, state._checksum = data, version, None, None
+        return state
+
     def finish_forward(self) -> None:
         """Note whether the first run has written into the tensor; drop the copy if it has not, and is large."""
         now, copy = version(self.tensor), self._numbers
-        self.written, self._version = now != self._version, now
+        self.written, self._before = now != self._before, now
         is_large = copy is not None and copy.nbytes > HELD and not self.written
         if copy is not None and is_large and (not copy.is_cpu or torch.equal(copy, self.tensor.detach())):
             self._numbers = None
@@ -144,10 +153,10 @@ class _TensorState:
 
     def written_since(self) -> int | None:
         """The version that a parameter had after the first run, if it has other numbers since; else None."""
-        if not self.required_grad or version(self.tensor) == self._version or self._numbers is not None:
+        if not self.required_grad or version(self.tensor) == self._before or self._numbers is not None:
             return None
         is_same = self._checksum is not None and torch.equal(self._checksum, _checksum(self.tensor.detach()))
-        return None if is_same else self._version
+        return None if is_same else self._before
 
     def _is_as_at_call(self) -> bool:
         """Whether there is nothing to put in, and nothing but flags, hooks and memory to put back: the usual case."""
@@ -203,6 +212,33 @@ class _Present(NamedTuple):
     required_grad: bool
 
 
+class _Parameters:
+    """Parameters that want gradients, without hooks: as long as they stay as they are, all are asked at once."""
+
+    __slots__ = ("_data", "_versions", "tensors")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tensors
+        self._data, self._versions = [each.data for each in tensors], [*map(quick_version, tensors)]
+
+    def states(self) -> list[_TensorState]:
+        """The same, one by one."""
+        return list(map(_TensorState.of_parameter, self.tensors, self._data, self._versions))
+
+    def are_written(self) -> bool:
+        """Whether one has another version."""
+        return [*map(quick_version, self.tensors)] != self._versions
+
+    def are_as_at_call(self) -> bool:
+        """Whether all have the memory and the flags that they had, and no hooks."""
+        tensors, data = self.tensors, self._data
+        return (
+            all(each.requires_grad and not backward_hooks(each) for each in tensors)
+            and [each.data_ptr() for each in tensors] == [each.data_ptr() for each in data]
+            and [each.shape for each in tensors] == [each.shape for each in data]
+        )
+
+
 Memory: TypeAlias = Sequence[Tensor | None]  # by tensor: one in its memory, None if it is to stay where it is
 
 
@@ -214,59 +250,116 @@ class Storages(NamedTuple):
 
 
 class TensorStates:
-    """The tensors that a function reaches, as they were when this object was made."""
+    """The tensors that a function reaches, as they were when this object was made.
 
-    def __init__(self, tensors: Iterable[Tensor], statistics: Sequence[Tensor] = ()) -> None:
+    Small ones without a gradient are copied together (small_buffers.py); with `compiled` code, which may know where
+    they are, they are restored in their own memory.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], statistics: Sequence[Tensor] = (), *, compiled: bool = False) -> None:
         large = {id(tensor): tensor.nbytes for tensor in statistics}
+        self._compiled = compiled
         with unnoticed():
-            self._states = [_TensorState(tensor, max(COPIED, large.get(id(tensor), 0))) for tensor in tensors]
+            usual, small, others = list[Tensor](), list[Tensor](), list[Tensor]()
+            for tensor in tensors:
+                (usual if _is_usual(tensor) else small if _is_small(tensor) else others).append(tensor)
+            self._states = [_TensorState(tensor, max(COPIED, large.get(id(tensor), 0))) for tensor in others]
+            self._usual = _Parameters(usual) if usual else None
+            self._small = SmallBuffers(small) if small else None
+            self._versions = [(tensor, quick_version(tensor)) for tensor in small]
+        self._written: list[Tensor] = []  # of the small ones
 
     def finish_forward(self) -> None:
         """Note, after the first run, what it has written into; copies of what it has not are dropped."""
         with unnoticed():
+            if self._usual is not None and self._usual.are_written():
+                self._take_one_by_one()
             for state in self._states:
                 state.finish_forward()
+        self._written = [tensor for tensor, before in self._versions if quick_version(tensor) != before]
+
+    def _take_one_by_one(self) -> None:
+        assert self._usual is not None
+        self._states, self._usual = [*self._states, *self._usual.states()], None
 
     def written_since(self) -> list[tuple[Tensor, int]]:
         """The parameters that were written into since the first run, and the versions that they had then."""
         with unnoticed():
+            if self._usual is not None and self._usual.are_written():
+                self._take_one_by_one()
             return [(state.tensor, before) for state in self._states if (before := state.written_since()) is not None]
 
     def parameters(self) -> list[Tensor]:
         """The tensors that required a gradient at the call."""
-        return [state.tensor for state in self._states if state.required_grad]
+        usual = [] if self._usual is None else self._usual.tensors
+        return [*usual, *(state.tensor for state in self._states if state.required_grad)]
 
-    def _storages(self) -> Storages:
+    def parameter_ids(self) -> frozenset[int]:
+        """The ids of the parameters: a graph that saves one keeps it as it is."""
+        usual = [] if self._usual is None else self._usual.tensors
+        others = [state.tensor for state in self._states if type(state.tensor) in PARAMETERS]
+        return frozenset([id(each) for each in (*usual, *others)])
+
+    def is_written(self, tensor: Tensor) -> bool:
+        """Whether the first run has written into a tensor."""
+        return any(state.written for state in self._states if state.tensor is tensor)
+
+    def _storages(self, put_back: frozenset[int]) -> Storages:
         restored = [state for state in self._states if state.is_restored]
+        written = [*self._written, *(state.tensor for state in restored if state.written)]
         return Storages(
-            frozenset(storage_id(state.tensor) for state in restored),
-            frozenset(storage_id(state.tensor) for state in restored if state.written),
+            put_back.union([storage_id(state.tensor) for state in restored]) if restored else put_back,
+            frozenset([storage_id(tensor) for tensor in written]),
         )
 
     def rewind(self) -> None:
         """Give the tensors what they had at the call."""
         with unnoticed():
+            if self._usual is not None:
+                self._take_one_by_one()
             for state in self._states:
                 state.enter()
+            if self._small is not None:
+                self._small.rewind()
 
     @contextmanager
-    def restored(self, name: str) -> Iterator[Storages]:
+    def restored(self, name: str, arguments: Sequence[Tensor]) -> Iterator[Storages]:
         """A block in which the tensors have what they had at the call; it yields the memory that it cares for.
 
         Raises a StepError for a function of this name that has changed what a repetition must not.
         """
         entered: list[tuple[_TensorState, _Present | None]] = []
+        small = _NOTHING if self._small is None else self._small.restored(arguments, in_place=self._compiled)
         try:
-            with unnoticed():
-                for state in self._states:
-                    entered.append((state, state.enter()))
-                storages = self._storages()
-            yield storages
+            with small as put_back:
+                with unnoticed():
+                    if self._usual is not None and not self._usual.are_as_at_call():
+                        self._take_one_by_one()
+                    for state in self._states:
+                        entered.append((state, state.enter()))
+                    storages = self._storages(put_back)
+                yield storages
         finally:
             with unnoticed():
+                if self._usual is not None and not self._usual.are_as_at_call():
+                    entered += [(state, None) for state in self._usual.states()]
                 repeats = [state.leave(present) for state, present in entered]
         if not all(repeats):
             raise mutation_error(name, "a parameter or a large tensor that it reaches", "by it, with other numbers")
+
+
+_NOTHING: nullcontext[frozenset[int]] = nullcontext(frozenset())
+
+
+def _is_usual(tensor: Tensor) -> bool:
+    return type(tensor) in PARAMETERS and tensor.requires_grad and not backward_hooks(tensor) and is_plain(tensor)
+
+
+def _is_small(tensor: Tensor) -> bool:
+    """Whether the numbers of a tensor are copied, and held, whatever becomes of them."""
+    if type(tensor) in PARAMETERS or tensor.requires_grad or tensor.is_inference() or not is_plain(tensor):
+        return False
+    return tensor.nbytes <= HELD and tensor.is_contiguous()
 
 
 def memory_of(tensors: Sequence[Tensor]) -> Memory:

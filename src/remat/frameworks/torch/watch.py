@@ -24,7 +24,7 @@ from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.graph import torch_function_disabled
 from remat.pytree import flatten
 
-__all__ = ["PLAIN", "Watch", "unnoticed"]
+__all__ = ["PARAMETERS", "PLAIN", "Watch", "unnoticed"]
 
 _lock = RLock()
 _watches: dict[int, list["Watch"]] = {}  # by the id of a tensor: all that wait for its use
@@ -117,4 +117,5 @@ class _WatchedParameter(_Watched, Parameter): ...
 
 
 _WATCHED: dict[type, type] = {Tensor: _WatchedTensor, Parameter: _WatchedParameter}
+PARAMETERS = (Parameter, _WatchedParameter)
 PLAIN = (*_WATCHED, *_WATCHED.values())  # the classes of tensors that are none of a user's or a library's

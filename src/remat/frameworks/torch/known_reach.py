@@ -1,0 +1,90 @@
+"""What a block of a model reaches, found once and used again as long as it is the same.
+
+The rule. A search (tensor_reach.py) goes from containers, variables and classes to what is in them. If each of these
+has the very items that it had, the search would find the same again, and the contents that were copied then are those
+of now. That is compared at every call of the block, which takes a sixth of the time of a search.
+
+Not used again: a search that found tensors with a graph, generators, arrays, objects of other classes than modules, or
+variables that are assigned to; one with arguments that are more than tensors, numbers and texts. A block that is not
+the same twice, as one that counts its calls is, is searched each time from then on.
+
+What it can miss: defaults of functions that are exchanged for others. It holds what a block had at its last call, until
+the next one.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from operator import is_not
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from remat.closures.captures import Captures
+from remat.execute.python_state import Contents
+from remat.frameworks.torch.tensor_reach import TorchReach
+
+__all__ = ["KnownReach", "ReachCache", "reached"]
+
+_PLAIN_ARGUMENTS = (type(None), bool, int, float, str)
+_SEARCHED = (nn.Module, Tensor, FunctionType, MethodType, BuiltinFunctionType, CellType, type)
+_CONTAINERS = (dict, OrderedDict, list, set, deque)
+_MOST_CHANGES = 2  # of what a block reaches, before it is searched each time
+
+
+def reached(*functions: Any, arguments: Iterable[Any] = (), captures: Captures | None = None) -> TorchReach:
+    """What functions and their arguments reach."""
+    reach = TorchReach(captures)
+    reach.add(arguments, everything=True)
+    reach.add(functions)
+    return reach
+
+
+class KnownReach:
+    """What a function reaches, and the contents of its containers."""
+
+    def __init__(self, reach: TorchReach) -> None:
+        self.reach, self.contents = reach, Contents.of([*reach.containers, *reach.registries])
+        self._variables = reach.variables
+        classes = [vars(each) for each in reach.seen() if isinstance(each, type)]
+        self._classes = [(each, [*each.values()]) for each in classes]
+
+    def is_same(self) -> bool:
+        """Whether a search would find the same, with the same contents."""
+        if self.contents.changed() or any(place.get() is not value for place, value in self._variables):
+            return False
+        return not any(len(now) != len(then) or any(map(is_not, now.values(), then)) for now, then in self._classes)
+
+
+class ReachCache:
+    """What one block reaches, from one call of it to the next."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Callable[..., Any], KnownReach] | None = None
+        self._changes = 0
+
+    def reach_of(self, fn: Callable[..., Any], arguments: Iterable[Any]) -> "KnownReach | TorchReach":
+        """What a function and these arguments reach."""
+        if self._changes == _MOST_CHANGES or not all(type(each) in _PLAIN_ARGUMENTS for each in arguments):
+            return reached(fn, arguments=arguments)
+        known, self._known = self._known, None
+        if known is not None:
+            if known[0] == fn and known[1].is_same():
+                self._known = known
+                return known[1]
+            self._changes += 1
+        reach = reached(fn)
+        if not _is_plain(reach):
+            self._changes = _MOST_CHANGES
+            return reach
+        self._known = fn, KnownReach(reach)
+        return self._known[1]
+
+
+def _is_plain(reach: TorchReach) -> bool:
+    """Whether all that was found is in containers, variables and classes that can be compared."""
+    if reach.made or reach.generators or reach.torch_generators or reach.arrays or reach.assigned:
+        return False
+    if reach.lazy or reach.compiled:
+        return False
+    return all(isinstance(each, _SEARCHED) or type(each) in _CONTAINERS for each in reach.seen())

@@ -1,0 +1,103 @@
+"""Small tensors that a function may write into, such as the statistics of norms, copied together.
+
+The rule: their numbers at the call are copied into one tensor for each dtype and device. While the function runs
+again, they are in memory of their own, with these numbers, and afterwards in their own memory again, which was not
+touched. So nothing has to be saved and copied back, and on a GPU two kernels do what dozens did.
+
+Where two of them are in the same memory, or one is in that of an argument, each must see what is written by way of the
+other: then the numbers are put into the memory itself, and back.
+
+What it can miss: views of them that are neither reached nor given.
+
+The cost: 1 us for a tensor, and a copy for each dtype; the same again when the function runs again.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from remat.frameworks.torch.functorch import outside_transforms
+from remat.frameworks.torch.storage import is_dense, storage_id
+
+__all__ = ["SmallBuffers"]
+
+_ALIGNED = 64  # bytes: kernels may choose by it, and round otherwise
+
+
+class SmallBuffers:
+    """Tensors without a gradient, and a copy of their numbers."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors, self._at_call = tensors, [tensor.data for tensor in tensors]
+        self._memory = frozenset([id(data.untyped_storage()) for data in self._at_call])
+        # Where no kernel has to be launched, a copy of each is faster than one of all.
+        is_cpu = all(data.is_cpu for data in self._at_call)
+        self._copies = [data.clone() for data in self._at_call] if is_cpu else _CopiedTogether(self._at_call)
+
+    def rewind(self) -> None:
+        """Give the tensors the memory and the numbers that they had."""
+        for tensor, data, numbers in zip(self._tensors, self._at_call, self._numbers(), strict=True):
+            tensor.data = data
+            data.copy_(numbers)
+
+    @contextmanager
+    def restored(self, arguments: Iterable[Tensor], *, in_place: bool) -> Iterator[frozenset[int]]:
+        """A block in which the tensors have the numbers that they had; yields the memory that is put back after it."""
+        own = [tensor.data for tensor in self._tensors]
+        in_place = in_place or len(self._memory) < len(self._tensors) or self._has(arguments)
+        before = [data.clone() for data in own] if in_place else None
+        try:
+            if in_place:
+                self.rewind()
+            else:
+                for tensor, numbers in zip(self._tensors, self._numbers(), strict=True):
+                    tensor.data = numbers
+            yield self._memory if in_place else frozenset()
+        finally:
+            for tensor, data in zip(self._tensors, own, strict=True):
+                tensor.data = data
+            for data, numbers in zip(own, before or (), strict=before is not None):
+                data.copy_(numbers)
+
+    def _has(self, arguments: Iterable[Tensor]) -> bool:
+        """Whether an argument, which the function may read or write, is in the memory of one of the tensors."""
+        return any(not each.requires_grad and is_dense(each) and storage_id(each) in self._memory for each in arguments)
+
+    def _numbers(self) -> Iterable[Tensor]:
+        """The numbers that the tensors had, in memory that is nobody's."""
+        copies = self._copies
+        return [copy.clone() for copy in copies] if isinstance(copies, list) else copies.numbers()
+
+
+class _CopiedTogether:
+    """A copy of tensors for each dtype and device, one after the other, each where memory of its own might begin."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        kinds: dict[object, list[int]] = {}
+        for at, tensor in enumerate(tensors):
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(at)
+        self._shapes = [tensor.shape for tensor in tensors]
+        self._kinds: list[tuple[list[int], list[int], Tensor]] = []
+        for places in kinds.values():
+            parts = [part for at in places for part in (tensors[at].view(-1), _padding_after(tensors[at]))]
+            self._kinds.append((places, [part.numel() for part in parts], torch.cat(parts)))
+
+    def numbers(self) -> list[Tensor]:
+        """The numbers, in memory that is nobody's."""
+        found: dict[int, Tensor] = {}
+        for places, sizes, flat in self._kinds:
+            found |= zip(places, torch.split(flat.clone(), sizes)[::2], strict=True)
+        return [found[at].view(shape) for at, shape in enumerate(self._shapes)]
+
+
+def _padding_after(tensor: Tensor) -> Tensor:
+    return _padding(tensor.dtype, tensor.device, -tensor.nbytes % _ALIGNED // tensor.element_size())
+
+
+@lru_cache(maxsize=256)
+def _padding(dtype: torch.dtype, device: torch.device, count: int) -> Tensor:
+    with torch.inference_mode(False), outside_transforms():
+        return torch.zeros(count, dtype=dtype, device=device)
