@@ -23,6 +23,7 @@ TITLES = {
     "modules with the rest": "Modules with the rest",
 }
 FIRST = {"plan", "scan", "while_loop", "checkpoint", "auto_checkpoint", "profile", "report"}  # what one looks for
+RESULTS = {"see": ["Profile", "Schedule"]}  # classes that one is given, and need not import
 MODULES = {"diffrax": "remat.layers.diffrax", "keras": "remat.layers.keras"}  # wrappers, which remat.* finds by name
 
 
@@ -58,7 +59,7 @@ def reference() -> dict[str, tuple[str, str]]:
     """Path, title and text of each page of the reference."""
     pages = {}
     for group, names in public_names().items():
-        title = TITLES.get(group, group.capitalize())
+        title, names = TITLES.get(group, group.capitalize()), [*names, *RESULTS.get(group, ())]
         entries = "\n".join(entry(name) for name in sorted(names, key=lambda name: name not in FIRST))
         pages[f"reference/{group.replace(' ', '-')}.md"] = (
             title,

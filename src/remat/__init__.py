@@ -15,7 +15,6 @@ from remat.version import __version__
 if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test compares the two
     from remat import errors, legacy, ops, testing
     from remat.errors import *  # noqa: F403
-    from remat.errors import InfeasibleError
     from remat.execute import is_recomputing
     from remat.interface import (
         adaptive_checkpoint,
@@ -49,20 +48,21 @@ if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test c
     from remat.problem import Operation as Operation
     from remat.problem import Option as Option
     from remat.problem import Storage as Storage
-    from remat.profiling import Profile, profile
+    from remat.profiling import Profile as Profile
+    from remat.profiling import profile
     from remat.reporting import report
     from remat.schedule import Event as Event
     from remat.schedule import Live as Live
-    from remat.schedule import Schedule, simulate, verify
+    from remat.schedule import Schedule as Schedule
     from remat.schedule import Trace as Trace
     from remat.schedule import Verdict as Verdict
+    from remat.schedule import simulate, verify
     from remat.source import checkpointed, grad, grad_with_checkpointing
     from remat.source import range as range
 
 __all__ = [  # noqa: RUF022 (in groups)
     # plan
     "Chain",
-    "InfeasibleError",
     "Loop",
     "Memory",
     "Plan",
@@ -87,8 +87,6 @@ __all__ = [  # noqa: RUF022 (in groups)
     "largest_batch",
     "measure",
     # see
-    "Profile",
-    "Schedule",
     "explain",
     "profile",
     "report",

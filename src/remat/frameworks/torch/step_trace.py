@@ -75,6 +75,11 @@ class _Node:
     runs: list[tuple[set[int], list[int], int]] = field(default_factory=list)
     seconds: float = 0.0
 
+    def add_run(self, read: set[int], made: list[int], number: int, seconds: float) -> None:
+        """Note an operator that has run."""
+        self.runs.append((read, made, number))
+        self.seconds += seconds
+
     @property
     def reads(self) -> set[int]:
         """Storages that it reads and did not make."""
@@ -139,13 +144,12 @@ class _StepTrace(OperatorTrace):  # type: ignore[no-untyped-call]
         began = perf_counter()
         out, number = self.run(func, args, kwargs)
         self._finish()
-        node = self._current()
-        node.seconds += perf_counter() - began
+        node, seconds = self._current(), perf_counter() - began
         tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
         read = {self._number(each, "") for each in tensors if each.layout is torch.strided}
         results = tensors_among(out if isinstance(out, list | tuple) else (out,))
         made = [self._number(each, "") for each in results if each.layout is torch.strided and not self._is_known(each)]
-        node.runs.append((read, made, number))
+        node.add_run(read, made, number, seconds)
         return out
 
     def joint_graph(self) -> Graph:
