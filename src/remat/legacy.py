@@ -83,7 +83,9 @@ def binomial_checkpoint(
         (4, 2)
     """
     if not callable(function):
-        raise ProblemError(f"function must be callable, not {function!r:.60}")
+        order = ": write binomial_checkpoint(function, sequence_length, num_checkpoints)"
+        order = order if any(map(callable, (sequence_length, num_checkpoints))) else ""
+        raise ProblemError(f"function must be callable, not {function!r:.60}{order}")
     steps = to_count(sequence_length, "sequence_length", least=1)
     slots = to_count(num_checkpoints, "num_checkpoints", least=1)
 
@@ -118,6 +120,19 @@ def _visible_states(
     return with_initial(framework, first[1], visible, steps)
 
 
+_LOOP = "checkpointed_loop(func, initial_state, seq_length)"  # the call that is meant
+
+
+def _check_order(func: Any, initial_state: Any, seq_length: Any) -> None:
+    """Raise a ProblemError with the call that is meant, if the arguments are in another order."""
+    if not callable(func):
+        order = f": write {_LOOP}" if callable(initial_state) or callable(seq_length) else ""
+        what = f"an array of shape {list(func.shape)}" if hasattr(func, "shape") else f"{func!r:.60}"
+        raise ProblemError(f"func must be callable, not {what}{order}")
+    if isinstance(initial_state, int) and hasattr(seq_length, "shape") and seq_length.shape:
+        raise ProblemError(f"seq_length is an array of shape {list(seq_length.shape)}: write {_LOOP}")
+
+
 def checkpointed_loop(
     func: Callable[[State], State], initial_state: State, seq_length: int, num_checkpoints: int | None = None
 ) -> tuple[State, dict[int, State]]:
@@ -147,8 +162,7 @@ def checkpointed_loop(
         >>> final, sorted(checkpoints)
         (array([20.]), [4, 8, 12, 16])
     """
-    if not callable(func):
-        raise ProblemError(f"func must be callable, not {func!r:.60}")
+    _check_order(func, initial_state, seq_length)
     steps, count = _checkpoint_count(seq_length, num_checkpoints)
     if steps == 0:
         return initial_state, {}

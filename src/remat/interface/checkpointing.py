@@ -186,7 +186,7 @@ def run_segment(
         if traces_segments():
             return compiled_checkpoint(fn, args, kwargs)
         return run_uncompiled(run_segment, what, fn, args, kwargs, options)
-    check_callable(fn, what)
+    check_callable(fn, what, *args)
     if kwargs:
         _check_options(what, fn, kwargs)
     framework = find_framework_of_call(fn, args, kwargs)
@@ -214,6 +214,8 @@ def check_callable(fn: Any, what: str = "checkpoint", *args: Any) -> None:
     """Raise a ProblemError for what is no function; for an array, one with the call that was meant."""
     if callable(fn):
         return
+    if any(map(callable, args)):
+        raise ProblemError(f"the function comes before its arguments: write remat.{what}(fn, x)")
     if not (hasattr(fn, "shape") and hasattr(fn, "dtype")):
         raise ProblemError(f"fn must be a function or a module, not {fn!r:.60}")
     # What computed the array has run, so its residuals are there already: only the function can be run again.

@@ -68,7 +68,7 @@ def scan(
         >>> print(f"{grad(last)(0.3):.15f}")
         0.143826393402950
     """
-    _check_callables(step=step, vjp=vjp or step)
+    _check_callables("remat.scan(step, init, xs, ...)", init, xs, step=step, vjp=vjp or step)
     framework = find_framework(init, xs, using=(step,))
     request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call, explaining_mistakes(step, xs):
@@ -128,7 +128,7 @@ def while_loop(
         >>> print(grad(lambda x: while_loop(lambda x: x > 1.0, lambda x: x / 2.0, x, slots=3))(100.0))
         0.0078125
     """
-    _check_callables(cond=cond, body=body)
+    _check_callables("remat.while_loop(cond, body, init, slots=...)", init, cond=cond, body=body)
     framework = find_framework(init, using=(cond, body))
     request = LoopRequest.parse(memory, slots, None, check, progress, lambda: framework.free_bytes(init))
     with recorded_call("while_loop", body) as call:
@@ -137,7 +137,14 @@ def while_loop(
         )
 
 
-def _check_callables(**functions: Any) -> None:
+def _check_callables(call: str, *others: Any, **functions: Any) -> None:
+    """Raise a ProblemError with the call that was meant, if functions are none."""
     for name, function in functions.items():
         if not callable(function):
-            raise ProblemError(f"{name} must be a function, not {function!r:.60}")
+            order = f": write {call}" if any(map(callable, others)) else ""
+            raise ProblemError(f"{name} must be a function, not {_kind(function)}{order}")
+
+
+def _kind(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return f"{value!r:.60}" if shape is None else f"an array of shape {list(shape)}"

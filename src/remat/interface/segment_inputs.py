@@ -6,9 +6,9 @@ will do: of the two the function is the one that can be called, and where both c
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
-from remat.errors import StepError
+from remat.errors import ProblemError, StepError
 from remat.interface.checkpointing import check_callable, run_segment
 from remat.segments import CheckpointOptions
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 _ALWAYS = CheckpointOptions()
 
 
-def checkpoint_segment(fn: Callable[..., T], inputs: Any) -> T:
+def checkpoint_segment(fn: Callable[..., T], inputs: Any, *context: Never) -> T:
     """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
 
     `checkpoint_segment(inputs, fn)` is the same. `checkpoint_segment_flex` is another name of it.
@@ -40,6 +40,7 @@ def checkpoint_segment(fn: Callable[..., T], inputs: Any) -> T:
         >>> print(grad(lambda a: checkpoint_segment(lambda inputs: inputs[0] * inputs[1], [a, 3.0]))(2.0))
         3.0
     """
+    _refuse_context("checkpoint_segment(fn, inputs)", context)
     result: T = _segment("checkpoint_segment", fn, inputs)
     return result
 
@@ -64,6 +65,9 @@ class CheckpointGroup:
                [2., 2.]])
     """
 
+    def __init__(self, *context: Never) -> None:
+        _refuse_context("CheckpointGroup()", context)
+
     def checkpoint_fn(self, inputs: Any, fn: Callable[..., T]) -> T:
         """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
 
@@ -82,6 +86,12 @@ class CheckpointGroup:
     checkpoint_fn_flex = checkpoint_fn
     checkpoint_fn_flex2 = checkpoint_fn
     checkpoint_fn_flex3 = checkpoint_fn
+
+
+def _refuse_context(call: str, given: tuple[object, ...]) -> None:
+    """Raise a ProblemError for more arguments than there are, such as the context that other libraries have."""
+    if given:
+        raise ProblemError(f"there is no context here, and nothing else to give: write remat.{call}")
 
 
 def _segment(what: str, fn: Any, inputs: Any) -> Any:

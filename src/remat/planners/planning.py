@@ -44,6 +44,10 @@ def plan(
         2488
     """
     if not is_problem(problem):
+        if is_problem(memory):
+            raise ProblemError(
+                f"the problem comes before its memory: write remat.plan(problem, memory={problem!r:.40})"
+            )
         raise ProblemError(
             f"a plan is made for {kind_names()}, not {problem!r:.60}; did you mean Loop({problem!r:.20})?"
         )

@@ -62,6 +62,10 @@ def grad(
 
 
 def _gradient(f: Callable[..., Any], wrt: Any, init_grad: Any, settings: Settings | None) -> Callable[..., Any]:
+    if callable(wrt) and not callable(f):
+        raise ProblemError(
+            f"the function comes before what it is differentiated by: write remat.grad(f, wrt={f!r:.40})"
+        )
     function = f if settings is None and hasattr(f, "remat_original") else transformed(f, settings or Settings())
     one = isinstance(wrt, int | str)
     signature = inspect.signature(function)
