@@ -125,3 +125,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = re.sub(r"\]\(\.\./examples/(\w+)\.py\)", r"](examples/\1.md)", markdown)
     markdown = re.sub(r"\]\(\.\./examples/(\w+)\.ipynb\)", r"](examples/\1-notebook.md)", markdown)
     return re.sub(r"\[([^\]]+)\]\(\.\./[^)]*\)", r"\1", markdown)
+
+
+def on_post_build(config: Any) -> None:
+    """Remove the page for missing addresses, whose links are those of a server: the site is read from files."""
+    (Path(config.site_dir) / "404.html").unlink(missing_ok=True)

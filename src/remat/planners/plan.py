@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TextIO
 
 from remat.errors import FileError, PlannerError, ScheduleError
 from remat.planners.claim import Claim, Prediction
-from remat.problem import Graph, Memory, Problem, load_problem
+from remat.problem import Graph, Loop, Memory, Problem, load_problem
 from remat.problem.serialization import Serializable
 from remat.schedule import Op, Schedule, Trace, Verdict, simulate, verify
 from remat.schedule.display import Displayable
@@ -153,7 +153,9 @@ class Plan(Displayable, Serializable):
             yield "forward", f"{count_text(self.forward_steps)} {unit} evaluations{per_unit}"
             yield "", f"= {count_text(self.records)} recorded + {count_text(self.advances)} advanced"
             yield "", f"{count_text(self.recomputed)} more than once each"
-        yield "peak", f"{bytes_text(self.peak)} on {self.memory.device.name}"
+        counted = isinstance(self.problem, Loop) and not self.problem.sized
+        peak = f"{count_text(self.peak)} states and tapes" if counted else bytes_text(self.peak)
+        yield "peak", f"{peak} on {self.memory.device.name}"
         least = self.problem.record_time(0, units) + self.problem.pullback_time(0, units)
         ratio = f", {self.seconds / least:.2f} times recording everything once" if least else ""
         what = "" if self.problem.timed else f" (a {unit} forward is 1)"

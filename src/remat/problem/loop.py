@@ -88,13 +88,19 @@ class Loop(Serializable):
         return self.forward != 1.0
 
     @property
+    def sized(self) -> bool:
+        """Whether sizes were given; else a state and a tape count 1 each."""
+        return (self.state, self.tape) != (1, 1)
+
+    @property
     def title(self) -> str:
         """How many steps there are, in words."""
         return "steps of unknown number" if self.steps is None else f"{count_text(self.steps)} steps"
 
     def describe(self, *, times: bool = False) -> list[tuple[str, str]]:
         """Rows about a step's sizes and, if asked for, its times."""
-        rows = [("step", f"state {bytes_text(self.state)}, tape {bytes_text(self.tape)}")]
+        given = f"state {bytes_text(self.state)}, tape {bytes_text(self.tape)}"
+        rows = [("step", given if self.sized else "sizes not given: a state counts 1, a tape counts 1")]
         if times:
             named = {"forward": self.forward, "record": self.record, "backward": self.backward}
             words = [f"{name} {seconds_text(time)}" for name, time in named.items()]

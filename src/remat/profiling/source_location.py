@@ -46,8 +46,9 @@ def is_internal(frame: FrameType) -> bool:
     """Whether a frame is remat's, a framework's or the standard library's."""
     name = str(frame.f_globals.get("__name__", ""))
     # The examples that the command line runs are programs of their own. A method that remat adds to a class of the user
-    # has the globals of that class.
-    ours = name.partition(".")[0] in INSIDE or frame.f_code.co_filename.startswith(_FOLDER)
+    # has the globals of that class. Methods of named tuples and dataclasses are made from strings.
+    file = frame.f_code.co_filename
+    ours = name.partition(".")[0] in INSIDE or file.startswith(_FOLDER) or (file == "<string>" and name != "__main__")
     return ours and not name.startswith("remat.cli")
 
 

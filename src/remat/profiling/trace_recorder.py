@@ -111,7 +111,7 @@ class TraceRecorder:
     def measure(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
         """Stop the clock, then measure the sizes of the op's results."""
         self._seconds, self._op = perf_counter() - self._began, None
-        self._allocated = self._allocated_bytes()  # first, since measuring sizes may allocate
+        self._allocated = self._allocated_bytes(run)  # first, since measuring sizes may allocate
         self.sizes.measure(op, run)
         if isinstance(op, Record):
             self._list_tape(run.tapes[op.start, op.stop])
@@ -138,7 +138,7 @@ class TraceRecorder:
         self.stopped = type(error).__name__
         if self._listing is not None:
             self._listing.end()
-        self._allocated = self._allocated_bytes()
+        self._allocated = self._allocated_bytes(run)
         self.sizes.units = run.units or 0
         reached, tape = run.backend.failed_at()
         if isinstance(op, Advance | Record) and op.start < reached < op.stop:
@@ -149,11 +149,18 @@ class TraceRecorder:
             self._add(finished, run)
         self.always = run.backend.persistent_bytes(run.gradients)
 
-    def _allocated_bytes(self) -> int | None:
-        """The most bytes that were allocated during the op, without the recorder's own; None without a meter."""
+    def _allocated_bytes(self, run: Interpreter[ObservableBackend]) -> int | None:
+        """The most bytes that were allocated during the op; None without a meter.
+
+        Without the recorder's own, and without outputs and gradients of parameters and inputs, which no plan can make
+        smaller: they are reported apart, as inputs and parameters are, and a budget is not for them.
+        """
         if self.meter is None or self.meters is None or not self.meters.open:
             return None
-        return max(0, self.meter.peak() - self._allocated_before - self.events.nbytes)
+        peak = self.meter.peak()
+        apart = run.backend.persistent_bytes(run.gradients)
+        apart_bytes = apart.get("outputs", 0) + apart.get("gradients", 0)
+        return max(0, peak - self._allocated_before - self.events.nbytes - apart_bytes)
 
     def _add(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
         if self._allocated is not None:

@@ -155,6 +155,8 @@ def _held(
     zero = min(first.values())
     ends = [each.start + each.seconds for each in profile.passes] + [time for _, time in kept]
     last = max(ends) - zero
+    if all(each.what == "forward" for each in profile.passes):  # no backward was seen, up to which the last one holds
+        last *= 1 + 1 / len(blocks)
     sizes, order = {block.name: block for block in blocks}, [block.name for block in blocks]
     held: list[Held] = []
     opened: dict[str, tuple[float, float | None]] = {}  # by segment: since when its inputs, and what came back

@@ -10,42 +10,43 @@ from remat.reporting.block_memory import BlockMemory
 from remat.reporting.svg_parts import frame, label, on_paper, side_title, svg, ticks, title
 from remat.units import bytes_text, seconds_text
 
-__all__ = ["block_picture"]
+__all__ = ["NARROW", "block_picture"]
 
-WIDTH, HEIGHT, LEFT, RIGHT, UPPER, LOWER = 720, 300, 88, 12, 40, 62
+WIDTH, NARROW, HEIGHT, LEFT, RIGHT, UPPER, LOWER = 720, 360, 300, 88, 12, 40, 62
 # What is held, by reason: inputs below, then what is kept, then what came back.
 COLOURS = {"inputs": "#0072b2", "kept": "#e69f00", "recomputed": "#d55e00"}
 MOST_EDGES = 1200  # times at which the picture changes; of more, the largest between them is drawn
 
 
-def block_picture(memory: BlockMemory) -> str:
+def block_picture(memory: BlockMemory, width: int = WIDTH) -> str:
     """Live bytes of all blocks over time, split by block; the name of each is shown when one points at it."""
     span, peak = memory.span or 1.0, memory.peak or 1
-    inner, floor = WIDTH - LEFT - RIGHT, HEIGHT - LOWER
+    inner, floor = width - LEFT - RIGHT, HEIGHT - LOWER
     scale = (floor - UPPER) / (1.02 * peak)
     elements = [title(f"Live bytes by block: {memory.headline}"), *frame(LEFT, UPPER, inner, floor - UPPER)]
     elements += _areas(memory, inner / span, scale, floor)
     for value in (0, *ticks(peak)):
         y, text = floor - value * scale, bytes_text(value) if value else "0"
         elements.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{text}</text>')
-    for i in range(5):
-        anchor = ("start", "middle", "middle", "middle", "end")[i]
-        text, x = seconds_text(i / 4 * span), LEFT + i / 4 * inner
+    marks = 4 if width >= WIDTH else 2
+    for i in range(marks + 1):
+        anchor = "start" if i == 0 else "end" if i == marks else "middle"
+        text, x = seconds_text(i / marks * span), LEFT + i / marks * inner
         elements.append(f'<text x="{x:.1f}" y="{floor + 18}" text-anchor="{anchor}" fill="currentColor">{text}</text>')
     elements.append(label(LEFT + inner / 2, floor + 34, "time"))
     elements.append(side_title((UPPER + floor) / 2, "live memory"))
     x, top = LEFT + memory.peak_time / span * inner, memory.at(memory.peak_time)[0]
     words = f"peak {bytes_text(peak)}, {bytes_text(top.size)} of it {top.block} ({top.what})"
-    width = 7 * len(words)
-    anchor = "start" if x + width < WIDTH - RIGHT else "end" if x - width > 0 else "middle"
+    long = 7 * len(words)
+    anchor = "start" if x + long < width - RIGHT else "end" if x - long > 0 else "middle"
     elements.append(f'<path d="M{x:.1f} {UPPER}V{floor}" stroke="currentColor" stroke-dasharray="2 3"/>')
-    at = WIDTH / 2 if anchor == "middle" else x
+    at = width / 2 if anchor == "middle" else x
     elements.append(on_paper(at, 16, words, anchor, "currentColor", "bold"))
     for i, (what, colour) in enumerate(COLOURS.items()):
-        at = LEFT + 120 * i
+        at = LEFT + (width - LEFT) // 3 * i if width < WIDTH else LEFT + 120 * i
         elements.append(f'<rect x="{at}" y="{HEIGHT - 17}" width="10" height="10" fill="{colour}"/>')
         elements.append(f'<text x="{at + 14}" y="{HEIGHT - 8}" fill="currentColor">{what}</text>')
-    return svg(WIDTH, HEIGHT, elements)
+    return svg(width, HEIGHT, elements)
 
 
 def _areas(memory: BlockMemory, per_second: float, scale: float, floor: float) -> list[str]:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from remat.profiling import Profile
 from remat.reporting.block_memory import Block, BlockMemory, block_memory
-from remat.reporting.block_picture import block_picture
+from remat.reporting.block_picture import NARROW, block_picture
 from remat.reporting.dominating_tensor import dominating_tensor
 from remat.reporting.table import Table
 from remat.reporting.tape_table import tensor_table
@@ -87,7 +87,8 @@ def _at_peak(memory: BlockMemory) -> Table:
     head = ("block", "what", "bytes", "share", "where")
     title = f"Who holds it at the peak, {seconds_text(memory.peak_time)} after the first block began"
     headline = f"Blocks hold {memory.headline}"
-    return Table(title, head, tuple(rows), picture=block_picture(memory), headline=headline, tips=tuple(memory.tips()))
+    wide, narrow = block_picture(memory), block_picture(memory, NARROW)
+    return Table(title, head, tuple(rows), "", True, wide, narrow, headline, tuple(memory.tips()))
 
 
 def _blocks(memory: BlockMemory) -> Table:

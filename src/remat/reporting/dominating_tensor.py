@@ -11,7 +11,7 @@ __all__ = ["dominating_tensor"]
 def dominating_tensor(tensors: Sequence[SavedTensor], total: int, of_what: str) -> list[str]:
     """A sentence about the largest tensor, if it takes more than half of the `total` bytes; else none."""
     top = max(tensors, key=lambda tensor: tensor.bytes, default=None)
-    if top is None or len(tensors) < 2 or 2 * top.bytes <= total:
+    if top is None or 2 * top.bytes <= total:
         return []
     where = f" at {top.line}" if top.line else ""
     return [

@@ -14,6 +14,7 @@ from remat.planners.memory_curve import MemoryCurve, memory_curve_of, memory_cur
 from remat.profiling import CallRecord, Profile
 from remat.progress import Progress, check_progress, reporting_to
 from remat.reporting.anonymize import anonymous as without_names
+from remat.reporting.block_memory import block_memory
 from remat.reporting.block_tables import block_tables
 from remat.reporting.chrome_trace import chrome_of
 from remat.reporting.headline import headline_of
@@ -205,6 +206,9 @@ def _are_seen(profile: Profile) -> bool:
 def _heading(values: Sequence[Any], summaries: list[Summary]) -> str:
     if len(values) == 1 and isinstance(values[0], Profile):
         calls = len(values[0])
+        if not calls and values[0].kept:
+            blocks = len(block_memory(values[0]).blocks)
+            return f"remat: a profile of {blocks} block{'s' * (blocks != 1)}"
         return f"remat: a profile of {calls} call{'s' * (calls != 1)}"
     kinds = {"run" if summary.subject.trace.measured else "plan" for summary in summaries}
     if len(summaries) > 1:

@@ -192,7 +192,8 @@ def table_html(table: Table) -> str:
     caption = f"<caption>{escape(table.title)}</caption>"
     name = escape(table.title)
     above = f'<p class="headline">{escape(table.headline)}</p>' if table.headline else ""
-    above += f"<figure>{table.picture}</figure>" if table.picture else ""
+    above += f'<figure class="wide">{table.picture}</figure>' if table.picture else ""
+    above += f'<figure class="narrow">{table.narrow}</figure>' if table.narrow else ""
     tips = "".join(f"<li>{escape(tip)}</li>" for tip in table.tips)
     above += f'<ul class="tips">{tips}</ul>' if tips else ""
     return above + (
@@ -213,4 +214,6 @@ def _cell(cell: str) -> str:
 
 
 def _side(table: Table, column: int) -> str:
-    return ' class="n"' if table.numbers and column and table.head[column] not in TEXT_COLUMNS else ""
+    if not table.numbers or not column:
+        return ""
+    return ' class="t"' if table.head[column] in TEXT_COLUMNS else ' class="n"'

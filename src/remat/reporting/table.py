@@ -27,5 +27,6 @@ class Table:
     note: str = ""
     numbers: bool = True
     picture: str = ""  # an SVG that the page shows above it
+    narrow: str = ""  # the same for a phone
     headline: str = ""  # above all of it
     tips: tuple[str, ...] = ()  # below its headline and picture

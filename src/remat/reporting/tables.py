@@ -212,4 +212,6 @@ def _ratio(value: float, base: float) -> str:
         return "-"
     if value == base:
         return "the same"
+    if abs(value - base) < 0.05 * base:
+        return f"{abs(value / base - 1):.1%} {'more' if value > base else 'less'}"
     return f"{number_text(value / base)} times" if value > base else f"{number_text(base / value)} times less"

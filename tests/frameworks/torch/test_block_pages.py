@@ -105,6 +105,41 @@ def test_a_model_under_a_budget_has_the_page_too(tmp_path):
     assert "Who holds it at the peak" in run.report(tmp_path / "run.txt").read_text()
 
 
+def test_kept_blocks_have_the_lines_of_their_ops_also_in_later_steps():
+    net = Net(dropped={0, 1, 3, 4, 5})
+    with remat.profile() as run:
+        for _ in range(2):
+            net(torch.randn(ROWS, WIDTH)).sum().backward()
+    line = Block.forward.__code__.co_firstlineno + 1
+    kept = [contents for contents, _ in run.kept if contents.name == "blocks.2"]
+    assert len(kept) == 2
+    for contents in kept:
+        assert {tensor.line for tensor in contents.tensors} == {f"test_block_pages.py:{line}"}
+        assert {tensor.op for tensor in contents.tensors} == {"Sin", "Tanh", "Exp"}
+
+
+def test_a_block_that_keeps_a_part_shows_what_it_keeps(tmp_path):
+    """The bytes are those of the plan, and the tensors have their lines."""
+    model, sample = Net(dropped=()), torch.randn(ROWS, WIDTH)
+    with remat.profile() as run:
+        model(sample).sum().backward()
+    [whole] = {block.size for block in block_memory(run).blocks}
+    remat.auto_checkpoint(model, memory=str(int(4.5 * whole)), sample=sample)
+    plan = model.remat_plan
+    run = profile_of(model)
+    kept = {contents.name: contents for contents, _ in run.kept}
+    parts = {
+        stage.name: option.tape
+        for op in plan.schedule
+        if isinstance(op, remat.ops.Record)
+        for stage, option in [(plan.problem.stages[op.start], plan.problem.stages[op.start].options[op.option])]
+        if option.remade and stage.name in kept
+    }
+    assert parts, "the plan keeps parts of blocks, or this shows nothing"
+    assert {name: kept[name].dropped for name in parts} == parts
+    assert all(tensor.line.startswith("test_block_pages.py") for name in parts for tensor in kept[name].tensors)
+
+
 def test_nothing_of_a_program_is_watched_after_the_profile():
     from torch.nn.modules import module
 

@@ -365,7 +365,8 @@ class TorchBackend(ComparedTensors):
             "gradients": [leaf for leaf in tensors if leaf is not None],
         }
         sizes = {name: sum(map(nbytes, leaves)) for name, leaves in by_name.items() if leaves}
-        return {**sizes, "outputs": self.output_bytes} if self.output_bytes else sizes
+        outputs = self.output_bytes or sum(map(nbytes, self.runner.outputs.leaves))
+        return {**sizes, "outputs": outputs} if outputs else sizes
 
     def failed_at(self) -> tuple[int, int]:
         """The step at which an error was raised, and 0: its graph was freed by the error."""
@@ -391,9 +392,8 @@ class TorchBackend(ComparedTensors):
     def _should_check_inputs(self, start: int, stop: int, nodes: int) -> bool:
         """Whether to search the graph of these steps for tensors that are not known as inputs.
 
-        It visits every node. So it is done in the first sweep, where few steps are recorded that are not pulled back,
-        in later sweeps near powers of two (as the probes of `advance` are), and if there are more or fewer nodes a step
-        than in the last range.
+        It visits every node. So it is done in the first sweep, where few steps are recorded, in later sweeps near
+        powers of two (as the probes of `advance` are), and if a step has more or fewer nodes than in the last range.
         """
         usual = nodes == self._nodes_per_step * (stop - start)
         self._nodes_per_step = nodes // (stop - start)

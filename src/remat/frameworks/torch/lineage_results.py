@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from remat.frameworks.torch.dispatch import Operator, negated
 from remat.frameworks.torch.graph import call_after_backward, version
 
-__all__ = ["Backward", "Kept", "Operation", "OwnView", "Result", "Scratch", "View"]
+__all__ = ["Backward", "Kept", "Operation", "OwnView", "Result", "Scratch", "View", "held_by"]
 
 
 class Backward:
@@ -46,6 +46,29 @@ class Backward:
                 if result is not None:
                     result.end()
             self._task, self._held = -1, []
+
+
+def held_by(saved: object) -> "list[Tensor]":
+    """The tensors that are held for what a graph has saved: itself if it is kept, or what it is made from again."""
+    found: list[Tensor] = []
+    ready, seen = [saved], set[int]()
+    while ready:
+        each = ready.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, Kept):
+            found.append(each._tensor)
+        elif isinstance(each, View):
+            ready.append(each._result)
+        elif isinstance(each, Result):
+            if each._kept and each._value is not None:
+                found.append(each._value)
+            elif not each._kept:
+                ready += [*each._operation._args, *each._operation._kwargs.values()]
+        elif isinstance(each, list | tuple):
+            ready += each
+    return found
 
 
 def _end(reference: ReferenceType[Backward], task: int) -> None:

@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.storage import is_dense, local_part, storage_id
 
-__all__ = ["saved_bytes", "saved_tensors_of"]
+__all__ = ["packed_by_hooks", "saved_bytes", "saved_tensors_of"]
 
 
 def saved_bytes(nodes: Iterable[Node], roots: Iterable[Tensor | None], persistent: Iterable[Tensor]) -> int:
@@ -41,6 +41,14 @@ def saved_tensors_of(node: Node) -> Iterator[Tensor]:
         except RuntimeError as error:  # a graph that the step has pulled back already holds nothing
             if "a second time" not in str(error):
                 raise
+
+
+def packed_by_hooks(node: Node) -> Iterator[object]:
+    """What hooks have packed for a node, such as descriptions of what is made again."""
+    for name in _names(type(node)):
+        saved = getattr(node, name)
+        packed = [getattr(one, "data", None) for one in (saved if isinstance(saved, tuple | list) else (saved,))]
+        yield from (one for one in packed if one is not None and not isinstance(one, Tensor))
 
 
 def _tensors(node: Node, name: str) -> Iterator[Tensor]:

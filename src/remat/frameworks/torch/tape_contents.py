@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from remat.frameworks.torch.graph import is_leaf_node, next_sequence_nr, sequence_nr
-from remat.frameworks.torch.saved_bytes import saved_tensors_of
+from remat.frameworks.torch.graph import is_leaf_node, next_sequence_nr, sequence_nr, view_base
+from remat.frameworks.torch.lineage_results import held_by
+from remat.frameworks.torch.saved_bytes import packed_by_hooks, saved_tensors_of
 from remat.frameworks.torch.storage import is_dense, local_part, storage_id
 from remat.frameworks.torch.tape import Tape
 from remat.loops.step_runner import StepRunner
@@ -61,18 +62,33 @@ def saved_tensors(
     found: dict[int, SavedTensor] = {}
     for node in sorted(nodes, key=sequence_nr):
         for tensor in saved_tensors_of(node):
-            key = storage_id(tensor) if is_dense(tensor) else None
-            if key is None or key in known or key in found or _is_parameter(tensor, states):
+            if not _is_new(tensor, known, found, states):
                 continue
             made = node if tensor.grad_fn is None else looked_through(tensor.grad_fn)
             # What an earlier step or nobody made comes in with the state, and has the line that reads it.
-            before = key in states or (tensor.grad_fn is not None and sequence_nr(made) < since)
+            before = storage_id(tensor) in states or (tensor.grad_fn is not None and sequence_nr(made) < since)
             op = "the state before" if before else "a constant" if _is_constant(tensor) else op_name(made)
-            size = local_part(tensor).untyped_storage().nbytes()
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            line = log.line(sequence_nr(node if before else made))
-            found[key] = SavedTensor(op, tuple(tensor.shape), dtype, size, line, module)
+            found[storage_id(tensor)] = _entry(op, tensor, log.line(sequence_nr(node if before else made)), module)
+        # Blocks of a planned model keep a part, from which the rest is made again.
+        for tensor in (each for packed in packed_by_hooks(node) for each in held_by(packed)):
+            if _is_new(tensor, known, found, states):
+                found[storage_id(tensor)] = _entry(
+                    f"kept for {op_name(node)}", tensor, log.line(sequence_nr(node)), module
+                )
     yield from found.values()
+
+
+def _is_new(tensor: Tensor, known: Collection[int], found: Collection[int], states: Collection[int]) -> bool:
+    """Whether a tensor has memory of its own that is not listed yet, and is no parameter."""
+    if not is_dense(tensor) or storage_id(tensor) in known or storage_id(tensor) in found:
+        return False
+    base = view_base(tensor)
+    return storage_id(tensor) in states or not (base.is_leaf and base.requires_grad)
+
+
+def _entry(op: str, tensor: Tensor, line: str, module: str) -> SavedTensor:
+    size, dtype = local_part(tensor).untyped_storage().nbytes(), str(tensor.dtype).removeprefix("torch.")
+    return SavedTensor(op, tuple(tensor.shape), dtype, size, line, module)
 
 
 def _is_constant(tensor: Tensor) -> bool:
@@ -94,10 +110,6 @@ def _references_of_own() -> int:
 
 def _count(tensor: Tensor, counts: list[int]) -> None:
     counts.append(sys.getrefcount(tensor))  # called as `_is_constant` is
-
-
-def _is_parameter(tensor: Tensor, states: Collection[int]) -> bool:
-    return tensor.is_leaf and tensor.requires_grad and storage_id(tensor) not in states
 
 
 def op_name(node: Node) -> str:
