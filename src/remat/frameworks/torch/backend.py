@@ -337,10 +337,6 @@ class TorchBackend(ComparedTensors):
         row, bar = self.runner.outputs.row_of(i), cotangents[j]
         return None if row is None or bar is None else by_step(bar, self._batch)[row]
 
-    def close(self) -> Activity:
-        """The activity at the end of the first sweep, which stays as it is."""
-        return self.tracker.close()
-
     def release_outputs(self) -> None:
         """Drop the outputs: their graph refers to this backend, which would close a cycle."""
         self.output_bytes = sum(map(nbytes, self.runner.outputs.take_leaves()))

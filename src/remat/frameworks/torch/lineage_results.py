@@ -62,6 +62,7 @@ def held_by(saved: object) -> "list[Tensor]":
         elif isinstance(each, View):
             ready.append(each._result)
         elif isinstance(each, Result):
+            found += [] if each._first is None else [each._first._tensor]
             if each._kept and each._value is not None:
                 found.append(each._value)
             elif not each._kept:

@@ -35,7 +35,7 @@ class LoopOutputs:
 
         A carry leaf in the memory of an input is cloned, and one in that of an output, which is a kept state.
         """
-        runner, activity = backend.runner, backend.close()
+        runner, activity = backend.runner, backend.tracker.close()
         occupied = {_memory(leaf) for leaf in (*inputs, *runner.outputs.leaves)}
         leaves = []
         for leaf in runner.tree.flatten_like(carry, "carry"):
