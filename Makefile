@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test test-all browser check format bench docs clean
+.PHONY: help demo test test-all test-keras browser check format bench docs clean
 
 help:
 	@echo "make demo    set up, then train an LSTM through 512 steps, plainly and inside 4 MiB (the main job)"
 	@echo "make test    set up, then run every check: format, lint, types, layers, tests"
 	@echo "make test-all  the same, with whole matrices of tests"
+	@echo "make test-keras  the matrix of Keras on PyTorch, JAX and TensorFlow, which it installs"
 	@echo "make format  rewrite the code in house format"
 	@echo "make docs    build the site of the documentation into site/, strictly"
 	@echo "make bench   time planning against its nearest peer, and gradients against plain autograd"
@@ -48,6 +49,11 @@ test-all: $(VENV)/.dev browser
 	@$(MAKE) --no-print-directory -j2 check $(VENV)/.bytecode
 	@echo "== all tests, one process for each core"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "full or not full" --hypothesis-profile thorough
+
+test-keras: $(VENV)/.dev
+	@echo "== adding TensorFlow, and testing Keras on its three backends"
+	$(BIN)/python -m pip install --quiet --no-compile --group tensorflow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "full or not full" tests/layers tests/cli/test_lstm_keras.py
 
 # Of 12,000 files that pip would compile to bytecode, tests import a part: that is compiled here, beside the checks.
 $(VENV)/.bytecode: $(VENV)/.dev

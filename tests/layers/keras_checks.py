@@ -41,6 +41,55 @@ def methods_of_keras():
     return n0 == n1 == 4 and np.allclose(s0, s1, atol=1e-5) and np.allclose(p0, p1, atol=1e-5) and same(v0, v1)
 
 
+def ways_to_train():
+    """Eager and compiled training, weights of samples, validation, more callbacks; weights of one fit the other."""
+    losses = []
+    for options in ({"run_eagerly": True}, {"jit_compile": BACKEND != "torch"}, {"steps_per_execution": 2}):
+        if BACKEND == "torch" and "steps_per_execution" in options:
+            continue
+        plain, ours, _ = pair("batch_norm")
+        for model in (plain, ours):
+            folder = Path(tempfile.mkdtemp())
+            callbacks = [
+                keras.callbacks.ModelCheckpoint(folder / "best.keras", save_best_only=True),
+                keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True),
+                keras.callbacks.ReduceLROnPlateau(patience=1),
+                keras.callbacks.CSVLogger(folder / "log.csv"),
+            ]
+            model.compile(keras.optimizers.SGD(1e-2), "mse", weighted_metrics=["mae"], **options)
+            weights = {"sample_weight": np.linspace(0, 1, len(X)), "validation_split": 0.25}
+            fitted = model.fit(X, Y, epochs=2, batch_size=12, shuffle=False, verbose=0, callbacks=callbacks, **weights)
+            losses.append([*fitted.history["loss"], *fitted.history["val_mae"]])
+            keras.models.load_model(folder / "best.keras")
+            model.save_weights(folder / "one.weights.h5")
+        plain.load_weights(folder / "one.weights.h5")
+        assert same(values(plain), values(ours), 0)
+    return all(np.allclose(a, b, rtol=0, atol=1e-5) for a, b in zip(losses[::2], losses[1::2], strict=True)) or losses
+
+
+def parts_of_other_models():
+    """A recomputing model is a part of a subclassed and of a functional model, which train as with a plain one."""
+
+    class Subclassed(keras.Model):
+        def __init__(self, body):
+            super().__init__()
+            self.body, self.head = body, layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, x, training=False):
+            return self.head(self.body(x, training=training))
+
+    losses = []
+    plain, ours, _ = pair("dropout")
+    for part in (plain, ours):
+        inputs = keras.Input((D,))
+        functional = keras.Model(inputs, layers.Dense(1, kernel_initializer="ones")(part(inputs)))
+        for model in (Subclassed(part), functional):
+            model.compile(keras.optimizers.SGD(1e-3), "mse")
+            losses.append(model.fit(X, Y, batch_size=20, shuffle=False, verbose=0).history["loss"])
+            losses[-1] += [float(np.abs(model.predict(X, verbose=0)).sum())]
+    return np.allclose(losses[:2], losses[2:], rtol=1e-5)
+
+
 def files_and_clones():
     """A `.keras` file and a clone are recomputing models with the same weights, budget and class."""
     _, ours, _ = pair("batch_norm")

@@ -9,6 +9,8 @@ from .test_keras_models import BACKENDS, run
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="Keras is not installed")
 CHECKS = (
     "methods_of_keras",
+    "ways_to_train",
+    "parts_of_other_models",
     "files_and_clones",
     "sequential_models",
     "own_loops",
