@@ -8,7 +8,8 @@ from jax import lax
 
 from remat.errors import DeterminismError
 from remat.execute.rng_state import ReplayableState, global_rng_states
-from remat.frameworks.jax.avals import Tracer, may_be_pulled_back, merge, select
+from remat.frameworks.jax.avals import Tracer, merge, select
+from remat.frameworks.jax.identities import may_be_pulled_back
 from remat.pytree import Leaf
 
 __all__ = [

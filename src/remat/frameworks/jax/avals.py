@@ -24,8 +24,7 @@ from jax import lax
 # checked with JAX 0.10.2 and in the sources of 0.11.1, where ClosedJaxpr is another name of Jaxpr.
 # AbstractValue and Tracer are the types of avals and of traced arrays. The names of jax.extend.core make programs data
 # and avals with one axis more or less (mapped_aval since 0.9, the others since 0.4.28); dce_jaxpr, since 0.4.27, gives
-# a step without its residuals. JaxprTracer is the type of tangents while a function is linearized, JVPTracer that of
-# arrays in forward mode.
+# a step without its residuals. JaxprTracer is the type of tangents while a function is linearized.
 from jax.core import AbstractValue, Tracer
 from jax.export import is_symbolic_dim
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, mapped_aval, unmapped_aval
@@ -38,7 +37,6 @@ from jax.extend.core.primitives import (
     remat_p,
     rng_uniform_p,
 )
-from jax.interpreters.ad import JVPTracer
 from jax.interpreters.partial_eval import JaxprTracer, dce_jaxpr
 from jax.sharding import reshard
 
@@ -73,7 +71,6 @@ __all__ = [
     "lax_fori_loop",
     "lax_scan",
     "lax_while_loop",
-    "may_be_pulled_back",
     "merge",
     "nbytes",
     "operation_name",
@@ -157,11 +154,6 @@ def is_ref(value: PyTree) -> bool:
 def is_linearized(tangent: PyTree) -> bool:
     """Whether a tangent is an unknown one: the function is linearized, for reverse mode or by jax.linearize."""
     return isinstance(tangent, JaxprTracer)
-
-
-def may_be_pulled_back(array: PyTree) -> bool:
-    """Whether an array is traced, and not in forward mode alone."""
-    return is_linearized(array.tangent) if isinstance(array, JVPTracer) else isinstance(array, Tracer)
 
 
 def unrepeatable(program: ClosedJaxpr) -> str | None:

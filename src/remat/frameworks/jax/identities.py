@@ -11,9 +11,15 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from remat.errors import StepError
-from remat.frameworks.jax.avals import Array, Flags, is_linearized, is_ref
+from remat.frameworks.jax.avals import Array, Flags, Tracer, is_linearized, is_ref
 
-__all__ = ["forward_only", "observe"]
+__all__ = ["forward_only", "may_be_pulled_back", "observe"]
+
+
+def may_be_pulled_back(array: Any) -> bool:
+    """Whether an array is traced, and not in forward mode alone."""
+    return is_linearized(array.tangent) if isinstance(array, ad.JVPTracer) else isinstance(array, Tracer)
+
 
 _observe_p = Primitive("remat_observe")
 _observe_p.multiple_results = True
