@@ -22,21 +22,23 @@ def _loop(info: LoopInfo, settings: Settings, run: Any) -> str:
     if info.kept:
         return "\n".join(f"{indent}{line}" for line in [*lines, f"  kept as it is, with all its memory: {info.kept}"])
     if info.merged:
-        lines.append(f"  one loop with {info.merged}")
+        lines.append(f"  a perfect nest: one loop with {info.merged}")
     lines.append(f"  carry: {_names(info.carry)}; captured: {_names(info.captured)}; locals: {_names(info.locals)}")
     if info.lists or info.arrays:
         lines.append(f"  outputs: {_names((*info.lists, *info.arrays))}")
     lines.append(f"  in place: {_in_place(info)}")
     if info.inner:
         lines.append(
-            f"  the loops in lines {', '.join(map(str, info.inner))} have plans of their own, whose peak is part of "
-            "this loop's tape"
+            f"  no perfect nest: the loops in lines {', '.join(map(str, info.inner))} have plans of their own, whose "
+            "peak is part of this loop's tape"
         )
     if info.contexts:
         lines.append(f"  not open when turns are recomputed: {', '.join(info.contexts)}")
     if info.emits:
         lines.append("  what it prints or logs, it prints once a turn")
     lines.append(f"  plan: {_plan(info, settings, run)}")
+    if info.depth and settings.memory is not None:
+        lines.append(f"  budget: 1/{2**info.depth} of memory={settings.memory!r}, or the least that it needs")
     return "\n".join(f"{indent}{line}" for line in lines)
 
 

@@ -7,14 +7,14 @@ asked for, all turns run in place: that is plain Python, and keeps nothing.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 
-from remat.errors import SourceError, StepError
+from remat.errors import InfeasibleError, SourceError, StepError
 from remat.execute.stop import STOP
 from remat.frameworks import Framework, find_framework
-from remat.loops.request import LoopRequest
 from remat.source.item_assignment import augmented, put, put_augmented
 from remat.source.items import Combined, Items, Product, is_iterator, items_of
 from remat.source.loop_info import LoopInfo
@@ -22,7 +22,7 @@ from remat.source.marked_range import MarkedRange
 from remat.source.messages import with_names
 from remat.source.ran import Ran
 from remat.source.segments_of_turns import Turns
-from remat.source.settings import Settings
+from remat.source.settings import Requests, Settings
 from remat.source.shared_arrays import check_separate
 from remat.source.speech import say
 from remat.source.statics import UNBOUND
@@ -35,7 +35,7 @@ Maker = Callable[[], tuple[Callable[[Any, Any], Any], Callable[[Any], Any] | Non
 class RunTime:
     """The run time of one rewritten function; opaque to the search for captured values, as it has slots."""
 
-    __slots__ = ("infos", "log", "settings")
+    __slots__ = ("infos", "least", "log", "settings")
 
     UNBOUND = UNBOUND
     ended = (STOP, None)
@@ -50,6 +50,8 @@ class RunTime:
     def __init__(self, infos: Sequence[LoopInfo], settings: Settings, log: dict[int, Any]) -> None:
         self.infos = {info.number: info for info in infos}
         self.settings, self.log = settings, log
+        # By the number of an inner loop and its share of the budget: the bytes that it needs, if that is more.
+        self.least: dict[tuple[int, Any], int] = {}
 
     @staticmethod
     def bound(read: Callable[[], Any]) -> Any:
@@ -116,7 +118,9 @@ class _LoopRun:
         "items",
         "lists",
         "put",
+        "requests",
         "runs_turns",
+        "share",
         "step",
         "time",
         "turns",
@@ -140,11 +144,12 @@ class _LoopRun:
         assert settings is not None
         names = info.carry if info.kind == "for" and not info.ends else ("turn", *info.carry)
 
-        def request(count: int | None) -> LoopRequest:
-            return settings.request(count, names, lambda steps, plan: time.log.__setitem__(info.number, (steps, plan)))
-
         self.step = step
-        self.turns = Turns(info, self.framework, step, test, self.items, request)
+        self.requests = Requests(settings, names, partial(time.log.__setitem__, info.number))
+        self.share = info.number, settings.memory
+        if self.share in time.least:
+            self.requests.enlarge(time.least[self.share])
+        self.turns = Turns(info, self.framework, step, test, self.items, self.requests)
 
     def _items(self, iterable: Any) -> Items:
         if self.info.shares_iterator and is_iterator(iterable):
@@ -167,7 +172,7 @@ class _LoopRun:
         stop = None if self.items is None or self.items.count is None else self.items.count - self.info.last_in_place
         check_separate(self.info, values, self.step, self.framework)
         try:
-            ran = self.turns.run(values, start, stop)
+            ran = self._run(values, start, stop)
         except StepError as error:
             raise self._error(error) from error
         except TypeError as error:
@@ -183,6 +188,17 @@ class _LoopRun:
                 self.put(tuple(ran.values))
             self._give_out(ran, start)
         return ran.turns
+
+    def _run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
+        try:
+            return self.turns.run(values, start, stop)
+        except InfeasibleError as error:
+            if not self.info.depth or error.unit != "bytes":
+                raise
+            # More than its share of the budget: whether that fits into the tape of the loop around is seen there.
+            self.time.least[self.share] = error.minimum
+        self.requests.enlarge(self.time.least[self.share])
+        return self.turns.run(values, start, stop)
 
     def _note(self, ran: Ran) -> None:
         """Count turns in place: a few are Python's way, but all of them would keep everything."""

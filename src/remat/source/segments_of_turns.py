@@ -17,6 +17,7 @@ from remat.profiling.profiler import recorded_call
 from remat.source.items import Items, lookup
 from remat.source.loop_info import LoopInfo
 from remat.source.ran import Ran, Step
+from remat.source.settings import Requests
 from remat.source.speech import Speech
 from remat.source.statics import OutputTable, StaticTable
 from remat.source.traced_turns import TracedTurns
@@ -63,7 +64,7 @@ class Turns:
     step: Step
     test: Callable[[Any], Any] | None
     items: Items | None  # None: a while loop
-    request: Callable[[int | None], LoopRequest]  # by the number of turns, if it is known
+    request: Requests  # by the number of turns, if it is known
     what: str = field(default="checkpointed", repr=False)
     speech: Speech = field(default_factory=Speech)
 
@@ -122,7 +123,7 @@ class Turns:
         given, lists = OutputTable(traced=self.framework.TRAITS.has_scan_options), len(self.info.lists)
         if lists:
             step = given.wrap(step, lists, self.framework.unpack)
-        request = self.request(stop - start)
+        request: LoopRequest = self.request(stop - start)
         with recorded_call(self.what, self.step) as call:
             request = request.for_profile(call, self.framework.TRAITS.name)
             first = init[0] if plain else init or (0,)
@@ -197,7 +198,7 @@ class Turns:
         step, init = (table.wrap(self.step), table.encode(values)) if table.any else (self.step, tuple(values))
         lazy_last = self.items is not None and self.items.count is None and self.info.last_in_place
         body = self._body(step, start, lazy_last)
-        request = self.request(None)
+        request: LoopRequest = self.request(None)
         if counts_only:
             request = replace(request, counts_only=True)
         with recorded_call(self.what, self.step) as call:

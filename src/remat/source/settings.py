@@ -1,7 +1,8 @@
 """How loops are checkpointed: the settings of the decorator, of a marked range, and of a call, which wins.
 
-Nested loops share a budget in bytes: each of k levels gets the k-th part, since what an inner loop keeps while it is
-recorded is part of the outer step's tape.
+Nested loops and a budget in bytes: the outermost loop has all of it, since the peak of an inner plan is part of its
+step's tape, which is measured. A loop inside of it has half of it, and so on: then at least half is left for the states
+of the loop around. An inner loop that needs more gets what it needs (`run_time.py`), and the outer plan has the rest.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from remat.source.loop_info import LoopInfo
 from remat.source.marked_range import MarkedRange
 from remat.units import to_bytes
 
-__all__ = ["Settings", "settings_of_call"]
+__all__ = ["LoggedRequest", "Requests", "Settings", "settings_of_call"]
 
 UNKNOWN = 32  # slots of a loop whose length is not known, where √n is asked for
 _of_call: ContextVar["Settings | None"] = ContextVar("settings_of_call", default=None)
@@ -28,13 +29,13 @@ _of_call: ContextVar["Settings | None"] = ContextVar("settings_of_call", default
 class LoggedRequest(LoopRequest):
     """A request that tells which plan was made."""
 
-    log: Callable[[int | None, Plan | str], None] | None = None  # or how it runs without one
+    log: Callable[[tuple[int | None, Plan | str]], None] | None = None  # told the steps, and the plan or what is done
 
     def record(self, steps: int | None = None, plan: Plan | None = None) -> None:
         """Write down the number of steps and the plan."""
         super().record(steps, plan)
         if self.log is not None and plan is not None:
-            self.log(steps, plan)
+            self.log((steps, plan))
 
 
 @dataclass(frozen=True)
@@ -69,18 +70,32 @@ class Settings:
             )
         if not settings.given:
             return None
-        levels = 1 + info.depth + bool(info.inner)
-        if settings.memory is not None and levels > 1 and isinstance(settings.memory, str | int):
-            settings = replace(settings, memory=to_bytes(settings.memory, "memory") // levels)
+        if settings.memory is not None and info.depth and isinstance(settings.memory, str | int | float):
+            memory, parts = settings.memory, 2**info.depth
+            share = memory / parts if isinstance(memory, float) else to_bytes(memory, "memory") // parts
+            settings = replace(settings, memory=share)
         return settings
 
-    def request(self, count: int | None, names: tuple[str, ...], log: Any) -> LoopRequest:
+
+class Requests:
+    """The requests of one run of a loop, by its number of turns; `log` is told the plan."""
+
+    __slots__ = ("_log", "_names", "_settings")
+
+    def __init__(self, settings: Settings, names: tuple[str, ...], log: Callable[[Any], None]) -> None:
+        self._settings, self._names, self._log = settings, names, log
+
+    def __call__(self, count: int | None) -> "LoggedRequest":
         """The request for a loop of so many turns."""
-        slots = self.slots
-        if slots is None and self.memory is None:
+        slots, memory = self._settings.slots, self._settings.memory
+        if slots is None and memory is None:
             slots = UNKNOWN if count is None else max(1, isqrt(count))
-        parsed = LoopRequest.parse(self.memory, slots, None, self.check, None)
-        return LoggedRequest(parsed.memory, None, parsed.check, None, carry_names=names, log=log)
+        parsed = LoopRequest.parse(memory, slots, None, self._settings.check, None)
+        return LoggedRequest(parsed.memory, None, parsed.check, None, carry_names=self._names, log=self._log)
+
+    def enlarge(self, least: int) -> None:
+        """Ask for this many bytes from now on."""
+        self._settings = replace(self._settings, memory=least)
 
 
 @contextmanager

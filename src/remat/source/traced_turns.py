@@ -22,12 +22,11 @@ from remat.errors import RematError, StepError
 from remat.execute.python_state import PythonState
 from remat.execute.state_replay import StateReplay
 from remat.frameworks import Framework
-from remat.loops.request import LoopRequest
 from remat.pytree import flatten
 from remat.source.items import Items
 from remat.source.loop_info import LoopInfo
 from remat.source.ran import Ran, Step
-from remat.source.settings import LoggedRequest
+from remat.source.settings import Requests
 from remat.source.speech import Speech
 from remat.source.traceability import asks
 from remat.source.unrolled_turns import UnrolledTurns, named_errors, reached
@@ -44,7 +43,7 @@ class TracedTurns:
     step: Step
     test: Callable[[Any], Any] | None
     items: Items | None
-    request: Callable[[int | None], LoopRequest]
+    request: Requests
     scan: Callable[[Sequence[Any], int, int, str], Ran]
     speech: Speech
 
@@ -123,10 +122,10 @@ class TracedTurns:
         return Ran(after, 1, (), (), "it ends the loop")
 
     def _log(self, turns: UnrolledTurns, count: int | None, ran: Ran) -> None:
-        request = self.request(count)
-        if isinstance(request, LoggedRequest) and request.log is not None:
-            size = turns.segment_size(count)
-            request.log(ran.turns, f"one by one, in segments of {size} turns, each of which is run twice")
+        log = self.request(count).log
+        assert log is not None
+        size = turns.segment_size(count)
+        log((ran.turns, f"one by one, in segments of {size} turns, each of which is run twice"))
 
 
 def _is_real(leaf: Any) -> bool:

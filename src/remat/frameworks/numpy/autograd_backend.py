@@ -136,7 +136,7 @@ class AutogradBackend(NumpyBackend):
         try:
             out = step(carry, x)
             return out if type(out) is tuple and len(out) == 2 else unpack_output(leaf_ops, out, i)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             if not re.search(r"\b(Array|Sequence|Dict)Box\b", str(error)):
                 self.runner.add_note(error, carry)
                 raise
