@@ -51,7 +51,8 @@ class Curve:
         time = seconds_text if self.problem.timed else number_text
         shown = bytes_text if self.unit == "bytes" else count_text
         per_unit, units = f"a {self.problem.unit}", max(self.problem.units, 1)
-        head = f"{self.unit:>12} {f'forward {self.problem.unit}s':>16} {per_unit:>7} {'time':>12} {'peak':>12}  planner"
+        times = "time" if self.problem.timed else f"{self.problem.unit} times"
+        head = f"{self.unit:>12} {f'forward {self.problem.unit}s':>16} {per_unit:>7} {times:>12} {'peak':>12}  planner"
         rows = [
             f"{shown(p.budget):>12} {count_text(p.forward_steps):>16} {p.forward_steps / units:>7.2f} "
             f"{time(p.seconds):>12} {bytes_text(p.peak):>12}  {p.planner}"
@@ -88,7 +89,7 @@ def sweep(
 
     Example:
         >>> print(sweep(Loop(1000), slots=[10, 31]))
-               slots    forward steps  a step         time         peak  planner
+               slots    forward steps  a step   step times         peak  planner
                   10            4,636    4.64        6,636         14 B  binomial
                   31            3,439    3.44        5,439         35 B  binomial
     """

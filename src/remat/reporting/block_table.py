@@ -7,7 +7,7 @@ from remat.planners import Plan
 from remat.planners.chain.record_all import RecordAll
 from remat.problem import Chain, Graph, Memory
 from remat.reporting.block_contents import HEAD, block_contents
-from remat.schedule import Advance, Record, Run, simulate
+from remat.schedule import Advance, Pullback, Record, Run, simulate
 from remat.units import bytes_text, seconds_text
 
 __all__ = ["aligned", "block_table"]
@@ -88,9 +88,16 @@ def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
         else:
             groups.append((i, i, row))
     for start, stop, row in groups:
-        name = chain.unit_name(start) or f"stage {start}"
-        last = chain.unit_name(stop) or f"stage {stop}"
-        yield (name if start == stop else f"{name} to {last}", *row)
+        name = _name(chain, start)
+        yield (name if start == stop else f"{name} to {chain.unit_name(stop) or f'stage {stop}'}", *row)
+
+
+def _name(chain: Chain, stage: int) -> str:
+    """The name of a stage; one that is a number, as in a sequence of modules, says that it is a block's."""
+    name = chain.unit_name(stage) or f"stage {stage}"
+    if not chain.stages[stage].repeatable and stage in (0, chain.units - 1):
+        return name
+    return f"block {name}" if name.replace(".", "").isdigit() else name
 
 
 def _peak(chain: Chain, plan: Plan) -> Iterator[str]:
@@ -99,7 +106,8 @@ def _peak(chain: Chain, plan: Plan) -> Iterator[str]:
     if not hasattr(op, "start"):
         return
     stage = chain.stages[op.start]
-    yield f"The peak is at '{op}': {stage.name or f'stage {op.start}'}."
+    what = "is pulled back" if isinstance(op, Pullback) else "runs"
+    yield f"The peak is while {_name(chain, op.start)} {what}."
     if not stage.repeatable and op.start == chain.units - 1:
         yield (
             "That is after the blocks, where no choice of blocks helps: often the logits of a language model and their "
