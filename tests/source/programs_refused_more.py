@@ -276,3 +276,41 @@ def type_flip_carry(start, weights, bias):
         state = np.tanh(state @ weights + bias)
         q = state if i % 2 else None
     return np.sum(state)
+
+
+def iterator_of_others(start, weights, bias):
+    numbers = iter([0.1, 0.2, 0.3, 0.4, 0.5])
+    state = start
+    for i in range(5):
+        state = np.tanh(state @ weights + bias * next(numbers))  # here
+    return np.sum(state)
+
+
+def item_of_an_item(start, weights, bias):
+    table = [[start, bias], [bias, start]]
+    for i in range(3):
+        table[0][1] = np.tanh(table[1][0] @ weights)  # here
+    return np.sum(table[0][1])
+
+
+def carried_lambda(start, weights, bias):
+    state, f = start, lambda a: a
+    for i in range(4):  # here
+        state = np.tanh(f(state) @ weights + bias)
+        f = lambda a: a * state  # noqa: E731
+    return np.sum(f(state))
+
+
+def array_in_an_attribute(start, weights, bias):
+    class Cell:
+        def __init__(self):
+            self.h = start
+
+        def step(self, a):
+            self.h = np.tanh((self.h + a) @ weights + bias)
+            return self.h
+
+    cell, state = Cell(), start
+    for i in range(4):  # here
+        state = cell.step(state)
+    return np.sum(state) + np.sum(cell.h)

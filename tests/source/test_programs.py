@@ -15,6 +15,7 @@ from tests.source import (
     programs_names,
     programs_refused,
     programs_refused_more,
+    programs_traps,
 )
 from tests.source.corpus import agrees, marked_lines, programs_of, refusal
 
@@ -26,6 +27,7 @@ for module in (
     programs_iterators,
     programs_more,
     programs_names,
+    programs_traps,
 ):
     assert not RIGHT.keys() & programs_of(module).keys()
     RIGHT |= programs_of(module)

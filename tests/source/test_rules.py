@@ -3,9 +3,12 @@
 A switch replaces one function of the analysis; the programs named beside it are those that the rule is for.
 """
 
+from contextlib import nullcontext
+
 import pytest
 
-from remat.source import analysis, outputs, run_time, segments_of_turns
+from remat.errors import RematError
+from remat.source import analysis, outputs, run_time, segments_of_turns, traced_turns, unrolled_turns
 from remat.source.aliases import _Walk
 from remat.source.flow import FlowVisitor
 from remat.source.items import Items
@@ -121,3 +124,52 @@ def test_some_program_needs_the_rule(rule, monkeypatch):
     assert all(map(holds, names))
     switch_off(monkeypatch)
     assert not all(map(holds, names))
+
+
+# The same for what is compiled on JAX, and for what its turns hand on: with a rule off, a program is wrong or crashes.
+RULES_ON_JAX = {
+    "a loop that draws is not compiled": (
+        "draws",
+        lambda patch: patch.setattr(traced_turns.StateReplay, "used", False),
+    ),
+    "a loop that handles exceptions is not compiled": (
+        "handler_in_a_helper",
+        lambda patch: patch.setattr(traced_turns.TracedTurns, "_handles", staticmethod(lambda codes: False)),
+    ),
+    "a loop that asks for texts is not compiled": (
+        "texts",
+        lambda patch: (
+            patch.setattr(traced_turns, "asks", lambda code: False),
+            patch.setattr(analysis, "is_traceable", lambda loop: True),
+        ),
+    ),
+    "traced arrays that a step reaches are arguments of its segment": (
+        "captured",
+        lambda patch: patch.setattr(unrolled_turns.ConvertedClosure, "take_values", nothing),
+    ),
+    "draws are replayed when a turn ends the loop": (
+        "draws_and_ends",
+        lambda patch: patch.setattr(unrolled_turns.StateReplay, "rewind", nothing),
+    ),
+    "draws are replayed in the backward": (
+        "draws_and_ends",
+        lambda patch: patch.setattr(unrolled_turns.SegmentReplay, "rewound", lambda replay: nullcontext()),
+    ),
+    "a test that was tried is taken back": (
+        "draws_in_a_test",
+        lambda patch: patch.setattr(traced_turns.StateReplay, "rewind", nothing),
+    ),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("rule", RULES_ON_JAX)
+def test_some_program_on_jax_needs_the_rule(rule, monkeypatch):
+    pytest.importorskip("jax")
+    from tests.source import test_jax_turns
+
+    name, switch_off = RULES_ON_JAX[rule]
+    test_jax_turns.check(getattr(test_jax_turns, name))
+    switch_off(monkeypatch)
+    with pytest.raises((AssertionError, RematError, TypeError, KeyError, IndexError)):
+        test_jax_turns.check(getattr(test_jax_turns, name))

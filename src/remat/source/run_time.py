@@ -77,7 +77,9 @@ class RunTime:
         """The items of the turns of a `for` loop that run in place."""
         run = _LoopRun(self, self.infos[number], make, get, put, lists, arrays, iterable)
         if not run.runs_turns:
-            yield from iterable
+            # `yield from` would close a generator that others go on with after a `break`.
+            for item in iterable:  # noqa: UP028
+                yield item
             return
         items = run.items
         assert items is not None

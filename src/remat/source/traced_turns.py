@@ -53,7 +53,7 @@ class TracedTurns:
         replay = StateReplay([*search.generators, PythonState(search.containers)])
         ran = None
         helpers = [code for code in search.code if code.co_name not in (".step", ".test")]
-        if not any(code.co_exceptiontable for code in search.code):
+        if not self._handles(search.code):
             if stop is not None and self._may_be_compiled(values, helpers):
                 ran = self._traced(replay, lambda: self.scan(values, start, stop, ""))
             elif self._is_while_loop(values, replay):
@@ -68,6 +68,11 @@ class TracedTurns:
             ran = turns.run(values, start, stop)
         self._log(turns, count, ran)
         return ran
+
+    @staticmethod
+    def _handles(codes: Sequence[CodeType]) -> bool:
+        """Whether code handles exceptions: it could swallow those of a tracer, and go another way than on values."""
+        return any(code.co_exceptiontable for code in codes)
 
     def _traced(self, replay: StateReplay, run: Callable[[], Ran]) -> Ran | None:
         """What a loop gives that is traced once; None if that is not what Python would do, as if it had not been."""
