@@ -111,7 +111,7 @@ class ActivityTracker:
 
     def note(self, carry: Sequence[Leaf], ys: Sequence[Leaf], steps: str) -> None:
         """Widen the activity by the results of a step with a graph; afterwards more is a StepError."""
-        if all(self.activity.carry) and all(self.activity.ys):
+        if all(self.activity.carry) and all(self.activity.ys):  # nothing can be added
             return
         wider = self.activity.widened(carry, ys)
         if wider is self.activity:

@@ -232,7 +232,7 @@ class TorchBackend(ComparedTensors):
 
     def _call_step(self, step: Any, carry: Any, i: int, tape: Tape) -> tuple[Any, Any]:
         runner = self.runner
-        if self._has_active_xs:
+        if self._has_active_xs:  # every row is a root of its own, so that its gradient is written where it belongs
             leaves = require_grad_roots(runner.begin_with_leaves(i), self.activity.xs)
             tape.xs.append(requiring_grad(leaves))
             x = runner.inputs.tree.unflatten(leaves)

@@ -117,6 +117,7 @@ class _PythonContents:
     def __init__(self, reach: TorchReach, save: Callable[[Tensor], int], contents: Contents | None = None) -> None:
         self._registries = {id(registry) for registry in reach.registries}
         contents = contents or Contents.of([*reach.containers, *reach.registries])
+        # The search does not enter libraries; this cache decides what a segment computes, and what it finds made.
         self._variables = [*reach.variables, *((place, place.get()) for place in WEIGHTS_CACHE)]
         # Weakly: a segment must not keep alive what an outer segment drops.
         self._made = [ref(tensor) for tensor, _ in reach.made]

@@ -109,7 +109,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         with fsdp_modules_called(self.step.modules, self.first_step.fsdp_modules, first=False):
             tensors = self._sweep_with(inputs, leaves)
         assert self.pending is not None
-        if not self.fsdp_modules:
+        if not self.fsdp_modules:  # they exchange parameters by themselves: their graphs show nothing
             flow = self.pending[0].flow
             self.unconnected = flow.unconnected(self.steps or 0, outputs=any(self.activity.ys))
         pairs = zip_longest(leaves, self.unconnected)
@@ -214,7 +214,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         try:
             return self._reverse(leaves, asked, cotangents, batch)
         except (RuntimeError, StepError) as error:
-            if asked == len(leaves) or not was_written_into(error):
+            if asked == len(leaves) or not was_written_into(error):  # in plain autograd the plain loop fails, too
                 raise
         # A step saves a tensor for the gradient of what is a constant to the transforms, and writes into it. As they do
         # not ask for that gradient, a plain loop would not notice.

@@ -35,7 +35,7 @@ class GradientFlow:
         if steps.start == 0:
             self._first = carry
         elif not any(carry):
-            self._cut = True
+            self._cut = True  # whatever came before, it ends here
         self._xs = [now or before for now, before in zip(xs, self._xs or [False] * len(xs), strict=True)]
         self._recorded += len(steps)
 

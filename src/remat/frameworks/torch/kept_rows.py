@@ -91,7 +91,7 @@ def _place(leaf: Leaf) -> tuple[object, ...]:
 def _checksum(row: Tensor) -> tuple[object, ...]:
     """Sums of the bits of a row: a matrix-vector product and the rest, with odd weights, so that any change counts."""
     bits = row.detach().reshape(-1).view(torch.uint8).numpy()
-    whole = len(bits) // 8 * 8
+    whole = len(bits) // 8 * 8  # as words: eight times fewer products than bytes
     numbers = bits[:whole].view(np.int64)
     count = len(numbers) // WIDTH * WIDTH
     sums = numbers[:count].reshape(-1, WIDTH) @ _weights()

@@ -29,6 +29,7 @@ def saved_bytes(nodes: Iterable[Node], roots: Iterable[Tensor | None], persisten
         for tensor in saved_tensors_of(node):
             if is_dense(tensor) and storage_id(tensor) not in persistent_ids:
                 held[storage_id(tensor)] = local_part(tensor).untyped_storage().nbytes()
+    # The carry that the graph starts from is kept by its tape alone, once the plan has dropped the state.
     held |= {storage_id(root): nbytes(root) for root in roots if root is not None}
     return sum(held.values())
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from remat.frameworks.torch.functorch import outside_transforms
 from remat.frameworks.torch.storage import is_dense, storage_id
 
-__all__ = ["SmallBuffers"]
+__all__ = ["SmallBuffers", "exchange_data"]
 
 _ALIGNED = 64  # bytes: kernels may choose by it, and round otherwise
 
@@ -39,8 +39,8 @@ class SmallBuffers:
 
     def rewind(self) -> None:
         """Give the tensors the memory and the numbers that they had."""
-        for tensor, data, numbers in zip(self._tensors, self._at_call, self._numbers(), strict=True):
-            tensor.data = data
+        exchange_data(self._tensors, self._at_call)
+        for data, numbers in zip(self._at_call, self._numbers(), strict=True):
             data.copy_(numbers)
 
     @contextmanager
@@ -53,12 +53,10 @@ class SmallBuffers:
             if in_place:
                 self.rewind()
             else:
-                for tensor, numbers in zip(self._tensors, self._numbers(), strict=True):
-                    tensor.data = numbers
+                exchange_data(self._tensors, self._numbers())
             yield self._memory if in_place else frozenset()
         finally:
-            for tensor, data in zip(self._tensors, own, strict=True):
-                tensor.data = data
+            exchange_data(self._tensors, own)
             for data, numbers in zip(own, before or (), strict=before is not None):
                 data.copy_(numbers)
 
@@ -70,6 +68,12 @@ class SmallBuffers:
         """The numbers that the tensors had, in memory that is nobody's."""
         copies = self._copies
         return [copy.clone() for copy in copies] if isinstance(copies, list) else copies.numbers()
+
+
+def exchange_data(tensors: Iterable[Tensor], memory: Iterable[Tensor]) -> None:
+    """Let tensors be in this memory. By `.data`: graphs that have saved them see no new version."""
+    for tensor, data in zip(tensors, memory, strict=True):
+        tensor.data = data
 
 
 class _CopiedTogether:

@@ -24,7 +24,7 @@ from torch import Tensor
 from remat.frameworks.torch.functorch import is_wrapped, outside_transforms
 from remat.frameworks.torch.graph import backward_hooks, quick_version, set_backward_hooks, version
 from remat.frameworks.torch.leaves import device_fingerprint
-from remat.frameworks.torch.small_buffers import SmallBuffers
+from remat.frameworks.torch.small_buffers import SmallBuffers, exchange_data
 from remat.frameworks.torch.storage import storage_id
 from remat.frameworks.torch.watch import PARAMETERS, PLAIN, unnoticed
 from remat.segments import mutation_error
@@ -90,7 +90,7 @@ class _Version:
 def set_data(tensor: Tensor, data: Tensor, numbers: Tensor | None) -> None:
     """Let a tensor be in this memory, with these numbers. By `.data`: graphs that have saved it see no new version."""
     if not _same_memory(tensor, data):
-        tensor.data = data
+        exchange_data([tensor], [data])
     if numbers is not None:
         # A buffer whose `.data` was set in inference mode is an inference tensor since.
         with torch.inference_mode() if data.is_inference() else nullcontext():
@@ -127,10 +127,10 @@ class _TensorState:
     @classmethod
     def of_parameter(cls, tensor: Tensor, data: Tensor, version: int) -> "_TensorState":
         """That of a parameter without hooks, which was in this memory and had this version."""
-        state = cls.__new__(cls)
-        state.tensor, state.required_grad, state.written, state._hooks = tensor, True, False, {}
-        state._data, state._before, state._numbers, state._checksum = data, version, None, None
-        return state
+        self = cls.__new__(cls)
+        self.tensor, self.required_grad, self.written, self._hooks = tensor, True, False, {}
+        self._data, self._before, self._numbers, self._checksum = data, version, None, None
+        return self
 
     def finish_forward(self) -> None:
         """Note whether the first run has written into the tensor; drop the copy if it has not, and is large."""

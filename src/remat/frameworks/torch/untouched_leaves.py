@@ -91,6 +91,7 @@ class _UnusedNodes:
         edges = edges_behind(tensor.grad_fn)
         if edges is None:
             return None
+        # No way leads from a node to the tensor that it made: one with hooks may be the input, or saved by others.
         made = [tensor]
         for node in {tensor.grad_fn, *(node for node, _ in edges)}:
             if is_leaf_node(node):
@@ -163,7 +164,7 @@ class _Untouched:
             return  # another input has seen to it
         self._leaf, self._before, self._after = leaf, before, after
         self._has_gradient, self._is_restored = False, False
-        if leaf.grad_fn is not None:
+        if leaf.grad_fn is not None:  # the engine calls its hooks with the sum of all gradients
             set_backward_hooks(leaf, {0: self})
         elif leaf.requires_grad:
             set_backward_hooks(leaf, {})
