@@ -41,6 +41,7 @@ IN_TORCH = [
     "_C.DisableTorchFunctionSubclass",
     "_C._current_graph_task_id",
     "_C._current_autograd_node",
+    "_C._is_any_autocast_enabled",
     "_C._len_torch_function_stack",
     "_C._will_engine_execute_node",
     "_C._get_graph_executor_optimize",

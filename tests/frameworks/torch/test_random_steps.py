@@ -106,16 +106,17 @@ def gradients(model, x, script=None):
 
 
 def check(seed):
-    """How many schedules of a random model were tried; none if it cannot be differentiated plainly."""
+    """For schedules of a random model, whether their peak was as predicted; none if plain gradients are an error."""
     torch.manual_seed(0)
     model, x = Random(seed), torch.randn(SIZE, SIZE, dtype=torch.float64, requires_grad=True)
     plain = lambda: model(x)  # noqa: E731
     try:
         expected = gradients(model, x)
     except RuntimeError:  # what was saved is written into
-        return 0
+        return []
     graph = trace_step(model, plain, loss, CPU)
     most = Trial(model, CPU).run(plain, loss).peak
+    found = []
     for choice in range(3):
         runs = random_runs(graph, random.Random(1000 * seed + choice))
         plan = OptimalGraph().plan_of(runs, graph, Memory.of(10**12), Claim(1.0))
@@ -127,16 +128,19 @@ def check(seed):
         if any("sigmoid_" in each.name for each in graph.operations):
             continue  # a cell of an LSTM saves parts of memory before others are written: each is made again by itself
         peak = Trial(model, CPU).run(run, loss).peak
-        assert peak <= 1.35 * peak_of(graph, runs) + 0.1 * most, (seed, choice, peak, peak_of(graph, runs), most)
-    return 3
+        found.append(peak <= 1.35 * peak_of(graph, runs) + 0.1 * most)
+    return found
 
 
 @pytest.mark.parametrize("seed", range(0, 12, 6))
 def test_random_schedules_of_random_models(seed):
-    assert sum(map(check, range(seed, seed + 6)))
+    found = [each for model in range(seed, seed + 6) for each in check(model)]
+    assert found
+    assert sum(found) >= 0.9 * len(found)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(100, 400, 50))
 def test_more_random_schedules_of_random_models(seed):
-    assert sum(map(check, range(seed, seed + 50)))
+    found = [each for model in range(seed, seed + 50) for each in check(model)]
+    assert sum(found) >= 0.95 * len(found) > 30

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["DispatchMode", "Operator", "current_node", "negated", "without_autocast", "without_modes"]
+__all__ = ["DispatchMode", "Operator", "current_node", "is_autocast", "negated", "without_autocast", "without_modes"]
 
 DispatchMode = TorchDispatchMode
 Operator = torch._ops.OpOverload
@@ -25,6 +25,11 @@ def current_node() -> Node | None:
 def without_modes() -> AbstractContextManager[Any]:
     """A block in which no dispatch mode sees operators."""
     return torch._C._DisableTorchDispatch()
+
+
+def is_autocast() -> bool:
+    """Whether autocast is on for any device."""
+    return bool(torch._C._is_any_autocast_enabled())
 
 
 def without_autocast() -> AbstractContextManager[Any]:

@@ -42,9 +42,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from remat.frameworks.compilers import not_compiled
-from remat.frameworks.torch.dispatch import DispatchMode, Operator, without_autocast, without_modes
+from remat.frameworks.torch.dispatch import DispatchMode, Operator, is_autocast, without_autocast, without_modes
 from remat.frameworks.torch.fsdp import gathered
-from remat.frameworks.torch.functorch import outside_transforms
+from remat.frameworks.torch.functorch import in_transform, outside_transforms
 from remat.frameworks.torch.graph import current_backward
 from remat.frameworks.torch.lineage_results import Backward, Kept, Operation, OwnView, Result, Scratch, View
 from remat.frameworks.torch.operator_traits import OperatorTraits, tensors_among, traits_of
@@ -283,6 +283,9 @@ def unpack(saved: Any) -> Tensor:
     if not isinstance(saved, View):
         tensor: Tensor = saved
         return tensor
-    sharded = saved.sharded
+    sharded, task = saved.sharded, current_backward()
+    # A backward is without a graph but for second derivatives, and mostly without autocast: entering takes as long.
+    if not (sharded or torch.is_grad_enabled() or is_autocast() or in_transform()):
+        return saved.take(task)
     with outside_transforms(), torch.no_grad(), without_autocast(), gathered(sharded) if sharded else _NOTHING:
-        return saved.take(current_backward())
+        return saved.take(task)
