@@ -140,6 +140,16 @@ def test_a_block_that_keeps_a_part_shows_what_it_keeps(tmp_path):
     assert all(tensor.line.startswith("test_block_pages.py") for name in parts for tensor in kept[name].tensors)
 
 
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore")  # what the compiler says of hooks, and of its own fake tensors
+def test_compiled_blocks_compile_in_a_profile_as_without():
+    """The compiler traces hooks of modules, too: those of a profile let it pass."""
+    net = nn.Sequential(*(torch.compile(Block(), backend="eager", fullgraph=True) for _ in range(2)))
+    run = profile_of(net)
+    assert [contents.name.rpartition(".")[2] for contents, _ in run.kept] == ["0", "1"]
+    assert all(tensor.line.startswith("test_block_pages.py") for tensor in run.kept[0][0].tensors)
+
+
 def test_nothing_of_a_program_is_watched_after_the_profile():
     from torch.nn.modules import module
 

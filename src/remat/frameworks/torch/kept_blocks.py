@@ -20,6 +20,7 @@ from torch.autograd.graph import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from remat.execute.recomputation import is_recomputing
+from remat.frameworks.torch.block_stage import is_compiled
 from remat.frameworks.torch.graph import is_leaf_node, next_sequence_nr
 from remat.frameworks.torch.leaves import tensors_in
 from remat.frameworks.torch.segment_profile import path_in_container
@@ -57,7 +58,7 @@ class _Observed(threading.local):
         if path is None:
             return
         log = self.running[0].log if self.running else LineLog(next_sequence_nr)
-        if not self.running and path not in self.kept:
+        if not self.running and path not in self.kept and not is_compiled(module):
             log.begin()
         self.running.append(_Running(module, path, log))
 
@@ -79,13 +80,19 @@ def observe(profile: Profile) -> Iterator[None]:
     """A block in which the modules that are no segments tell the profile what they keep."""
     observed = _Observed()
 
+    def before(module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling():  # the compiler traces hooks, too, and sees nothing of them by this
+            observed.begin(module)
+
     def after(module: nn.Module, args: Any, result: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         contents = observed.end(module, args, result)
         if contents is not None and result is not None:  # None after an error, too
             profile.add_kept(contents, perf_counter())
 
     handles = [
-        register_module_forward_pre_hook(lambda module, args: observed.begin(module)),
+        register_module_forward_pre_hook(before),
         register_module_forward_hook(after, always_call=True),
     ]
     try:
@@ -108,7 +115,7 @@ def _contents(block: _Running, args: Any, result: Any) -> SegmentContents:
             ready += [each for each, _ in node.next_functions if each is not None]
     known = {storage_id(each) for each in (*inputs, *block.module.parameters()) if is_dense(each)}
     tensors = [*saved_tensors(seen, known, block.log, module=block.path)]
-    source = definition_of(block.module)
+    source = definition_of(getattr(block.module, "_orig_mod", block.module))
     if source is not None:  # a module of torch itself, or a debugger that traces: the block is all that is known
         tensors = [each if each.line else replace(each, line=source.short) for each in tensors]
     held = {storage_id(each): local_part(each).untyped_storage().nbytes() for each in inputs if is_dense(each)}
