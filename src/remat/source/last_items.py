@@ -8,7 +8,7 @@ import ast
 from collections.abc import Collection
 
 from remat.source.outputs import appended_list
-from remat.source.syntax import at, flattened, statements
+from remat.source.syntax import OwnScope, at, flattened, statements, turn_parts
 
 __all__ = ["use_last_items"]
 
@@ -19,14 +19,9 @@ def use_last_items(function: ast.FunctionDef, locals_: Collection[str]) -> None:
     function.body = flattened([blocks.visit(node) for node in function.body])
 
 
-class _Blocks(ast.NodeTransformer):
+class _Blocks(OwnScope):
     def __init__(self, locals_: Collection[str]) -> None:
         self.locals = locals_
-
-    def _scope(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _scope
 
     def _loop(self, node: ast.For | ast.While) -> ast.stmt | list[ast.stmt]:
         self.generic_visit(node)
@@ -40,14 +35,10 @@ class _Blocks(ast.NodeTransformer):
     visit_For = visit_While = _loop
 
 
-def _parts(node: ast.For | ast.While) -> list[ast.AST]:
-    return [*node.body, *([node.test] if isinstance(node, ast.While) else [node.target])]
-
-
 def _is_only_appended_and_last_read(node: ast.For | ast.While, name: str) -> bool:
-    uses = sum(isinstance(n, ast.Name) and n.id == name for part in _parts(node) for n in ast.walk(part))
+    uses = sum(isinstance(n, ast.Name) and n.id == name for part in turn_parts(node) for n in ast.walk(part))
     appended = sum(appended_list(part) == name for part in node.body)
-    last = sum(_is_last_item(n, name) for part in _parts(node) for n in ast.walk(part))
+    last = sum(_is_last_item(n, name) for part in turn_parts(node) for n in ast.walk(part))
     return bool(last) and uses == appended + last
 
 

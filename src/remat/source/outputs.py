@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from remat.source.flow import FlowVisitor, Loop
-from remat.source.syntax import names_in
+from remat.source.syntax import names_in, turn_parts
 
 __all__ = ["Output", "appended_list", "outputs_of"]
 
@@ -47,7 +47,7 @@ def outputs_of(loop: Loop, locals_: Collection[str], modules: frozenset[str]) ->
         if output is not None and output.name in locals_ and "continue" not in before.ends:
             found.append(output)
         before.visit(node)
-    names = [name for part in _parts(loop) for name in names_in(part)]
+    names = [name for part in turn_parts(loop) for name in names_in(part)]
     given = Counter(output.name for output in found for _ in range(1 + output.filled))  # `out = put(v, out, i)`: twice
     filled = Counter(output.name for output in found if output.filled)
     stored = {n.id for part in loop.body for n in ast.walk(part) if isinstance(n, ast.Name) and _is_stored(n)}
@@ -61,10 +61,6 @@ def outputs_of(loop: Loop, locals_: Collection[str], modules: frozenset[str]) ->
 
 def _is_stored(name: ast.Name) -> bool:
     return not isinstance(name.ctx, ast.Load)
-
-
-def _parts(loop: Loop) -> list[ast.AST]:
-    return [*loop.body, *([loop.test] if isinstance(loop, ast.While) else [loop.target])]
 
 
 def appended_list(node: ast.stmt) -> str | None:

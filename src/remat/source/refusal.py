@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from remat.errors import SourceError
 from remat.source.flow import Change, FlowVisitor, Loop
+from remat.source.scopes import own_nodes
 
 __all__ = ["check_function", "check_loop", "refuse"]
 
@@ -25,7 +26,7 @@ def check_function(function: ast.AST, refuse: Refuse) -> None:
     """Refuse what makes a whole function impossible to rewrite."""
     if isinstance(function, ast.AsyncFunctionDef):
         refuse(function, "an async function cannot be differentiated", "Make it a plain function.")
-    for node in _own_nodes(function):
+    for node in own_nodes(list(ast.iter_child_nodes(function))):
         if isinstance(node, ast.Yield | ast.YieldFrom):
             refuse(node, "a generator has no result to differentiate", "Return a list or an array in place of yield.")
         if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
@@ -75,15 +76,3 @@ def _refuse_change(change: Change, refuse: Refuse) -> NoReturn:
     else:
         how = f"Make a new object in every turn, as in {what} = …, or copy what you change."
     refuse(change.node, why, how)
-
-
-def _own_nodes(function: ast.AST) -> list[ast.AST]:
-    """The nodes of a function without those of inner functions."""
-    found: list[ast.AST] = []
-    rest = list(ast.iter_child_nodes(function))
-    while rest:
-        node = rest.pop()
-        found.append(node)
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
-            rest += ast.iter_child_nodes(node)
-    return found

@@ -25,7 +25,7 @@ from remat.source.analysis import Analysis, FoundLoop
 from remat.source.loop_info import LoopInfo
 from remat.source.outputs import Output
 from remat.source.step_body import bound_values, step_body
-from remat.source.syntax import at, clone, expression, flattened, statements
+from remat.source.syntax import OwnScope, at, clone, expression, flattened, statements
 
 __all__ = ["rewritten"]
 
@@ -107,15 +107,10 @@ def _indented(text: str) -> str:
 
 
 @dataclass
-class _CallSites(ast.NodeTransformer):
+class _CallSites(OwnScope):
     """Loops as they stand in the function, or in the step of another loop."""
 
     infos: dict[int, LoopInfo]
-
-    def _scope(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _scope
 
     def _loop(self, node: ast.For | ast.While) -> ast.stmt | list[ast.stmt]:
         info = self.infos.get(getattr(node, "remat_loop", 0))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from remat.source.syntax import words
 
-__all__ = ["Scope", "bound_names", "free_names", "late_readers", "scopes_in"]
+__all__ = ["Scope", "bound_names", "free_names", "late_readers", "own_nodes", "scopes_in"]
 
 _SCOPES = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.GeneratorExp)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -60,7 +60,7 @@ def _free_of_comprehension(node: ast.AST) -> set[str]:
 
 def _free(nodes: list[ast.AST] | list[ast.stmt] | list[ast.expr]) -> set[str]:
     found: set[str] = set()
-    for node in _own_nodes(nodes):
+    for node in own_nodes(nodes):
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
             found.add(node.id)
         elif isinstance(node, ast.Nonlocal | ast.Global):
@@ -73,7 +73,7 @@ def _free(nodes: list[ast.AST] | list[ast.stmt] | list[ast.expr]) -> set[str]:
 def _bound(nodes: list[ast.AST] | list[ast.stmt]) -> set[str]:
     found: set[str] = set()
     outer: set[str] = set()
-    for node in _own_nodes(nodes):
+    for node in own_nodes(nodes):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -89,7 +89,7 @@ def _bound(nodes: list[ast.AST] | list[ast.stmt]) -> set[str]:
     return found - outer
 
 
-def _own_nodes(nodes: list[ast.AST] | list[ast.stmt] | list[ast.expr]) -> Iterator[ast.AST]:
+def own_nodes(nodes: list[ast.AST] | list[ast.stmt] | list[ast.expr]) -> Iterator[ast.AST]:
     """The nodes of these trees; of inner scopes only the scope itself, its decorators and its defaults."""
     rest: list[ast.AST] = list(nodes)
     while rest:

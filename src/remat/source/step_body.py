@@ -11,7 +11,7 @@ import ast
 
 from remat.source.loop_info import LoopInfo
 from remat.source.outputs import Output
-from remat.source.syntax import clone, expression, flattened, statements
+from remat.source.syntax import OwnScope, clone, expression, flattened, statements
 
 __all__ = ["bound_values", "step_body"]
 
@@ -49,14 +49,9 @@ def _continues_through_finally(body: list[ast.stmt]) -> bool:
     return any(isinstance(n, ast.Continue) for part in tries for n in ast.walk(part))
 
 
-class _Ends(ast.NodeTransformer):
+class _Ends(OwnScope):
     def __init__(self, result: str, keeps_continue: bool, carry: frozenset[str]) -> None:
         self.result, self.keeps_continue, self.carry, self.depth = result, keeps_continue, carry, 0
-
-    def _scope(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _scope
 
     def _loop(self, node: ast.For | ast.While) -> ast.AST:
         self.depth += 1

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 __all__ = [
+    "OwnScope",
     "at",
     "clone",
     "expression",
@@ -18,6 +19,7 @@ __all__ = [
     "is_hidden",
     "names_in",
     "statements",
+    "turn_parts",
     "visible",
     "words",
 ]
@@ -25,6 +27,15 @@ __all__ = [
 N = TypeVar("N", bound=ast.AST)
 _PREFIX = "_remat_hidden_"  # of hidden names while a template is parsed; names of users are never given this way
 _HIDDEN = re.compile(r"(?<![\w.\])\"'])\.(?=[a-z])")  # a dot that no expression comes before
+
+
+class OwnScope(ast.NodeTransformer):
+    """A transformer of one function's statements: what is inside of inner functions and classes stays as it is."""
+
+    def _scope(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _scope
 
 
 def clone(node: N) -> N:
@@ -104,6 +115,11 @@ def flattened(items: Iterable[ast.stmt | list[ast.stmt] | None]) -> list[ast.stm
     for item in items:
         out.extend(item if isinstance(item, list) else [] if item is None else [item])
     return out
+
+
+def turn_parts(loop: ast.For | ast.While) -> list[ast.AST]:
+    """What every turn of a loop runs: its body, and its test or its target."""
+    return [*loop.body, loop.test if isinstance(loop, ast.While) else loop.target]
 
 
 def names_in(node: ast.AST) -> Iterator[str]:

@@ -10,6 +10,8 @@ import dis
 from collections.abc import Collection
 from types import CodeType
 
+from remat.source.syntax import names_in
+
 __all__ = ["asks", "hands_on", "is_traceable", "multiplied_names"]
 
 # Functions to which an array is not the number that it stands for.
@@ -114,4 +116,4 @@ def multiplied_names(loop: ast.For | ast.While) -> set[str]:
 
 
 def _names(node: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return set(names_in(node))

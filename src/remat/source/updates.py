@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable, Collection
 from typing import Any
 
-from remat.source.syntax import at, clone, expression, flattened, statements
+from remat.source.syntax import OwnScope, at, clone, expression, flattened, statements
 
 __all__ = ["AUGMENTED", "PLAIN", "functional_updates", "replace_copies"]
 
@@ -38,14 +38,9 @@ def replace_copies(tree: ast.AST) -> None:
             node.func = expression(".remat.copy", node.func)  # type: ignore[attr-defined]
 
 
-class _Updates(ast.NodeTransformer):
+class _Updates(OwnScope):
     def __init__(self, names: Collection[str], made: Collection[str]) -> None:
         self.names, self.made, self.count, self.depth = names, made, 0, 0
-
-    def _scope(self, node: ast.AST) -> ast.AST:
-        return node
-
-    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = visit_ClassDef = _scope
 
     def _loop(self, node: ast.For | ast.While) -> ast.AST:
         self.depth += 1
