@@ -186,3 +186,24 @@ def test_without_jit_and_with_jax_looking_for_leaks():
         assert_same(of(1.1), expected)
     with jax.checking_leaks():
         assert_same(jax.jit(lambda x: of(x))(1.1), expected)
+
+
+def test_loops_inside_of_loops_for_a_batch_with_a_rule_for_cotangents():
+    """A rule of jax.custom_vjp has no tangents of a batch, and none are asked for in reverse mode."""
+
+    @jax.custom_vjp
+    def halved(x):
+        return jnp.sin(x)
+
+    halved.defvjp(lambda x: (jnp.sin(x), x), lambda x, bar: (0.5 * bar * jnp.cos(x),))
+
+    def repeated(steps, body):
+        def again(c):
+            return c[0] + 1, body(c[1])
+
+        return lambda h: remat.while_loop(lambda c: c[0] < steps, again, (0, h), slots=2)[1]
+
+    loops, calls = repeated(2, repeated(2, halved)), lambda h: halved(halved(halved(halved(h))))
+    h = jnp.array([0.3, 0.7])
+    slopes = [jax.jit(jax.grad(lambda h, f=f: jax.vmap(f)(h).sum()))(h) for f in (loops, calls)]
+    numpy.testing.assert_allclose(*slopes, rtol=1e-12)

@@ -114,6 +114,10 @@ class Linearization(CacheKeyed, ABC):
         """As for the function."""
         return self.function.has_custom_rules
 
+    def output_avals(self, args: Sequence[Aval]) -> list[Aval]:
+        """The avals of the results, as those of their tangents are."""
+        return list(self.function.jaxpr(args).out_avals)
+
     @property
     def needed_inputs(self) -> Flags:
         """The arguments that residuals and `vjp` are computed from; a VJP may be given anything for the others."""

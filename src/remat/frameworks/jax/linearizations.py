@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 
 from remat.frameworks.jax.avals import Array, Aval, BatchAxis, Flags, aval_of, in_axes_of, merge, row_aval, select
 from remat.frameworks.jax.differentiable import Arrays, DifferentiableFunction, Linearization
-from remat.frameworks.jax.propagation import batched_results
+from remat.frameworks.jax.propagation import batched_avals, batched_results
 
 __all__ = ["VJP", "Batched", "BatchedLinearization", "ForwardWithResiduals"]
 
@@ -264,6 +264,10 @@ class BatchedLinearization(Linearization):
         self.active_inputs, self.active_outputs = member.active_inputs, member.active_outputs
         self.algorithm = member.algorithm
         self.key = function, member, outputs, residuals, tangents
+
+    def output_avals(self, args: Sequence[Aval]) -> list[Aval]:
+        """Those of one member, with the batch where tangents have it."""
+        return batched_avals(self.member.output_avals(self.function.member_avals(args)), self.axis, self.outputs)
 
     @property
     def needed_inputs(self) -> Flags:

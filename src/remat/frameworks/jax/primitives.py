@@ -208,7 +208,16 @@ def _jvp_impl(*args: Array, linearization: Linearization, n_residuals: int) -> A
 @_jvp_p.def_effectful_abstract_eval
 def _jvp_abstract_eval(*args: Array, linearization: Linearization, n_residuals: int) -> Any:
     run = partial(_run_jvp, linearization=linearization, n_residuals=n_residuals)
-    program = jax.make_jaxpr(run)(*map(aval_of, args))
+    try:
+        program = jax.make_jaxpr(run)(*map(aval_of, args))
+    except TypeError:
+        # Tangents by a jax.custom_vjp rule have no batch: JAX never runs them, but transposes them, member by member.
+        if not linearization.has_custom_rules:
+            raise
+        inputs = [*map(aval_of, args[: len(linearization.active_inputs)])]
+        avals = linearization.output_avals(inputs)
+        tangents = [aval.to_tangent_aval() for aval in select(linearization.active_outputs, avals)]
+        return tangents, linearization.function.jaxpr(inputs).effects
     return program.out_avals, program.effects
 
 
