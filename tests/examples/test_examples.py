@@ -72,7 +72,8 @@ def test_examples(framework):
         pytest.skip(f"{framework} is not installed")
     words = [word for name, smaller in GROUPS[framework].items() for word in (str(FOLDER / name), repr(smaller))]
     # The flag of jax_sharded.py, which counts before JAX is first asked for its devices.
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"} if framework == "jax" else {}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"
+    devices = {"XLA_FLAGS": flags} if framework == "jax" else {}
     assert len(AGREEMENT.findall(run("-c", RUNNER, *words, **devices))) >= len(GROUPS[framework])
 
 

@@ -14,6 +14,9 @@ EXTRAS = {
     "bool": ("jnp.array(True)", "e = e ^ (h[0] > 0)"),
     "key": ("jax.random.key(3)", "e, k = jax.random.split(e)\nh = h + 0.1 * jax.random.normal(k, (4,))"),
     "old key": ("jax.random.PRNGKey(3)", "e, k = jax.random.split(e)\nh = h * jax.random.bernoulli(k, 0.8, (4,))"),
+    "rbg key": ("jax.random.key(3, impl='rbg')", "e, k = jax.random.split(e)\nh = h + jax.random.normal(k, (4,))"),
+    "float32": ("jnp.zeros(4, 'float32')", "e = e + h.astype('float32')\nh = h + 0.1 * e"),
+    "half": ("jnp.zeros((), 'bfloat16')", "e = (e + 1).astype('bfloat16')\nh = h + 0.1 * e"),
     "constant": ("jnp.ones(4)", "h = h * e"),
     "buffer": ("jnp.zeros((5, 4))", "e = e.at[jnp.argmax(h)].set(h)"),
     "read buffer": ("jnp.zeros((5, 4))", "h = h + 0.1 * e[1]\ne = e.at[jnp.argmax(h)].add(h)"),
@@ -27,7 +30,7 @@ INPUTS = {"none": "h = h * 1.0", "traced": "h = h + x", "dict": "h = h + x['x'] 
 
 @kind(5, "nests")
 def loop(s: Scope, c: Choices) -> None:
-    length, extra = c.number("length", 1, 4), c.pick("carry", dict.fromkeys(EXTRAS, 1.0) | {"h": 3})
+    length, extra = c.number("length", 0, 4), c.pick("carry", dict.fromkeys(EXTRAS, 1.0) | {"h": 3})
     inputs, outputs = c.pick("xs", {"none": 1, "traced": 2, "dict": 1}), c.pick("y", dict.fromkeys(OUTPUTS, 1.0))
     box = c.pick("container", {"bare": 3, **CONTAINERS} if extra == "h" else CONTAINERS)
     names = ["h"] if extra == "h" else ["h", "e"]
@@ -47,7 +50,9 @@ def loop(s: Scope, c: Choices) -> None:
         "traced": leaf,
         "dict": f"{{'x': {leaf}, 'i': jnp.arange({length})}}",
     }[inputs]
-    budget = c.pick("budget", {f"slots={c.number('slots', 1, length)}": 3, "memory='1 MiB'": 1, "memory='6 KiB'": 0.5})
+    budget = c.pick(
+        "budget", {f"slots={c.number('slots', 1, max(1, length))}": 3, "memory='1 MiB'": 1, "memory='6 KiB'": 0.5}
+    )
     options = c.pick("option", {"": 4, ", reverse=True": 1, ", unroll=2": 0.5})
     init = packed(box, names[:1] + [EXTRAS[extra][0]] * (extra != "h"))
     if c.chance("exchanged", 0.25):
@@ -59,7 +64,7 @@ def loop(s: Scope, c: Choices) -> None:
     if extra in ("sum", "buffer", "read buffer", "weak float"):
         s(f"h = h + 0.1 * jnp.sum({taken(box, 'carry', 2)[1]})")
     if outputs != "none":
-        s(f"h = h + 0.1 * jnp.mean(jnp.sin({'ys.a' if outputs == 'container' else 'ys'}))")
+        s(f"h = h + 0.1 * jnp.sum(jnp.sin({'ys.a' if outputs == 'container' else 'ys'}))")
 
 
 @kind(3, "nests")
@@ -69,7 +74,7 @@ def while_loop(s: Scope, c: Choices) -> None:
     box = c.pick("container", CONTAINERS)
     names = ["h", "i"] if extra == "h" else ["h", "i", "e"]
     ends = c.pick("ends", {"count": 2, "state": 2, "weight": 1})
-    slots = c.number("slots", 1, 5)
+    slots, bound = c.number("slots", 1, 5), c.pick("bound", {str(length): 3, "None": 1})
     values = taken(box, "carry", len(names))
 
     def fill(inner: Scope) -> None:
@@ -83,7 +88,7 @@ def while_loop(s: Scope, c: Choices) -> None:
     s(f"cond = lambda carry: ({values[1]} < {length}){rest}")
     init = packed(box, ["h", "0", *([EXTRAS[extra][0]] * (extra != "h"))])
     budget = c.pick("budget", {f"slots={slots}": 3, "memory='1 MiB'": 1})
-    s(f"carry = remat.while_loop(cond, {body}, {init}, max_steps={length}, {budget})")
+    s(f"carry = remat.while_loop(cond, {body}, {init}, max_steps={bound}, {budget})")
     s(f"h = {values[0]}")
     if extra in ("sum", "buffer", "read buffer", "weak float"):
         s(f"h = h + 0.1 * jnp.sum({values[2]})")

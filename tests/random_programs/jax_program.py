@@ -1,7 +1,7 @@
 """A whole random program on JAX."""
 
 from remat.errors import InfeasibleError, RematError
-from tests.random_programs import jax_loop_statements  # noqa: F401 (its statements are registered by importing it)
+from tests.random_programs import jax_loop_statements, jax_placed_loops  # noqa: F401 (importing registers statements)
 from tests.random_programs.choices import Choices
 from tests.random_programs.jax_runtime import run
 from tests.random_programs.jax_statements import KINDS, write_body
@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy
+from jax.experimental import checkify
 
 from tests.random_programs.jax_runtime import *
 
@@ -38,6 +39,13 @@ DRIVERS = {
     "return jax.jit(jax.jacrev(lambda p: forward(p, u)))(p)": 0.5,
     "return jax.jit(jax.grad(jax.checkpoint(loss)))(p)": 0.5,
     "return jax.jit(loss)(p)": 0.3,
+    "return jax.jit(jax.hessian(lambda h: loss({**p, 'start': h})))(p['start'])": 0.5,
+    "return jax.jit(jax.jacfwd(jax.jacrev(lambda h: loss({**p, 'start': h}))))(p['start'])": 0.3,
+    f"return jax.jit(lambda p: jax.jvp(lambda p: jax.jvp(loss, (p,), ({ONE},))[1], (p,), ({ONE},)))(p)": 0.3,
+    f"return jax.jit(jax.vmap(jax.vmap(jax.grad(loss))))(jax.tree.map(lambda a: jnp.stack([a, a + 0.1]), {TWO}))": 0.3,
+    f"return jax.jit(jax.vmap(lambda p: jax.jvp(jax.grad(loss), (p,), ({ONE},))[1]))({TWO})": 0.5,
+    "return jax.jit(lambda p: checkify.checkify(jax.grad(loss), checkify.float_checks)(p)[1])(p)": 0.3,
+    "return jax.jit(lambda p: jax.linearize(loss, p)[1](p))(p)": 0.3,
 }
 
 
@@ -59,7 +67,9 @@ def write_program(seed: int, without: frozenset[str] = frozenset()) -> Program:
     text("", "")
     with text.block("def drive(u, p):"):
         text("loss = lambda p: jnp.sum(forward(p, u) ** 2)", c.pick("driver", DRIVERS))
-    return Program(seed, "jax", text.text() + "\n", dict(c.features), 1e-10, _why, run)
+    return Program(
+        seed, "jax", text.text() + "\n", dict(c.features), 1e-4 if "carry=float32" in c.features else 1e-10, _why, run
+    )
 
 
 def _why(error: RematError) -> str:

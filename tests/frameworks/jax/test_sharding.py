@@ -23,7 +23,8 @@ PROGRAM = Path(__file__).with_name("sharding_program.py")
     ],
 )
 def test_gradients_and_buffers_are_those_of_one_device(pattern, count):
-    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+    env = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     command = [sys.executable, "-P", str(PROGRAM), pattern]  # -P: folders torch, numpy lie next to it
     run = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-2000:]
