@@ -13,6 +13,7 @@
 | `rewriting.py`, `step_body.py`, `syntax.py` | the new text: loops, their steps, and hidden names |
 | `numpy_names.py` | `numpy` in the user's function read as autograd's |
 | `run_time.py`, `segments_of_turns.py`, `items.py` | what the new text calls: turns in place, and the others |
+| `traced_turns.py`, `unrolled_turns.py`, `traceability.py` | turns on JAX: compiled as one loop, or one by one |
 | `statics.py`, `shared_arrays.py`, `item_assignment.py` | carried strings and None; aliases; `x[i] = v` |
 | `settings.py`, `messages.py`, `loop_explanation.py` | budgets; names in errors; `fn.explain()` |
 """
