@@ -89,7 +89,9 @@ def _comparison(
         measured = ("does not fit", "")
         if costs:
             measured = bytes_text(max(each.peak for each in costs)), str(Times(tuple(each.seconds for each in costs)))
-        rows.append((name, bytes_text(made.peak), measured[0], seconds_text(made.seconds), measured[1]))
+        # A plan is for the model; the step that is measured also holds what the model returns, until its end.
+        peak = made.peak + max((each.outputs for each in (*planned, *plain) if each is not None), default=0)
+        rows.append((name, bytes_text(peak), measured[0], seconds_text(made.seconds), measured[1]))
     return "\n".join(aligned(rows))
 
 

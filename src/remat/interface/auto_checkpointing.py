@@ -16,10 +16,15 @@ M = TypeVar("M")
 
 
 class StepCosts(NamedTuple):
-    """What one forward and backward took: the peak in bytes above the level before it, and seconds."""
+    """What one forward and backward took: the peak in bytes above the level before it, and seconds.
+
+    In the peak are `outputs`: bytes of what a planned model returns, which the step holds until its end, as many
+    callers do, and which are no part of the plan.
+    """
 
     peak: int
     seconds: float
+    outputs: int = 0
 
 
 class LargestBatch(NamedTuple):

@@ -10,6 +10,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
+from remat.frameworks.torch.measure_chain import StageMeasurement
+from remat.frameworks.torch.measure_model import MeasuredModel
 from tests.frameworks.torch.planned_models import batch, net
 
 DATA = [batch(128, seed=rank) for rank in range(2)]
@@ -123,6 +125,9 @@ def sharded_and_given_plans():
 
 def choices_inside_of_blocks():
     """What a block does not keep is made again while its parameters are gathered, or its parts' ones are."""
+    # Blocks as small as these take more Python than anything, and would rather be computed again as a whole.
+    StageMeasurement.seconds_as_segment = lambda self, segment: 0.01
+    MeasuredModel.alternatives = lambda self, memory: ()
     model = planned(net(norm=False), 300_000, inside_blocks=True)
     check(model, called=DistributedDataParallel(model), inside_blocks=True)
     check(sharded(planned(net(), 300_000, inside_blocks=True)), inside_blocks=True)

@@ -14,6 +14,7 @@ from remat.frameworks.torch.block_trace import trace_block
 from remat.frameworks.torch.cut_blocks import BlockCall
 from remat.frameworks.torch.lineage_cost import LineageCost
 from remat.frameworks.torch.measure_chain import StageMeasurement
+from remat.frameworks.torch.measure_model import MeasuredModel
 from tests.frameworks.torch.lineage_blocks import Attention, block_of
 from tests.frameworks.torch.planned_models import assert_equal_runs, backward, net, peak, x
 
@@ -23,7 +24,9 @@ SHARES = (0.72, 0.5, 0.3)
 @pytest.fixture(autouse=True)
 def _no_costs_of_python(monkeypatch):
     """They are most of what blocks as small as these take, and differ from run to run."""
-    monkeypatch.setattr(block_stage, "lineage_cost", lambda: LineageCost(0.0, 0.0, 1e-3))
+    monkeypatch.setattr(block_stage, "lineage_cost", lambda: LineageCost(0.0, 0.0))
+    monkeypatch.setattr(StageMeasurement, "seconds_as_segment", lambda self, segment: 0.01)
+    monkeypatch.setattr(MeasuredModel, "alternatives", lambda self, memory: ())
 
 
 @pytest.fixture(autouse=True)

@@ -68,14 +68,19 @@ def _compile_options(compiled: bool | Mapping[str, Any]) -> CompileOptions | Non
     return tuple((name, tuple(value.items()) if isinstance(value, dict) else value) for name, value in compiled.items())
 
 
-def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) -> tuple[int, float] | None:
-    """The peak and the seconds of one forward and backward; None if memory does not suffice."""
+def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) -> tuple[int, float, int] | None:
+    """The peak and the seconds of one forward and backward, and what of the peak is no part of a plan.
+
+    That is what the model returns and its graph does not hold. None if memory does not suffice.
+    """
     args, kwargs = call_of(sample)
     devices = devices_of(args, kwargs, list(model.parameters()))
     trial, run = Trial(model, devices), partial(model, *args, **kwargs)
+    last = getattr(vars(model).get("_remat_forward"), "last", None)
+    outputs = 0 if last is None else last.outputs
     planned = vars(model).pop("_remat_forward", None) if plain else None
     try:
-        return trial.run(run, loss).peak, trial.seconds_of(run, loss)
+        return trial.run(run, loss).peak, trial.seconds_of(run, loss), outputs
     except torch.cuda.OutOfMemoryError:
         return None
     finally:

@@ -2,8 +2,8 @@
 
 In: a stage that was measured with everything kept, and the block that it is. The block is traced (block_trace.py), the
 planner finds what to keep for some sizes of the tape, and each choice is run by lineage and measured: bytes held, and
-the peaks of recording and pulling back. Its seconds are those of the block and of the operators that run again, and on
-a CPU what lineage itself takes (lineage_cost.py).
+the peaks of recording and pulling back. Its seconds are those of the block and of the operators that run again, and
+what lineage itself takes (lineage_cost.py), as far as the host has no time to spare.
 
 Rule. Blocks that are compiled, or have compiled modules inside, are opaque: they have no other options, and neither do
 blocks which refuse hooks on saved tensors (transforms of torch.func inside).
@@ -21,7 +21,7 @@ from remat.frameworks.torch.compiled_blocks import CompiledBlock, fused
 from remat.frameworks.torch.cut_blocks import BlockCall
 from remat.frameworks.torch.functorch import refuses_hooks
 from remat.frameworks.torch.lineage import dropped_results, run_by_lineage
-from remat.frameworks.torch.lineage_cost import LineageCost, lineage_cost
+from remat.frameworks.torch.lineage_cost import lineage_cost
 from remat.frameworks.torch.measure_chain import StageMeasurement
 from remat.frameworks.torch.meter import cuda_of, devices_of
 from remat.frameworks.torch.plan_agreement import of_first_process
@@ -55,8 +55,9 @@ def with_options(
         if refuses_hooks(error):
             return stage
         raise
-    cost = lineage_cost() if device is None else LineageCost(0.0, 0.0, 0.0)
-    measured = partial(_by_lineage, stage, function, x, cost.operator * graph.turn, cost.remade)
+    cost = lineage_cost()
+    spare = StageMeasurement(function, x).seconds_to_spare()
+    measured = partial(_by_lineage, stage, function, x, cost.operator * graph.turn - spare, cost.remade)
     if compiled is None:
         choices = _choices(graph, MOST_ALONE if alone else MOST)
     elif any(each.writes for each in graph.operations):  # selective checkpoints do not take them
@@ -68,7 +69,7 @@ def with_options(
     for choice in of_first_process(choices, groups):  # each of which runs the block as often as the others
         if remade := _remade(graph, choice):
             options.append(measured(choice, remade))
-    return replace(stage, forward=stage.forward + cost.segment, options=tuple(options), graph=graph)
+    return replace(stage, options=tuple(options), graph=graph)
 
 
 def least_while_recorded(stage: Stage) -> Stage:
@@ -107,12 +108,15 @@ def _by_lineage(
     choice: BlockOption,
     remade: tuple[str, ...],
 ) -> Option:
-    """The option of a choice; `recording` and `remaking` an operator take so many seconds beside the operators."""
+    """The option of a choice; `recording` and `remaking` an operator take so many seconds beside the operators.
+
+    The former is less than nothing where the host has time to spare.
+    """
 
     def run(x: Any) -> Any:
         return run_by_lineage(function, (x,), {}, dropped_results(remade))
 
-    seconds = choice.seconds + recording + remaking * len(choice.remade)
+    seconds = choice.seconds + max(0.0, recording + remaking * len(choice.remade))
     return StageMeasurement(run, x).option(stage, _name(choice), remade, seconds)
 
 

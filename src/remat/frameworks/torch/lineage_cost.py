@@ -1,8 +1,7 @@
-"""What lineage and segments cost beside what runs again: measured once in a process, on tensors of a few numbers.
+"""What lineage costs beside what runs again: measured once in a process, on tensors of a few numbers.
 
-Rule. On a CPU their Python takes the time of the kernels away, so it counts in a plan: for lineage so much for every
-operator of a block, and so much for each that runs again; for a block that is computed again as a whole, a segment, so
-much. On an accelerator it is hidden behind the kernels.
+Rule. Its Python counts in a plan: so much for every operator of a block, and so much for each that runs again. On an
+accelerator it is hidden behind the kernels as far as these take longer than the Python that launches them.
 
 The cost: some fifty milliseconds, once.
 """
@@ -15,10 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from remat.frameworks.torch.checkpoint import checkpoint
 from remat.frameworks.torch.lineage import Dropped, result_name, run_by_lineage
 from remat.frameworks.torch.lineage import dropped_results as results
-from remat.segments import CheckpointOptions
 
 __all__ = ["LineageCost", "lineage_cost"]
 
@@ -27,11 +24,10 @@ TIMES = 15
 
 
 class LineageCost(NamedTuple):
-    """Seconds for each operator of a block, and for each that runs again; and for a block that is a segment."""
+    """Seconds for each operator of a block, and for each that runs again."""
 
     operator: float
     remade: float
-    segment: float
 
 
 @cache
@@ -41,12 +37,10 @@ def lineage_cost() -> LineageCost:
         x = torch.ones(2, 2, requires_grad=True)
         everything = results(tuple(result_name(name, i, 0) for name in ("mm", "sin") for i in range(OPERATORS)))
         plain, kept, remade = (_fastest(x, dropped) for dropped in (None, {}, everything))
-        segment = _seconds(lambda: _pull_back(checkpoint(_operators, (x,), {}, CheckpointOptions()), x))
         with torch.no_grad():
             alone = _seconds(lambda: _operators(x))
     count = 2 * OPERATORS
-    lineage = max(0.0, kept - plain) / count, max(0.0, remade - kept - alone) / count
-    return LineageCost(*lineage, max(0.0, segment - plain - alone))
+    return LineageCost(max(0.0, kept - plain) / count, max(0.0, remade - kept - alone) / count)
 
 
 def _operators(x: Tensor) -> Tensor:

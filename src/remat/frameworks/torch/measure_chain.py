@@ -28,6 +28,7 @@ from torch.autograd.function import Function
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.autocast import AutocastState, forget_casts
+from remat.frameworks.torch.checkpoint import CheckpointFrame, checkpoint
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import (
     gradients_put_back,
@@ -37,14 +38,23 @@ from remat.frameworks.torch.graph import (
     without_saved_tensor_hooks,
 )
 from remat.frameworks.torch.in_place_stages import copied, stage_groups
+from remat.frameworks.torch.known_reach import ReachCache
 from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import allocator_of, cuda_of, devices_of
 from remat.frameworks.torch.saved_tensors import made_again
 from remat.problem import Chain, Option, Stage
 from remat.pytree import flatten
-from remat.segments import display_name
+from remat.segments import CheckpointOptions, display_name
 
-__all__ = ["StageMeasurement", "chain_key", "cotangent_loss", "kind_of", "leaves_of_its_own", "measure_chain"]
+__all__ = [
+    "StageMeasurement",
+    "as_segment",
+    "chain_key",
+    "cotangent_loss",
+    "kind_of",
+    "leaves_of_its_own",
+    "measure_chain",
+]
 
 QUICK = 0.05  # seconds: a stage that takes longer is timed once
 TIMES = 5  # runs of a quick stage
@@ -119,6 +129,36 @@ class StageMeasurement:
             forward, record, backward = self._seconds()
             option = self._option(output, record, backward, "keep all")
         return Stage(forward, output=output, forward_workspace=max(0, running - output), name=name, options=[option])
+
+    def seconds_as_segment(self, segment: Callable[[Any], Any]) -> float:
+        """The seconds of forward and backward of the stage as a segment: it runs twice, by the code that does so.
+
+        Where a block is small, that code takes longer than the block. On an accelerator it may be hidden behind it.
+        """
+        rows = []
+        with self._gradients_there(), torch.enable_grad():
+            for _ in range(TIMES + 1):  # the first one also compares what is computed again
+                seconds, _ = self._timed(lambda: self._pull_back(segment(self._x)))
+                self._drop_input_gradients()
+                rows.append(seconds)
+                if seconds > QUICK and len(rows) > 1 and not self._together:
+                    break
+        return median(rows[1:])
+
+    def seconds_to_spare(self) -> float:
+        """The seconds for which the host waits for the device in a forward and a backward; 0 on the CPU."""
+        if self._device is None:
+            return 0.0
+        rows = []
+        with self._gradients_there():
+            for _ in range(TIMES):
+                self._finish()
+                self._pull_back(self._record())
+                launched = perf_counter()
+                self._finish()
+                rows.append(perf_counter() - launched)
+                self._drop_input_gradients()
+        return median(rows)
 
     def option(self, stage: Stage, name: str, remade: Sequence[str], seconds: float | None = None) -> Option:
         """Another option of a stage that was measured: this function, which makes some of the tape again.
@@ -273,6 +313,12 @@ def cotangent_loss(out: Any) -> Tensor | None:
     """A number whose backward gives every active tensor of an output a cotangent of ones; None if there are none."""
     active = [leaf for leaf in tensors_in(out) if leaf.requires_grad]
     return _Cotangent.apply(*active) if active else None  # type: ignore[no-untyped-call]
+
+
+def as_segment(fn: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A function of (args, kwargs) as a segment that knows what it reaches, as in all training steps but the first."""
+    frame_of = partial(CheckpointFrame, cache=ReachCache())
+    return lambda x: checkpoint(fn, x[0], x[1], CheckpointOptions(), None, frame_of)
 
 
 def leaves_of_its_own(x: Any, *, first: bool) -> Any:

@@ -36,7 +36,13 @@ from remat.frameworks.torch.fsdp import refuse_sharded_parts
 from remat.frameworks.torch.graph import gradients_put_back
 from remat.frameworks.torch.in_place_stages import copied
 from remat.frameworks.torch.leaves import nbytes
-from remat.frameworks.torch.measure_chain import StageMeasurement, cotangent_loss, kind_of, leaves_of_its_own
+from remat.frameworks.torch.measure_chain import (
+    StageMeasurement,
+    as_segment,
+    cotangent_loss,
+    kind_of,
+    leaves_of_its_own,
+)
 from remat.frameworks.torch.meter import allocator_of, cuda_of
 from remat.frameworks.torch.model_trial import Loss, loss_of, undisturbed
 from remat.frameworks.torch.modules import in_torch_checkpoint
@@ -52,14 +58,13 @@ from remat.segments import CheckpointOptions
 __all__ = ["AROUND", "TOGETHER", "MeasuredModel", "measure_model"]
 
 TOGETHER = " + "  # in the name of a stage that is several blocks
+SMALL = 1e-3  # seconds of a block that takes nearly as long in Python
 AROUND = ("before the blocks", "between the blocks", "after the blocks")  # names of stages that are none
 
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """A model as a chain, which blocks it calls, in which order, and the bytes of what it returns.
-
-    The chain's loss holds of the output what its backward needs; a caller who keeps the output holds all of it.
+    """A model as a chain, which blocks it calls, in which order, and what a caller who keeps its output holds.
 
     Compiled blocks take as much memory when they run without a tape as when they are recorded: what the graph saves
     is there until the block returns. So plans in which none runs without a tape come first, and if none of them fits,
@@ -88,10 +93,14 @@ class MeasuredModel:
     def alternatives(self, memory: int) -> Iterator[Plan]:
         """Further plans for a memory, of compiled blocks: those that have no more than two of their options.
 
-        Options of a compiled block differ by a few per cent, and as much from what they take when many run in a row.
-        Of two options, one is too large for all blocks, and the other is not: the best mixture is one of these.
+        They differ by a few per cent, and by as much when many run in a row. Of two options, one is too large for all
+        blocks, the other is not. Where Python takes the time, a plan without choices inside of blocks is another.
         """
         number = max(len(each.options) for each in self.chain.stages)
+        if self.chain_of_least is None:
+            kept = [each.options[0].record for each in self.chain.stages if each.name not in AROUND]
+            if number > 1 and sum(kept) < SMALL * len(kept) and (plan := self._plan_with((0,), memory)):
+                yield plan
         if self.chain_of_least is None or number < 3:
             return
         is_enough = [self._plan_with((each,), memory) is not None for each in range(number)]
@@ -159,8 +168,9 @@ def _pass(calls: CutBlocks, run: Callable[[], Any], loss: Loss | None, devices: 
     with block_calls(calls):
         out = run()
     value = loss_of(out, loss)
-    calls.outputs = _bytes(flatten(out)[0])
+    level = calls.level()
     del out
+    calls.outputs = level - calls.level()
     calls.end_forward(value)
     if value is not None:
         torch.autograd.backward(value)
@@ -214,7 +224,8 @@ class _BlockCosts(CutBlocks):
             self.is_next.append(bool(self._taken))
         has_options = self._inside and not joined and not call.writes
         block = call if has_options else None
-        stage = self._measured(kind, function, arguments, name, block, on_copy=call.writes and not joined)
+        fn = (lambda *args, **kwargs: function((args, kwargs))) if joined else call.fn
+        stage = self._measured(kind, fn, function, arguments, name, block, on_copy=call.writes and not joined)
         if not call.writes:
             self._compare(call)
         self.order.append(call.block)
@@ -225,6 +236,7 @@ class _BlockCosts(CutBlocks):
     def _measured(
         self,
         kind: object,
+        fn: Callable[..., Any],
         function: Callable[[Any], Any],
         arguments: Any,
         name: str,
@@ -234,7 +246,12 @@ class _BlockCosts(CutBlocks):
         if kind not in self._known:
             own = leaves_of_its_own(arguments, first=True)
             run = (lambda x: function(copied(x))) if on_copy else function
-            stage = StageMeasurement(run, own, together=bool(self._groups)).stage(name)
+            measurement = StageMeasurement(run, own, together=bool(self._groups))
+            stage = measurement.stage(name)
+            if not on_copy and not isinstance(fn, CompiledBlock):
+                # What it takes longer than a block that is kept is what it takes to run it once more.
+                twice, kept = measurement.seconds_as_segment(as_segment(fn)), stage.options[0]
+                stage = replace(stage, forward=max(stage.forward, twice - kept.record - kept.backward))
             if block is not None:
                 stage = with_options(
                     stage, own, block, self._blocks[block.block], self._groups, alone=len(self._blocks) == 1
@@ -277,6 +294,9 @@ class _SizesAround(CutBlocks):
         self._graphs: list[Any] = []  # of what each call takes: real blocks hold them
         self._outputs: list[ReferenceType[Any]] = []  # storages that the last call made
 
+    def level(self) -> int:
+        return int(self.meter.now())
+
     def begin(self, device: torch.device | None) -> None:
         super().begin(device)
         self.start = self.meter.now()
@@ -290,9 +310,8 @@ class _SizesAround(CutBlocks):
         self.is_held.append(any(storage() is not None for storage in self._outputs))
 
     def after(self, call: BlockCall, out: Any) -> None:
-        before = {
-            id(storage) for each in self._outputs if (storage := each()) is not None
-        }  # handed on, it is made, too
+        # What is handed on counts as made, too.
+        before = {id(storage) for each in self._outputs if (storage := each()) is not None}
         made = [
             leaf
             for leaf in flatten(out)[0]

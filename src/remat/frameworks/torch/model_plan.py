@@ -22,6 +22,7 @@ class ModelPlan(NamedTuple):
     remade: tuple[tuple[str, ...], ...]  # results of operators in each call that are made again when it is recorded
     measured_peak: int | None = None  # of the trial; None if the plan was given
     memory: int | None = None  # what the peak has to be inside of
+    outputs: int = 0  # bytes that a caller who holds what the model returns needs beside the plan
 
     @classmethod
     def of(cls, plan: Plan, order: Sequence[int]) -> "ModelPlan":

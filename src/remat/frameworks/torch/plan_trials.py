@@ -2,7 +2,7 @@
 
 Rule. A plan is tried on the sample: the peak of a forward and a backward, above the level before it, with all gradients
 there. If it is above the budget, since sizes around blocks are not exact, the next plan gets as much less. Of plans of
-compiled blocks that are nearly equal the fastest in whole steps is taken.
+compiled blocks, or of small ones, that are nearly equal the fastest in whole steps is taken.
 
 The cost: one step a trial, two if it is over the budget.
 """
@@ -30,7 +30,8 @@ __all__ = ["PlanTrials"]
 
 TRIALS = 4
 NEAR = 1.1  # a plan that is predicted to take longer than so often the best one's time is not tried
-ROUNDS = 5  # of steps by plans that are compared
+ROUNDS = 5  # of steps by plans that are compared, or that are quick
+QUICK = 0.5  # seconds of such a step
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class PlanTrials:
             if peak > self.memory:  # the first run of a block also compares what it computes again, which takes some
                 peak = self._peak(found)
             if peak <= self.memory:
-                found = found._replace(measured_peak=peak, memory=self.memory)
+                found = found._replace(measured_peak=peak, memory=self.memory, outputs=measured.outputs)
                 return self._fastest(found, measured, budget)
             over.append((plan.peak, peak))
             budget = min(budget, plan.peak) - (peak - self.memory)
@@ -99,9 +100,11 @@ class PlanTrials:
             if plan.seconds <= NEAR * found.plan.seconds and not any(other.does_as(each) for each in tried):
                 peak = self._peak(other)
                 if peak <= self.memory:
-                    tried.append(other._replace(measured_peak=peak, memory=self.memory))
+                    tried.append(other._replace(measured_peak=peak, memory=self.memory, outputs=measured.outputs))
         steps = [self.by_plan(each) for each in tried]
-        rounds = [[trial.seconds_of(step, self.loss) for step in steps] for _ in range(ROUNDS if steps[1:] else 1)]
+        rounds = [[trial.seconds_of(step, self.loss) for step in steps]]
+        if steps[1:] or (max(rounds[0]) < QUICK and not self.groups):  # the first step of a few may be a slow one
+            rounds += [[trial.seconds_of(step, self.loss) for step in steps] for _ in range(ROUNDS - 1)]
         seconds, best = min((median(column), number) for number, column in enumerate(zip(*rounds, strict=True)))
         seconds, best = of_first_process((seconds, best), self.groups)
         return _with_seconds(tried[best], seconds)

@@ -24,6 +24,7 @@ __all__ = ["OptimalChain"]
 
 MARGIN = 1.08  # of the budget, for which a grid is made
 TRIES = 16  # plans of a grid that are simulated
+LONG = 350  # stages
 ROUNDING = 1e-5  # relative error of sums of seconds in single precision, with room to spare
 
 
@@ -32,7 +33,8 @@ class OptimalChain(ChainPlanner):
     """Keeps, records and recomputes stages (also several times) so that the reversal takes the least seconds.
 
     Up to `points` points of step functions are computed for an exact plan, about a second; beyond them budgets are
-    rounded to `units` units.
+    rounded to `units` units, and to fewer for chains of more than LONG stages, whose tables take a time that grows with
+    the cube of their number.
     """
 
     points: float = 2.5e6
@@ -62,14 +64,15 @@ class OptimalChain(ChainPlanner):
         least = ChainLeast(costs)
         if budget < least.least:
             raise least_memory_error(problem, memory, chain_ops(least, problem.units, name), least.least)
-        grid = ChainGrid(costs, int(budget * MARGIN), self.units)
+        units = max(50, int(self.units * min(1.0, LONG / problem.units) ** 2))
+        grid = ChainGrid(costs, int(budget * MARGIN), units)
         tables: list[ChainTable] = [*(grid.in_budget(units) for units in _budgets(grid, budget)), least]
         for table in tables:
             plan = self.plan_of(chain_ops(table, problem.units, name), problem, memory, Claim(None))
             if plan.peak <= budget:
                 break
         del grid, tables, table  # before the next grid is made
-        bound = ChainGrid(costs, budget, self.units // 2, down=True).seconds() * (1 - ROUNDING)
+        bound = ChainGrid(costs, budget, units // 2, down=True).seconds() * (1 - ROUNDING)
         return replace(plan, claim=Claim(max(1.0, plan.seconds / bound), PERSISTENT))
 
 
