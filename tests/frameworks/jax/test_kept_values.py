@@ -93,3 +93,34 @@ def test_mistakes():
         remat.drop(block, memory=10, policy="dots_saveable")
     with pytest.raises(remat.ProblemError, match="memory"):
         remat.drop(block, memory="much")
+
+
+def loop(weights, x):
+    def step(carry, _):
+        return jnp.tanh(carry @ weights["q"]), carry.sum()
+
+    carry, sums = jax.lax.scan(step, x, None, length=3)
+    return carry * sums.mean() + jnp.sin(x)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fn", [block, loop])
+@pytest.mark.parametrize("states", [0, 4, 40])
+def test_transformations(inputs, fn, states):
+    ours = remat.drop(fn, memory=states * inputs[1].nbytes)
+
+    def losses(fn):
+        def loss(weights, x):
+            return jnp.sum(fn(weights, x) ** 2)
+
+        weights, x = inputs
+        yield jax.jit(jax.grad(loss, (0, 1)))(weights, x)
+        yield jax.vmap(jax.grad(loss), (None, 0))(weights, jnp.stack([x, 2 * x]))
+        yield jax.grad(lambda y: jnp.sum(jax.grad(loss, 1)(weights, y) ** 2))(x)
+        yield jax.jvp(jax.grad(loss, 1), (weights, x), (weights, x))[1]
+        many = jax.lax.scan(lambda carry, _: (jnp.tanh(fn(weights, carry)), None), x, None, length=2)[0]
+        yield many
+
+    for found, expected in zip(losses(ours), losses(fn), strict=True):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            assert jnp.allclose(a, b, rtol=1e-10, atol=1e-10)
