@@ -205,6 +205,46 @@ def test_what_is_written_in_place_is_made_again():
     assert_equal(*case.both(output_written))
 
 
+class Inner(nn.Module):
+    """A forward that differentiates inside: it cannot be run with nothing saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        h = self.linear(x).tanh()
+        (slope,) = torch.autograd.grad(h.sin().sum(), h, create_graph=True)
+        return (h.exp() * slope).tanh()
+
+
+def test_a_forward_that_differentiates_inside():
+    torch.manual_seed(0)
+    plain, x = Inner(), torch.randn(16, 8)
+    ours = remat.auto_checkpoint(copy.deepcopy(plain), memory="1 MiB", sample=x, loss=square, blocks="whole")
+    for model in (plain, ours):
+        square(model(x)).backward()
+    assert_equal([p.grad for p in ours.parameters()], [p.grad for p in plain.parameters()])
+
+
+def test_what_local_variables_hold_counts():
+    class Holding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(64, 64)
+
+        def forward(self, x):
+            a = self.linear(x).relu()
+            b = a.sin()  # which lives until the end
+            return b.sum() + self.linear(x.exp()).tanh().sum()
+
+    model, x = Holding(), torch.randn(64, 64)
+    graph = trace_step(model, lambda: model(x), square, CPU)
+    held = [each for each in graph.operations if each.name == "held"]
+    assert any(graph.bytes_of(each.inputs) >= 2 * x.nbytes for each in held)
+    assert graph.plain_peak == pytest.approx(Trial(model, CPU).run(lambda: model(x), square).peak, rel=0.01)
+
+
 def test_explain_and_the_page_have_operators_by_module_and_line(case, tmp_path):
     text = remat.explain(case.ours)
     assert "as one graph" in text

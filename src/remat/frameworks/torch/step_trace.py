@@ -8,10 +8,14 @@ held by the caller until the backward has ended, and neither it nor what the los
 
 Bytes that kernels take beside their results are measured where the allocator tells them, and count while they run.
 
-What it can miss: tensors that Python holds after their last use, such as local variables of a forward. So a plan that
-is made from it is tried before it is used (planned_model.py).
+Python holds tensors after their last use, in local variables of a forward: how long is seen in a forward of which
+autograd saves nothing. Operations that do nothing read them at these places, so that they are live until then.
 
-The cost: one step, and some ten runs of each distinct operator; memory as that of a step that keeps everything.
+What it can miss: what Python holds in a backward. So a plan that is made from it is tried before it is used
+(plan_trials.py).
+
+The cost: one forward, one step, and some ten runs of each distinct operator; memory as that of a step that keeps
+everything.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
@@ -44,9 +49,8 @@ def trace_step(model: nn.Module, run: Callable[[], Any], loss: Loss | None, devi
     """The graph of a step of a model that `run` calls; nothing is left of it."""
     names = {id(module): name for name, module in model.named_modules()}
     meter = WorkspaceMeter(devices)
-    trace = _StepTrace(names, cuda_of(devices), meter)
-    forget_casts()
     with Trial(model, devices).gradients_there(), meter.counting():
+        trace = _StepTrace(names, cuda_of(devices), meter, _holds(run, names, cuda_of(devices)))
         with saved_tensors_hooks(trace.pack_numbered, trace.unpack), trace:
             out = run()
         trace.end_model(leaf for leaf in flatten(out)[0] if isinstance(leaf, Tensor))
@@ -56,6 +60,66 @@ def trace_step(model: nn.Module, run: Callable[[], Any], loss: Loss | None, devi
             with trace.backward():
                 torch.autograd.backward(value)
     return trace.joint_graph()
+
+
+class _Lives(OperatorTrace):  # type: ignore[no-untyped-call]
+    """Notes when storages are let go that a forward makes: after how many operations."""
+
+    def __init__(self, modules: dict[int, str], device: torch.device | None) -> None:
+        super().__init__(modules, device)
+        self.ends: dict[int, int] = {}
+        self._watched: list[ReferenceType[Any]] = []
+
+    def _number(self, tensor: Tensor, name: str) -> int:
+        is_new = not self._is_known(tensor)
+        number = super()._number(tensor, name)
+        if is_new:
+            self._watched.append(ref(tensor.untyped_storage(), lambda _: self._end(number)))
+        return number
+
+    def _end(self, number: int) -> None:
+        self.ends[number] = len(self._operations)
+
+    def holds(self) -> "_Holds":
+        """The storages that are live after operations that are not the last to use them."""
+        last = {storage: at for at, each in enumerate(self._operations) for storage in (*each.reads, *each.outputs)}
+        made = {storage for each in self._operations for storage in each.outputs}
+        found: dict[int, list[int]] = {}
+        for storage in sorted(made):
+            end = self.ends.get(storage, len(self._operations))
+            if end > last[storage] + 1:
+                found.setdefault(end - 1, []).append(storage)
+        return _Holds([each.name for each in self._operations], found)
+
+
+class _Holds(NamedTuple):
+    """For operations of a forward, by position: storages that are held until after them."""
+
+    operations: list[str]
+    storages: dict[int, list[int]]
+
+
+class _NothingIsSavedError(Exception):
+    """A forward differentiates inside, so it cannot run with nothing saved."""
+
+
+def _holds(run: Callable[[], Any], names: dict[int, str], device: torch.device | None) -> _Holds:
+    lives = _Lives(names, device)
+    forget_casts()
+    try:
+        with saved_tensors_hooks(lambda _: None, _not_saved), lives:
+            out = run()
+    except _NothingIsSavedError:
+        return _Holds([], {})
+    finally:
+        forget_casts()
+    holds = lives.holds()
+    del out
+    return holds
+
+
+def _not_saved(_: object) -> Tensor:
+    raise _NothingIsSavedError
 
 
 class _Saved(NamedTuple):
@@ -90,9 +154,11 @@ class _Node:
 class _StepTrace(OperatorTrace):  # type: ignore[no-untyped-call]
     """Notes the operators of a whole step."""
 
-    def __init__(self, modules: dict[int, str], device: torch.device | None, meter: WorkspaceMeter) -> None:
+    def __init__(
+        self, modules: dict[int, str], device: torch.device | None, meter: WorkspaceMeter, holds: _Holds
+    ) -> None:
         super().__init__(modules, device)
-        self._meter = meter
+        self._meter, self._holds = meter, holds
         self._packs = 0
         self._of_model = 0  # operations
         self._outputs: list[int] = []
@@ -164,12 +230,23 @@ class _StepTrace(OperatorTrace):  # type: ignore[no-untyped-call]
             for at, each in enumerate(self._operations)
         ]
         made = {storage for each in forward for storage in each.outputs}
-        operations = merged_writes(forward)
+        operations = merged_writes(self._with_holds(forward))
         nodes = _joined(self._nodes, made)
         backward = [self._operation(node, nodes[at + 1 :]) for at, node in enumerate(nodes)]
         if backward:  # the caller holds what the model returned until then
             backward[-1] = replace(backward[-1], inputs=(*backward[-1].inputs, *self._outputs))
         return Graph([*operations, *backward], self._storages, [each for each in self._outputs if each in made])
+
+    def _with_holds(self, forward: Sequence[Operation]) -> list[Operation]:
+        """The operations, with others that read what is held; none if the forward went another way meanwhile."""
+        if [each.name for each in self._operations[: self._of_model]] != self._holds.operations:
+            return list(forward)
+        found: list[Operation] = []
+        for at, each in enumerate(forward):
+            found.append(each)
+            if at in self._holds.storages:
+                found.append(Operation("held", 0.0, self._holds.storages[at], repeatable=False))
+        return found
 
     def _operation(self, node: _Node, later: Sequence[_Node]) -> Operation:
         wanted = {storage for each in later for storage in each.reads}
