@@ -5,11 +5,13 @@ reported. A profile records the calls of its own context; one that was opened in
 other threads, such as PyTorch's backward threads. Without an active profile nothing is measured.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from importlib import import_module
 from textwrap import wrap
 from time import perf_counter
 from typing import Any, ClassVar
@@ -198,6 +200,9 @@ class Profile(Displayable, Serializable):
         return loaded
 
 
+# By library: the framework that watches programs of it for a profile. By name, since this room knows no framework; a
+# program may use the library and no function of remat yet, to see which block to drop.
+_WATCHED = {"torch": "remat.frameworks.torch"}
 # What watches a program for a profile, from the frameworks that are imported.
 _observers: list[Callable[[Profile], AbstractContextManager[None]]] = []
 
@@ -229,6 +234,9 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
         >>> run.calls[0].trace.forward_steps, run.calls[0].plan.forward_steps
         (25, 25)
     """
+    for library, framework in _WATCHED.items():
+        if library in sys.modules:
+            import_module(framework)
     opened = Profile(memory=memory)
     _active.set((*_active.get(), opened))
     in_main_thread = threading.current_thread() is threading.main_thread()

@@ -139,6 +139,8 @@ def block_memory(profile: Profile) -> BlockMemory:
 def _kept(profile: Profile, segments: dict[str, SegmentContents]) -> list[tuple[SegmentContents, float]]:
     """The kept blocks: no segments, and none that is inside of another block."""
     names = {contents.name for contents, _ in profile.kept} | set(segments)
+    # A block of a sequence goes by "Sequential.0", and what is inside of it by "0.mlp".
+    names |= {rest for name in names if (rest := name.partition(".")[2]).replace(".", "").isdigit()}
     return [
         (contents, time)
         for contents, time in profile.kept

@@ -140,6 +140,11 @@ def test_a_block_that_keeps_a_part_shows_what_it_keeps(tmp_path):
     assert all(tensor.line.startswith("test_block_pages.py") for name in parts for tensor in kept[name].tensors)
 
 
+def test_a_plain_sequence_shows_its_blocks_and_not_what_is_inside_of_them():
+    run = profile_of(nn.Sequential(Block(), Block()))
+    assert [block.name for block in block_memory(run).blocks] == ["Sequential.0", "Sequential.1"]
+
+
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # what the compiler says of hooks, and of its own fake tensors
 def test_compiled_blocks_compile_in_a_profile_as_without():
