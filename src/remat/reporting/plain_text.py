@@ -92,7 +92,8 @@ def _table(table: Table) -> Iterator[str]:
         return
     width, head, rows = WIDTH - 2, table.head, table.rows
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    while sum(widths[1:]) + 2 * len(widths) > width - 8 and len(widths) > 2:
+    least = min(16, widths[0])
+    while sum(widths[1:]) + 2 * len(widths) > width - least and len(widths) > 2:
         widths.pop()  # columns that do not fit are left out, from the right
     widths[0] = max(8, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))  # names are cut, numbers are not
     for row in (head, *rows):
