@@ -148,6 +148,16 @@ def texts(x):
     return jnp.sum(x)
 
 
+def keys_of_random_numbers(x):
+    key, place = jax.random.key(0), jnp.argmax(x)
+    for _ in range(6):
+        key, part = jax.random.split(key)
+        x = jnp.sin(x) + 0.1 * jax.random.normal(part, x.shape)
+        if x[place] > 0.2:
+            x, place = x * 0.9, (place + 1) % 3
+    return jnp.sum(x) * place
+
+
 def rows(x):
     total = 0.0
     for row in jnp.outer(x, x):
@@ -164,7 +174,7 @@ def functions_without_variables(x):
     return jnp.sum(x)
 
 
-@pytest.mark.parametrize("program", [breaks, captured, handler_in_a_helper, draws, texts])
+@pytest.mark.parametrize("program", [breaks, captured, handler_in_a_helper, draws, keys_of_random_numbers, texts])
 def test_outside_of_jit_a_loop_means_what_python_means(program):
     check(program)
 

@@ -46,7 +46,13 @@ def random_states() -> list[ReplayableState]:
 
 def is_concrete(arrays: Sequence[Leaf]) -> bool:
     """Whether Python may branch on these arrays: all have values, outside of jit and vmap, also under grad."""
-    return not any(isinstance(lax.stop_gradient(array), Tracer) for array in arrays)
+    return not any(isinstance(array, Tracer) and isinstance(_value(array), Tracer) for array in arrays)
+
+
+def _value(array: Leaf) -> Leaf:
+    """An array without what it is traced for, as far as it is traced to be differentiated."""
+    # Keys of random numbers have no tangents, and are no input of stop_gradient.
+    return array if jnp.issubdtype(array.dtype, jax.dtypes.extended) else lax.stop_gradient(array)
 
 
 def segment(
@@ -63,20 +69,25 @@ def segment(
     if not any(traced):  # forward mode keeps nothing
         return function(*arrays)
 
+    first: list[Leaf] = []
+
     def forward(*args: Leaf) -> tuple[list[Leaf], tuple[tuple[Leaf, ...], list[Leaf]]]:
         # Under a trace, as in the backward: what plain JAX refuses to turn into numbers is refused here, too.
         results, _ = jax.vjp(lambda *args: function(*merge(traced, args, arrays)), *args)
+        first.extend(results)
         return results, (args, results)
 
     def backward(residuals: tuple[tuple[Leaf, ...], list[Leaf]], cotangents: list[Leaf]) -> tuple[Leaf, ...]:
-        args, first = residuals
+        args, expected = residuals
         results, pullback = jax.vjp(lambda *args: again(*merge(traced, args, arrays)), *args)
-        _check_repeated(first, results)
+        _check_repeated(expected, results)
         return pullback(cotangents)  # type: ignore[no-any-return]
 
     run = jax.custom_vjp(lambda *args: function(*merge(traced, args, arrays)))
     run.defvjp(forward, backward)
-    return run(*select(traced, arrays))
+    results = run(*select(traced, arrays))
+    # Whole numbers and keys of random numbers have no tangents: they are handed on as values, as in plain JAX.
+    return [one if jnp.issubdtype(one.dtype, jnp.inexact) else value for one, value in zip(results, first, strict=True)]
 
 
 def _check_repeated(first: Sequence[Leaf], second: Sequence[Leaf]) -> None:
@@ -92,9 +103,11 @@ def _check_repeated(first: Sequence[Leaf], second: Sequence[Leaf]) -> None:
 def _is_repeated(one: Leaf, other: Leaf) -> bool:
     if jnp.shape(one) != jnp.shape(other) or not is_concrete([one, other]):  # second derivatives may see no values
         return jnp.shape(one) == jnp.shape(other)
-    one, other = lax.stop_gradient(one), lax.stop_gradient(other)
+    one, other = _value(one), _value(other)
+    if not jnp.issubdtype(one.dtype, jnp.inexact):
+        return bool((one == other).all())
     # Sums on a GPU may differ in their last digits, from one run to the next.
-    tolerance = float(jnp.finfo(one.dtype).eps) ** 0.25 if jnp.issubdtype(one.dtype, jnp.inexact) else 0.0
+    tolerance = float(jnp.finfo(one.dtype).eps) ** 0.25
     return bool(jnp.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True))
 
 
