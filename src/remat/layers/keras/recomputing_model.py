@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import keras
 
 from remat.errors import ProblemError, StepError
+from remat.frameworks.compilers import not_compiled
 from remat.layers.keras.chain_stages import BudgetedGraph
 from remat.layers.keras.keras_internals import GraphNode, functional_of, has_graph, is_training, nodes_of
 from remat.layers.keras.model_segments import is_save_point, split_at_save_points
@@ -91,6 +92,7 @@ class Recomputing(_Mixin):
 class RecomputingFunctional(Recomputing):
     """A functional model that runs by segments."""
 
+    @not_compiled  # `jit_compile=True` on PyTorch: compilers do not trace segments that run again
     def _run_through_graph(self, inputs: Any, operation_fn: Call = lambda op: op, call_fn: Any = None) -> Any:
         flat = keras.tree.flatten(inputs)
         if call_fn is not None or any(isinstance(x, keras.KerasTensor) for x in flat):

@@ -91,7 +91,7 @@ class RNN(keras.layers.RNN):
                 new_states = keras.tree.map_structure(lambda a, b: _chosen(is_there, a, b), new_states, states)
             return (new_states, output if carries_output else None), output if self.return_sequences else None
 
-        first = _output_before(initial_state, output) if carries_output else None
+        first = keras.ops.zeros_like(output) if carries_output else None
         (states, last), ys = scan(run, (initial_state, first), (xs, is_there), slots=self.slots, memory=self.memory)
         if not self.return_sequences:
             return last, last, states
@@ -130,13 +130,13 @@ def _pure_step(cell: Any, like: Any, training: bool) -> Callable[[Any, Any], tup
     return step
 
 
-def _output_before(states: Any, output: Any) -> Any:
-    """What a masked first step returns: zeros; on JAX, as Keras has it there, the state of the last cell."""
+def _output_before(states: Any, previous: Any) -> Any:
+    """What a masked step returns: the output before it; on JAX, as Keras has it there, the first state of the cell."""
     if keras.backend.backend() == "jax":
         state = states[-1][0] if isinstance(states[0], list | tuple) else states[0]
-        if state.shape == output.shape:
-            return keras.ops.cast(state, output.dtype)
-    return keras.ops.zeros_like(output)
+        if state.shape == previous.shape:
+            return keras.ops.cast(state, previous.dtype)
+    return previous
 
 
 def _as_column(mask: Any) -> Any:
