@@ -226,7 +226,8 @@ class Interpreter(Generic[B]):
     def _record(self, op: Record) -> None:
         start, stop = op.start, op.stop
         origin = self._origin(start, stop)
-        state, tape = self.backend.record(self._working.pop(), start, stop)
+        with self.replay.noting_use():
+            state, tape = self.backend.record(self._working.pop(), start, stop)
         if self.machine.cotangent is not None and self.determinism is not None:
             self.determinism.compare(stop, self._fingerprinted, state, recorded=stop - start)
             # Over many recorded steps the tolerance is loose, so a suspicious state is checked without a tape.
@@ -248,7 +249,7 @@ class Interpreter(Generic[B]):
             return None
         if stop - start < LONG:
             return None
-        return self._working[0], self._fetched[1] if self._fetched[0] == start else self.replay.exchange(None)
+        return self._working[0], self._fetched[1] if self._fetched[0] == start else self.replay.present()
 
     def _confirm(self, state: Any, rng: Any, start: int, stop: int) -> None:
         """Recompute a range as the first sweep ran it, without a tape, so that rounding cannot explain a difference."""
@@ -274,11 +275,11 @@ class Interpreter(Generic[B]):
         # What a pullback runs of the user's (hooks, rules of derivatives) is no recomputation: it draws numbers and
         # writes logs where the program goes on from.
         self.replay.settle(contents=True)
-        inside = None if self._outside is None else self.replay.exchange(self._outside)
+        inside = None if self._outside is None else self.replay.go_outside(self._outside)
         try:
             self._gradients.append(self.backend.pull_back(self.tapes.pop((op.start, op.stop)), self._gradients.pop()))
         finally:
-            self._outside = None if inside is None else self.replay.exchange(inside)
+            self._outside = None if inside is None else self.replay.come_back(inside, self._outside)
             self._outside = self.replay.take_contents(self._outside)
         self.done += op.stop - op.start
 

@@ -10,9 +10,10 @@ import random
 import sys
 from abc import ABC, abstractmethod
 from array import array
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
-__all__ = ["ReplayableState", "global_rng_states", "private_rng_state"]
+__all__ = ["ReadState", "ReplayableState", "global_rng_states", "private_rng_state"]
 
 _MT19937_BYTES = 2500  # 624 words of 4 bytes and the position among them
 
@@ -33,6 +34,16 @@ class ReplayableState(Protocol):
 
     def set(self, snapshot: Any) -> None:
         """Set the state back to a snapshot."""
+        ...
+
+
+class ReadState(ReplayableState, Protocol):
+    """A state that steps may also read without writing into it, and that a tape may have by reference."""
+
+    is_read: bool
+
+    def watch_use(self) -> Callable[[], bool]:
+        """A function that says, after steps were recorded, whether they have used it."""
         ...
 
 

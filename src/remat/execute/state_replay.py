@@ -7,23 +7,28 @@ costs memory where no state is used: unused states share their initial snapshot,
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 from remat.execute.python_state import PythonState
-from remat.execute.rng_state import ReplayableState, global_rng_states
+from remat.execute.rng_state import ReadState, ReplayableState, global_rng_states
 
 __all__ = ["SegmentReplay", "StateReplay", "exchanged", "preserved_state", "set_states"]
 
 
 class _Tracked:
-    """A replayable state, what it was at first, and whether it was seen to change since (`used`)."""
+    """A replayable state, what it was at first, and whether it was seen to change since (`used`).
 
-    __slots__ = ("_version", "initial", "is_contents", "is_read", "state", "used")
+    One that `is_later` was changed after the first sweep, by others than steps; a tape that `is_saved` in has it by
+    reference.
+    """
+
+    __slots__ = ("_version", "initial", "is_contents", "is_later", "is_read", "is_saved", "state", "used")
 
     def __init__(self, state: ReplayableState) -> None:
         self.state, self.initial, self.used = state, state.get(), False
         self._version = state.version(self.initial)
         self.is_read, self.is_contents = getattr(state, "is_read", False), isinstance(state, PythonState)
+        self.is_later = self.is_saved = False
 
     def is_other(self) -> bool:
         """Whether it is other than at first."""
@@ -54,7 +59,18 @@ class StateReplay:
         A generator that they did not draw from is none that they read.
         """
         for _, each in (*self._read_unseen(contents=True), *self._read_unseen(contents=False)):
-            each.used = True
+            each.used, each.is_later = True, not each.is_contents
+
+    @contextmanager
+    def noting_use(self) -> Iterator[None]:
+        """A block that records steps, whose tape may have by reference what was written after the first sweep."""
+        later = [each for each in self._tracked if each.is_later and not each.is_saved]
+        ends = [(each, cast(ReadState, each.state).watch_use()) for each in later]
+        try:
+            yield
+        finally:
+            for each, end in ends:
+                each.is_saved = end()
 
     def settle(self, *, contents: bool) -> None:
         """Put back what was not seen to change, and has changed since: it had returned to its initial state.
@@ -103,11 +119,26 @@ class StateReplay:
         self.snapshot()  # for its side effect: it notes what was used
         self.restore(snapshot)
 
-    def exchange(self, states: Any) -> Any:
-        """Put in the used ones of these states, and return what they were; None for states that are not used."""
-        present = [each.state.get() if each.used else None for each in self._tracked]
-        self.restore(states)
-        return present
+    def present(self) -> Any:
+        """The used states now; None for others."""
+        return [each.state.get() if each.used else None for each in self._tracked]
+
+    def go_outside(self, outside: Any) -> Any:
+        """Put in the used ones of the states outside of the sweep, and return what they were, to come back to.
+
+        None for those that are not used, and for those that a tape has by reference: its pullback is to see them as the
+        steps did.
+        """
+        inside = [each.state.get() if each.used and not each.is_saved else None for each in self._tracked]
+        self.restore([None if mine is None else theirs for mine, theirs in zip(inside, outside, strict=True)])
+        return inside
+
+    def come_back(self, inside: Any, outside: Any) -> Any:
+        """Put the states of the sweep in again, and return those outside of it, as they are now."""
+        pairs = zip(self._tracked, inside, outside, strict=True)
+        now = [theirs if mine is None else each.state.get() for each, mine, theirs in pairs]
+        self.restore(inside)
+        return now
 
 
 class SegmentReplay:

@@ -46,9 +46,9 @@ class StoredValues:
 def raise_stored(*args: object) -> NoReturn:
     """Raise the StepError for a stored value that is differentiated."""
     raise StepError(
-        "a value that a step or segment stored in a list, a dict, an attribute or a variable is differentiated, and "
-        "its gradient would be lost: only what is returned has it. Return it from the step as y: scan gives the y of "
-        "all steps, stacked, to be summed up; from a segment return it as one of its results"
+        "a value that a step or segment stored in a list, a dict, an attribute, a variable or a tensor of the caller's "
+        "is differentiated, and its gradient would be lost: only what is returned has it. Return it from the step as "
+        "y: scan gives the y of all steps, stacked, to be summed up; from a segment return it as one of its results"
     )
 
 

@@ -148,7 +148,7 @@ def test_a_loss_that_is_summed_up_in_a_variable_is_not_lost_silently(how):
         return h, None
 
     remat.scan(step, START, XS, **how)
-    with pytest.raises(remat.StepError, match=r"stored in a list.* or a variable"):
+    with pytest.raises(remat.StepError, match=r"stored in a list.* a variable or a tensor"):
         total.backward()
 
 
@@ -168,3 +168,67 @@ def test_a_stored_tensor_that_depends_on_parameters_alone_is_differentiated(how)
         return w.grad
 
     assert torch.equal(run(remat.scan, **how), run(plain_scan))
+
+
+@pytest.mark.parametrize("write", ["+=", "add_", "row", "copy_"])
+@pytest.mark.parametrize("how", BUDGETS, ids=str)
+def test_a_loss_that_is_added_to_a_tensor_of_the_caller_is_not_lost_silently(how, write):
+    cell, total, rows, count = torch.nn.Linear(3, 3, dtype=DOUBLE), torch.zeros((), dtype=DOUBLE), [], 0
+    rows = torch.zeros(len(XS), 3, dtype=DOUBLE)
+
+    def step(h, x):
+        nonlocal total, count
+        h = torch.tanh(cell(h) + x)
+        if write == "+=":
+            total += h.sum()
+        elif write == "add_":
+            total.add_(h.sum())
+        elif write == "row":
+            rows[count] = h
+        else:
+            rows[count].copy_(h)
+        count += 1
+        return h, None
+
+    def run(loop):
+        nonlocal total, rows, count
+        total, rows, count = torch.zeros((), dtype=DOUBLE), torch.zeros(len(XS), 3, dtype=DOUBLE), 0
+        h, _ = loop(step, START)
+        gradient = torch.autograd.grad(h.sum(), cell.weight, retain_graph=True)[0]  # which is none of theirs
+        return gradient, total, rows
+
+    expected, found = run(lambda step, h: plain_scan(step, h, XS)), run(lambda step, h: remat.scan(step, h, XS, **how))
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-12, atol=1e-12)
+    with pytest.raises(remat.StepError, match="a tensor of the caller's is differentiated"):
+        (found[1].sum() + found[2].sum()).backward()
+
+
+@pytest.mark.parametrize("how", [{"slots": 2}, {"slots": 12}], ids=str)
+@pytest.mark.parametrize("size", [3, 200_000])
+def test_a_tensor_that_is_written_into_after_the_loop_is_for_the_backward_as_it_was(how, size):
+    """The last step, whose tape is held, is not differentiated: PyTorch itself would not see that it was changed."""
+    w = torch.linspace(-1, 1, 9, dtype=DOUBLE).reshape(3, 3).requires_grad_()
+
+    def run(*, written, unused):
+        scale, log = torch.full((size,), 1.5, dtype=DOUBLE), torch.zeros(size, dtype=DOUBLE)
+
+        def step(h, x):
+            if x[0] > 1e9:
+                h = h + log[:3]
+            return torch.tanh(h @ w * scale[:3] + x), h
+
+        _, ys = remat.scan(step, START, XS, **how)
+        if written:
+            (log if unused else scale).fill_(0.1)
+        return torch.autograd.grad(ys.sum(), w)[0], scale[0]
+
+    expected = run(written=False, unused=False)[0]
+    assert torch.equal(run(written=True, unused=True)[0], expected)
+    if size > 3:  # there is no copy of it
+        with pytest.raises(remat.RematError, match=r"was written into between|not deterministic"):
+            run(written=True, unused=False)
+    else:
+        found, scale = run(written=True, unused=False)
+        assert torch.equal(found, expected)
+        assert scale == 0.1

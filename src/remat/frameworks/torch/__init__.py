@@ -31,7 +31,7 @@
 | `saved_tensors.py`, `recompute.py` | holders in the place of saved tensors; one recomputation, which fills them |
 | `segment_inputs.py`, `shared_containers.py`, `detached_cells.py` | the inputs of a segment: arguments, closures |
 | `environment.py` | everything that a function reaches, as it was at the call, for a run that leaves no trace |
-| `tensor_reach.py`, `tensor_state.py` | the modules and tensors that it reaches; what is inside of tensors |
+| `tensor_reach.py`, `tensor_state.py`, `tensor_value.py` | the modules and tensors that it reaches; what is in these |
 | `checkpointed_module.py` | a module, each call of which is a segment |
 | `auto_checkpoint.py`, `planned_model.py`, `model_budget.py` | models under a budget: plans for the shapes of inputs |
 | `find_blocks.py`, `planned_blocks.py`, `block_ranges.py` | blocks of a model, and their calls by a plan |

@@ -35,7 +35,8 @@ from remat.frameworks.torch.known_reach import KnownReach, ReachCache, reached
 from remat.frameworks.torch.modules import WEIGHTS_CACHE, cached_weights
 from remat.frameworks.torch.replayable_state import generator_state, global_generators
 from remat.frameworks.torch.tensor_reach import TorchReach, is_made
-from remat.frameworks.torch.tensor_state import COPIED, Storages, TensorStates, TensorValue, is_plain
+from remat.frameworks.torch.tensor_state import Storages, TensorStates
+from remat.frameworks.torch.tensor_value import COPIED, LargeTensor, TensorValue, is_plain
 from remat.frameworks.torch.watch import PLAIN
 
 __all__ = ["Environment", "reached", "replayable_states"]
@@ -53,9 +54,15 @@ def replayable_states(reach: TorchReach, contents: PythonState | None = None) ->
         for tensor in reach.tensors
         if not tensor.requires_grad and is_plain(tensor) and (id(tensor) in statistics or tensor.nbytes <= COPIED)
     ]
+    copied = {id(value.tensor) for value in values}
+    large = [
+        LargeTensor(tensor)
+        for tensor in reach.tensors
+        if not tensor.requires_grad and id(tensor) not in copied and is_plain(tensor)
+    ]
     contents = contents or PythonState([*reach.containers, *reach.registries])
     generators = [*global_generators(), *reach.generators, *map(generator_state, reach.torch_generators)]
-    return [*generators, *values, *small_arrays(reach.arrays), contents]
+    return [*generators, *values, *large, *small_arrays(reach.arrays), contents]
 
 
 class Environment:

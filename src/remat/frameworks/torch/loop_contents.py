@@ -14,7 +14,7 @@ from remat.closures.new_contents import NewContents
 from remat.execute.python_state import Container, Contents, Variable
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.graph import version
-from remat.frameworks.torch.tensor_state import COPIED, TensorValue, is_plain
+from remat.frameworks.torch.tensor_value import COPIED, TensorValue, is_plain
 
 __all__ = ["LoopContents"]
 

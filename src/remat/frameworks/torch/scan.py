@@ -157,17 +157,21 @@ def _records() -> bool:
 
 
 class _Candidates(NamedTuple):
-    """Tensors that require a gradient, and that steps may use: in variables that can be rebound, and in others."""
+    """Tensors that steps may use: those that require a gradient, in variables that can be rebound and in others."""
 
     captured: list[Tensor]
     others: list[Tensor]
+    constants: list[Tensor]  # which require none
 
     @classmethod
     def of(cls, captured: list[Tensor], reach: TorchReach) -> "_Candidates":
         found = {id(tensor): tensor for tensor in (*reach.tensors, *(tensor for tensor, _ in reach.made))}
         for tensor in captured:
             found.pop(id(tensor), None)
-        return cls(captured, [tensor for tensor in found.values() if tensor.requires_grad])
+        groups: tuple[list[Tensor], list[Tensor]] = [], []
+        for tensor in found.values():
+            groups[tensor.requires_grad].append(tensor)
+        return cls(captured, groups[True], groups[False])
 
     def rebound(self, modules: Sequence[torch.nn.Module]) -> set[int]:
         """The indices of captured ones that are to be rebound; of sharded modules `.grad` of all leaves is added to."""
@@ -220,7 +224,7 @@ def _run_recorded(
     """The last carry and the outputs of a loop whose steps autograd records."""
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(call, replay=StateReplay(call.step.replayable_states))
-    stored = StoredGraphs(call.step.contents.first)
+    stored = StoredGraphs(call.step.contents.first, candidates.constants)
     with one_step("in the first step", sum(map(nbytes, init))), _rewound_if_left(call.replay):
         first_step = probe_first_step(call, [*init, *xs], inputs)
     hand_to_caller(first_step.tape.carry_in, init)

@@ -27,7 +27,7 @@ from remat.frameworks.torch.graph import (
 from remat.frameworks.torch.input_versions import was_written_into
 from remat.frameworks.torch.saved_tensors import SaveInputs, made_again
 from remat.frameworks.torch.shared_containers import SharedContainers
-from remat.frameworks.torch.tensor_state import COPIED, is_plain
+from remat.frameworks.torch.tensor_value import COPIED, is_plain
 from remat.frameworks.torch.watch import unnoticed
 from remat.pytree import TreeDef, flatten
 from remat.segments import mutation_error

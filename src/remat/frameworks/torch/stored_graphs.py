@@ -6,6 +6,8 @@ The rule for the caller: a stored tensor whose graph ends in a tape is replaced 
 leads to all inputs of the loop, and raises: a hook would run only where `torch.autograd.grad` passes on its way to the
 tensors that it is asked for. Steps that are run again find the tensor itself, in the contents of their time.
 
+So does one that the caller had, and that steps have written into (`total += loss`).
+
 The rule for later steps: gradients may flow from step to step through what one leaves for another beside the carry, and
 are lost where a range begins: steps that ran without a tape have left it there without a graph. So once a recorded step
 was seen to use a tensor with a graph that an earlier step has left, a range that uses one without a graph raises a
@@ -19,6 +21,7 @@ comparison of the contents after the first sweep, and for each range once such a
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -47,10 +50,14 @@ MOST_NODES = 2_000  # that are looked at: they get Python objects, which the use
 
 
 class StoredGraphs:
-    """What the steps of one loop store while they run forward; `before` are the contents before the first of them."""
+    """What the steps of one loop store while they run forward; `before` are the contents before the first of them.
 
-    def __init__(self, before: Contents) -> None:
+    `constants` are tensors without a graph that they reach, and may write into.
+    """
+
+    def __init__(self, before: Contents, constants: Iterable[Tensor] = ()) -> None:
         self._before, self._number = before, next_sequence_nr()
+        self._constants = [ref(tensor) for tensor in constants]
 
     def leave_steps(self, levels: Sequence[int]) -> None:
         """Let stored tensors of a batch be such of the vmaps around the loop: steps run in vmaps of their own."""
@@ -66,6 +73,8 @@ class StoredGraphs:
         `leaves_in` are the other inputs of the loop, those of init and xs. Returns whether there are others, which can
         be differentiated: then the graphs of tapes, of which theirs may be a part, are not to be freed.
         """
+        sources = list(filter(requires_grad_somewhere, (*leaves_in, *captured)))
+        self._guard_written(sources, {id(tensor) for tensor in captured})
         stored = StoredValues(self._before)
         groups = stored.groups()
         made = [leaf for leaves in groups for leaf in leaves if self._has_graph(below_transforms(leaf))]
@@ -79,10 +88,17 @@ class StoredGraphs:
             with_graph = [leaf for leaf in numbers if below_transforms(leaf).requires_grad]
             if 0 < len(with_graph) < len(numbers):  # steps without a tape have lost the graphs of the others
                 partial |= {id(leaf): leaf for leaf in numbers}
-        sources = list(filter(requires_grad_somewhere, (*leaves_in, *captured)))
         escaped = _Escaped.apply([*partial.values()], *made, *sources) if partial else ()  # type: ignore[no-untyped-call]
         stored.replace(dict(zip(partial, escaped, strict=True)))
         return any(id(leaf) not in partial for leaf in made)
+
+    def _guard_written(self, sources: Sequence[Tensor], known: set[int]) -> None:
+        """Let every tensor raise, if it is used, into which steps have written what a tape ends in."""
+        found = [tensor for each in self._constants if (tensor := each()) is not None and self._has_graph(tensor)]
+        nodes = self._ending_in_tapes([tensor.grad_fn for tensor in found], known)
+        for tensor in found:
+            if tensor.grad_fn in nodes:
+                _Written.apply(tensor, *sources)  # type: ignore[no-untyped-call]
 
     def cut_off(self, inputs: LoopInputs) -> frozenset[int]:
         """The inputs that a step of this loop has computed from its carry or from xs, for those after it."""
@@ -155,6 +171,23 @@ class _Escaped(torch.autograd.Function):
         if any(map(_counts, gradients)):
             raise_stored()
         return (None,) * int(ctx.count)  # a later loop has only reached the tensor, and replaced it
+
+
+class _Written(torch.autograd.Function):
+    """A tensor that steps have written into, with its numbers; its gradient is an error."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, *sources: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(tensor)
+        ctx.count = 1 + len(sources)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> tuple[None, ...]:
+        if _counts(gradient):
+            raise_stored()
+        return (None,) * int(ctx.count)
 
 
 def has_escaped(tensor: Tensor) -> bool:

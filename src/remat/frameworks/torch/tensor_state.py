@@ -21,84 +21,15 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from remat.frameworks.torch.functorch import is_wrapped, outside_transforms
 from remat.frameworks.torch.graph import backward_hooks, quick_version, set_backward_hooks, version
 from remat.frameworks.torch.leaves import device_fingerprint
-from remat.frameworks.torch.small_buffers import SmallBuffers, exchange_data
+from remat.frameworks.torch.small_buffers import SmallBuffers
 from remat.frameworks.torch.storage import storage_id
-from remat.frameworks.torch.watch import PARAMETERS, PLAIN, unnoticed
+from remat.frameworks.torch.tensor_value import COPIED, HELD, is_plain, same_memory, set_data
+from remat.frameworks.torch.watch import PARAMETERS, unnoticed
 from remat.segments import mutation_error
 
-__all__ = ["Memory", "Storages", "TensorStates", "TensorValue", "in_memory", "is_plain", "memory_of"]
-
-HELD = 1 << 16  # bytes that are copied and held, without a comparison
-COPIED = 1 << 20  # bytes that are copied, and held if they were changed
-
-
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor has memory of its own: no subclass, no sparse or meta tensor, none of torch.func."""
-    return type(tensor) in PLAIN and tensor.layout is torch.strided and not tensor.is_meta and not is_wrapped(tensor)
-
-
-class TensorValue:
-    """The numbers of a tensor and the memory that they are in, as a replayable state (rng_state.py)."""
-
-    is_read = True  # also by a step that does not write
-
-    def __init__(self, tensor: Tensor, *, is_statistic: bool) -> None:
-        self.tensor, self._is_statistic = tensor, is_statistic
-
-    def version(self, snapshot: tuple[Tensor, Tensor] | None = None) -> Any:
-        """The numbers, or for large tensors the memory and how often it was written into.
-
-        On other devices than the CPU a comparison of numbers waits for the device: it is made for statistics alone,
-        since kernels of batch norm write into these without a new version.
-        """
-        tensor = self.tensor
-        is_compared = tensor.nbytes <= HELD and (self._is_statistic or tensor.device.type == "cpu")
-        with outside_transforms(), unnoticed():
-            numbers = None if not is_compared else tensor.detach().clone() if snapshot is None else snapshot[1]
-        return _Version(tensor.data_ptr(), tuple(tensor.shape), version(tensor), numbers)
-
-    def get(self) -> tuple[Tensor, Tensor]:
-        """The tensor's memory, and a copy of its numbers."""
-        with outside_transforms(), unnoticed():
-            return self.tensor.data, self.tensor.detach().clone()
-
-    def set(self, snapshot: tuple[Tensor, Tensor]) -> None:
-        """Put the memory and the numbers back."""
-        with outside_transforms(), unnoticed():
-            set_data(self.tensor, *snapshot)
-
-
-class _Version:
-    """Compared by number, without those that were not copied."""
-
-    __slots__ = ("_numbers", "_rest")
-
-    def __init__(self, address: int, shape: tuple[int, ...], written: int, numbers: Tensor | None) -> None:
-        self._rest, self._numbers = (address, shape, written), numbers
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Version) or self._rest != other._rest:
-            return False
-        return self._numbers is None or other._numbers is None or torch.equal(self._numbers, other._numbers)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def set_data(tensor: Tensor, data: Tensor, numbers: Tensor | None) -> None:
-    """Let a tensor be in this memory, with these numbers. By `.data`: graphs that have saved it see no new version."""
-    if not _same_memory(tensor, data):
-        exchange_data([tensor], [data])
-    if numbers is not None:
-        # A buffer whose `.data` was set in inference mode is an inference tensor since.
-        with torch.inference_mode() if data.is_inference() else nullcontext():
-            data.copy_(numbers)
-
-
-def _same_memory(tensor: Tensor, data: Tensor) -> bool:
-    return tensor.data_ptr() == data.data_ptr() and tensor.shape == data.shape
+__all__ = ["Memory", "Storages", "TensorStates", "in_memory", "memory_of"]
 
 
 def _checksum(data: Tensor) -> Tensor:
@@ -139,7 +70,7 @@ class _TensorState:
         is_large = copy is not None and copy.nbytes > HELD and not self.written
         if copy is not None and is_large and (not copy.is_cpu or torch.equal(copy, self.tensor.detach())):
             self._numbers = None
-        if self.written and self.required_grad and self._data is not None and _same_memory(self.tensor, self._data):
+        if self.written and self.required_grad and self._data is not None and same_memory(self.tensor, self._data):
             # Its version says nothing from now on: each call of the function moves it.
             if self._data.nbytes <= COPIED:
                 self._numbers = self._data.clone()
@@ -165,7 +96,7 @@ class _TensorState:
             return False
         if self.required_grad and (self._hooks or backward_hooks(tensor)):
             return False
-        return data is None or _same_memory(tensor, data)
+        return data is None or same_memory(tensor, data)
 
     def enter(self) -> "_Present | None":
         """Give the tensor what it had at the call; returns what it had before, None if that is the same."""
@@ -377,7 +308,7 @@ def in_memory(tensors: Sequence[Tensor], memory: Memory) -> AbstractContextManag
     moved = [
         (tensor, tensor.data, former)
         for tensor, former in zip(tensors, memory, strict=False)  # no memory as long as inputs are found
-        if former is not None and not _same_memory(tensor, former)
+        if former is not None and not same_memory(tensor, former)
     ]
     return _moved(moved) if moved else nullcontext()
 

@@ -31,11 +31,14 @@ _watches: dict[int, list["Watch"]] = {}  # by the id of a tensor: all that wait 
 
 
 class Watch:
-    """Waits for the first use of some tensors in the thread that has made it, until `end`."""
+    """Waits for the first use of some tensors in the thread that has made it, until `end`.
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    Uses in a recomputation count if the watch begins in one; `everywhere`, in both cases.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor], *, everywhere: bool = False) -> None:
         self.used: list[Tensor] = []
-        self._thread, self._recomputing = get_ident(), is_recomputing()
+        self._thread, self._recomputing = get_ident(), None if everywhere else is_recomputing()
         self._waiting = {id(tensor): tensor for tensor in tensors if type(tensor) in _WATCHED or _is_watched(tensor)}
         # Two threads may watch the same parameter: its class goes back only when the last of them has let go.
         with _lock:
@@ -51,7 +54,7 @@ class Watch:
     def note(self, tensor: Tensor) -> None:
         """Note the use of a tensor, if it is this thread's and the first."""
         # A step that differentiates itself may have a segment recomputed around it, which uses what the step does not.
-        if is_recomputing() != self._recomputing:
+        if self._recomputing is not None and is_recomputing() != self._recomputing:
             return
         if self._thread == get_ident() and id(tensor) in self._waiting:
             self.used.append(tensor)
