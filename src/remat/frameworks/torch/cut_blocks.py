@@ -17,6 +17,7 @@ from remat.frameworks.torch.block_ranges import versions_of
 from remat.frameworks.torch.environment import reached, replayable_states
 from remat.frameworks.torch.graph import version
 from remat.frameworks.torch.measure_chain import cotangent_loss
+from remat.frameworks.torch.replayable_state import global_generators
 from remat.frameworks.torch.saved_tensors import made_again
 from remat.pytree import flatten
 
@@ -61,7 +62,9 @@ class CutBlocks:
                 values[place] = made_again(value) if is_active else value.detach()
         del out
         result = tree.unflatten(values)
-        self.after(call, result)
+        # A model that leaves blocks out at random is to draw what it would draw without the runs that measure.
+        with preserved_state(global_generators()):
+            self.after(call, result)
         self._finish()
         self._began = perf_counter()
         return result

@@ -148,9 +148,9 @@ def measure_model(
     with undisturbed(model):
         costs = _BlockCosts(token, names, list(blocks.values()), groups, inside)
         _pass(costs, run, loss, devices)
-        sizes = _SizesAround(token, allocator_of(devices))
-        with sizes.meter.counting():
-            _pass(sizes, run, loss, devices)
+    sizes = _SizesAround(token, allocator_of(devices))
+    with undisturbed(model), sizes.meter.counting():  # it draws the same random numbers
+        _pass(sizes, run, loss, devices)
     if not costs.stages:
         raise ProblemError(
             f"{type(model).__name__} did not call its blocks {names[0]!r} to {names[-1]!r} in the sample's forward: "

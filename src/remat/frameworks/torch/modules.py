@@ -6,6 +6,7 @@ public way: `setattr` refuses a tensor where a Parameter is registered, runs the
 attribute of a buffer that was deleted meanwhile. All names below were checked with 2.11 and 2.13.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import itemgetter
@@ -138,6 +139,12 @@ def backward_hooks_exchanged(modules: Iterable[nn.Module], exchanged: Callable[[
 
 
 def in_torch_checkpoint() -> bool:
-    """Whether the innermost hooks on saved tensors are those of torch.utils.checkpoint."""
+    """Whether this runs inside of a torch.utils.checkpoint: it has the innermost hooks on saved tensors, or runs it."""
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
+    if hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint":
+        return True
+    # A reentrant one has no hooks: it runs what is inside without gradients, in a function of that module.
+    frame = None if torch.is_grad_enabled() else sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        frame = frame.f_back
+    return frame is not None

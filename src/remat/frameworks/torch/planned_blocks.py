@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol, SupportsIndex, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, SupportsIndex, cast
 
 import torch
 from torch import nn
@@ -172,6 +172,7 @@ class _Planned:
 
     _remat_plain: type[nn.Module]
     _remat_entry: str
+    __jit_unused_properties__: ClassVar[list[str]] = ["remat_plan"]  # TorchScript would compile it, with the planner
 
     def __init_subclass__(cls, **_: object) -> None:
         """Nothing: a registry of the module's class is not to know of a second class with the same name."""
