@@ -313,6 +313,8 @@ def test_what_has_no_text_of_its_own_is_refused():
         remat.checkpointed(slots=2)(eval("lambda x: x"))
     with pytest.raises(SourceError, match="no plain function"):
         remat.checkpointed(slots=2)(np.tanh)
+    with pytest.raises(SourceError, match=r"@remat.checkpointed\(slots=5\)"):
+        remat.checkpointed(5)
 
     async def later(x):
         return x
@@ -362,3 +364,28 @@ def test_helpers_in_plain_numpy():
 
     assert grad(remat.checkpointed(slots=2)(calls))(0.3) == pytest.approx(grad(decay)(0.3), rel=1e-12)
     assert remat.grad(helper)(0.3) == pytest.approx(1 - np.tanh(0.3) ** 2)
+
+
+def test_an_array_of_the_caller_that_autograd_records_into_is_refused():
+    """NumPy's arrays cannot hold what is recorded; numbers are written back, and arrays of the function's own work."""
+
+    @remat.checkpointed(slots=2)
+    def total(x, acc):
+        for i in range(6):
+            x = np.tanh(x)
+            acc += np.sum(x)  # ours are new arrays; the caller's would stay as it was
+        return x
+
+    @remat.checkpointed(slots=2)
+    def count(x, acc):
+        for i in range(6):
+            x = np.tanh(x)
+            acc[0] += 1
+        return x
+
+    with pytest.raises(SourceError, match="changes acc in place, an array of NumPy that the function was given"):
+        grad(total)(0.3, np.zeros(1))
+    counts = np.zeros(1, int)
+    grad(count)(0.3, counts)
+    assert counts == [6]
+    assert grad(lambda x: total(x, np.zeros(1) + 0 * x))(0.3) == pytest.approx(grad(lambda x: count(x, counts))(0.3))

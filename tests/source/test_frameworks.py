@@ -220,3 +220,45 @@ def test_rows_of_an_array_have_one_gradient():
     np.testing.assert_allclose(cubes(rows), 3 * rows**2 * (np.arange(5) > 0)[:, None])
     second = grad(lambda rows: (grad(lambda rows: sum((r**3).sum() for r in unstack(rows)))(rows) ** 2).sum())
     np.testing.assert_allclose(second(rows), 36 * rows**3)
+
+
+def changed(w, acc):
+    h = torch.zeros(4, dtype=torch.float64)
+    for i in range(12):
+        h = torch.tanh(h @ w + acc.sum() * 0.01)
+        acc += h.square().sum()
+    return h.sum()
+
+
+def assigned(w, acc):
+    h = torch.zeros(4, dtype=torch.float64)
+    acc[3] = 2.0
+    for i in range(12):
+        for _ in range(3):
+            h = torch.tanh(h @ w + 0.1)
+            acc[0] = acc[1] + h.sum()
+        acc[1] += 1.0
+        last = h * 2
+    return h.sum() + last.sum()
+
+
+def rows_given(w, acc):
+    h, out = torch.zeros(4, dtype=torch.float64), acc[1:]
+    for i in range(3):
+        h = torch.tanh(h @ w + 0.1)
+        out[i] = h.sum()
+    return h.sum()
+
+
+@pytest.mark.parametrize("program", [changed, assigned, rows_given])
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_tensor_of_the_caller_is_changed_as_in_a_plain_loop(program, follows):
+    """The caller sees the new values, and their gradient; also where it had made the tensor from parameters."""
+    ran = []
+    for function in (program, remat.checkpointed(slots=3)(program)):
+        w = torch.tensor(INPUTS[1], requires_grad=True)
+        acc = torch.zeros(4, dtype=torch.float64) + (w.sum() if follows else 0)
+        loss = function(w, acc) + acc.square().sum()
+        ran.append([loss, acc, *torch.autograd.grad(loss, w)])
+    for expected, found in zip(*ran, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)

@@ -132,6 +132,7 @@ class Analysis:
             ends=frozenset(ends),
             unbound=frozenset(name for name in carry | captured if name not in entry),
             put=frozenset(carry & put),
+            changed=frozenset(carry & (put | _augmented_names(node))),
             shares_iterator=_uses_its_iterator(node),
             traceable=is_traceable(node),
             hands_on=hands_on(node, self.modules),
@@ -184,6 +185,12 @@ class Analysis:
         for read in self.stale:
             if read.augmented and id(read.change) in inside and read.other in names:
                 yield read.other, read.node.id, read.change.lineno  # type: ignore[attr-defined]
+
+
+def _augmented_names(node: Loop) -> set[str]:
+    """The names that a loop changes by `name += …`."""
+    found = (n.target for part in node.body for n in ast.walk(part) if isinstance(n, ast.AugAssign))
+    return {target.id for target in found if isinstance(target, ast.Name)}
 
 
 def _is_marked(node: Loop) -> bool:

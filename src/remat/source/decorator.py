@@ -83,9 +83,10 @@ def transformed(fn: Any, settings: Settings, *, keep: bool = False) -> Any:
         return type(fn)(transformed(fn.__func__, settings, keep=keep))
     original = getattr(fn, "remat_original", fn)
     if not isinstance(original, FunctionType):
-        raise SourceError(
-            f"{fn!r:.80} is no plain function, and has no text to rewrite\nGive the function itself, or a method."
-        )
+        how = "Give the function itself, or a method."
+        if isinstance(fn, int | float | str):  # a budget in the place of the function
+            how = f"Name the budget, as in @remat.checkpointed({'memory' if isinstance(fn, str) else 'slots'}={fn!r})."
+        raise SourceError(f"{fn!r:.80} is no plain function, and has no text to rewrite\n{how}")
     tree = function_tree(original)
     replace_copies(tree)
     modules = _modules(original, tree)

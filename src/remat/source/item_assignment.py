@@ -8,17 +8,21 @@ import linecache
 import sys
 from typing import Any, NoReturn
 
+import numpy as np
+
 from remat.errors import SourceError
 from remat.frameworks import find_framework
+from remat.source.given_arrays import NOTHING_GIVEN, GivenArrays
 from remat.source.updates import AUGMENTED, PLAIN
 
 __all__ = ["augmented", "put", "put_augmented"]
 
 
-def put(whose: str, value: Any, x: Any, index: Any, shared_with: str = "") -> Any:
+def put(whose: str, value: Any, x: Any, index: Any, shared_with: str = "", given: GivenArrays = NOTHING_GIVEN) -> Any:
     """The object after `x[index] = value`: a new one, for arrays that are differentiated, and in loops.
 
-    `shared_with` is another name that may stand for the same object: then it must be written into.
+    `shared_with` is another name that may stand for the same object: then it must be written into. An array that
+    the function was `given` is written into, too.
     """
     if not hasattr(x, "shape"):
         if whose == "here" or not isinstance(x, dict | list):
@@ -34,6 +38,14 @@ def put(whose: str, value: Any, x: Any, index: Any, shared_with: str = "") -> An
         new = x.copy()  # the loop's kept states may hold the old one
         new[index] = value
         return new
+    if given.holds(x):
+        if isinstance(x, np.ndarray) and type(value).__name__.endswith("Box"):
+            _refuse(
+                "an item of an array of NumPy that the function was given is assigned, which cannot hold values that "
+                "are differentiated: copy the array first, and return it if the caller needs it"
+            )
+        x[index] = value
+        return x
     after = find_framework(x, value).put_item(x, index, value)
     if shared_with and after is not x:
         _refuse(f"{shared_with} may be the array whose item is assigned here, and is read later: copy one")
@@ -50,13 +62,21 @@ def _refuse(why: str) -> NoReturn:
     raise SourceError(f"{file}, line {line}: {why}\n    {code}", file, line, 0, code)
 
 
-def put_augmented(whose: str, x: Any, index: Any, operation: str, value: Any, shared_with: str = "") -> Any:
+def put_augmented(
+    whose: str,
+    x: Any,
+    index: Any,
+    operation: str,
+    value: Any,
+    shared_with: str = "",
+    given: GivenArrays = NOTHING_GIVEN,
+) -> Any:
     """The object after `x[index] += value`, or another operation."""
     item = x[index]
     if hasattr(item, "shape"):
         item = item + 0 if item.dtype != bool else item | False  # a view of x must not be written into
     after: Any = AUGMENTED[operation](item, value)
-    return put(whose, after, x, index, shared_with)
+    return put(whose, after, x, index, shared_with, given)
 
 
 def augmented(operation: str, x: Any, value: Any) -> Any:

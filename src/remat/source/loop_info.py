@@ -30,6 +30,7 @@ class LoopInfo:
     ends: frozenset[str] = frozenset()  # how the body may end the loop: "break", "return", "an exception"
     unbound: frozenset[str] = frozenset()  # carried or captured names that may have no value when the loop begins
     put: frozenset[str] = frozenset()  # carried names whose items are assigned
+    changed: frozenset[str] = frozenset()  # these, and carried names with `+=`
     augmented: tuple[tuple[str, str, int], ...] = ()  # (name, other name, line): `name += …` while both may be one
     shares_iterator: bool = False  # whether the body may take items from the iterator of the loop itself
     traceable: bool = True  # whether its variable may be traced (traceability.py)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from remat.source.analysis import Analysis, FoundLoop
 from remat.source.loop_info import LoopInfo
 from remat.source.outputs import Output
+from remat.source.scopes import bound_names
 from remat.source.step_body import bound_values, step_body
 from remat.source.syntax import OwnScope, at, clone, expression, flattened, statements
 
@@ -41,8 +42,15 @@ def rewritten(analysis: Analysis) -> tuple[list[ast.stmt], list[ast.stmt]]:
     for info in analysis.infos:
         if not info.kept:
             makers += _maker(info, analysis.loops[info.number], analysis.outputs[info.number], sites)
-    body = flattened([sites.visit(node) for node in analysis.function.body])
-    return makers, body
+    body = analysis.function.body
+    if not _changes_arrays(body):
+        return makers, flattened([sites.visit(node) for node in body])
+    sites = _CallSites(sites.infos, ", .given")
+    for node in _puts(body):
+        node.keywords.append(at(ast.keyword("given", at(ast.Name(".given", ast.Load()), node)), node))
+    names = ", ".join(sorted(bound_names(analysis.function.args)))
+    start = statements(f".given = .remat.given({names})", body[0])
+    return makers, [*start, *flattened([sites.visit(node) for node in body])]
 
 
 def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_CallSites") -> list[ast.stmt]:
@@ -111,6 +119,7 @@ class _CallSites(OwnScope):
     """Loops as they stand in the function, or in the step of another loop."""
 
     infos: dict[int, LoopInfo]
+    given: str = ""  # the last argument of a run time's loop: inside of a step nothing is the caller's
 
     def _loop(self, node: ast.For | ast.While) -> ast.stmt | list[ast.stmt]:
         info = self.infos.get(getattr(node, "remat_loop", 0))
@@ -130,7 +139,7 @@ class _CallSites(OwnScope):
         make = f"lambda: .make{k}{_arguments(info)}"
         get = f"lambda: {bound_values(info.carry, info.unbound)}"
         lists = f"({', '.join(info.lists)},)" if info.lists else "()"
-        rest = f"{make}, {get}, {put}, {lists}, {arrays}"
+        rest = f"{make}, {get}, {put}, {lists}, {arrays}{self.given}"
         if isinstance(node, ast.For):
             call = expression(f".remat.turns({k}, None, {rest})", node)
             assert isinstance(call, ast.Call)
@@ -145,6 +154,18 @@ class _CallSites(OwnScope):
         return [*before, node]
 
     visit_For = visit_While = _loop
+
+
+def _changes_arrays(body: list[ast.stmt]) -> bool:
+    """Whether statements change an object in place that a local name leads to."""
+    nodes = [n for part in body for n in ast.walk(part)]
+    return any(isinstance(n, ast.AugAssign) or hasattr(n, "puts_into") for n in nodes)
+
+
+def _puts(body: list[ast.stmt]) -> list[ast.Call]:
+    """The calls by which items are assigned."""
+    found = [n.value for part in body for n in ast.walk(part) if isinstance(n, ast.Assign) and hasattr(n, "puts_into")]
+    return [call for call in found if isinstance(call, ast.Call)]
 
 
 def _arguments(info: LoopInfo) -> str:

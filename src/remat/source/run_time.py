@@ -15,6 +15,7 @@ import numpy as np
 from remat.errors import InfeasibleError, SourceError, StepError
 from remat.execute.stop import STOP
 from remat.frameworks import Framework, find_framework
+from remat.source.given_arrays import NOTHING_GIVEN, GivenArrays, write_back
 from remat.source.item_assignment import augmented, put, put_augmented
 from remat.source.items import Combined, Items, Product, is_iterator, items_of
 from remat.source.loop_info import LoopInfo
@@ -41,6 +42,7 @@ class RunTime:
     ended = (STOP, None)
     once = (None,)
     product = Product
+    given = GivenArrays
     slice = slice
     put = staticmethod(put)
     put_augmented = staticmethod(put_augmented)
@@ -72,10 +74,18 @@ class RunTime:
         return Combined(call, arguments, options) if call in (zip, enumerate) else call(*arguments, **options)
 
     def turns(
-        self, number: int, iterable: Any, make: Maker, get: Callable[[], Any], put: Any, lists: Any, arrays: Any
+        self,
+        number: int,
+        iterable: Any,
+        make: Maker,
+        get: Callable[[], Any],
+        put: Any,
+        lists: Any,
+        arrays: Any,
+        given: GivenArrays = NOTHING_GIVEN,
     ) -> Iterator[Any]:
         """The items of the turns of a `for` loop that run in place."""
-        run = _LoopRun(self, self.infos[number], make, get, put, lists, arrays, iterable)
+        run = _LoopRun(self, self.infos[number], make, get, put, lists, arrays, given, iterable)
         if not run.runs_turns:
             # `yield from` would close a generator that others go on with after a `break`.
             for item in iterable:  # noqa: UP028
@@ -92,7 +102,14 @@ class RunTime:
             k += 1
 
     def while_turns(
-        self, number: int, make: Maker, get: Callable[[], Any], put: Any, lists: Any, arrays: Any
+        self,
+        number: int,
+        make: Maker,
+        get: Callable[[], Any],
+        put: Any,
+        lists: Any,
+        arrays: Any,
+        given: GivenArrays = NOTHING_GIVEN,
     ) -> Callable[[], bool]:
         """What a `while` asks before its own test: it runs turns first, and is always true."""
         run: list[_LoopRun] = []
@@ -100,7 +117,7 @@ class RunTime:
 
         def go() -> bool:
             if not run:
-                run.append(_LoopRun(self, self.infos[number], make, get, put, lists, arrays, None))
+                run.append(_LoopRun(self, self.infos[number], make, get, put, lists, arrays, given, None))
             if run[0].runs_turns:
                 done[0] += run[0].some_turns(done[0]) + 1
             return True
@@ -115,6 +132,7 @@ class _LoopRun:
         "arrays",
         "framework",
         "get",
+        "given",
         "in_place",
         "info",
         "items",
@@ -129,9 +147,19 @@ class _LoopRun:
     )
 
     def __init__(
-        self, time: RunTime, info: LoopInfo, make: Maker, get: Any, put: Any, lists: Any, arrays: Any, iterable: Any
+        self,
+        time: RunTime,
+        info: LoopInfo,
+        make: Maker,
+        get: Any,
+        put: Any,
+        lists: Any,
+        arrays: Any,
+        given: GivenArrays,
+        iterable: Any,
     ) -> None:
         self.time, self.info, self.get, self.put, self.lists, self.arrays = time, info, get, put, lists, arrays
+        self.given = given
         self.in_place = 0  # turns that ran in place one after the other, and not as the first or the last
         self.items: Items | None = None
         settings = time.settings.of_loop(iterable if isinstance(iterable, MarkedRange) else None, info)
@@ -173,6 +201,7 @@ class _LoopRun:
             return 0
         stop = None if self.items is None or self.items.count is None else self.items.count - self.info.last_in_place
         check_separate(self.info, values, self.step, self.framework)
+        values, theirs = self.given.copied(self.info, values)
         try:
             ran = self._run(values, start, stop)
         except StepError as error:
@@ -187,7 +216,10 @@ class _LoopRun:
         self._note(ran)
         if ran.values is not None:
             if self.put is not None:
-                self.put(tuple(ran.values))
+                after = list(ran.values)
+                for k, array in theirs.items():
+                    after[k] = write_back(self.info, self.info.carry[k], array, after[k])
+                self.put(tuple(after))
             self._give_out(ran, start)
         return ran.turns
 
@@ -233,7 +265,11 @@ class _LoopRun:
             get, fill = self.arrays
             assert self.items is not None
             numbers = [self.items.at(k) for k in range(start, start + ran.turns)]
-            fill(tuple(_filled(array, numbers, rows) for array, rows in zip(get(), ran.filled, strict=True)))
+            filled = []
+            for name, array, rows in zip(self.info.arrays, get(), ran.filled, strict=True):
+                after = _filled(array, numbers, rows)
+                filled.append(write_back(self.info, name, array, after) if self.given.holds(array) else after)
+            fill(tuple(filled))
 
 
 def _filled(array: Any, numbers: list[int], rows: Any) -> Any:
