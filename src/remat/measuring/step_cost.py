@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from remat.execute.backend_protocol import Backend
 from remat.execute.gradients import Gradients
+from remat.execute.state_replay import StateReplay
 from remat.memory_meter import Meter
 from remat.problem import Loop
 from remat.progress import report_progress
@@ -79,6 +80,8 @@ class MeasurementSetup:
     ones_like: Callable[[Any, Gradients | None], Gradients]
     finish: Callable[[], Any] = lambda: None
     timed: bool = True  # False: default times, where several processes must come to the same plan
+    replay: StateReplay | None = None  # of what steps change beside their carry
+    _before: Any = field(default=None, repr=False)  # the states of these at which each run begins
     _gradients: list[Gradients] = field(default_factory=list, repr=False)  # of the last pullback; one or none
 
     def new_gradients(self, state: Any) -> Gradients:
@@ -89,11 +92,17 @@ class MeasurementSetup:
         """Pull back through a tape, and keep the sums for the next pullback, as a real reverse sweep does."""
         self._gradients.append(replace(self.backend.pull_back(tapes.pop(), gradients.pop()), carry=None))
 
+    def again(self) -> Any:
+        """A copy of the state, to run steps from, with everything else as it was there: counters, generators, logs."""
+        if self.replay is not None:
+            self.replay.rewind(self._before)
+        return self.backend.copy(self.state)
+
     def at(self, step: int) -> "MeasurementSetup":
         """The same setup at the state before a later step, with that step run once to warm up."""
         backend, state = self.backend, self.state
         state = backend.copy(backend.advance(backend.copy(state), 0, step)) if step else backend.copy(state)
-        setup = replace(self, state=state)
+        setup = replace(self, state=state, _before=None if self.replay is None else self.replay.snapshot())
         _range_times(setup, step, step + 1)  # allocates the sums of gradients, which must not count as workspace
         return setup
 
@@ -109,8 +118,7 @@ def measure_step(setup: MeasurementSetup, steps: int, room: int) -> StepCost:
     setup = setup.at(at)
     with setup.meter.counting():
         sizes = _Sizes.of(setup, at)
-    backend, state = setup.backend, setup.state
-    forward = _seconds(setup, lambda: backend.advance(backend.copy(state), at, at + 1))
+    forward = _advance_seconds(setup, at)
     record, backward = _range_times(setup, at, at + 1)
     longer = min(LONGEST, steps - at, _tapes_in(room, sizes.workspace, sizes.state, sizes.tape))
     tape, per_range, pullback_workspace, workspace = sizes.tape, 0.0, 0, sizes.workspace
@@ -126,9 +134,7 @@ def measure_step(setup: MeasurementSetup, steps: int, room: int) -> StepCost:
     if not setup.timed:
         forward, record, backward, per_range = DEFAULT_TIMES
     elif forward + record + backward < QUICK:
-        forward = median(
-            _seconds(setup, lambda: backend.advance(backend.copy(state), at, at + 1)) for _ in range(TIMES)
-        )
+        forward = median(_advance_seconds(setup, at) for _ in range(TIMES))
         times = [_range_times(setup, at, at + 1) for _ in range(TIMES)]
         record, backward = (median(seconds) for seconds in zip(*times, strict=True))
         if longer > 1:
@@ -164,14 +170,15 @@ class _Sizes:
         # Values are in lists, from which they are popped into a call: then the backend can free them early.
         copies = [backend.copy(state) for _ in range(COPIES if backend.size(state) < SMALL else 1)]
         size = max(backend.size(copies[0]), (meter.now() - before) // len(copies))
-        del copies[1:]
+        copies.clear()
+        copies.append(setup.again())
         meter.reset_peak()
         before = meter.now() - size
         after = backend.advance(copies.pop(), at, at + 1)
         running = meter.peak() - before - 2 * size
         gradients = [setup.new_gradients(after)]
         del after
-        copies.append(backend.copy(state))
+        copies.append(setup.again())
         meter.reset_peak()
         before = meter.now() - size
         after, tape = backend.record(copies.pop(), at, at + 1)
@@ -196,7 +203,7 @@ def _tapes_in(room: int, workspace: int, state: int, tape: int) -> int:
 def _range_sizes(setup: MeasurementSetup, start: int, stop: int) -> tuple[int, int, int]:
     """Bytes of the tape of a range, by the backend and by the meter, and bytes allocated while it is pulled back."""
     backend, meter = setup.backend, setup.meter
-    states = [backend.copy(setup.state)]
+    states = [setup.again()]
     before = meter.now()
     after, tape = backend.record(states.pop(), start, stop)
     gradients, tapes = [setup.new_gradients(after)], [tape]
@@ -216,9 +223,15 @@ def _seconds(setup: MeasurementSetup, call: Callable[[], Any]) -> float:
     return perf_counter() - began
 
 
+def _advance_seconds(setup: MeasurementSetup, at: int) -> float:
+    """Seconds of a step without a tape, and of a copy of the state."""
+    setup.again()
+    return _seconds(setup, lambda: setup.backend.advance(setup.backend.copy(setup.state), at, at + 1))
+
+
 def _range_times(setup: MeasurementSetup, start: int, stop: int) -> tuple[float, float]:
     """Seconds to record a range, and to pull it back."""
-    states, results = [setup.backend.copy(setup.state)], list[Any]()
+    states, results = [setup.again()], list[Any]()
     record_seconds = _seconds(setup, lambda: results.extend(setup.backend.record(states.pop(), start, stop)))
     tapes = [results.pop()]
     gradients = [setup.new_gradients(results.pop())]

@@ -173,8 +173,7 @@ def test_a_stored_tensor_that_depends_on_parameters_alone_is_differentiated(how)
 @pytest.mark.parametrize("write", ["+=", "add_", "row", "copy_"])
 @pytest.mark.parametrize("how", BUDGETS, ids=str)
 def test_a_loss_that_is_added_to_a_tensor_of_the_caller_is_not_lost_silently(how, write):
-    cell, total, rows, count = torch.nn.Linear(3, 3, dtype=DOUBLE), torch.zeros((), dtype=DOUBLE), [], 0
-    rows = torch.zeros(len(XS), 3, dtype=DOUBLE)
+    cell, total, rows, count = torch.nn.Linear(3, 3, dtype=DOUBLE), torch.empty(0), torch.empty(0), 0
 
     def step(h, x):
         nonlocal total, count

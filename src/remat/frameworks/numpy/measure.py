@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from remat.execute.gradients import Gradients
-from remat.execute.state_replay import preserved_state
+from remat.execute.state_replay import StateReplay, preserved_state
 from remat.frameworks.numpy.backend import NumpyBackend
 from remat.frameworks.numpy.leaves import ArraySpec
 from remat.frameworks.numpy.meter import NumpyMeter
@@ -28,18 +28,21 @@ def measured(
     The `first` run of step 0 is the one that the loop itself is compared with, `further` ones are not. No trace is left
     of any. `key` is what the cost depends on besides the step and the sizes of its arguments.
     """
-    with preserved_state([*first.step.replayable_states, first.step.counters]):
+    states = [*first.step.replayable_states, first.step.counters]
+    with preserved_state(states):
+        replay = StateReplay(states)
         sizes = tuple((type(leaf), np.shape(leaf), getattr(leaf, "dtype", None)) for leaf in leaves)
         key = ("numpy", *first.step.cache_key, first.carry, first.xs, sizes, tuple(first.needs_grad), *key)
         # Run in any case: the bytes of its tape tell whether an earlier measurement is one of the same step.
         backend, state = first.new_backend(leaves, 1)
         tape_bytes = backend.size(backend.record(state, 0, 1)[1])
+        replay.rewind(replay.initial)
         assert first.request.memory is not None
         capacity = first.request.memory.device.capacity or 0
-        return cached_cost(key, (tape_bytes,), capacity, lambda: _measure(further, leaves, capacity))
+        return cached_cost(key, (tape_bytes,), capacity, lambda: _measure(further, leaves, capacity, replay))
 
 
-def _measure(call: LoopCall[NumpyBackend], leaves: Sequence[Leaf], capacity: int) -> StepCost:
+def _measure(call: LoopCall[NumpyBackend], leaves: Sequence[Leaf], capacity: int, replay: StateReplay) -> StepCost:
     """Run the first steps a few times; only the first one if the length is not known: there may be no second."""
     steps = min(call.steps or 1, STEPS)
     backend, state = call.new_backend(leaves, steps)
@@ -53,7 +56,8 @@ def _measure(call: LoopCall[NumpyBackend], leaves: Sequence[Leaf], capacity: int
         carry = _ones(runner.tree.flatten_like(state, "carry"), runner.specs)
         return replace(gradients, carry=carry, outputs=outputs)
 
-    return measure_step(MeasurementSetup(backend, NumpyMeter(), state, ones_like), steps, capacity)
+    setup = MeasurementSetup(backend, NumpyMeter(), state, ones_like, replay=replay)
+    return measure_step(setup, steps, capacity)
 
 
 def _ones(leaves: Sequence[Leaf], specs: Sequence[ArraySpec]) -> list[np.ndarray | None]:

@@ -7,10 +7,11 @@ backward. That sweep is a Function too, so that transforms of torch.func apply t
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ from remat.frameworks.torch.graph import backward_hooks, is_wanted, leaf_itself,
 from remat.frameworks.torch.input_versions import was_written_into
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.loop_outputs import LoopOutputs, clone_aliases
+from remat.frameworks.torch.stored_graphs import guard_written
 from remat.frameworks.torch.tensor_state import Memory
 from remat.frameworks.torch.untouched_leaves import gradient_of_unused, without_unused
 from remat.loops.loop_call import LoopCall
@@ -52,6 +54,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     capture_ids: Sequence[int] = ()  # by input of the loop's node: its index in the closure, -1 if it is not there
     rebound: Sequence[bool] = ()  # by input: whether steps use a detached root in its place
     cut_off: frozenset[int] = frozenset()  # the inputs whose gradient would be lost: a step has computed them
+    written: Sequence[ReferenceType[Tensor]] = ()  # tensors of the caller's with a graph that steps have given them
     keeps_graphs: bool = False  # whether steps have stored tensors that the program may differentiate by itself
     memory: Memory = ()  # by input: in which memory the first sweep has found it
     unconnected: Sequence[bool] = ()  # by leaf of init and xs: whether no result of the first sweep depends on it
@@ -223,7 +226,10 @@ class TorchLoopCall(LoopCall[TorchBackend]):
             return self._reverse(leaves, asked, cotangents, batch)
 
     def _reverse(self, leaves: Sequence[Leaf], asked: int, cotangents: Sequence[Leaf], batch: int | None) -> list[Leaf]:
-        with self.as_not_frozen(leaves), self.at_turn(leaves) as (backend, interpreter):
+        with ExitStack() as stack:
+            stack.callback(guard_written, self.written, leaves)  # steps that run again write into them again
+            stack.enter_context(self.as_not_frozen(leaves))
+            backend, interpreter = stack.enter_context(self.at_turn(leaves))
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)
             # The last leaf stands for sharded parameters.

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from remat.errors import InfeasibleError
 from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
-from remat.execute.state_replay import preserved_state
+from remat.execute.state_replay import StateReplay, preserved_state
 from remat.frameworks.torch.backend import TorchBackend
 from remat.frameworks.torch.collectives import is_single_process
 from remat.frameworks.torch.function import TorchLoopCall
@@ -88,9 +88,10 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
     _check_it_fits(tape_bytes, devices)
     init, xs, captured = call.split(leaves)
     assert call.inputs is not None
+    states = [*call.step.replayable_states, call.step.closure.counters]
     # Steps that are measured are no part of the program: whatever they change or register is taken back.
     with (
-        preserved_state([*call.step.replayable_states, call.step.closure.counters]),
+        preserved_state(states, None if call.replay is None else [*call.replay.initial, None]),
         without_saved_tensor_hooks(),
         _NoHooks() if call.step.closure.mentions("register_hook") else nullcontext(),
         backward_hooks_exchanged(call.step.modules, None),
@@ -104,7 +105,8 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
         finish = (lambda: None) if device is None else partial(torch.cuda.synchronize, device)
         meter, ones, timed = meter_for(devices), partial(_ones, backend), is_single_process()
         free = max(0, capacity - 2 * tape_bytes)  # the recorded first step stays in memory meanwhile
-        cost = measure_step(_Setup(backend, meter, state, ones, finish, timed=timed), steps, free)
+        setup = _Setup(backend, meter, state, ones, finish, timed=timed, replay=StateReplay(states))
+        cost = measure_step(setup, steps, free)
         return replace(cost, bookkeeping=0 if device is None else CUDA_OWN)
 
 

@@ -242,6 +242,7 @@ def _run_recorded(
         raise
     used = found.tensors
     call = replace(call, keeps_graphs=stored.guard([*init, *xs], used))
+    call = replace(call, written=stored.written)
     if found.left_by_steps:
         call = replace(call, cut_off=stored.cut_off(found))
     assert call.results is not None

@@ -21,7 +21,7 @@ comparison of the contents after the first sweep, and for each range once such a
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import ref
+from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.watch import Watch
 from remat.pytree import Leaf
 
-__all__ = ["StoredGraphs", "has_escaped", "lost_graphs_refused"]
+__all__ = ["StoredGraphs", "guard_written", "has_escaped", "lost_graphs_refused"]
 
 MOST_NODES = 2_000  # that are looked at: they get Python objects, which the user's tensors then free by recursion
 
@@ -58,6 +58,7 @@ class StoredGraphs:
     def __init__(self, before: Contents, constants: Iterable[Tensor] = ()) -> None:
         self._before, self._number = before, next_sequence_nr()
         self._constants = [ref(tensor) for tensor in constants]
+        self.written: Sequence[ReferenceType[Tensor]] = ()  # of these, after the first sweep
 
     def leave_steps(self, levels: Sequence[int]) -> None:
         """Let stored tensors of a batch be such of the vmaps around the loop: steps run in vmaps of their own."""
@@ -93,12 +94,11 @@ class StoredGraphs:
         return any(id(leaf) not in partial for leaf in made)
 
     def _guard_written(self, sources: Sequence[Tensor], known: set[int]) -> None:
-        """Let every tensor raise, if it is used, into which steps have written what a tape ends in."""
+        """Let every tensor raise, if it is used, into which steps have written what ends in a tape."""
         found = [tensor for each in self._constants if (tensor := each()) is not None and self._has_graph(tensor)]
         nodes = self._ending_in_tapes([tensor.grad_fn for tensor in found], known)
-        for tensor in found:
-            if tensor.grad_fn in nodes:
-                _Written.apply(tensor, *sources)  # type: ignore[no-untyped-call]
+        self.written = [ref(tensor) for tensor in found if tensor.grad_fn in nodes]
+        guard_written(self.written, sources)
 
     def cut_off(self, inputs: LoopInputs) -> frozenset[int]:
         """The inputs that a step of this loop has computed from its carry or from xs, for those after it."""
@@ -188,6 +188,17 @@ class _Written(torch.autograd.Function):
         if _counts(gradient):
             raise_stored()
         return (None,) * int(ctx.count)
+
+
+def guard_written(tensors: Sequence[ReferenceType[Tensor]], sources: Sequence[Any]) -> None:
+    """Let tensors raise, if they are differentiated, that steps have written into: at first, or run again."""
+    for each in tensors:
+        tensor = each()
+        if tensor is not None and not isinstance(tensor.grad_fn, _Written._backward_cls):
+            with torch.enable_grad():
+                if not tensor._is_view():
+                    tensor.detach_()  # the graph of a tape is to be freed
+                _Written.apply(tensor, *filter(requires_grad_somewhere, sources))  # type: ignore[no-untyped-call]
 
 
 def has_escaped(tensor: Tensor) -> bool:
