@@ -186,6 +186,12 @@ def test_words_that_make_no_sense(run, words):
     assert err
 
 
+def test_too_little_memory_is_said_of_what_was_given(run):
+    status, _, err = run("--seq-len", "20", "--memory", "1KiB")
+    assert status == 1
+    assert re.search(r"--memory 1 KiB is too little: this LSTM takes [\d.]+ KiB at least, of which", err)
+
+
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
 def test_an_interrupted_run_leaves_a_report(run, tmp_path, monkeypatch, framework):
     from remat.cli.lstm import model as module

@@ -5,6 +5,7 @@ PyTorch's own allocator, which sees what kernels allocate and does not meet our 
 """
 
 import copy
+import re
 from functools import cache
 
 import pytest
@@ -105,6 +106,10 @@ def test_the_least_budget_is_the_one_that_the_error_names(name):
     with pytest.raises(remat.InfeasibleError) as caught:
         remat.auto_checkpoint(copy.deepcopy(case.model), memory=1, sample=case.sample, loss=case.loss)
     assert caught.value.minimum == budgets_of(name)[0]
+    message = str(caught.value)
+    assert message.count(" at least") == 2, message  # that it needs, and to give it: one number
+    assert "the smallest that works" not in message
+    assert re.search(r"for this model with \w+ \[\d+", message), message
 
 
 @pytest.mark.parametrize("name", NAMES)

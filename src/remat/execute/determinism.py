@@ -116,11 +116,10 @@ class DeterminismCheck:
         """Raise a DeterminismError for the state before step `position`; `mismatch` says which leaf differs."""
         raise DeterminismError(
             f"the step is not deterministic: {mismatch} after step {position - 1} when it was computed again, so the "
-            "gradient would be wrong. It may count calls, write into what it captured, draw from a random generator "
-            "that remat could not find, as dropout inside of an RNN of cuDNN does, or read attributes or globals that "
-            "were changed after the loop was called. "
-            "Draw random numbers before the loop and pass them in xs, or draw from global generators or from one that "
-            'the step closes over, which are replayed; check="never" turns this comparison off.'
+            "gradient would be wrong. It reads something that changes between two runs: a clock (time.time), "
+            "os.urandom, a counter, an attribute or global that was changed since, or a random generator that remat "
+            "could not find (as dropout inside of an RNN of cuDNN). Read it before the loop and pass it in xs; global "
+            'generators, and one that the step closes over, are replayed. check="never" turns this comparison off.'
         )
 
     def _thin_out(self) -> None:

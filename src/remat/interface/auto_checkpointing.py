@@ -1,7 +1,7 @@
 """Networks under a budget in bytes: what is kept and what is computed again is decided by a plan."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Never, TypeVar
 
 from remat.errors import ProblemError
 from remat.frameworks import framework_of_module
@@ -36,7 +36,7 @@ class LargestBatch(NamedTuple):
 
 def auto_checkpoint(
     model: M,
-    *,
+    *unnamed: Never,
     memory: int | float | str | None = None,
     sample: Any = None,
     blocks: str | Sequence[Any] | None = None,
@@ -56,6 +56,7 @@ def auto_checkpoint(
 
     Args:
         model: A module of PyTorch.
+        unnamed: Nothing; all other arguments are given by name.
         memory: The bytes that may be live above those at the call of the model, until the backward has ended, such as
             "8 GiB": not counted are parameters, their gradients, the optimizer's state and the batch. A number below 1
             is a fraction of what is free then; "auto" is all that the device has beside gradients and optimizer.
@@ -80,6 +81,8 @@ def auto_checkpoint(
             of the first training step raises it, if the program takes more beside the model than the budget leaves.
     """
     framework: Any = _framework(model, "auto_checkpoint")
+    if unnamed:
+        raise ProblemError("name the arguments after the model: remat.auto_checkpoint(model, memory=..., sample=...)")
     _check_request(memory, plan, on_new_shape)
     how = plan, loss, on_new_shape, optimizer, bool(inside_blocks), compile
     planned: M = framework.auto_checkpoint(model, memory, sample, blocks, *how)
@@ -155,6 +158,11 @@ def explain(subject: Any) -> str:
         A text of a few lines.
     """
     plan = subject if isinstance(subject, Plan) else getattr(subject, "remat_plan", None)
+    if plan is None and hasattr(type(subject), "remat_plan"):
+        raise ProblemError(
+            f"this {type(subject).__name__} is not planned yet: call it once with gradients, or give auto_checkpoint "
+            "sample=, what it is called with"
+        )
     if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain | Graph):
         raise ProblemError(
             "explain takes a model after remat.auto_checkpoint, or a plan for a chain or a graph, not "

@@ -10,7 +10,7 @@ from remat.frameworks.compilers import not_compiled
 from remat.loops.common_mistakes import explaining_mistakes
 from remat.loops.request import LoopRequest
 from remat.planners import Plan
-from remat.problem.memory import Capacity
+from remat.problem.memory import Capacity, Memory
 from remat.profiling.profiler import recorded_call
 from remat.progress import Progress
 
@@ -69,6 +69,7 @@ def scan(
         0.143826393402950
     """
     _check_callables("remat.scan(step, init, xs, ...)", init, xs, step=step, vjp=vjp or step)
+    _check_lengths(xs, length)
     framework = find_framework(init, xs, using=(step,))
     request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call, explaining_mistakes(step, xs):
@@ -143,6 +144,17 @@ def _check_callables(call: str, *others: Any, **functions: Any) -> None:
         if not callable(function):
             order = f": write {call}" if any(map(callable, others)) else ""
             raise ProblemError(f"{name} must be a function, not {_kind(function)}{order}")
+
+
+def _check_lengths(xs: Any, length: Any) -> None:
+    """Raise a ProblemError for a budget in the place of the length, or a length in the place of the inputs."""
+    if isinstance(length, str | float | Memory):
+        raise ProblemError(f"length={length!r} is no number of steps: did you mean memory={length!r}?")
+    if type(xs) is int:
+        raise ProblemError(
+            f"xs={xs} is a single number, and xs are the inputs, one row for each step: for {xs} steps without inputs "
+            f"write length={xs}"
+        )
 
 
 def _kind(value: Any) -> str:

@@ -7,7 +7,7 @@ allocated for all steps. The functions on leaves are the framework's (`LeafOps`)
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from remat.errors import StepError
+from remat.errors import CarryError, StepError
 from remat.execute.recomputation import is_recomputing, recomputing
 from remat.execute.stop import STOP, Stopped
 from remat.loops.common_mistakes import LIST_OF_STEPS
@@ -67,7 +67,7 @@ class StepRunner:
                 else:
                     carry, y = unpack_output(self.leaf_ops, out, i)
                 if not matches(carry):
-                    for leaf, name in zip(self.check_carry(carry, i), self.names, strict=True):
+                    for leaf, name in zip(self.check_carry(carry, i, y), self.names, strict=True):
                         self.leaf_ops.reject_tracer(leaf, name)
                     matches = self.matches
                 if i >= self.outputs_written:
@@ -95,17 +95,29 @@ class StepRunner:
         self.outputs_written = i + 1
         return True
 
-    def check_carry(self, carry: Any, i: int) -> list[Any]:
+    def check_carry(self, carry: Any, i: int, y: Any = None) -> list[Any]:
         """The leaves of the carry that step i returned, or a StepError if its structure or specs differ.
 
         Every carry that is not an exact match comes here, so this is where a step that ends the loop is noticed.
         """
         if carry is STOP:
             raise Stopped(i)
-        leaves, specs = flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, carry, "carry", i)
+        try:
+            leaves, specs = flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, carry, "carry", i)
+        except CarryError as error:
+            raise self._explained(error, y) from error.__cause__
         if specs is not self.specs or self.matches is never_matches:
             self.specs, self.matches = specs, structure_check(self.leaf_ops, self.tree, specs)
         return leaves
+
+    def _explained(self, error: CarryError, y: Any) -> CarryError:
+        """The error for a carry that does not fit, with what was meant if the output of the step would fit."""
+        try:
+            flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, y, "carry", error.step)
+        except StepError:
+            return error
+        how = "The second value that the step returned has them: return (carry, y), not (y, carry)"
+        return CarryError(f"{error}. {how}", error.step, error.leaf)
 
     def observed(self, carry: Any) -> list[Any]:
         """The leaves whose fingerprints are compared: those of a carry, and of the last output if all are kept."""
@@ -146,7 +158,7 @@ def unpack_output(leaf_ops: LeafOps, out: Any, i: int) -> tuple[Any, Any]:
     out = leaf_ops.unpack(out)
     if type(out) in (tuple, list) and len(out) == 2:
         return out[0], out[1]
-    what = "None" if out is None else f"a {type(out).__name__}"
+    what = "None" if out is None else "one array" if hasattr(out, "shape") else f"a {type(out).__name__}"
     what += f" of {len(out)}" if isinstance(out, tuple | list) else ""
     raise StepError(
         f"the step must return (carry, y), and step {i} returned {what}; without an output return (carry, None)"

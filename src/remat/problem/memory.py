@@ -100,7 +100,8 @@ class Memory(Serializable):
         if levels is None:
             if (capacity is None) == (slots is None):
                 raise ProblemError("give a memory its capacity in bytes or its slots, one of the two")
-            levels = [Level("ram", capacity, slots=slots)]
+            size = None if capacity is None else to_bytes(capacity, "memory")
+            levels = [Level("ram", size, slots=None if slots is None else to_count(slots, "slots"))]
         elif capacity is not None or slots is not None:
             raise ProblemError("give a memory one capacity, or levels with theirs, not both")
         object.__setattr__(self, "levels", tuple(levels))

@@ -82,18 +82,35 @@ def _gradient(f: Callable[..., Any], wrt: Any, init_grad: Any, settings: Setting
             with settings_of_call(settings):
                 return function(*bound.args, **bound.kwargs)
 
+        for name in names:
+            _check_is_numpy(bound.arguments[name], name)
         gradients = gradients_of(of, [bound.arguments[name] for name in names], init_grad)
         return gradients[0] if len(gradients) == 1 else gradients
 
     return gradient
 
 
+def _check_is_numpy(value: Any, name: str) -> None:
+    """Raise a ProblemError for an array of another framework, which autograd does not differentiate by."""
+    framework = type(value).__module__.partition(".")[0]
+    if framework in ("torch", "jax", "jaxlib"):
+        title, how = ("PyTorch", "loss.backward()") if framework == "torch" else ("JAX", "jax.grad")
+        raise ProblemError(
+            f"{name} is an array of {title}, and remat.grad and grad_with_checkpointing differentiate functions of "
+            f"NumPy: decorate the function with @remat.checkpointed, and differentiate it by {how}"
+        )
+
+
+def _name(f: Any) -> str:
+    return str(getattr(f, "__qualname__", None) or f"{f!r:.60}")
+
+
 def _position(which: int | str, signature: inspect.Signature, f: Any) -> int:
     names = list(signature.parameters)
     if isinstance(which, str):
         if which not in names:
-            raise ProblemError(f"wrt names {which!r}, and {f!r:.60} has the arguments {', '.join(names)}")
+            raise ProblemError(f"wrt names {which!r}, and {_name(f)} has the arguments {', '.join(names)}")
         return names.index(which)
     if not -len(names) <= which < len(names):
-        raise ProblemError(f"wrt has argument {which}, and {f!r:.60} has {len(names)}")
+        raise ProblemError(f"wrt has argument {which}, and {_name(f)} has {len(names)}: {', '.join(names)}")
     return which % len(names)

@@ -55,7 +55,10 @@ def run(framework, step, init, xs=None, traced=True, **how):
         ({"slots": 2, "length": 4}, "length says 4, xs says 5"),
         ({"slots": -1}, "at least 0"),
         ({"slots": 1.5}, "whole number"),
-        ({"memory": "many"}, "no size"),
+        ({"memory": "many"}, "memory: 'many' is no size"),
+        ({"memory": "90%"}, "a share of what is free as a number: 0.9"),
+        ({"memory": "0.9"}, "a share of what is free as a number: 0.9"),
+        ({"length": "64 KiB"}, "did you mean memory='64 KiB'"),
         ({"memory": 1.5}, "between 0 and 1"),
         ({"slots": 2, "check": "maybe"}, "first"),
         ({"slots": 2, "progress": 3}, "update"),
@@ -81,6 +84,20 @@ def test_lengths_that_do_not_agree_are_named(framework):
         remat.scan(step_of(framework), framework.array(0.1), xs, slots=2)
     with pytest.raises(remat.ProblemError, match=r"xs\[0\] says 5, xs\[1\] says 6"):
         remat.scan(step_of(framework), framework.array(0.1), (ones(framework, 5), ones(framework, 6)), slots=2)
+
+
+def test_a_length_in_the_place_of_inputs(framework):
+    with pytest.raises(remat.ProblemError, match="for 60 steps without inputs write length=60"):
+        remat.scan(step_of(framework), framework.array(0.1), 60, slots=2)
+
+
+@where_python_runs_each_step
+@traced_or_not
+def test_a_step_that_returns_its_results_in_the_other_order(framework, traced):
+    with pytest.raises(remat.errors.CarryError, match=r"return \(carry, y\), not \(y, carry\)"):
+        run(framework, lambda h, x: (framework.np.sum(h), h * x), ones(framework, 3), traced=traced)
+    with pytest.raises(remat.StepError, match=r"the step must return \(carry, y\), and step 0 returned one array"):
+        run(framework, lambda h, x: h * x, ones(framework, 3), traced=traced)
 
 
 def test_a_length_that_is_not_given(framework):

@@ -54,3 +54,49 @@ def test_an_error_in_a_recomputed_step_says_so():
     with pytest.raises(RuntimeError, match="broken step") as caught:
         grad(lambda h: remat.scan(step, h, length=5, slots=2)[0])(0.3)
     assert any("was recomputed for the gradient" in note for note in caught.value.__notes__)
+
+
+def rolled(u, w):
+    return numpy.roll(u, 1) * w
+
+
+def interpolated(u, w):
+    return numpy.interp(numpy.arange(4.0) / 2, numpy.arange(4.0), u) * w
+
+
+def copied(u, w):
+    return u.copy() * w
+
+
+def filled(u, w):
+    new = numpy.zeros(4)
+    new[1:-1] = u[1:-1] * w
+    return new
+
+
+@pytest.mark.parametrize("program", [rolled, interpolated, copied, filled])
+def test_plain_numpy_in_a_step_that_is_differentiated(program):
+    def loss(w):
+        return np.sum(remat.scan(lambda u, _: (program(u, w), None), numpy.ones(4), length=5, slots=2)[0])
+
+    with pytest.raises(remat.StepError, match=r"autograd\.numpy") as caught:
+        grad(loss)(0.3)
+    assert (type(caught.value).__module__, type(caught.value).__qualname__) == ("remat.errors", "StepError")
+
+
+def test_plain_numpy_on_leaves_that_no_gradient_flows_to():
+    def loss(w, loop):
+        def step(carry, _):
+            mask, u, new = *carry, numpy.zeros(4)
+            new[1:] = mask[:-1]
+            return (numpy.roll(new, -2), np.sin(u * w + mask)), None
+
+        carry = numpy.arange(4.0), numpy.ones(4)
+        if loop is None:
+            for _ in range(5):
+                carry, _ = step(carry, None)
+        else:
+            carry, _ = loop(step, carry, length=5, slots=2)
+        return np.sum(carry[1])
+
+    assert grad(loss)(0.3, remat.scan) == grad(loss)(0.3, None)

@@ -259,8 +259,12 @@ class Twice(nn.Module):
 def test_without_a_sample_the_first_call_is_one():
     plain, ours = net(), remat.auto_checkpoint(net(), memory=200_000)
     assert ours.remat_plan is None
-    with pytest.raises(remat.ProblemError, match="auto_checkpoint"):
+    with pytest.raises(remat.ProblemError, match=r"this .* is not planned yet: call it once"):
         remat.explain(ours)
+    with pytest.raises(remat.ProblemError, match=r"explain takes a model after remat.auto_checkpoint"):
+        remat.explain(plain)
+    with pytest.raises(remat.ProblemError, match=r"remat.auto_checkpoint\(model, memory=..., sample=...\)"):
+        remat.auto_checkpoint(net(), 200_000, x)
     assert_equal_runs(lambda model: backward(model, x), plain, ours)
     assert ours.remat_plan.peak <= 200_000
 

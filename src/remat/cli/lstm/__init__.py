@@ -19,7 +19,7 @@ from remat.cli.lstm.variants import (
 )
 from remat.cli.output import write_report
 from remat.cli.words import show, tell
-from remat.errors import ProblemError
+from remat.errors import InfeasibleError, ProblemError
 from remat.measuring import StepCost, loop_of
 from remat.planners import Plan, plan, save_points
 from remat.problem import Level, Loop, Memory
@@ -126,7 +126,16 @@ def _run_variants(
     if count:
         ways.append((f"{count} checkpoint{'s' * (count != 1)}", even_plan(steps, positions)))
     for name, budget in ways:
-        variants.append(run_variant(model, name, budget, variants.append))
+        try:
+            variants.append(run_variant(model, name, budget, variants.append))
+        except InfeasibleError as error:
+            beside, least = model.result_bytes, error.minimum + model.result_bytes
+            raise InfeasibleError(
+                f"--memory {bytes_text(memory or 0)} is too little: this LSTM takes {bytes_text(least, up=True)} at "
+                f"least, of which {bytes_text(beside)} are its outputs and gradients",
+                least,
+                "bytes",
+            ) from error
 
 
 def _less(cost: StepCost, even: Variant, steps: int) -> int:

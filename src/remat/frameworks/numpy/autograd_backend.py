@@ -10,7 +10,7 @@ from remat.execute.recomputation import recomputing
 from remat.frameworks.numpy import leaves as leaf_ops
 from remat.frameworks.numpy.activity import CarryActivity
 from remat.frameworks.numpy.backend import NumpyBackend
-from remat.frameworks.numpy.leaves import is_boxed
+from remat.frameworks.numpy.leaves import OF_BOXES, is_boxed
 from remat.frameworks.numpy.protection import (
     NotAsAutograd,
     StepMode,
@@ -39,6 +39,9 @@ __all__ = ["AutogradBackend"]
 
 Step = Callable[[PyTree, PyTree], PyTree]
 PIECE = 8  # steps of one graph: few for what a pullback allocates, and enough that to begin another takes no time
+
+# Errors of code that is given boxes: methods that they lack, and functions of plain NumPy, which make objects of them.
+_OF_BOXES = re.compile(r"\b(Array|Sequence|Dict)Box\b|dtype\('O'\)|setting an array element with a sequence")
 
 
 class AutogradBackend(NumpyBackend):
@@ -119,8 +122,13 @@ class AutogradBackend(NumpyBackend):
                 x = runner.inputs.tree.unflatten(rows)
             carry, y = self._call_step(step, runner.tree.unflatten(boxes), x)
             # Counted by `failed_at`, if a later step raises.
-            tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i))
-            tape.ys.append(self._output(y, i, compared_at, trace))
+            try:
+                tape.carry_out[:] = boxes = self._given(runner.check_carry(carry, i, y))
+                tape.ys.append(self._output(y, i, compared_at, trace))
+            except StepError as error:
+                if OF_BOXES in str(error):  # perhaps of leaves that are boxes here alone
+                    raise NotAsAutograd(str(error)) from error
+                raise
             if i == 0:  # measured or not, it must give the same
                 self.compare_first(_unboxed(boxes, runner.names, trace)[0])
         values, tape.carry_out[:] = _unboxed(boxes, runner.names, trace)
@@ -136,19 +144,20 @@ class AutogradBackend(NumpyBackend):
         try:
             out = step(carry, x)
             return out if type(out) is tuple and len(out) == 2 else unpack_output(leaf_ops, out, i)
-        except (TypeError, AttributeError) as error:
-            if not re.search(r"\b(Array|Sequence|Dict)Box\b", str(error)):
+        except StepError:  # ours name the step already
+            raise
+        except (TypeError, AttributeError, ValueError) as error:
+            if is_readonly_error(error):
+                raise NotAsAutograd(mutation_message(error, i)) from error
+            if not _OF_BOXES.search(str(error)):
                 self.runner.add_note(error, carry)
                 raise
             raise NotAsAutograd(
-                f"autograd cannot record step {i}: {error}. Use autograd.numpy for NumPy in "
+                f"autograd cannot record step {i}: {str(error).rstrip('.')}. Use autograd.numpy for NumPy in "
                 "the step, and make new arrays instead of writing into old ones; or give the step's adjoint as vjp="
             ) from error
         except Exception as error:
-            if is_readonly_error(error):
-                raise NotAsAutograd(mutation_message(error, i)) from error
-            if not isinstance(error, StepError):  # ours name the step already
-                self.runner.add_note(error, carry)
+            self.runner.add_note(error, carry)
             raise
 
     def _output(self, y: PyTree, i: int, compared_at: int | None, trace: float) -> list[Node | None]:

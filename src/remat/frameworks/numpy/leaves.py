@@ -25,6 +25,7 @@ from remat.pytree import Leaf, PyTree, TreeDef
 from remat.pytree import flatten as flatten_value
 
 __all__ = [
+    "OF_BOXES",
     "ArraySpec",
     "GeneratorSpec",
     "astype",
@@ -50,6 +51,7 @@ __all__ = [
 
 _RANKS = "biufc"  # kinds of dtypes; each promotes to those after it
 _OBJECTS = np.dtype(object)
+OF_BOXES = "which holds boxes of autograd"
 _WEIGHT = weights(np.dtype(np.float64))[0]  # of the first number in a fingerprint
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _PYTHON = {bool: "b", int: "i", float: "f", complex: "c"}
@@ -159,6 +161,12 @@ class ArraySpec:
                 )
             return cls(value.shape, value.dtype)
         of_dtype = f" of dtype {value.dtype}" if isinstance(value, np.ndarray) else ""
+        if of_dtype and value.dtype == _OBJECTS and any(map(is_boxed, value.flat)):
+            raise StepError(
+                f"{name} is {_type_name(leaf_type)}{of_dtype}, {OF_BOXES}: a function of plain NumPy, such as "
+                "numpy.roll, was called on an array that is differentiated. Write import autograd.numpy as np for the "
+                "step, or give the step's adjoint as vjp="
+            )
         raise StepError(
             f"{name} is {_type_name(leaf_type)}{of_dtype}: a leaf must be a NumPy array or a number"
             + (": give numpy.arange" if leaf_type is range else "")

@@ -45,6 +45,9 @@ class StepMode(Enum):
 class NotAsAutograd(StepError):
     """A step does with what it is given what it cannot do with that; in another mode it may."""
 
+    # Users that no mode has helped see what it is to them.
+    __module__, __qualname__ = StepError.__module__, StepError.__qualname__
+
 
 def readonly_view(leaf: Leaf) -> Leaf:
     """A read-only view of an array; a number is itself."""

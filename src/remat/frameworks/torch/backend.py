@@ -190,7 +190,7 @@ class TorchBackend(ComparedTensors):
             carry, y = self._call_step(step, runner.tree.unflatten(leaves), 0, tape)
             allocated_bytes = allocated()
         versions.check(0, 1)
-        leaves = runner.check_carry(carry, 0)
+        leaves = runner.check_carry(carry, 0, y)
         if runner.outputs.row_of(0) is not None:
             runner.outputs.allocate(y, 0)
         tape_bytes = 0
@@ -219,7 +219,7 @@ class TorchBackend(ComparedTensors):
         for i in range(start, tape.stop):
             carry, y = self._call_step(step, carry, i, tape)
             if not runner.matches(carry):
-                runner.check_carry(carry, i)
+                runner.check_carry(carry, i, y)
             if not tracker.closed:
                 tracker.note_aliases(carry, y)
             if i < last and ((y is None and runner.outputs.are_none) if rows is None else i not in rows):

@@ -56,11 +56,16 @@ class InputShapes(NamedTuple):
         return smaller and all(torch.Size(b[0]).numel() >= _FEWER * torch.Size(a[0]).numel() for a, b in pairs)
 
     @property
+    def tensors_text(self) -> str:
+        """Dtypes and shapes of the tensors."""
+        texts = [f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype, _, _ in self.tensors]
+        return ", ".join(texts) or "no tensors"
+
+    @property
     def text(self) -> str:
         """What messages say."""
-        tensors = ", ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype, _, _ in self.tensors)
         mode = "training" if self.training else "evaluation"
-        return f"{tensors or 'no tensors'} in {mode}, with {bytes_text(self.parameters[0])} of trained parameters"
+        return f"{self.tensors_text} in {mode}, with {bytes_text(self.parameters[0])} of trained parameters"
 
     def differences(self, other: "InputShapes") -> str:
         """What of another call is not as it is here."""

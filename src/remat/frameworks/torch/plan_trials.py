@@ -7,6 +7,7 @@ compiled blocks, or of small ones, that are nearly equal the fastest in whole st
 The cost: one step a trial, two if it is over the budget.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -44,6 +45,7 @@ class PlanTrials:
     loss: Loss | None
     memory: int
     by_plan: Callable[[ModelPlan], Callable[[], Any]]
+    inputs: str = "these inputs"  # for messages
 
     def fitting(self, measured: MeasuredModel | MeasuredStep) -> ModelPlan:
         """The plan for what was measured; one that takes more than predicted gets as much less in the next trial."""
@@ -81,10 +83,13 @@ class PlanTrials:
             peak = 0
         needed = max(peak, int(error.minimum) + measured.outputs)
         beside = f", of which {bytes_text(measured.outputs)} are what it returns" if measured.outputs else ""
-        alone = "As one graph" if isinstance(measured, MeasuredStep) else "For its blocks alone"
+        alone = "as one graph it needs" if isinstance(measured, MeasuredStep) else "it needs"
+        # The planner's own minimum is for the blocks alone: two numbers would leave open which one to give.
+        why = re.search(r"( \(.+\)\. )Give at least that(.*)", str(error), re.DOTALL)
+        where, advice = (why[1], why[2]) if why else (". ", "")
         raise InfeasibleError(
-            f"memory={bytes_text(self.memory)} is too little for this model: it needs {bytes_text(needed, up=True)}, "
-            f"{needed:,} bytes, at least{beside}. {alone}: {error}",
+            f"memory={bytes_text(self.memory)} is too little for this model with {self.inputs}: {alone} "
+            f"{bytes_text(needed, up=True)}, {needed:,} bytes, at least{beside}{where}Give at least that{advice}",
             needed,
             "bytes",
         ) from error

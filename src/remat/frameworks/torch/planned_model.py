@@ -181,7 +181,8 @@ class PlannedModel:
                 f"{next(reversed(self._plans)).differences(shapes)}. Call it as it is planned for, or give "
                 'on_new_shape="plan"'
             )
-        self._last = self._plans[shapes] = self._untrained = self._planned(model, fn, args, kwargs)
+        planned = self._planned(model, fn, args, kwargs, shapes.tensors_text)
+        self._last = self._plans[shapes] = self._untrained = planned
         while len(self._plans) > KEPT:
             self._plans.popitem(last=False)
         return self._last
@@ -219,7 +220,7 @@ class PlannedModel:
             return fn(*args, **kwargs)
 
     def _planned(
-        self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str
     ) -> ModelPlan:
         """A plan whose peak was measured and is inside the budget; of the model as one graph if that has to be."""
         assert self._memory is not None
@@ -229,8 +230,9 @@ class PlannedModel:
         run = partial(_on_copies, fn, args, kwargs)
         sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
         trials = PlanTrials(
-            model, devices, groups, self._loss, memory, lambda found: partial(self._run, found, sharded, run(), (), {})
-        )
+            model, devices, groups, self._loss, memory,
+            lambda found: partial(self._run, found, sharded, run(), (), {}), inputs,
+        )  # fmt: skip
         if not self.names:
             return trials.fitting(measure_step(model, run(), self._loss, devices))
         modules = dict(model.named_modules(remove_duplicate=False))
@@ -247,7 +249,7 @@ class PlannedModel:
             whole = traceable_step(model, run(), self._loss, devices)
             if whole is None:
                 raise
-            if whole.least > memory:
+            if memory < whole.least < error.minimum:
                 note = f'{error}. As one graph, blocks="whole", it needs {bytes_text(whole.least, up=True)} at least'
                 raise InfeasibleError(note, error.minimum, "bytes") from None
             try:
