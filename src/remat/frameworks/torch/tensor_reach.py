@@ -161,8 +161,8 @@ class TorchReach(Reach):
             for name, value in attributes.items():
                 if name not in OWN and (kind := _kind_of(type(value))) is not Kind.ATOMIC:
                     self.meet_attribute(name, value, attributes, named=is_users and kind is not Kind.TAKEN)
-        if is_users:
-            self.meet_class(type(module))
+        if is_users:  # the class of a planned block has the user's as its base, and a method that compilers leave alone
+            self.meet_class(vars(type(module)).get("_remat_plain", type(module)))
 
     def _is_users(self, cls: type[nn.Module]) -> bool:
         """Whether a class of modules is the user's, as are all that are not of a framework or its companions."""
