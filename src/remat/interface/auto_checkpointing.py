@@ -56,7 +56,6 @@ def auto_checkpoint(
 
     Args:
         model: A module of PyTorch.
-        unnamed: Nothing; all other arguments are given by name.
         memory: The bytes that may be live above those at the call of the model, until the backward has ended, such as
             "8 GiB": not counted are parameters, their gradients, the optimizer's state and the batch. A number below 1
             is a fraction of what is free then; "auto" is all that the device has beside gradients and optimizer.
@@ -81,15 +80,15 @@ def auto_checkpoint(
             of the first training step raises it, if the program takes more beside the model than the budget leaves.
     """
     framework: Any = _framework(model, "auto_checkpoint")
-    if unnamed:
-        raise ProblemError("name the arguments after the model: remat.auto_checkpoint(model, memory=..., sample=...)")
-    _check_request(memory, plan, on_new_shape)
+    _check_request(memory, plan, on_new_shape, unnamed)
     how = plan, loss, on_new_shape, optimizer, bool(inside_blocks), compile
     planned: M = framework.auto_checkpoint(model, memory, sample, blocks, *how)
     return planned
 
 
-def _check_request(memory: object, plan: object, on_new_shape: object) -> None:
+def _check_request(memory: object, plan: object, on_new_shape: object, unnamed: tuple[Never, ...]) -> None:
+    if unnamed:
+        raise ProblemError("name the arguments after the model: remat.auto_checkpoint(model, memory=..., sample=...)")
     if (memory is None) == (plan is None):
         raise ProblemError("give auto_checkpoint its budget, memory=, or a plan, plan=: one of the two")
     if plan is not None and not isinstance(plan, Plan):

@@ -69,8 +69,7 @@ def scan(
         0.143826393402950
     """
     _check_callables("remat.scan(step, init, xs, ...)", init, xs, step=step, vjp=vjp or step)
-    _check_lengths(xs, length)
-    framework = find_framework(init, xs, using=(step,))
+    framework = find_framework(init, _inputs(xs, length), using=(step,))
     request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call, explaining_mistakes(step, xs):
         request, options = request.for_profile(call, framework.TRAITS.name), _scan_options(framework, reverse, unroll)
@@ -146,8 +145,8 @@ def _check_callables(call: str, *others: Any, **functions: Any) -> None:
             raise ProblemError(f"{name} must be a function, not {_kind(function)}{order}")
 
 
-def _check_lengths(xs: Any, length: Any) -> None:
-    """Raise a ProblemError for a budget in the place of the length, or a length in the place of the inputs."""
+def _inputs(xs: X, length: Any) -> X:
+    """The inputs; a ProblemError for a budget in the place of the length, or a length in the place of the inputs."""
     if isinstance(length, str | float | Memory):
         raise ProblemError(f"length={length!r} is no number of steps: did you mean memory={length!r}?")
     if type(xs) is int:
@@ -155,6 +154,7 @@ def _check_lengths(xs: Any, length: Any) -> None:
             f"xs={xs} is a single number, and xs are the inputs, one row for each step: for {xs} steps without inputs "
             f"write length={xs}"
         )
+    return xs
 
 
 def _kind(value: Any) -> str:

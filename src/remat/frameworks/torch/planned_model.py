@@ -181,8 +181,8 @@ class PlannedModel:
                 f"{next(reversed(self._plans)).differences(shapes)}. Call it as it is planned for, or give "
                 'on_new_shape="plan"'
             )
-        planned = self._planned(model, fn, args, kwargs, shapes.tensors_text)
-        self._last = self._plans[shapes] = self._untrained = planned
+        found = self._planned(model, fn, args, kwargs, shapes.tensors_text)
+        self._last = self._plans[shapes] = self._untrained = found
         while len(self._plans) > KEPT:
             self._plans.popitem(last=False)
         return self._last
