@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 from collections import deque
 
 import pytest
@@ -287,6 +288,28 @@ def test_attention_of_a_tensor_to_itself_takes_the_same_branch_again(batch_first
         run(module, x, x, x)[0].square().sum().backward()
         gradients.append([p.grad.clone() for p in module.parameters()])
     assert all(map(torch.equal, *gradients))
+
+
+def test_seeds_that_mean_nothing_are_no_difference_beside_parameters():
+    """Attention kernels save seeds also where they do not draw, and others each time; parameters are saved, too."""
+    seeds = itertools.count()
+
+    class Kernel(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w, torch.tensor([next(seeds), 7]))
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, bar):
+            x, w, _ = ctx.saved_tensors
+            return bar @ w.T, x.T @ bar
+
+    layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    block = lambda x: Kernel.apply(layer(x), layer.weight)  # noqa: E731
+    found = torch.autograd.grad(remat.checkpoint(block, x).sum(), [x, *layer.parameters()])
+    expected = torch.autograd.grad(block(x).sum(), [x, *layer.parameters()])
+    assert all(map(torch.equal, found, expected))
 
 
 def test_an_lstm_is_not_refused_for_its_reserve():

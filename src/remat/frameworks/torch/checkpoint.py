@@ -371,9 +371,8 @@ class CheckpointFrame:
                 tensor for tensor in (*inputs.tensors, *self._environment.tensors.parameters()) if tensor.requires_grad
             ]
             with hooks_suspended(roots):
-                return CompleteRun.of(
-                    lambda: inputs.fn(*inputs.args, **inputs.kwargs), roots, suspects, replaced=replaced
-                )
+                run = partial(inputs.fn, *inputs.args, **inputs.kwargs)
+                return CompleteRun.of(run, roots, suspects, self._parameters, replaced=replaced)
 
     def _note_pullback(self, task: int) -> None:
         """Report to the profile, once for each backward, that the first tensor was asked for: the pullback is over."""

@@ -13,7 +13,7 @@ though no output does. The cost: nothing without a suspicion, but for fingerprin
 such tensors; two runs and two backwards with one, or three.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,15 +43,25 @@ class CompleteRun:
 
     @classmethod
     def of(
-        cls, run: Callable[[], Any], roots: Sequence[Tensor], suspects: Sequence[int], replaced: bool
+        cls,
+        run: Callable[[], Any],
+        roots: Sequence[Tensor],
+        suspects: Sequence[int],
+        uncounted: Container[int],
+        replaced: bool,
     ) -> "CompleteRun":
-        """Run a function, and its backward by `roots`; `replaced`: with other numbers in suspects of floats."""
+        """Run a function, and its backward by `roots`; `replaced`: with other numbers in suspects of floats.
+
+        Suspects have their indices among the saved tensors without those that have an id in `uncounted`, parameters.
+        """
         saved: dict[int, Tensor] = {}
         originals: dict[int, Tensor] = {}
         count = 0
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal count
+            if id(tensor) in uncounted:
+                return tensor
             index = count
             count += 1
             if index in suspects:
