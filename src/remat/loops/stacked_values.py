@@ -123,9 +123,9 @@ class Outputs:
         ]
         count = self.steps if self.rows is None else len(self.rows)
         spare = int(self.spare)
-        self.leaves = [
-            leaf_ops.empty(count + spare, spec, leaf)[spare:] for spec, leaf in zip(self.specs, leaves, strict=True)
-        ]
+        rows = [leaf_ops.empty(count + spare, spec, leaf) for spec, leaf in zip(self.specs, leaves, strict=True)]
+        # No view without need: PyTorch lets nobody write into a view that a function returns.
+        self.leaves = [leaf[1:] for leaf in rows] if self.spare else rows
         self._matches = structure_check(leaf_ops, self.tree, self.specs)
 
 

@@ -114,3 +114,25 @@ def test_every_kind_of_carry_is_kept(kind):
         return h, torch.stack(states)
 
     assert torch.equal(run(plainly), run(lambda h: remat.scan(step, h, None, length=12, slots=3)))
+
+
+@pytest.mark.parametrize("budget", [{"slots": 3}, {"slots": 100}, {"memory": "1 MiB"}])
+@pytest.mark.parametrize("write", [lambda ys: ys.mul_(2.0), lambda ys: ys[3:5].zero_()], ids=["all", "rows"])
+def test_stacked_outputs_may_be_written_into_as_those_of_a_plain_loop(values, budget, write):
+    w, h = values
+
+    def step(h, _):
+        h = torch.sin(h @ w + 0.1)
+        return h, h
+
+    def gradients(last, ys):
+        write(ys)
+        return torch.autograd.grad(last.sum() + ys.square().sum(), values)
+
+    states = [h]
+    for _ in range(STEPS):
+        states.append(step(states[-1], None)[0])
+    expected = gradients(states[-1], torch.stack(states[1:]))
+    found = gradients(*remat.scan(step, h, length=STEPS, **budget))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
