@@ -31,6 +31,7 @@ __all__ = [
     "MOST_TRACES",
     "CallSiteStats",
     "Profile",
+    "is_in_loop",
     "is_profiling",
     "name_segment",
     "profile",
@@ -45,6 +46,9 @@ MOST_TRACES = 16  # calls per call site whose events are kept; of later ones onl
 MOST_PASSES = 10_000  # segment passes that are kept
 _SHOWN = 60  # segment passes that are printed
 
+# Calls whose steps have no pages of their own: what they keep is counted by the plan of the loop.
+LOOPS = frozenset({"scan", "while_loop", "checkpointed", "checkpointed_loop", "binomial_checkpoint"})
+_in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
 _active: ContextVar[tuple["Profile", ...]] = ContextVar("active_profiles", default=())
 _active_all_threads: list["Profile"] = []  # opened in the main thread
 _lock = threading.Lock()
@@ -170,7 +174,8 @@ class Profile(Displayable, Serializable):
 
     def __str__(self) -> str:
         if not self.calls:
-            return "no remat calls were made"
+            kept = "; what blocks keep for their backward is in its report" if self.kept else ""
+            return f"no remat calls were made{kept}"
         head = f"{'call':<30}{'calls':>6}{'steps run':>11}{'planned':>11}{'peak':>11}{'time':>10}"
         rows = [head, "-" * len(head)]
         for call_site in self.places():
@@ -267,6 +272,11 @@ def _active_profiles() -> tuple[Profile, ...]:
     return active
 
 
+def is_in_loop() -> bool:
+    """Whether steps of a loop run, in a profile: what they keep is in the tapes of its plan."""
+    return _in_loop.get()
+
+
 def is_profiling() -> bool:
     """Whether a profile records what this thread and context do."""
     return bool(_active_profiles())
@@ -299,6 +309,8 @@ def _recorded_call(active: tuple[Profile, ...], what: str, step: Callable[..., A
         for each in active:
             each.calls.append(call)
     began = perf_counter()
+    in_loop = _in_loop.get()
+    _in_loop.set(in_loop or what in LOOPS)
     try:
         yield call
     except StopRecomputation:  # no error: the segment around this call has been recomputed far enough
@@ -307,6 +319,7 @@ def _recorded_call(active: tuple[Profile, ...], what: str, step: Callable[..., A
         call.stopped = type(error).__name__
         raise
     finally:
+        _in_loop.set(in_loop)
         call.seconds = perf_counter() - began
 
 

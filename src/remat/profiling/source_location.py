@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import unwrap
 from pathlib import PurePath
 from types import FrameType
 from typing import Any
@@ -73,6 +74,6 @@ def definition_of(function: Callable[..., Any] | None) -> SourceLocation | None:
     code = getattr(inner, "__code__", None)
     if code is None and callable(inner):
         # Of a torch module the user wrote `forward`; its `__call__` is torch's.
-        method = getattr(type(inner), "forward", type(inner).__call__)
+        method = unwrap(getattr(type(inner), "forward", type(inner).__call__))  # remat's own are around the user's
         code = getattr(method, "__code__", None)
     return None if code is None else SourceLocation(code.co_filename, code.co_firstlineno, code.co_name)

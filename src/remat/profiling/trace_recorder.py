@@ -20,7 +20,9 @@ from remat.schedule.live import LiveItem
 from remat.schedule.machine import Machine
 from remat.schedule.trace_columns import Columns
 
-__all__ = ["ActiveMeters", "TraceRecorder"]
+__all__ = ["MADE_BY_RUN", "ActiveMeters", "TraceRecorder"]
+
+MADE_BY_RUN = ("outputs", "cotangents of outputs", "gradients")  # always live, and counted by the allocator
 
 
 class ActiveMeters:
@@ -152,14 +154,14 @@ class TraceRecorder:
     def _allocated_bytes(self, run: Interpreter[ObservableBackend]) -> int | None:
         """The most bytes that were allocated during the op; None without a meter.
 
-        Without the recorder's own, and without outputs and gradients of parameters and inputs, which no plan can make
-        smaller: they are reported apart, as inputs and parameters are, and a budget is not for them.
+        Without the recorder's own, and without outputs, their cotangents, and gradients of parameters and inputs, which
+        no plan can make smaller: they are reported apart, as inputs and parameters are, and a budget is not for them.
         """
         if self.meter is None or self.meters is None or not self.meters.open:
             return None
         peak = self.meter.peak()
         apart = run.backend.persistent_bytes(run.gradients)
-        apart_bytes = apart.get("outputs", 0) + apart.get("gradients", 0)
+        apart_bytes = sum(apart.get(name, 0) for name in MADE_BY_RUN)
         return max(0, peak - self._allocated_before - self.events.nbytes - apart_bytes)
 
     def _add(self, op: Op, run: Interpreter[ObservableBackend]) -> None:

@@ -5,6 +5,7 @@ In: summaries. Out: a dict for each, with encoded columns; `page/data.js` decode
 
 from typing import Any
 
+from remat.profiling.trace_recorder import MADE_BY_RUN
 from remat.reporting.encoding import encode_kept, encode_rows
 from remat.reporting.summary import Summary
 from remat.reporting.svg_liveness import peak_label
@@ -15,7 +16,6 @@ __all__ = ["fit_to_page", "page_view", "top_of"]
 COLUMN_BYTES = 290_000  # of a page, for all views
 BYTES_PER_VIEW = 40_000  # for the picture and the text of each view after the first
 LEAST_COLUMN_BYTES = 12_000  # of one view, however many there are
-MADE_BY_RUN = ("outputs", "gradients")  # always live, and already counted by the allocator
 
 
 def top_of(summary: Summary) -> int:

@@ -3,6 +3,7 @@
 import pytest
 
 import remat
+from remat.profiling.source_location import definition_of
 from remat.reporting import text_report
 from remat.reporting.block_memory import block_memory
 
@@ -97,12 +98,29 @@ def test_a_model_under_a_budget_has_the_page_too(tmp_path):
         remat.auto_checkpoint(Net(dropped=()), memory=1, sample=sample)
     except remat.InfeasibleError as error:
         least = error.minimum
+    remat.auto_checkpoint(model, memory=10**9, sample=sample)
+    run = profile_of(model)
+    assert str(run) == "no remat calls were made; what blocks keep for their backward is in its report"
+    assert definition_of(model.blocks[0]) == definition_of(Block.forward)
     remat.auto_checkpoint(model, memory=int(1.05 * least), sample=sample)
     run = profile_of(model)
     memory = block_memory(run)
     assert {block.name for block in memory.blocks} == {f"blocks.{number}" for number in range(BLOCKS)}
     assert any(block.dropped and block.recomputed for block in memory.blocks)
     assert "Who holds it at the peak" in run.report(tmp_path / "run.txt").read_text()
+
+
+def test_blocks_inside_of_a_loop_are_in_its_tapes_and_have_no_page_of_their_own(tmp_path):
+    """The loop has the page; what the allocator says is without outputs and the cotangents that the caller gives."""
+    net = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH))
+    for returns in (True, False):
+        with remat.profile(memory=True) as run:
+            step = lambda h, _: (h + 0.1 * net(h), h if returns else None)  # noqa: B023, E731
+            last, ys = remat.scan(step, torch.ones(ROWS, WIDTH), length=60, memory="200 KiB")
+            (last.sum() if ys is None else ys.square().sum()).backward()
+        assert not block_memory(run).blocks
+        assert run.calls[0].trace.totals.allocated <= 200 * 1024
+        assert "Blocks hold" not in run.report(tmp_path / f"{returns}.txt").read_text()
 
 
 def test_kept_blocks_have_the_lines_of_their_ops_also_in_later_steps():

@@ -192,6 +192,7 @@ class NumpyBackend(ComparedResults, ABC):
             "parameters and what else is captured": self.captured,
             "outputs": self.runner.outputs.leaves,
             "gradients": [leaf for leaf in arrays if leaf is not None],
+            "cotangents of outputs": [] if gradients is None else [bar for bar in gradients.outputs if bar is not None],
         }
         return {name: sum(map(nbytes, leaves)) for name, leaves in leaves_by_name.items() if leaves}
 

@@ -30,7 +30,7 @@ from remat.frameworks.torch.kept_rows import KeptRows
 from remat.frameworks.torch.leaves import batched_zeros_like, by_step, detached, nbytes, require_grad_roots
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.meter import allocations, meter_for
-from remat.frameworks.torch.saved_bytes import saved_bytes
+from remat.frameworks.torch.saved_bytes import saved_bytes, storage_bytes
 from remat.frameworks.torch.stored_graphs import lost_graphs_refused
 from remat.frameworks.torch.tape import (
     OutputEdges,
@@ -361,8 +361,9 @@ class TorchBackend(ComparedTensors):
             "gradients": [leaf for leaf in tensors if leaf is not None],
         }
         sizes = {name: sum(map(nbytes, leaves)) for name, leaves in by_name.items() if leaves}
-        outputs = self.output_bytes or sum(map(nbytes, self.runner.outputs.leaves))
-        return {**sizes, "outputs": outputs} if outputs else sizes
+        made = {"outputs": self.output_bytes or sum(map(nbytes, self.runner.outputs.leaves))}
+        made["cotangents of outputs"] = storage_bytes(() if gradients is None else gradients.outputs)
+        return sizes | {name: size for name, size in made.items() if size}
 
     def failed_at(self) -> tuple[int, int]:
         """The step at which an error was raised, and 0: its graph was freed by the error."""

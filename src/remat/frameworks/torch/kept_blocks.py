@@ -1,10 +1,11 @@
 """What blocks of a model keep that are no segments, for a profile: found by looking at their graphs after they ran.
 
-The rule: while a profile is open, each module of a `ModuleList` or `Sequential` that runs outside of segments, with
-gradients, is a block; what the nodes between its results and its inputs have saved is what it keeps, each storage once,
-without parameters. The lines of its ops are logged when it runs for the first time. What it can miss: what is saved
-outside of blocks, and in nodes that do not show it. Nothing of the program is changed: hooks on saved tensors would be
-refused by torch.func. Cost: two global hooks on modules, about 10 us a node, and what line_log.py says, once a block.
+The rule: while a profile is open, each module of a `ModuleList` or `Sequential` that runs outside of segments and
+loops, with gradients, is a block; what the nodes between its results and its inputs have saved is what it keeps, each
+storage once, without parameters. The lines of its ops are logged when it runs for the first time. What it can miss:
+what is saved outside of blocks, and in nodes that do not show it. Nothing of the program is changed: hooks on saved
+tensors would be refused by torch.func. Cost: two global hooks on modules, about 10 us a node, and what line_log.py
+says, once a block.
 """
 
 import threading
@@ -27,7 +28,7 @@ from remat.frameworks.torch.segment_profile import path_in_container
 from remat.frameworks.torch.storage import is_dense, local_part, storage_id
 from remat.frameworks.torch.tape_contents import saved_tensors
 from remat.profiling.line_log import LineLog
-from remat.profiling.profiler import Profile, register_observer
+from remat.profiling.profiler import Profile, is_in_loop, register_observer
 from remat.profiling.segment_contents import SavedTensor, SegmentContents
 from remat.profiling.source_location import definition_of
 from remat.segments import nesting_depth
@@ -54,7 +55,8 @@ class _Observed(threading.local):
     kept: dict[str, tuple[SavedTensor, ...]] = field(default_factory=dict)
 
     def begin(self, module: nn.Module) -> None:
-        path = None if nesting_depth() or is_recomputing() or not torch.is_grad_enabled() else path_in_container(module)
+        inside = nesting_depth() or is_in_loop() or is_recomputing()
+        path = None if inside or not torch.is_grad_enabled() else path_in_container(module)
         if path is None:
             return
         log = self.running[0].log if self.running else LineLog(next_sequence_nr)

@@ -18,7 +18,7 @@ from torch.autograd.graph import Node
 from remat.frameworks.torch.leaves import nbytes
 from remat.frameworks.torch.storage import is_dense, local_part, storage_id
 
-__all__ = ["packed_by_hooks", "saved_bytes", "saved_tensors_of"]
+__all__ = ["packed_by_hooks", "saved_bytes", "saved_tensors_of", "storage_bytes"]
 
 
 def saved_bytes(nodes: Iterable[Node], roots: Iterable[Tensor | None], persistent: Iterable[Tensor]) -> int:
@@ -74,3 +74,9 @@ def _unpacked(node: Node, name: str, index: int) -> object:
 def _names(node_type: type) -> tuple[str, ...]:
     """The attributes of nodes of a type that have saved tensors, as they were saved; they have no public names."""
     return tuple(name for name in dir(node_type) if name.startswith("_raw_saved_"))
+
+
+def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
+    """The bytes of the storages of tensors, each once: an expanded one takes what its numbers take."""
+    dense = {storage_id(tensor): tensor for tensor in tensors if tensor is not None and is_dense(tensor)}
+    return sum(local_part(tensor).untyped_storage().nbytes() for tensor in dense.values())
