@@ -55,8 +55,10 @@ def test_rows_of_blocks(plan):
 
 
 def test_explain_and_the_page(plan, tmp_path):
-    text = remat.explain(plan)
-    assert "kept, a part made again" in text
+    short, text = remat.explain(plan), remat.explain(plan, contents=True)
+    assert "kept, a part made again" in short
+    assert "model.py:8" not in short
+    assert "contents=True" in short
     assert "model.py:8" in text
     plan.report(tmp_path / "plan.html")
     assert "model.py:8" in (tmp_path / "plan.html").read_text()

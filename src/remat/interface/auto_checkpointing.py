@@ -147,11 +147,12 @@ def measure_step(
     return None if costs is None else StepCosts(*costs)
 
 
-def explain(subject: Any) -> str:
+def explain(subject: Any, *, contents: bool = False) -> str:
     """What a plan does with each block, what that costs, and where the peak is.
 
     Args:
         subject: A model after `auto_checkpoint`, or a plan for a chain or for the graph of a step.
+        contents: Whether to list, for blocks that keep a part, which results of operators are kept and made again.
 
     Returns:
         A text of a few lines.
@@ -167,7 +168,7 @@ def explain(subject: Any) -> str:
             "explain takes a model after remat.auto_checkpoint, or a plan for a chain or a graph, not "
             f"{type(subject).__name__}"
         )
-    return block_table(plan)
+    return block_table(plan, contents=contents, given=getattr(subject, "remat_budget", None))
 
 
 def _framework(model: Any, what: str) -> Any:

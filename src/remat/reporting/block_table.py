@@ -13,19 +13,34 @@ from remat.units import bytes_text, seconds_text
 __all__ = ["aligned", "block_table"]
 
 
-def block_table(plan: Plan) -> str:
-    """The table of a plan for a chain, or for the graph of a whole step, and where its peak is."""
+def block_table(plan: Plan, *, contents: bool = False, given: tuple[int, int, int] | None = None) -> str:
+    """The table of a plan for a chain, or for the graph of a whole step, and where its peak is.
+
+    With `contents` it lists what blocks keep that keep a part. `given` are of a model: its budget, the bytes of what it
+    returns, and the measured peak.
+    """
     chain = plan.problem
+    inside, beside = _contents(plan, listed=contents), [] if given is None else [_beside(*given)]
     if isinstance(chain, Graph):
-        return "\n".join([*_summary_of_step(chain, plan), *_contents(plan), "", *_peak_of_step(chain, plan)])
+        return "\n".join([*_summary_of_step(chain, plan), *beside, *inside, "", *_peak_of_step(chain, plan)])
     assert isinstance(chain, Chain)
     rows = [("block", "what", "runs", "tape", "forward", "backward"), *_rows(chain, plan)]
-    return "\n".join([*_summary(chain, plan), "", *aligned(rows), *_contents(plan), "", *_peak(chain, plan)])
+    return "\n".join([*_summary(chain, plan), *beside, "", *aligned(rows), *inside, "", *_peak(chain, plan)])
 
 
-def _contents(plan: Plan) -> Iterator[str]:
-    """What blocks keep that keep a part."""
-    for blocks, rows in block_contents(plan):
+def _beside(budget: int, outputs: int, peak: int) -> str:
+    """What of a model's budget is not the plan's, and what was measured of the whole."""
+    returned = f": {bytes_text(budget - outputs)} for the plan and {bytes_text(outputs)} for what the model returns"
+    return f"memory={bytes_text(budget)}{returned if outputs else ''}; a step by the plan took {bytes_text(peak)}"
+
+
+def _contents(plan: Plan, *, listed: bool) -> Iterator[str]:
+    """What blocks keep that keep a part, or how to see that."""
+    found = block_contents(plan)
+    if found and not listed:
+        yield "\nWhat is made again inside of blocks: remat.explain(..., contents=True)"
+        return
+    for blocks, rows in found:
         yield f"\n{blocks}:"
         yield from aligned([HEAD, *rows])
 

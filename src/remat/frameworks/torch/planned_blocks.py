@@ -172,7 +172,7 @@ class _Planned:
 
     _remat_plain: type[nn.Module]
     _remat_entry: str
-    __jit_unused_properties__: ClassVar[list[str]] = ["remat_plan"]  # TorchScript would compile it, with the planner
+    __jit_unused_properties__: ClassVar[list[str]] = ["remat_plan", "remat_budget"]  # TorchScript would compile them
 
     def __init_subclass__(cls, **_: object) -> None:
         """Nothing: a registry of the module's class is not to know of a second class with the same name."""
@@ -182,6 +182,14 @@ class _Planned:
         """The plan that a model's blocks run by; that of its last new shape, if there are several."""
         last = getattr(vars(self).get("_remat_forward"), "last", None)
         return None if last is None else last.plan
+
+    @property
+    def remat_budget(self) -> tuple[int, int, int] | None:
+        """Of the last new shape: the budget, the bytes of what the model returns, and the measured peak."""
+        last = getattr(vars(self).get("_remat_forward"), "last", None)
+        if last is None or last.measured_peak is None:  # of a plan that was given nothing is measured
+            return None
+        return last.memory, last.outputs, last.measured_peak
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
         reduced = super().__reduce_ex__(protocol)
