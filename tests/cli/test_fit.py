@@ -58,7 +58,7 @@ def test_a_model_is_planned_run_and_saved(program, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "status", "says"),
     [
-        (["--memory", "1 KiB"], 1, "the smallest that works is"),
+        (["--memory", "1 KiB"], 1, "is too little for this model with float32 [32, 16]: it needs"),
         (["--memory", "60 KiB", "--blocks", "nowhere"], 2, "'nowhere' is no module of Sequential"),
         (["--memory", "much"], 2, "memory"),
     ],
