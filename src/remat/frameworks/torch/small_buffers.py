@@ -45,18 +45,21 @@ class SmallBuffers:
 
     @contextmanager
     def restored(self, arguments: Iterable[Tensor], *, in_place: bool) -> Iterator[frozenset[int]]:
-        """A block in which the tensors have the numbers that they had; yields the memory that is put back after it."""
+        """A block in which the tensors have the numbers that they had; yields the memory that they have in it alone."""
         own = [tensor.data for tensor in self._tensors]
+        wanted = [tensor for tensor in self._tensors if tensor.requires_grad and tensor.is_leaf]  # since the call
         in_place = in_place or len(self._memory) < len(self._tensors) or self._has(arguments)
         before = [data.clone() for data in own] if in_place else None
         try:
+            _set_requires_grad(wanted, False)
             if in_place:
                 self.rewind()
             else:
                 exchange_data(self._tensors, self._numbers())
-            yield self._memory if in_place else frozenset()
+            yield self._memory if in_place else frozenset([storage_id(tensor) for tensor in self._tensors])
         finally:
             exchange_data(self._tensors, own)
+            _set_requires_grad(wanted, True)
             for data, numbers in zip(own, before or (), strict=before is not None):
                 data.copy_(numbers)
 
@@ -68,6 +71,11 @@ class SmallBuffers:
         """The numbers that the tensors had, in memory that is nobody's."""
         copies = self._copies
         return [copy.clone() for copy in copies] if isinstance(copies, list) else copies.numbers()
+
+
+def _set_requires_grad(tensors: Iterable[Tensor], wanted: bool) -> None:
+    for tensor in tensors:
+        tensor.requires_grad_(wanted)
 
 
 def exchange_data(tensors: Iterable[Tensor], memory: Iterable[Tensor]) -> None:
