@@ -59,3 +59,36 @@ def test_a_reentrant_checkpoint_around_blocks_is_refused_by_name():
 def test_a_planned_row_of_blocks_can_be_scripted():
     model = remat.auto_checkpoint(nn.Sequential(*[Block() for _ in range(4)]), memory=60_000, sample=X)
     assert torch.allclose(torch.jit.script(model)(X), model(X))
+
+
+class Adding(nn.Module):
+    """A block that adds to a tensor of the model's."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, total):
+        x = torch.tanh(self.linear(x))
+        total.add_(x.square().mean())
+        return x
+
+
+class Totals(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Adding() for _ in range(4)])
+
+    def forward(self, x):
+        total = torch.zeros(())
+        for block in self.blocks:
+            x = block(x, total)
+        return x.sum() + total
+
+
+def test_an_error_of_a_block_that_cannot_run_by_itself_names_it_and_says_what_to_do():
+    with pytest.raises(RuntimeError, match="in-place operation") as caught:
+        remat.auto_checkpoint(Totals(), memory="20 KiB", sample=X)
+    [note] = caught.value.__notes__
+    assert "block 'blocks.0 + blocks.1' by itself" in note
+    assert "Return what it adds" in note

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
+from remat.errors import RematError
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.autocast import AutocastState, forget_casts
@@ -109,6 +110,22 @@ def _spec(tensor: Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.dtype, tensor.device
 
 
+@contextmanager
+def _noted(name: str) -> Iterator[None]:
+    """A block that measures a stage: an error of the stage's own says that it ran alone, and what that asks for."""
+    try:
+        yield
+    except (RematError, torch.cuda.OutOfMemoryError):  # these say all themselves
+        raise
+    except Exception as error:
+        error.add_note(
+            f"raised while remat ran block {name!r} by itself, several times from the same arguments, to measure it: "
+            "a block must not count on how often it has run, nor add to a tensor that is passed to it. Return what it "
+            'adds, as a result of the block; or, for tensors, plan the model as one graph, blocks="whole"'
+        )
+        raise
+
+
 class StageMeasurement:
     """The runs of one stage from one input."""
 
@@ -121,7 +138,7 @@ class StageMeasurement:
 
     def stage(self, name: str) -> Stage:
         """The measured stage."""
-        with self._gradients_there():
+        with self._gradients_there(), _noted(name):
             self._run()
             self._pull_back(self._record())
             with self._meter.counting():
