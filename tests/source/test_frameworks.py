@@ -262,3 +262,18 @@ def test_a_tensor_of_the_caller_is_changed_as_in_a_plain_loop(program, follows):
         ran.append([loss, acc, *torch.autograd.grad(loss, w)])
     for expected, found in zip(*ran, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_an_array_of_numpy_that_jax_records_into_is_refused():
+    jax = pytest.importorskip("jax")
+
+    @remat.checkpointed(slots=3)
+    def total(w, acc):
+        for i in range(6):
+            w = jax.numpy.tanh(w)
+            acc += w
+        return w + acc
+
+    with pytest.raises(SourceError, match="changes acc in place, an array of NumPy"):
+        jax.grad(lambda w: total(w, np.zeros(())))(0.3)
+    assert jax.grad(lambda w: total(w, jax.numpy.zeros(())))(0.3) > 0

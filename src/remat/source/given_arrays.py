@@ -36,7 +36,8 @@ class GivenArrays:
         """Whether `value` is an array that the caller sees, and that may be written into."""
         if not self.arrays or not _is_changed(value):
             return False
-        shares = find_framework(value).shares_memory
+        # Under JAX's transformations arrays of NumPy are JAX's to find_framework, and share nothing there.
+        shares = np.may_share_memory if isinstance(value, np.ndarray) else find_framework(value).shares_memory
         given = [array for ref in self.arrays if (array := ref()) is not None and type(array) is type(value)]
         return _may_be_written(value) and any(shares(array, value) for array in given)
 

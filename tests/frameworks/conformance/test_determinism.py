@@ -339,7 +339,7 @@ def test_a_second_reverse_sweep_draws_the_same_and_touches_no_stream(framework):
 @where_python_runs_each_step
 def test_a_private_generator_that_is_hidden_is_an_error_that_says_what_to_do(framework):
     draw = (lambda made: lambda: next(made))(iter(numpy.random.default_rng().normal(size=1000).tolist()))
-    with pytest.raises(remat.DeterminismError, match="pass them in xs"):
+    with pytest.raises(remat.DeterminismError, match="pass it in xs"):
         gradient(framework, lambda x, _: (framework.np.tanh(x + 0.1 * draw()), None))
 
 
