@@ -215,8 +215,11 @@ class Batched(DifferentiableFunction):
         return [row_aval(arg) if flag else aval_of(arg) for arg, flag in zip(args, self.flags, strict=True)]
 
     def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
-        """Those of one member."""
-        return self.function.inputs_of(self.member_avals(avals), outputs)
+        """Those of one member; all, where it can be asked for within a named axis only."""
+        try:
+            return self.function.inputs_of(self.member_avals(avals), outputs)
+        except NameError:
+            return (True,) * len(avals)
 
     def batched_results(self, args: Arrays) -> Flags:
         """Which results are batched; asked once, as loops inside of loops would ask for ever more."""

@@ -38,7 +38,7 @@ from remat.frameworks.torch.functorch import (
     requires_grad_somewhere,
     with_batch_levels,
 )
-from remat.frameworks.torch.graph import is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
+from remat.frameworks.torch.graph import base_of, is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.loop_inputs import LoopInputs
 from remat.frameworks.torch.watch import Watch
@@ -196,7 +196,7 @@ def guard_written(tensors: Sequence[ReferenceType[Tensor]], sources: Sequence[An
         tensor = each()
         if tensor is not None and not isinstance(tensor.grad_fn, _Written._backward_cls):
             with torch.enable_grad():
-                if not tensor._is_view():
+                if base_of(tensor) is None:
                     tensor.detach_()  # the graph of a tape is to be freed
                 _Written.apply(tensor, *filter(requires_grad_somewhere, sources))  # type: ignore[no-untyped-call]
 
