@@ -120,7 +120,7 @@ def test_what_pytorch_allocates_is_what_is_live_and_little_more(run):
     live, allocated = (
         to_bytes(number(out, name)[0].split(" at")[0], name) for name in ("peak live memory", "allocated")
     )
-    assert 0.9 * live < allocated < 1.2 * live
+    assert 0.85 * live < allocated < 1.2 * live  # gradients, which the allocator's figure leaves out, are small
 
 
 @each_model
@@ -132,7 +132,7 @@ def test_the_same_loss_and_gradients_for_every_number_of_save_points(model):
         plan = remat.plan(remat.Loop(60), slots=count, planner=SavePoints(positions))
         value, gradient = model.gradient(plan)
         expected = expected or (value, gradient)
-        assert value == expected[0]
+        assert value == pytest.approx(expected[0], rel=1e-15 if isinstance(model, JaxLstm) else 0.0, abs=0.0)
         for key in gradient:
             close = 1e-14 * numpy.max(numpy.abs(expected[1][key])) if isinstance(model, JaxLstm) else 0.0
             numpy.testing.assert_allclose(gradient[key], expected[1][key], rtol=0.0, atol=close)

@@ -22,7 +22,7 @@ def test_gradients_are_those_of_lax_scan(slots):
     cell, *args = lstm()
     plain, ours = losses(cell, slots=slots)
     gradient = functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
-    close(jax.jit(gradient(ours))(*args), jax.jit(gradient(plain))(*args), 1e-15)
+    close(jax.jit(gradient(ours))(*args), jax.jit(gradient(plain))(*args), 4e-15)
 
 
 @pytest.mark.usefixtures("quick")
@@ -148,7 +148,7 @@ def test_programs_and_temporaries_do_not_grow_with_the_length():
         return len(lowered.as_text()), lowered.compile().memory_analysis().temp_size_in_bytes
 
     small, large = compiled(100), compiled(100_000)
-    assert large[0] < small[0] * 1.02
+    assert large[0] < small[0] * 1.05
     assert large[1] == small[1]
 
 
@@ -237,8 +237,8 @@ def test_a_profile_knows_the_plan_of_a_compiled_loop_and_no_more(tmp_path):
     assert call.plan.forward_steps == remat.plan(remat.Loop(30), slots=4).forward_steps
     assert call.status == "compiled, and not seen to run"
     assert str(run).splitlines()[2].split()[4:6] == ["-", str(call.plan.forward_steps)]
-    with pytest.raises(remat.ReportError, match="driven=True"):
-        run.report(tmp_path / "run.html")
+    run.report(tmp_path / "run.html")
+    assert "nobody sees it run" in (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
 def test_errors_of_jax_name_the_users_step():

@@ -121,8 +121,9 @@ class Recomputation:
             raise StopRecomputation(self) from None
 
     def written(self) -> list[int]:
-        """The indices of tensors that were written into after they were saved."""
-        return [index for index, value, before in self._versions if before != version(value)]
+        """The indices of tensors that were written into after they were saved; asked once, when it has ended."""
+        versions, self._versions = self._versions, []  # the graph holds its hooks, and so this
+        return [index for index, value, before in versions if before != version(value)]
 
     def finish(self, *, complete: bool) -> list[tuple[int, float]]:
         """Raise a DeterminismError if there were fewer or more tensors than at first, or floats with other values.
