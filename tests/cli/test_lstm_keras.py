@@ -32,6 +32,7 @@ def sizes(out, name):
     return [to_bytes(text.partition(",")[0], name) for text in values(out, name)]
 
 
+@pytest.mark.full
 def test_all_options_on_pytorch(tmp_path):
     words = ["--memory", "900KiB", "--checkpoints", "3", "--compare", "--optimal", "--report", "all.html"]
     out, err = run("torch", *words, folder=tmp_path)

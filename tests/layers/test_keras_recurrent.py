@@ -11,6 +11,7 @@ PROGRAM = "keras_recurrent.py"
 TOLERANCE = {"torch": 0.0, "jax": 1e-6}  # of the largest; XLA adds up in another order
 
 
+@pytest.mark.full
 def test_it_gives_what_the_layer_of_keras_gives_on_pytorch():
     found = run("torch", "some_differences", "peak", "refusals", program=PROGRAM)
     assert set(found["some_differences"].values()) == {0.0}

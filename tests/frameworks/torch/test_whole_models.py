@@ -246,7 +246,7 @@ def test_what_local_variables_hold_counts():
 
 
 def test_explain_and_the_page_have_operators_by_module_and_line(case, tmp_path):
-    text = remat.explain(case.ours)
+    text = remat.explain(case.ours, contents=True)
     assert "as one graph" in text
     assert "made again" in text
     assert "test_whole_models.py:" in text
