@@ -168,6 +168,9 @@ class TraceRecorder:
         if self._allocated is not None:
             self.totals.allocated = max(self.totals.allocated or 0, self._allocated)
         self.totals.count(run.machine, self.totals.ops, op)
+        if self._allocated is not None:
+            # Rows of outputs may be states that are kept: these are no part of what is reported apart.
+            self.totals.allocated = max(self.totals.allocated or 0, self.totals.peaks[self.device])
         self.totals.seconds += self._seconds
         if self._turned:
             self.backward_seconds += self._seconds

@@ -88,7 +88,8 @@ def test_a_saved_plan_has_the_choices():
     again = remat.auto_checkpoint(copy.deepcopy(plain), plan=plan)
     assert remade(again) == remade(ours)
     assert_equal_runs(lambda model: backward(model, x), plain, ours, again)
-    assert remat.explain(again) == remat.explain(ours)
+    lines = [line for line in remat.explain(ours).splitlines() if not line.startswith("memory=")]  # a plan has none
+    assert remat.explain(again).splitlines() == lines
     assert "made again" in remat.explain(ours)
 
 
