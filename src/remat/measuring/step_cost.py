@@ -92,10 +92,14 @@ class MeasurementSetup:
         """Pull back through a tape, and keep the sums for the next pullback, as a real reverse sweep does."""
         self._gradients.append(replace(self.backend.pull_back(tapes.pop(), gradients.pop()), carry=None))
 
-    def again(self) -> Any:
-        """A copy of the state, to run steps from, with everything else as it was there: counters, generators, logs."""
+    def rewind(self) -> None:
+        """Let everything beside the state be as it was there: counters, generators, logs."""
         if self.replay is not None:
             self.replay.rewind(self._before)
+
+    def again(self) -> Any:
+        """A copy of the state, to run steps from, with everything else as it was there."""
+        self.rewind()
         return self.backend.copy(self.state)
 
     def at(self, step: int) -> "MeasurementSetup":
@@ -225,7 +229,7 @@ def _seconds(setup: MeasurementSetup, call: Callable[[], Any]) -> float:
 
 def _advance_seconds(setup: MeasurementSetup, at: int) -> float:
     """Seconds of a step without a tape, and of a copy of the state."""
-    setup.again()
+    setup.rewind()
     return _seconds(setup, lambda: setup.backend.advance(setup.backend.copy(setup.state), at, at + 1))
 
 

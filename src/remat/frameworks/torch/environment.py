@@ -46,23 +46,19 @@ def replayable_states(reach: TorchReach, contents: PythonState | None = None) ->
     """All that a function reaches, and the global generators, as replayable states: for `StateReplay` and others.
 
     The numbers of tensors are those that it may write into: tensors without a gradient, if they are statistics of a
-    module in training or small. `contents` are those of containers, if they are made already.
+    module in training or small; of others it is known whether they were written into. `contents` are those of
+    containers, if they are made already.
     """
     statistics = {id(tensor) for tensor in reach.statistics}
-    values = [
-        TensorValue(tensor, is_statistic=id(tensor) in statistics)
-        for tensor in reach.tensors
-        if not tensor.requires_grad and is_plain(tensor) and (id(tensor) in statistics or tensor.nbytes <= COPIED)
-    ]
-    copied = {id(value.tensor) for value in values}
-    large = [
-        LargeTensor(tensor)
-        for tensor in reach.tensors
-        if not tensor.requires_grad and id(tensor) not in copied and is_plain(tensor)
-    ]
+    values: list[ReplayableState] = []
+    for tensor in reach.tensors:
+        if not tensor.requires_grad and is_plain(tensor):
+            is_statistic = id(tensor) in statistics
+            is_copied = is_statistic or tensor.nbytes <= COPIED
+            values.append(TensorValue(tensor, is_statistic=is_statistic) if is_copied else LargeTensor(tensor))
     contents = contents or PythonState([*reach.containers, *reach.registries])
     generators = [*global_generators(), *reach.generators, *map(generator_state, reach.torch_generators)]
-    return [*generators, *values, *large, *small_arrays(reach.arrays), contents]
+    return [*generators, *values, *small_arrays(reach.arrays), contents]
 
 
 class Environment:

@@ -66,8 +66,7 @@ class PlanTrials:
             if peak > self.memory:  # the first run of a block also compares what it computes again, which takes some
                 peak = self._peak(found)
             if peak <= self.memory:
-                found = found._replace(measured_peak=peak, memory=self.memory, outputs=measured.outputs)
-                return self._fastest(found, measured, budget)
+                return self._fastest(found._replace(measured_peak=peak), measured, budget)
             over.append((plan.peak, peak))
             budget = min(budget, plan.peak) - (peak - self.memory)
             if is_last:
@@ -105,14 +104,14 @@ class PlanTrials:
             if plan.seconds <= NEAR * found.plan.seconds and not any(other.does_as(each) for each in tried):
                 peak = self._peak(other)
                 if peak <= self.memory:
-                    tried.append(other._replace(measured_peak=peak, memory=self.memory, outputs=measured.outputs))
+                    tried.append(other._replace(measured_peak=peak))
         steps = [self.by_plan(each) for each in tried]
         rounds = [[trial.seconds_of(step, self.loss) for step in steps]]
         if steps[1:] or (max(rounds[0]) < QUICK and not self.groups):  # the first step of a few may be a slow one
             rounds += [[trial.seconds_of(step, self.loss) for step in steps] for _ in range(ROUNDS - 1)]
         seconds, best = min((median(column), number) for number, column in enumerate(zip(*rounds, strict=True)))
         seconds, best = of_first_process((seconds, best), self.groups)
-        return _with_seconds(tried[best], seconds)
+        return _with_seconds(tried[best], seconds)._replace(memory=self.memory, outputs=measured.outputs)
 
     def _peak(self, found: ModelPlan) -> int:
         peak = Trial(self.model, self.devices).run(self.by_plan(found), self.loss).peak
