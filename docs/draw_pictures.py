@@ -1,8 +1,8 @@
 """Draw the pictures of README.md and of the site, by the report's own charts: python docs/draw_pictures.py.
 
-`liveness.svg` is one gradient of an LSTM, plain and inside a budget, measured while it ran, on one scale of bytes;
-`liveness-wide.svg` has the same two charts side by side. `save-points.svg` is the LSTM of 2,048 steps without and with
-seven save points, as planned.
+`liveness-wide.svg` is one gradient of an LSTM, plain and inside a budget, measured while it ran, on one scale of bytes;
+`liveness.svg` has the same two charts one below the other, for a phone. `save-points.svg` is the LSTM of 2,048 steps
+without and with seven save points, as planned.
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ def seconds(run: remat.Profile) -> float:
     return trace.seconds
 
 
-def side_by_side(runs: dict[str, remat.Profile], path: Path, width: int = 540, height: int = 260) -> None:
+def draw(runs: dict[str, remat.Profile], path: Path, columns: int, width: int, height: int = 260) -> None:
     """One picture of several runs, with the same bytes to an inch and the same limit."""
     limit = to_bytes(MEMORY, "limit")
     summaries = [summarise(replace(subjects_of(run)[0], limit=limit)) for run in runs.values()]
@@ -51,9 +51,11 @@ def side_by_side(runs: dict[str, remat.Profile], path: Path, width: int = 540, h
     charts = ""
     for i, (label, summary) in enumerate(zip(runs, summaries, strict=True)):
         chart = liveness_svg(summary, width, height, top=top, bins=220)
-        charts += f'<text x="{i * width + 74}" y="17" font-weight="bold" fill="currentColor">{label}</text>'
-        charts += chart.replace("<svg", f'<svg x="{i * width}" y="22"', 1)
-    size = f'viewBox="0 0 {len(runs) * width} {height + 26}" width="{len(runs) * width}" height="{height + 26}"'
+        x, y = i % columns * width, i // columns * (height + 26)
+        charts += f'<text x="{x + 74}" y="{y + 17}" font-weight="bold" fill="currentColor">{label}</text>'
+        charts += chart.replace("<svg", f'<svg x="{x}" y="{y + 22}"', 1)
+    wide, high = columns * width, len(runs) // columns * (height + 26)
+    size = f'viewBox="0 0 {wide} {high}" width="{wide}" height="{high}"'
     font = 'font-family="system-ui, sans-serif" font-size="12"'
     path.write_text(standalone(f'<svg {size} role="img" {font}>{charts}</svg>'), encoding="utf-8")
 
@@ -65,12 +67,12 @@ def main(folder: Path = FOLDER) -> None:
     rounds = [(gradient("1 GiB"), gradient(MEMORY)) for _ in range(ROUNDS)]  # in turns, the first to warm up
     plain, ours = (sorted(runs[1:], key=seconds)[ROUNDS // 2 - 1] for runs in zip(*rounds, strict=True))
     runs = {"plain: all steps are held": plain, f'remat: memory="{MEMORY}"': ours}
-    remat.report(*runs.values(), folder / "liveness.svg", labels=tuple(runs), limit=MEMORY)
-    side_by_side(runs, folder / "liveness-wide.svg")
+    draw(runs, folder / "liveness.svg", columns=1, width=540)
+    draw(runs, folder / "liveness-wide.svg", columns=2, width=540)
     loop = remat.Loop(2048, state="16 KiB", tape="56 KiB")
-    points = remat.plan(loop, "1 GiB", planner=SavePoints(remat.save_points(2048, 7)))
+    points = remat.plan(loop, "128 MiB", planner=SavePoints(remat.save_points(2048, 7)))
     labels = ("no checkpoints", "seven checkpoints")
-    remat.report(remat.plan(loop, "1 GiB"), points, folder / "save-points.svg", labels=labels)
+    remat.report(remat.plan(loop, "128 MiB"), points, folder / "save-points.svg", labels=labels)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """remat: exact gradients of long loops, deep chains and graphs inside a memory budget.
 
-The names below are the whole public surface, in five groups. `remat.ops` has the ops of a schedule,
-`remat.errors` the exceptions, `remat.legacy` the functions of older systems, `remat.testing` the instruments for tests.
+`__all__` is the whole public API, in five groups. `remat.ops` holds the ops of a schedule, `remat.errors` the
+exceptions, `remat.legacy` the functions of older systems, and `remat.testing` tools for tests.
 
-Importing remat imports no framework and none of its own packages: a name is loaded when it is first used.
+Importing remat imports neither a framework nor remat's own packages: each name is loaded on first use.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from remat.version import __version__
 
-if TYPE_CHECKING:  # what `_HOMES` says, for type checkers and editors; a test compares the two
+if TYPE_CHECKING:  # `_HOMES` again, for type checkers and editors; a test compares the two
     from remat import errors, legacy, ops, testing
     from remat.errors import *  # noqa: F403
     from remat.execute import is_recomputing
@@ -100,7 +100,7 @@ __all__ = [  # noqa: RUF022 (in groups)
     "__version__",
 ]
 
-# Where each name is defined. Those that are not in `__all__` are found here all the same, so that old code runs.
+# The package that defines each name. Names missing from `__all__` still resolve, so that old code keeps running.
 _HOMES = {
     "errors": (
         "CarryError DeterminismError FileError IllegalError InfeasibleError PlannerError ProblemError RematError "
@@ -129,7 +129,7 @@ _HOME_OF = {name: f"remat.{home}" for home, names in _HOMES.items() for name in 
 _LAYERS = {
     "diffrax": "remat.layers.diffrax",
     "keras": "remat.layers.keras",
-}  # wrappers for libraries, under the names of these
+}  # wrappers, each named after the library that it wraps
 _SUBMODULES = {
     "errors",
     "legacy",
@@ -144,17 +144,17 @@ _SUBMODULES = {
 }
 
 
-if not TYPE_CHECKING:  # a checker that saw it would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker that saw this would accept every name
 
     def __getattr__(name: str) -> Any:
-        """The public name, loaded with the module that defines it when it is first used (PEP 562)."""
+        """Import the module that defines a public name, when the name is first used (PEP 562)."""
         if name not in _SUBMODULES and name not in _HOME_OF:
             raise AttributeError(f"module 'remat' has no attribute {name!r}")
-        with _lock:  # two threads that import packages and their modules at once may wait for each other
+        with _lock:  # two threads that import a package and its modules at the same time can deadlock
             if name in _SUBMODULES:
                 return import_module(_LAYERS.get(name, f"remat.{name}"))
             value = getattr(import_module(_HOME_OF[name]), name)
-        globals()[name] = value  # the next lookup is an ordinary one
+        globals()[name] = value  # later lookups do not come here
         return value
 
 

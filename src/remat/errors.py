@@ -1,17 +1,17 @@
 """The exception tree: every error that remat raises on purpose.
 
 RematError
-├── ProblemError     a problem, a memory or a number that makes no sense     (also a ValueError)
-├── ScheduleError    a schedule that cannot be read                           (also a ValueError)
-│   └── IllegalError     one that can be read and breaks a rule
+├── ProblemError     a problem, a memory or a number that is invalid           (also a ValueError)
+├── ScheduleError    a schedule that cannot be read                            (also a ValueError)
+│   └── IllegalError     a schedule that can be read but breaks a rule
 ├── FileError        a saved file that is damaged, too large or of another version
 ├── PlannerError     an unknown planner, or one that does not take the problem (also a ValueError)
 ├── StepError        a step, a state or an input that a loop cannot run with   (also a TypeError)
-│   └── CarryError       a step returned a carry of another structure, shape or dtype; has its number and the leaf
-├── SourceError      a function whose loops cannot be rewritten, with the line   (also a ValueError)
-├── ReportError      nothing that can be shown, or not in that form             (also a ValueError)
-├── DeterminismError a step that gave something else when it ran again
-└── InfeasibleError  no schedule fits the memory; carries the smallest that works
+│   └── CarryError       a step returned a carry of another structure, shape or dtype; names the step and the leaf
+├── SourceError      a function whose loops cannot be rewritten, with the line (also a ValueError)
+├── ReportError      nothing to show, or no such format                        (also a ValueError)
+├── DeterminismError a step whose recomputation gave a different result        (also a RuntimeError)
+└── InfeasibleError  no schedule fits the memory; carries the smallest memory that works
 """
 
 __all__ = [
@@ -35,7 +35,7 @@ class RematError(Exception):
 
 
 class ProblemError(RematError, ValueError):
-    """A problem, a memory or a number in one makes no sense."""
+    """A problem, a memory, or a number in one of them, is invalid."""
 
 
 class ScheduleError(RematError, ValueError):
@@ -55,13 +55,13 @@ class PlannerError(RematError, ValueError):
 
 
 class StepError(RematError, TypeError):
-    """A step returns what it must not, or a state or an input is nothing that a loop can run with."""
+    """A step returns an invalid result, or a loop cannot run with the state or input that it is given."""
 
 
 class CarryError(StepError):
-    """A step returned a carry that does not have the structure, the shapes or the dtypes of the one it got.
+    """A step returned a carry whose structure, shapes or dtypes differ from those of the carry it was given.
 
-    `step` is the number of the step, `leaf` the path of the leaf or container, such as "carry[1]['h']".
+    `step` is the index of the step, `leaf` the path of the leaf or container, such as "carry[1]['h']".
     """
 
     def __init__(self, message: str, step: int = 0, leaf: str = "carry") -> None:
@@ -73,9 +73,9 @@ class CarryError(StepError):
 
 
 class SourceError(RematError, ValueError):
-    """A loop of an ordinary Python function cannot be rewritten, or not run as rewritten.
+    """A loop in an ordinary Python function cannot be rewritten, or the rewritten loop cannot run.
 
-    `file`, `line` and `column` say where, `code` is the offending text.
+    `file`, `line` and `column` say where; `code` is the offending source text.
     """
 
     def __init__(self, message: str, file: str = "", line: int = 0, column: int = 0, code: str = "") -> None:
@@ -87,23 +87,24 @@ class SourceError(RematError, ValueError):
 
 
 class ReportError(RematError, ValueError):
-    """There is nothing that can be shown, or no such form to show it in."""
+    """There is nothing to show, or no such format to show it in."""
 
 
 class DeterminismError(RematError, RuntimeError):
-    """A step gave something else when it ran again, so a gradient by recomputation would be wrong."""
+    """A recomputed step gave a different result, so the gradient would be wrong."""
 
 
 class InfeasibleError(RematError):
     """No schedule fits the memory.
 
-    `minimum` is the smallest amount that works, in `unit` ("bytes" or "slots").
+    `minimum` is the smallest amount that works, in `unit` ("bytes" or "slots"); `why` is what takes that, and `advice`
+    what may be done instead of giving more, where they are known.
     """
 
-    def __init__(self, message: str, minimum: int, unit: str) -> None:
+    def __init__(self, message: str, minimum: int, unit: str, why: str = "", advice: str = "") -> None:
         super().__init__(message)
-        self.minimum = minimum
-        self.unit = unit
+        self.minimum, self.unit = minimum, unit
+        self.why, self.advice = why, advice
 
-    def __reduce__(self) -> tuple[type, tuple[str, int, str]]:
-        return type(self), (str(self), self.minimum, self.unit)
+    def __reduce__(self) -> tuple[type, tuple[str, int, str, str, str]]:
+        return type(self), (str(self), self.minimum, self.unit, self.why, self.advice)

@@ -1,8 +1,8 @@
-"""The documented functions of older systems, with their names, signatures and values, and with exact gradients.
+"""The documented functions of older systems: same names, signatures and values, with exact gradients.
 
-Loops by `binomial_checkpoint` and `checkpointed_loop`, segments by `checkpoint_segment` and `CheckpointGroup`, and
-estimates of what checkpoints save. The keys of an estimate keep their documented meaning; the true cost, that of the
-optimal plan, is returned under keys of its own.
+Loops: `binomial_checkpoint` and `checkpointed_loop`. Segments: `checkpoint_segment` and `CheckpointGroup`. The rest
+estimate what checkpoints save: the keys of an estimate keep their documented meaning, and the true cost, which is that
+of the optimal plan, has separate keys.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,12 @@ __all__ = [
 
 State = TypeVar("State")
 
-ag_tuple: Any  # autograd's tuple, found by __getattr__
+ag_tuple: Any  # autograd's tuple, loaded by __getattr__
 
-if not TYPE_CHECKING:  # a checker that saw it would take every name for one of ours
+if not TYPE_CHECKING:  # a type checker that saw this would accept every name
 
     def __getattr__(name: str) -> Any:
-        """`ag_tuple` is a class of autograd, which is imported only when the name is used."""
+        """Load `ag_tuple` from autograd on first use."""
         if name == "ag_tuple":
             return import_module("remat.frameworks.numpy").ag_tuple
         raise AttributeError(f"module 'remat.legacy' has no attribute {name!r}")
@@ -55,18 +55,18 @@ if not TYPE_CHECKING:  # a checker that saw it would take every name for one of 
 def binomial_checkpoint(
     function: Callable[[Any, Any, Any], Any], sequence_length: int, num_checkpoints: int
 ) -> Callable[[Any, Any, Any], Any]:
-    """A function of (parameters, (hidden, visible), inputs) that loops `function` over the inputs.
+    """Return a function of (parameters, (hidden, visible), inputs) that loops `function` over the inputs.
 
-    The loop returns the `sequence_length + 1` visible states, the initial one first: an array with one row for each, or
-    a list if a visible state is a container. Gradients flow to parameters, state and inputs together.
+    The loop returns `sequence_length + 1` visible states, the initial one first: an array with one row per state, or a
+    list if a visible state is a container. Parameters, state and inputs all get gradients.
 
     Args:
         function: `function(parameters, (hidden, visible), input) -> (hidden, visible)`, one step of the loop.
         sequence_length: The number of steps.
-        num_checkpoints: The most states that are kept for the gradient.
+        num_checkpoints: The most states to keep for the gradient.
 
     Returns:
-        `loop(parameters, (hidden, visible), inputs)`; inputs are an array with one row for each step, or a list.
+        `loop(parameters, (hidden, visible), inputs)`, where inputs are an array with one row per step, or a list.
 
     Raises:
         ProblemError: If `function` is not callable, a count is not a positive whole number, or the number of inputs
@@ -120,11 +120,11 @@ def _visible_states(
     return with_initial(framework, first[1], visible, steps)
 
 
-_LOOP = "checkpointed_loop(func, initial_state, seq_length)"  # the call that is meant
+_LOOP = "checkpointed_loop(func, initial_state, seq_length)"  # the correct call, for messages
 
 
 def _check_order(func: Any, initial_state: Any, seq_length: Any) -> None:
-    """Raise a ProblemError with the call that is meant, if the arguments are in another order."""
+    """Raise a ProblemError that shows the correct call if the arguments are in another order."""
     if not callable(func):
         order = f": write {_LOOP}" if callable(initial_state) or callable(seq_length) else ""
         what = f"an array of shape {list(func.shape)}" if hasattr(func, "shape") else f"{func!r:.60}"
@@ -136,12 +136,12 @@ def _check_order(func: Any, initial_state: Any, seq_length: Any) -> None:
 def checkpointed_loop(
     func: Callable[[State], State], initial_state: State, seq_length: int, num_checkpoints: int | None = None
 ) -> tuple[State, dict[int, State]]:
-    """The state after `seq_length` times `state = func(state)`, and the states at the checkpoints by position.
+    """Run `state = func(state)` `seq_length` times; return the last state and the states at the checkpoints.
 
-    Both results are differentiable. By default a gradient runs what is fastest in the memory of the √n states that are
-    returned and one section's tape: it goes from these states alone, and every section between two of them runs a
-    second time. With `num_checkpoints` it keeps that many states, placed for the least recomputation. The plan of a
-    profiled call (`remat.profile`) says which of the two it is.
+    Both results are differentiable. By default, the gradient starts from the √n returned states and reruns each
+    section between two of them once, which is fastest in the memory of these states and one section's tape. With
+    `num_checkpoints`, it keeps that many states, placed for the least recomputation. The plan of a profiled call
+    (`remat.profile`) says which of the two was used.
 
     Args:
         func: One step, from a state to the next one.
@@ -150,8 +150,8 @@ def checkpointed_loop(
         num_checkpoints: The number of checkpoints; by default √n rounded down.
 
     Returns:
-        The last state, and a dict from the positions of `compute_checkpoint_positions` to the states there. Each is a
-        copy of its own: no step and no other state is in its memory.
+        The last state, and a dict from the positions of `compute_checkpoint_positions` to the states there. Each state
+        is a copy that shares memory neither with another state nor with a step.
 
     Raises:
         ProblemError: If `func` is not callable or a count is not a whole number.
@@ -186,7 +186,7 @@ def checkpointed_loop(
 
 @lru_cache(maxsize=64)
 def _sections(steps: int, positions: tuple[int, ...]) -> Plan:
-    """The plan that keeps the states at these positions, and records one section between them at a time."""
+    """The plan that keeps the states at these positions and records one section between them at a time."""
     chosen = plan(Loop(steps), slots=len(positions), planner=SavePoints(positions))
     return chosen.because(
         "no number of checkpoints is given, so the loop runs what is fastest in the memory of √n states and one "
@@ -197,7 +197,7 @@ def _sections(steps: int, positions: tuple[int, ...]) -> Plan:
 def _scan_with_rows(
     framework: Framework, func: Callable[[Any], Any], init: Any, steps: int, request: LoopRequest, positions: list[int]
 ) -> Any:
-    """The last state, and the states at these positions as rows: no other output is written."""
+    """The last state, and the states at these positions stacked as rows; no other state becomes an output."""
 
     def step(state: Any, x: None) -> tuple[Any, Any]:
         after = func(state)
@@ -208,15 +208,16 @@ def _scan_with_rows(
 
 
 def _checkpoint_count(seq_length: int, num_checkpoints: int | None) -> tuple[int, int]:
-    """The length and the number of checkpoints, √n rounded down by default, as whole numbers."""
+    """Both counts, validated; the number of checkpoints defaults to √n rounded down."""
     steps = to_count(seq_length, "seq_length")
     return steps, isqrt(steps) if num_checkpoints is None else to_count(num_checkpoints, "num_checkpoints")
 
 
 def compute_checkpoint_positions(seq_length: int, num_checkpoints: int) -> list[int]:
-    """Evenly spaced positions of the checkpoints, the longer gaps last; every position if there are enough.
+    """Evenly spaced positions for the checkpoints, longer gaps last; every position if there are enough checkpoints.
 
-    These are the positions that `checkpointed_loop` returns; what it keeps for gradients is placed optimally.
+    These are the positions that `checkpointed_loop` returns. With `num_checkpoints`, the states that it keeps for the
+    gradient are placed optimally instead.
 
     Args:
         seq_length: The number of steps.
@@ -246,10 +247,10 @@ def get_memory_savings(seq_length: int, num_checkpoints: int | None = None) -> d
         num_checkpoints: The number of checkpoints, k; √n rounded down by default.
 
     Returns:
-        A dict. `savings_ratio` is the share 1 − k/n, the scale of the threshold of `should_checkpoint`, and
-        `savings_percent` the same in percent. `recomputation_factor` is n/k, as it always was documented; what the
-        optimal reversal with k states runs is `forward_steps`, of which `extra_forward_steps` are recomputed, and
-        `peak_states` states are live at its peak.
+        A dict. `savings_ratio` is 1 − k/n, which `should_checkpoint` compares with its threshold, and
+        `savings_percent` is the same in percent. `recomputation_factor` is n/k, as it was always documented. The
+        optimal reversal with k states runs `forward_steps` steps, of which `extra_forward_steps` are recomputed, and
+        has `peak_states` states live at its peak.
 
     Raises:
         ProblemError: If a count is not a whole number.
@@ -279,7 +280,7 @@ def get_memory_savings(seq_length: int, num_checkpoints: int | None = None) -> d
 
 
 def estimate_checkpoint_savings(seq_length: int, num_checkpoints: int | None = None) -> dict[str, Any]:
-    """The same as `get_memory_savings`, under its other name.
+    """Another name for `get_memory_savings`.
 
     Args:
         seq_length: The number of steps.
@@ -299,17 +300,17 @@ def estimate_checkpoint_savings(seq_length: int, num_checkpoints: int | None = N
 
 
 def should_checkpoint(seq_length: int, threshold: float = 0.5) -> bool:
-    """Whether √n checkpoints save at least the share `threshold` of the memory of n states.
+    """Whether √n checkpoints save at least the fraction `threshold` of the memory of n states.
 
     Args:
         seq_length: The number of steps, n.
-        threshold: A share between 0 and 1.
+        threshold: A fraction between 0 and 1.
 
     Returns:
         True if they save at least that much.
 
     Raises:
-        ProblemError: If `seq_length` is not a whole number or `threshold` is not such a share.
+        ProblemError: If `seq_length` is not a whole number or `threshold` is not between 0 and 1.
 
     Example:
         >>> should_checkpoint(1000), should_checkpoint(1)

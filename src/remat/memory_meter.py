@@ -1,7 +1,7 @@
-"""The protocol of a memory meter: allocated bytes and their peak, for measuring and profiling; and what is free.
+"""The memory meter protocol (allocated bytes and their peak), and how much memory is free.
 
-Free memory of the host is what the system can make available (page cache included), or what the control group of a
-container has left, if that is less. What it misses: limits of groups above the container's own, and swap.
+Free host memory is what the system can make available (page cache included), or what the container's control group has
+left, whichever is less. What it misses: limits of parent control groups, and swap.
 """
 
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from remat.errors import ProblemError
 
 __all__ = ["Meter", "fraction_of_free", "free_host_bytes"]
 
-_SYSTEM = Path("/")  # where the kernel's files are
-# The files of a control group, of version 2 and of version 1: its limit, what it uses, and its statistics, in which
-# `inactive_file` (`total_inactive_file`) is page cache that can be given back.
+_SYSTEM = Path("/")  # /proc and /sys are below it; tests pass another folder
+# The files of a control group, version 2 and version 1: limit, usage, and statistics, with the statistic that counts
+# reclaimable page cache.
 _GROUPS = (
     ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory.stat", "inactive_file"),
     (
@@ -31,24 +31,24 @@ class Meter(Protocol):
     """Counts the bytes that a framework has allocated on its device."""
 
     def counting(self) -> AbstractContextManager[Any]:
-        """A block in which allocations are counted; counting may make the program slower."""
+        """A context in which allocations are counted; counting may slow the program down."""
         ...
 
     def now(self) -> int:
-        """Bytes that are allocated now."""
+        """Bytes allocated now."""
         ...
 
     def peak(self) -> int:
-        """The most bytes that were allocated since the last call of `reset_peak`."""
+        """The most bytes allocated at once since the last call of `reset_peak`."""
         ...
 
     def reset_peak(self) -> None:
-        """Let the peak start from what is allocated now."""
+        """Start a new peak from the bytes allocated now."""
         ...
 
 
 def free_host_bytes(system: Path = _SYSTEM) -> int | None:
-    """Bytes that are free on the host and in the container, or None where the operating system does not say."""
+    """Bytes free on the host, within the container's limit; None where the operating system does not say."""
     available = _statistic(system / "proc/meminfo", "MemAvailable:")
     candidates = [] if available is None else [available * 1024]
     for limit_file, usage_file, statistics, cache_name in _GROUPS:
@@ -59,7 +59,7 @@ def free_host_bytes(system: Path = _SYSTEM) -> int | None:
 
 
 def fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | None) -> int:
-    """A fraction of the bytes that are free on the device, or on the host."""
+    """A fraction of the free bytes of the device, or of the host if `free_bytes` is None or returns None."""
     if not 0.0 < fraction <= 1.0:
         raise ProblemError(f"memory={fraction!r}: a fraction of what is free lies between 0 and 1")
     free = None if free_bytes is None else free_bytes()
@@ -70,7 +70,7 @@ def fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | Non
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None without the file, or if it says "max": there is no limit then."""
+    """The number in a file; None if there is no such file or it says "max", which means no limit."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -78,7 +78,7 @@ def _number(file: Path) -> int | None:
 
 
 def _statistic(file: Path, name: str) -> int | None:
-    """The number after a name in a file of lines."""
+    """The number that follows `name` at the start of a line; None if the file has no such line."""
     try:
         lines = [line.split() for line in file.read_text().splitlines()]
         return next((int(words[1]) for words in lines if words[:1] == [name]), None)

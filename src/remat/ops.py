@@ -1,10 +1,10 @@
 """The ops: seven for loops and chains, two for graphs.
 
-An op of a loop or a chain addresses a range of units or one state, so that the schedule of a million steps stays short.
-Graphs have no states between their operations: their ops run one operation and free one storage.
+An op of a loop or a chain addresses a range of units or one state, so that a schedule for a million steps stays short.
+A graph has no single state between two operations, so its ops run one operation or free one storage.
 
-`OP_TABLE` says how they are written: every encoding (text, columns of a trace, the data of a report) reads it. What an
-op *means* is said where it matters, by a `match`: in the machine, the rules, the clock of the simulator.
+`OP_TABLE` defines how ops are written; every encoding (text, columns of a trace, data of a report) reads it. What an op
+*means* is decided by a `match` in each module that needs it: the machine, the rules and the simulator's clock.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Record:
     """Run units and store their tape.
 
     `Record(9, 12)` is read as: from working state 9, run units 9..11 and store their tape; working state is now 12.
-    `Record(9, 10, 2)` records stage 9 of a chain by the third of its options; the first is the default.
+    `Record(9, 10, 2)` records stage 9 of a chain with the third of its options; the default is the first.
     """
 
     start: int
@@ -127,7 +127,7 @@ class Run:
 class Free:
     """Free one storage of a graph.
 
-    `Free(7)` is read as: free storage 7; what needs it later has to make it again.
+    `Free(7)` is read as: free storage 7; if it is needed later, it has to be recomputed.
     """
 
     storage: int
@@ -138,9 +138,9 @@ Op = Advance | Record | Keep | Fetch | Drop | Turn | Pullback | Run | Free
 
 @dataclass(frozen=True)
 class OpSpec:
-    """How one op is written: its class, its word in text, its number in columns, and its fields in order.
+    """How one op is written: its class, its word in text, its code in columns, and its fields in order.
 
-    `optional` is a last field that is written only if it is not 0.
+    `optional` names a last field that is written only if it is not 0.
     """
 
     op: type[Any]
@@ -161,11 +161,11 @@ class OpSpec:
 
     @property
     def of_graphs(self) -> bool:
-        """Whether the op is one of graphs, and addresses one operation or storage."""
+        """Whether it is an op of graphs, which addresses one operation or one storage."""
         return len(self.fields) == 1
 
 
-# The codes are part of the data of saved HTML reports (page/data.js): new ops go at the end.
+# Saved HTML reports contain the codes (page/data.js), so new ops go at the end.
 OP_TABLE: tuple[OpSpec, ...] = (
     OpSpec(Advance, "advance", 0, ("start", "stop")),
     OpSpec(Record, "record", 1, ("start", "stop"), "option"),

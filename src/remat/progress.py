@@ -1,6 +1,6 @@
-"""Progress: an object that a caller passes in, whose `update` is called during long work. The library prints nothing.
+"""Progress: the caller passes in an object whose `update` is called during long work. The library prints nothing.
 
-Long work anywhere calls `report_progress`, which reaches the object of the innermost `with reporting_to(progress):`.
+Long work calls `report_progress`, which reaches the object of the innermost `with reporting_to(progress):`.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ __all__ = ["Progress", "check_progress", "report_progress", "reporting_to"]
 
 
 class Progress(Protocol):
-    """Receives how much is done, of how much in all (None: not known yet).
+    """Receives the amount done and the total (None: not known yet).
 
-    A job has stages, such as measuring, planning and running: a new one begins when `done` starts again.
+    A job has stages, such as measuring, planning and running; a new stage begins when `done` starts over.
     """
 
     def update(self, done: int, total: int | None) -> None:
@@ -29,7 +29,7 @@ _listener: ContextVar[Progress | None] = ContextVar("listener", default=None)
 
 @contextmanager
 def reporting_to(progress: Progress | None) -> Iterator[None]:
-    """Send what the block reports to `progress`; None changes nothing."""
+    """Send the progress reported inside the `with` block to `progress`; None changes nothing."""
     if progress is None:
         yield
         return

@@ -1,8 +1,8 @@
 """Pytrees: nested tuples, named tuples, lists, dicts, dataclasses and None, flattened and unflattened.
 
-In: a value as users write it. Out: its leaves in order, and a `TreeDef` that builds such values and names each leaf by
-its path. Anything that is no container is a leaf; the frameworks decide which leaves they accept. This is a module of
-its own since loops on NumPy and PyTorch must not import JAX, and need paths for messages and fast checks per step.
+Flattening a value gives its leaves in order, and a `TreeDef` that rebuilds the value and names each leaf by its path.
+Anything that is not a container is a leaf; the frameworks decide which leaves they accept. JAX's pytrees are not used
+because loops on NumPy and PyTorch must not import JAX, and need paths for messages and a fast check in every step.
 """
 
 from collections import OrderedDict, defaultdict
@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 __all__ = ["LEAF", "Leaf", "PyTree", "StructureMismatch", "TreeDef", "flatten"]
 
-# No type of Python's says more: each framework has arrays of its own, and containers nest as the user wrote them.
-Leaf: TypeAlias = Any  # an array, a number, or whatever else is no container
+# Python has no stricter type: each framework has its own arrays, and containers nest in any way.
+Leaf: TypeAlias = Any  # an array, a number, or anything else that is not a container
 PyTree: TypeAlias = Any  # leaves in nested containers
 
 
@@ -24,7 +24,7 @@ class StructureMismatch(Exception):
 
 @dataclass(frozen=True)
 class TreeDef:
-    """The structure of a value: the container's type, its keys, and the structure of each child; a leaf has no type.
+    """The structure of a value: the container's type, its keys, and the structure of each child.
 
     >>> leaves, tree = flatten({"h": 1.0, "c": (2.0, None)})
     >>> leaves, list(tree.paths("carry"))
@@ -33,16 +33,16 @@ class TreeDef:
     {'h': 10, 'c': (20, None)}
     """
 
-    node_type: Any = None  # None for a leaf, NoneType for None; (defaultdict, factory) for a default dict
+    node_type: Any = None  # None for a leaf, NoneType for None, (defaultdict, factory) for a defaultdict
     keys: tuple[Any, ...] = ()
     children: tuple["TreeDef", ...] = ()
     attributes: dict[str, Any] | None = field(
         default=None, compare=False, repr=False
-    )  # of a dataclass, besides its fields
+    )  # attributes of a dataclass that are not fields
 
     @cached_property
     def mutable(self) -> bool:
-        """Whether a container in it can be changed in place: all but tuples and None."""
+        """Whether any of its containers can be changed in place: all but tuples and None can."""
         immutable = self.node_type in (None, type(None)) or (
             isinstance(self.node_type, type) and issubclass(self.node_type, tuple)
         )
@@ -64,25 +64,25 @@ class TreeDef:
             return next(leaves)
         value = _make_container(self.node_type, self.keys, [tree._unflatten(leaves) for tree in self.children])
         for name, attribute in (self.attributes or {}).items():
-            object.__setattr__(value, name, attribute)  # frozen dataclasses, too
+            object.__setattr__(value, name, attribute)  # works on frozen dataclasses too
         return value
 
     def flatten_like(
         self, value: Any, name: str, unpack: Callable[[Any], Any] | None = None, *, allow_none: bool = False
     ) -> list[Any]:
-        """The leaves of a value that has this structure; else a StructureMismatch with the path below `name`.
+        """The leaves of a value with this structure; raise a StructureMismatch that names the path below `name` if not.
 
-        With `allow_none`, None may stand for any subtree, all of whose leaves are None then.
+        With `allow_none`, None may replace any subtree; all leaves of that subtree are then None.
         """
         leaves: list[Any] = []
-        # Called in every step, so the common case builds no paths; the slow one is for the rest and for messages.
+        # Called in every step: the common case builds no paths, and the slow path handles the rest and the messages.
         if not self._flatten_fast(value, unpack, leaves):
             leaves = []
             self._flatten_like(value, name, unpack, leaves, allow_none)
         return leaves
 
     def _flatten_fast(self, value: Any, unpack: Callable[[Any], Any] | None, leaves: list[Any]) -> bool:
-        """Whether the value has exactly this structure and these types; if so, its leaves are appended."""
+        """Append the leaves and return True if the value has exactly this structure and these types."""
         node_type = self.node_type
         if node_type is None:
             leaves.append(value)
@@ -106,7 +106,7 @@ class TreeDef:
             count += 1
         return count == len(self.children) and (node_type is dict or len(value) == count)
 
-    # The slow path: other kinds of dicts and keys in another order are accepted, and paths are built for messages.
+    # The slow path: it accepts other kinds of dicts and other key orders, and builds paths for messages.
     def _flatten_like(
         self, value: Any, name: str, unpack: Callable[[Any], Any] | None, leaves: list[Any], allow_none: bool
     ) -> None:
@@ -130,11 +130,11 @@ class TreeDef:
             tree._flatten_like(container[1][key], name + _suffix(self.node_type, key), unpack, leaves, allow_none)
 
     def map(self, function: Callable[[Any], Any], value: Any) -> Any:
-        """A value of this structure with the function applied to each leaf."""
+        """The value, which has this structure, with the function applied to each leaf."""
         return self.unflatten([function(leaf) for leaf in self.flatten_like(value, "value")])
 
     def compose(self, trees: Iterator["TreeDef"]) -> "TreeDef":
-        """This structure with each leaf replaced by the next of these trees."""
+        """This structure with each leaf replaced by the next tree."""
         if self.node_type is None:
             return next(trees)
         return replace(self, children=tuple(tree.compose(trees) for tree in self.children))
@@ -147,16 +147,16 @@ class TreeDef:
             yield from tree.paths(name + _suffix(self.node_type, key))
 
     def describe(self) -> str:
-        """The outermost container in words, for messages."""
+        """Words for the outermost container, for messages."""
         return _describe(self.node_type, self.keys, None)
 
 
 LEAF = TreeDef()
-_leaf_types: set[type] = set()  # types seen to be leaves, which need not be unpacked and tested each time
+_leaf_types: set[type] = set()  # types known to be leaves: their values are not unpacked and tested again
 
 
 def _learn_leaf_type(value: Any, unpack: Callable[[Any], Any] | None) -> bool:
-    """Whether a value is a leaf; if so, its type is remembered."""
+    """Whether a value is a leaf after unpacking; if so, remember its type."""
     if unpack is None or unpack(value) is not value or _contents(value) is not None:
         return False
     _leaf_types.add(type(value))
@@ -166,16 +166,16 @@ def _learn_leaf_type(value: Any, unpack: Callable[[Any], Any] | None) -> bool:
 def flatten(
     value: Any, unpack: Callable[[Any], Any] | None = None, *, only: type = object
 ) -> tuple[list[Any], TreeDef]:
-    """The leaves of a value and its structure; `unpack` turns a framework's own containers into plain ones.
+    """The leaves of a value and its structure; `unpack` turns a framework's containers into plain ones.
 
-    With `only`, containers that are no instances of it count as leaves.
+    With `only`, containers that are not instances of it count as leaves.
     """
     leaves: list[Any] = []
     return leaves, _flatten_into(value, unpack, only, leaves)
 
 
 def _flatten_into(value: Any, unpack: Callable[[Any], Any] | None, only: type, leaves: list[Any]) -> TreeDef:
-    # Segments flatten their arguments and results in every call: leaves and tuples go the shortest way.
+    # Segments flatten their arguments and results in every call, so leaves and tuples have a short path.
     if type(value) in _leaf_types:
         leaves.append(value)
         return LEAF
@@ -195,7 +195,7 @@ def _flatten_into(value: Any, unpack: Callable[[Any], Any] | None, only: type, l
 
 
 def _attributes(value: Any, contents: dict[str, Any]) -> dict[str, Any] | None:
-    """The attributes of a dataclass that are no fields; cached properties are left out, as they depend on fields."""
+    """The attributes of a dataclass that are not fields, except cached properties, which depend on fields."""
     node_type = type(value)
     return {
         name: attribute
@@ -211,7 +211,7 @@ def _contents(value: Any) -> tuple[Any, dict[Any, Any]] | None:
         return node_type, dict(enumerate(value))
     if value is None:
         return node_type, {}
-    # Not every Mapping: a subclass may need arguments that cannot be known when it is rebuilt.
+    # Other mappings are leaves: their constructors may need arguments that are unknown when they are rebuilt.
     if node_type is dict or node_type is OrderedDict:
         return node_type, dict(value)
     if node_type is defaultdict:
@@ -228,7 +228,7 @@ def _make_container(node_type: Any, keys: tuple[Any, ...], children: list[Any]) 
         return tuple(children)
     if node_type is list:
         return children
-    if node_type is frozenset:  # only a search in closures makes such a node: items of sets have no order
+    if node_type is frozenset:  # only the search in closures makes such nodes, since items of a set have no order
         return frozenset(children)
     if node_type is type(None):
         return None
@@ -238,7 +238,7 @@ def _make_container(node_type: Any, keys: tuple[Any, ...], children: list[Any]) 
         return node_type(zip(keys, children, strict=True))
     if issubclass(node_type, tuple):
         return node_type._make(children)
-    # A dataclass. Its __init__ is not called: it may convert or reject the tracers that stand for arrays.
+    # A dataclass. Its __init__ is not called, because it might convert or reject tracers in the place of arrays.
     value = object.__new__(node_type)
     for key, child in zip(keys, children, strict=True):
         object.__setattr__(value, key, child)
@@ -246,7 +246,7 @@ def _make_container(node_type: Any, keys: tuple[Any, ...], children: list[Any]) 
 
 
 def _suffix(node_type: Any, key: Any) -> str:
-    """What a key appends to the path of its container: an index or an attribute."""
+    """The suffix that a key adds to the path of its container: an index or an attribute access."""
     return (
         f"[{key!r}]"
         if isinstance(node_type, tuple) or issubclass(node_type, dict) or node_type in (tuple, list)
@@ -255,7 +255,7 @@ def _suffix(node_type: Any, key: Any) -> str:
 
 
 def _name_of(node_type: Any) -> str | None:
-    """The name by which container types are compared: every kind of dict counts as a dict."""
+    """The name by which container types are compared; all kinds of dicts are "dict"."""
     if node_type is None:
         return None
     if isinstance(node_type, tuple) or issubclass(node_type, dict):

@@ -1,4 +1,4 @@
-"""What checkpointed segments share on every framework: their options, names, determinism checks, and nesting depth.
+"""What checkpointed segments share on all frameworks: options, names, determinism checks and nesting depth.
 
 A segment is a function whose tape is not kept: its backward recomputes it (`torch.utils.checkpoint`, `jax.checkpoint`).
 """
@@ -30,47 +30,48 @@ __all__ = [
 class CheckpointOptions:
     """The options of a segment.
 
-    `check` says when recomputed values are compared with the first ones: "first", "always" or "never". `early_stop`
-    ends a recomputation once everything that the backward needs is recomputed. Segments whose outputs have no more than
-    `threshold` bytes are not checkpointed; with `once`, what they keep is dropped when it is first pulled back, and is
-    recomputed after that (autograd only). `policy` selects residuals that are saved all the same, `memory` the bytes
-    that such residuals may take; only JAX has these two.
+    `check` says when recomputed values are compared with the originals: "first", "always" or "never". `early_stop` ends
+    a recomputation as soon as it has everything that the backward needs. A segment whose outputs have at most
+    `threshold` bytes is not checkpointed; with `once`, it drops its residuals after the first pull back and recomputes
+    them for later ones (autograd only). `policy` selects residuals to save anyway, and `memory` limits the bytes of
+    such residuals; only JAX has these two.
     """
 
     check: str = "first"
     early_stop: bool = True
     threshold: int | None = None  # None: always checkpoint
-    policy: Any = None  # a function, or its name
+    policy: Any = None  # a function or its name
     once: bool = False
     memory: int | None = None
 
 
 def display_name(fn: Any) -> str:
-    """The name of a function in messages and profiles: its qualified name, or the class of a module or object."""
+    """The name of a function in messages and profiles: its qualified name; for a module or object, its class."""
     while isinstance(fn, partial):
         fn = fn.func
     if isinstance(fn, MethodType) and fn.__name__ in ("forward", "__call__", "_wrapped_call_impl"):
         return type(fn.__self__).__qualname__  # a module
-    if hasattr(type(fn), "__getattr__") and "__name__" not in vars(fn):  # a module, whose own search takes 4 us
+    if hasattr(type(fn), "__getattr__") and "__name__" not in vars(fn):  # a module, whose __getattr__ takes 4 us
         return type(fn).__qualname__
     name, qualified = getattr(fn, "__name__", None), getattr(fn, "__qualname__", None)
     if name is None or qualified is None:
         return type(fn).__qualname__
-    return str(qualified if qualified.endswith(name) else name)  # a decorator may have copied only one of them
+    return str(qualified if qualified.endswith(name) else name)  # a decorator may have copied only one of the two
 
 
-# By the ids of a function (and of its object, for a method): weak references to them, which tell a function from a new
-# one with the same id, and remove the entry when one of them dies.
+# Functions that passed the check. The key holds the ids of the objects that identify the function; the weak references
+# detect a reused id, and remove the entry when one of the objects dies.
 _checked: dict[tuple[int, ...], tuple[ReferenceType[Any], ...]] = {}
 
 
 class CheckOnce:
-    """Whether the values of a function are to be compared (`wanted`): with check="first", until they were once.
+    """Whether to compare the recomputed values of a function (`wanted`); with check="first", until it has passed once.
 
-    `mark_passed` is called after a comparison without differences. Functions are identified by weak references to
-    themselves. One that is made anew for each call, as a lambda is, is identified by its code and the objects that it
-    closes over, without arrays, which are values. So two closures over different objects are two functions. An object
-    without weak references is identified by its code, and compared each time if it has none.
+    `mark_passed` is called after a comparison without differences. A function without defaults may be a new object in
+    each call, as a lambda is, so it is identified by weak references to its code and to the objects that it closes
+    over; arrays are left out, since they are values. Two closures over different objects are therefore two functions.
+    Where this fails, and for any other callable, a weak reference to the callable itself identifies it. If it allows
+    none, its code does; if it has no code, it is compared each time.
     """
 
     def __init__(self, fn: Callable[..., Any], check: str) -> None:
@@ -79,13 +80,13 @@ class CheckOnce:
         if check == "first":
             try:
                 self._refs = _references(fn)
-            except TypeError:  # it cannot be recognized at the next call
+            except TypeError:  # the next call could not recognize it
                 return
             self._key = tuple(id(reference()) for reference in self._refs)
             self.wanted = not _are_same(_checked.get(self._key), self._refs)
 
     def mark_passed(self) -> None:
-        """Record that all saved values of a segment of this function were recomputed without a difference."""
+        """Remember that a segment of this function recomputed all its saved values without a difference."""
         alive = [reference() for reference in self._refs]
         if alive and not any(owner is None for owner in alive):
             key = self._key
@@ -93,20 +94,20 @@ class CheckOnce:
 
 
 def _are_same(first: tuple[ReferenceType[Any], ...] | None, second: tuple[ReferenceType[Any], ...]) -> bool:
-    """Whether weak references are to the same objects; comparing them by == would compare the objects."""
+    """Whether both hold references to the same objects; `==` on weak references would compare the objects."""
     return first is not None and all(a() is b() for a, b in zip(first, second, strict=True))
 
 
 def _references(fn: Callable[..., Any]) -> tuple[ReferenceType[Any], ...]:
     """Weak references to the objects that identify a function."""
-    if isinstance(fn, MethodType):  # a new object at each access: its object and its function stand for it
+    if isinstance(fn, MethodType):  # each access makes a new bound method, so its object and function identify it
         return _weak_reference(fn.__self__), _weak_reference(fn.__func__)
     if isinstance(fn, FunctionType) and not fn.__defaults__ and not fn.__kwdefaults__:
         try:
             cells = (cell.cell_contents for cell in fn.__closure__ or ())
-            contents = vars(fn).get("calls_only") or [*cells]  # a segment of a chain is its stages
+            contents = vars(fn).get("calls_only") or [*cells]  # a segment of a chain is identified by its stages
             return ref(fn.__code__), *(ref(value) for value in contents if not hasattr(type(value), "dtype"))
-        except (TypeError, ValueError):  # a number, a list, an empty cell: no weak references
+        except (TypeError, ValueError):  # a cell is empty, or holds a number or list, which allow no weak references
             pass
     return (_weak_reference(fn),)
 
@@ -122,21 +123,21 @@ _depth: ContextVar[int] = ContextVar("depth", default=0)
 
 
 def nesting_depth() -> int:
-    """The number of segments inside which the calling code runs."""
+    """The number of segments that the calling code runs inside of."""
     return _depth.get()
 
 
 def nested(depth: int) -> AbstractContextManager[None]:
-    """A block that runs inside a segment whose own nesting depth is `depth`."""
+    """A context for the body of a segment whose own nesting depth is `depth`."""
     return variable_set(_depth, depth + 1)
 
 
 def raise_nondeterministic(name: str, difference: str) -> NoReturn:
-    """Raise a DeterminismError for the segment `name`; `difference` says which value changed, and how."""
+    """Raise a DeterminismError for the segment `name`; `difference` says which value changed and how."""
     raise DeterminismError(
         f"the segment {name} gave something else when it was recomputed: {difference}, so the gradient would be wrong. "
-        "It may count calls, write into what it captured, draw from a random generator that remat could not find, as "
-        "dropout inside of an RNN of cuDNN does, or read attributes or globals that were changed since. Draw random "
+        "It may count calls, write into what it captured, draw from a random generator that remat could not find, "
+        "such as the dropout inside cuDNN's RNNs, or read attributes or globals that were changed since. Draw random "
         "numbers before the segment and pass them in, or draw from global generators or from one that is passed in or "
         "closed over, which are replayed. "
         'remat.drop(fn, check="never") turns the comparison of values off'
@@ -147,5 +148,5 @@ _COPY = "Make a new array instead, as in x = x + 1 for x += 1, or give the segme
 
 
 def mutation_error(name: str, what: str, when: str, advice: str = _COPY) -> StepError:
-    """The error for a segment one of whose inputs (`what`) was written into after it was saved (`when`)."""
+    """The error for a segment whose saved input `what` was written into; `when` says when."""
     return StepError(f"the segment {name} cannot be recomputed: {what} was written into {when}. {advice}")

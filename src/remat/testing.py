@@ -1,7 +1,7 @@
-"""Instruments for tests, ours and users': is a gradient exact, is a schedule what its plan says, random problems.
+"""Tools for our tests and for users' tests: check gradients, plans and schedules, and generate random problems.
 
-`check_gradient`, `check_plan` and `check_schedule` raise an AssertionError that says what is wrong. The strategies need
-hypothesis.
+`check_gradient`, `check_plan` and `check_schedule` raise an AssertionError that says what is wrong. The strategies
+(`loops`, `memories`) need hypothesis.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ __all__ = ["check_gradient", "check_plan", "check_schedule", "loops", "memories"
 
 
 def check_schedule(schedule: Iterable[Op], problem: Problem, memory: Memory) -> Trace:
-    """The trace of a schedule that is legal inside the memory; one that is not raises an AssertionError.
+    """The trace of a schedule; raise an AssertionError unless it is legal and fits the memory.
 
     >>> from remat import Loop, Memory, Schedule
     >>> check_schedule(Schedule.parse("record 0 3; turn; pullback 3 0"), Loop(3), Memory("1 KiB")).forward_steps
@@ -37,7 +37,7 @@ def check_schedule(schedule: Iterable[Op], problem: Problem, memory: Memory) -> 
 
 
 def check_plan(plan: Plan) -> Trace:
-    """The trace of a plan that is legal, fits its memory and costs what it predicts; else an AssertionError.
+    """The trace of a plan; raise an AssertionError unless it is legal, fits its memory and costs what it predicts.
 
     >>> from remat import Loop, plan
     >>> check_plan(plan(Loop(100), slots=5)).advances
@@ -53,7 +53,7 @@ def check_plan(plan: Plan) -> Trace:
 
 
 def loops(most_steps: int = 60) -> "SearchStrategy[Loop]":
-    """Random loops of at most `most_steps` steps, of all sizes and times."""
+    """A strategy for loops of at most `most_steps` steps, with random sizes and times."""
     from hypothesis import strategies as st
 
     times = st.floats(0, 10, allow_nan=False).map(lambda x: round(x, 3))
@@ -69,7 +69,7 @@ def loops(most_steps: int = 60) -> "SearchStrategy[Loop]":
 
 
 def memories(most_levels: int = 3) -> "SearchStrategy[Memory]":
-    """Random memories of one level or several, in bytes, slots or without limit, with costs in the order of levels."""
+    """A strategy for memories of one or more levels, in bytes, in slots or unlimited; later levels cost no less."""
     from hypothesis import strategies as st
 
     @st.composite
@@ -94,16 +94,16 @@ def check_gradient(
 ) -> None:
     """Raise an AssertionError unless both functions have the same value and the same gradients at `args`.
 
-    The framework is that of the arguments: autograd for NumPy arrays and numbers, PyTorch for tensors and modules, JAX
-    for its arrays. On PyTorch and JAX gradients are taken for all floating-point leaves of the arguments, and for the
-    parameters of modules among them.
+    The arguments decide the framework: autograd for NumPy arrays and numbers, PyTorch for tensors and modules, JAX for
+    its arrays. PyTorch and JAX differentiate with respect to all floating-point leaves of the arguments; PyTorch also
+    with respect to the parameters of modules among them.
 
     Args:
-        function: A function of `args` that returns one number; here, one that uses remat.
-        reference: The same, computed plainly.
+        function: The function to test, which uses remat; it takes `args` and returns one number.
+        reference: The same function, computed plainly.
         *args: Arrays and numbers in any nesting of containers.
-        tolerance: The largest difference, relative to the largest number of each array; by default 1e-12 for doubles
-            and 64 roundings for shorter numbers.
+        tolerance: The largest difference allowed, relative to the largest number of each array; by default 1e-12 in
+            double precision and 64 times the machine epsilon in lower precisions.
 
     Raises:
         AssertionError: If a value or a gradient differs; it says which, and by how much.
@@ -130,16 +130,16 @@ def check_gradient(
             raise AssertionError(f"{name} differs by {error:.3g}, where its largest number is {scale:.3g}")
 
 
-# Of a value and of each gradient, by name: the numbers in double precision, and the rounding of their own precision.
+# The value and each gradient by name: its numbers in double precision, and the machine epsilon of its original dtype.
 _Results = dict[str, tuple[Any, float]]
 _VALUE, _GRADIENTS = "(value, gradients)[0]", "(value, gradients)[1]"
 _NOTHING = "there is nothing to differentiate: no argument has a leaf of floating-point numbers"
 
 
 def _doubled(array: Any) -> tuple[Any, float]:
-    """An array in double precision, and its own rounding; a dtype that NumPy does not know must be converted before."""
+    """An array in double precision, and the machine epsilon of its dtype, which must be one that NumPy knows."""
     array = np.asarray(array)
-    if not np.issubdtype(array.dtype, np.inexact):  # whole numbers are exact
+    if not np.issubdtype(array.dtype, np.inexact):  # integers are exact
         return array.astype(np.float64), 0.0
     return array.astype(np.result_type(array.dtype, np.float64)), float(np.finfo(array.dtype).eps)
 

@@ -1,6 +1,6 @@
-"""Bytes, seconds and whole numbers: parsed from what people write, printed as people read them.
+"""Parse and format bytes, seconds and whole numbers.
 
-In: an int, or text such as "64 MiB", "1.5 GB", "20 ms". Out: exact ints (bytes) and floats (seconds).
+Parsing takes a number or text such as "64 MiB", "1.5 GB" or "20 ms", and gives exact ints (bytes) or floats (seconds).
 """
 
 import math
@@ -24,8 +24,8 @@ __all__ = [
     "to_seconds_per_byte",
 ]
 
-LARGEST = 10**18  # of any count or size: above that, something is wrong
-_LONGEST = 1e100  # of any time
+LARGEST = 10**18  # the largest count or size accepted: a larger one must be a mistake
+_LONGEST = 1e100  # the longest time accepted
 
 _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
 _DECIMAL = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -35,7 +35,7 @@ _TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
 
 
 def to_count(value: Any, name: str, *, least: int = 0) -> int:
-    """The whole number `value`, at least `least`; anything else raises an error that names it.
+    """`value` as an int of at least `least`; raise a ProblemError that names it (`name`) otherwise.
 
     >>> to_count(3, "steps")
     3
@@ -54,7 +54,7 @@ def to_count(value: Any, name: str, *, least: int = 0) -> int:
 
 
 def to_bytes(value: Any, name: str, *, least: int = 0) -> int:
-    """A size in bytes from an int or text; a fraction of a byte is rounded up.
+    """A size in bytes, from an int or text; a fraction of a byte is rounded up.
 
     >>> to_bytes("1.5 KiB", "state"), to_bytes("2MB", "state"), to_bytes(7, "state")
     (1536, 2000000, 7)
@@ -68,13 +68,13 @@ def to_bytes(value: Any, name: str, *, least: int = 0) -> int:
         share = re.fullmatch(r"\s*(0?\.\d+|\d{1,2}(?:\.\d+)?\s*%)\s*", value[:80])
         number = share and (float(share[1].rstrip(" %")) / (100 if "%" in share[1] else 1))
         hint = f", and a share of what is free as a number: {number:g}" if number else ""
-        raise ProblemError(f'{name}: {_shown(value)} is no size; write bytes as 4096, "64 MiB" or "1.5 GB"{hint}')
+        raise ProblemError(f'{name}: {_shown(value)} is not a size; write bytes as 4096, "64 MiB" or "1.5 GB"{hint}')
     scale = (_BINARY if match[3] else _DECIMAL)[match[2].upper()] if match[2] else 1
     return to_count(math.ceil(Fraction(match[1].lower().replace(".e", "e").rstrip(".")) * scale), name, least=least)
 
 
 def to_seconds(value: Any, name: str) -> float:
-    """A time as a finite float that is not negative, from a number or text such as "20 ms".
+    """A time in seconds, finite and not negative, from a number or text such as "20 ms".
 
     >>> to_seconds(2, "forward"), to_seconds("20 ms", "forward")
     (2.0, 0.02)
@@ -100,7 +100,7 @@ def to_seconds(value: Any, name: str) -> float:
 
 
 def to_seconds_per_byte(value: Any, name: str) -> float:
-    """The cost of moving a byte, from seconds per byte or a bandwidth such as "25 GB/s".
+    """Seconds per byte, from a number of seconds or a bandwidth such as "25 GB/s".
 
     >>> to_seconds_per_byte("25 GB/s", "read"), to_seconds_per_byte(2, "read")
     (4e-11, 2.0)
@@ -111,7 +111,7 @@ def to_seconds_per_byte(value: Any, name: str) -> float:
 
 
 def bytes_text(size: int, *, up: bool = False) -> str:
-    """`size` as text in binary units; with `up` never less than `size`, so that the text can be used as a budget.
+    """`size` as text in binary units; with `up`, it is rounded up, so that the text can be used as a budget.
 
     >>> bytes_text(67108864), bytes_text(35), bytes_text(1048577, up=True)
     ('64 MiB', '35 B', '1.01 MiB')
@@ -124,7 +124,7 @@ def bytes_text(size: int, *, up: bool = False) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """A time with its unit, in three digits.
+    """A time with its unit, to three digits.
 
     >>> seconds_text(8.0792), seconds_text(0.0123), seconds_text(2e-8), seconds_text(1020), seconds_text(0)
     ('8.08 s', '12.3 ms', '20 ns', '17 min', '0 s')
@@ -139,7 +139,7 @@ def seconds_text(seconds: float) -> str:
 
 
 def time_text(time: float, unit: str, *, timed: bool = True) -> str:
-    """A time in seconds with its unit; of a problem without times, in forward times of one unit ("step").
+    """A time with its unit; if the problem has no times, a count of forward times of one `unit`, such as "step".
 
     >>> time_text(8.0792, "step"), time_text(4818, "step", timed=False)
     ('8.08 s', '4,818 step times')
@@ -148,7 +148,7 @@ def time_text(time: float, unit: str, *, timed: bool = True) -> str:
 
 
 def bandwidth_text(seconds_per_byte: float) -> str:
-    """How fast bytes are moved, from the seconds that one takes.
+    """The bandwidth as text, from the seconds that one byte takes.
 
     >>> bandwidth_text(4e-11), bandwidth_text(2e-9), bandwidth_text(2.0)
     ('25 GB/s', '500 MB/s', '2 s a byte')
@@ -161,7 +161,7 @@ def bandwidth_text(seconds_per_byte: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """A number in three digits, or with all digits before the point, and never with an exponent.
+    """A number to three digits, or with all digits before the point if there are more; never with an exponent.
 
     >>> number_text(1.23456), number_text(102.4), number_text(1024.7), number_text(0.05), number_text(2.0)
     ('1.23', '102', '1,025', '0.05', '2')
@@ -173,7 +173,7 @@ def number_text(value: float) -> str:
 
 
 def count_text(count: int) -> str:
-    """`count` with thousands set apart.
+    """`count` with commas between thousands.
 
     >>> count_text(3439)
     '3,439'

@@ -1,4 +1,4 @@
-"""The version of remat, for all rooms."""
+"""The version of remat."""
 
 __all__ = ["__version__"]
 

@@ -4,6 +4,7 @@ import itertools
 import re
 import sys
 
+import jax
 import numpy
 import pytest
 
@@ -12,6 +13,7 @@ from remat.cli import main
 from remat.cli.lstm.jax_model import JaxLstm
 from remat.cli.lstm.model import Lstm
 from remat.cli.lstm.torch_model import TorchLstm
+from remat.frameworks.jax.loops import backend
 from remat.planners import SavePoints
 from remat.units import to_bytes
 
@@ -34,6 +36,15 @@ def run(capsys, tmp_path, monkeypatch):
         return status, out.out, out.err
 
     return call
+
+
+@pytest.fixture
+def emitters_of_users(monkeypatch):
+    """Driven loops of JAX are compiled as outside of tests, which do without the emitters that take XLA the longest."""
+    options = {"xla_cpu_use_fusion_emitters": True}
+    for name, static in (("advance", 0), ("advance_donated", 0), ("record", 0), ("vjp", (0, 1))):
+        function = getattr(backend, f"_jit_{name}").__wrapped__
+        monkeypatch.setattr(backend, f"_jit_{name}", jax.jit(function, static_argnums=static, compiler_options=options))
 
 
 def number(out, name):
@@ -124,6 +135,7 @@ def test_what_pytorch_allocates_is_what_is_live_and_little_more(run):
 
 
 @each_model
+@pytest.mark.usefixtures("emitters_of_users")
 def test_the_same_loss_and_gradients_for_every_number_of_save_points(model):
     model = model(60, 5, 3)
     expected = None
@@ -132,7 +144,7 @@ def test_the_same_loss_and_gradients_for_every_number_of_save_points(model):
         plan = remat.plan(remat.Loop(60), slots=count, planner=SavePoints(positions))
         value, gradient = model.gradient(plan)
         expected = expected or (value, gradient)
-        assert value == pytest.approx(expected[0], rel=1e-15 if isinstance(model, JaxLstm) else 0.0, abs=0.0)
+        assert value == expected[0]
         for key in gradient:
             close = 1e-14 * numpy.max(numpy.abs(expected[1][key])) if isinstance(model, JaxLstm) else 0.0
             numpy.testing.assert_allclose(gradient[key], expected[1][key], rtol=0.0, atol=close)
@@ -154,7 +166,7 @@ def test_without_the_framework_it_says_what_to_install(run, monkeypatch, framewo
     monkeypatch.setitem(sys.modules, framework, None)
     status, out, err = run("--framework", framework, "--seq-len", "16", "--checkpoints", "1")
     assert (status, out) == (2, "")
-    assert f"pip install 'remat[{framework}]'" in err
+    assert f"pip install {framework}" in err
 
 
 def test_save_points():

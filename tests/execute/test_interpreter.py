@@ -296,7 +296,7 @@ def test_the_determinism_check_thins_out_what_it_records_of_a_loop_of_unknown_le
 
 
 def test_what_is_no_op_is_an_error_that_says_so():
-    with pytest.raises(remat.IllegalError, match="None is no op of a schedule"):
+    with pytest.raises(remat.IllegalError, match="None is not an op of a schedule"):
         run_through([None], 1)
 
 

@@ -332,7 +332,7 @@ def test_a_schedule_is_read_as_ranges_inside_ranges():
 
 
 def test_wrong_arguments_say_what_to_give():
-    with pytest.raises(ProblemError, match="one of the two"):
+    with pytest.raises(ProblemError, match="either a budget, memory=, or a plan, plan="):
         remat.chain([np.sin], 1.0)
     with pytest.raises(ProblemError, match="a Chain of 9 stages; this is a chain of 1 stages"):
         remat.chain([np.sin], 1.0, plan=PLANS[0])

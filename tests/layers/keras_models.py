@@ -117,6 +117,12 @@ class Builder:
         x = self.save(layers.Bidirectional(layers.LSTM(D, dropout=0.2, seed=2))(x))
         return keras.Model(inputs, layers.Dense(1)(x)), TOKENS
 
+    def stateful(self):
+        """The states are variables that Keras does not count among those of the layers."""
+        inputs = keras.Input((D,))
+        x = self.save(Counting()(layers.Dense(D, activation="gelu")(inputs)))
+        return keras.Model(inputs, layers.Dense(1)(self.save(Counting()(x)))), X
+
     def assigned_weights(self):
         return self.stack(lambda i: layers.SpectralNormalization(layers.Dense(D)), depth=4)
 
@@ -149,6 +155,19 @@ class DoubledLoss(keras.Model):
 
     def compute_loss(self, *args, **kwargs):
         return 2 * super().compute_loss(*args, **kwargs)
+
+
+class Counting(layers.Layer):
+    """Scales by the number of its calls, as a variable that Keras does not see."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.__dict__["hidden"] = {"count": keras.Variable(0.0, trainable=False, name="count")}
+
+    def call(self, x):
+        count = self.hidden["count"]
+        count.assign(count + 1)
+        return x * (1 + 0.1 * count)
 
 
 @keras.saving.register_keras_serializable("tests")

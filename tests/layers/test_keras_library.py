@@ -39,6 +39,11 @@ def test_models_behave_as_those_of_keras(backend):
 
 
 @pytest.mark.full
+def test_a_step_that_pytorch_compiles_trains_the_same():
+    assert run("torch", "compiled_by_pytorch", program="keras_checks.py")["compiled_by_pytorch"] <= 1e-6
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_private_names_segments_are_sub_models(backend):
     assert run(backend, "by_public_names", program="keras_checks.py") == {"by_public_names": True}

@@ -39,6 +39,7 @@ CASES = [
     "sequential",
     "nested_structures",
     "recurrent_dropout",
+    "stateful",
     "assigned_weights",
     "frozen",
     "foreign_variable",

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from remat import FileError, Loop, Memory, Plan, PlannerError, plan
+from remat import Chain, FileError, InfeasibleError, Loop, Memory, Plan, PlannerError, Stage, plan
 from remat.planners import PLANNERS, Claim
 
 
@@ -48,7 +48,7 @@ def test_a_plan_comes_back_from_its_file(name, tmp_path):
         (lambda data: data["memory"]["levels"][0].update(slots=1), "R9"),
         (lambda data: data["prediction"].update(advances=1), "its ops cost"),
         (lambda data: data["prediction"].update(seconds="soon"), "wrong"),
-        (lambda data: data["claim"].update(factor="best"), "no factor"),
+        (lambda data: data["claim"].update(factor="best"), "not a factor"),
         (lambda data: data["claim"].update(factor=10**400), "too large"),
         (lambda data: data["prediction"].update(seconds=10**400), "too large"),
         (lambda data: data["problem"].update(remat="memory"), "not a loop"),
@@ -110,6 +110,16 @@ def test_a_claim_is_rounded_up_so_that_it_stays_true():
 def test_plans_can_be_pickled(name):
     found = plan(Loop(50, tape=3), slots=200, planner=name)
     assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_too_little_memory_says_what_takes_it_and_what_to_do_as_data():
+    with pytest.raises(InfeasibleError) as error:
+        plan(Chain([Stage(output=8, tape=20, name="wide")] * 2), memory=4)
+    for found in (error.value, pickle.loads(pickle.dumps(error.value))):
+        assert "'wide'" in found.why
+        assert found.advice.startswith("make the largest tape")
+        assert f"({found.why}). Give at least that, or {found.advice}" in str(found)
+        assert found.minimum == error.value.minimum
 
 
 def test_a_plan_for_an_unknown_length_can_be_pickled_and_driven():

@@ -206,7 +206,7 @@ def test_chunks_weigh_the_cost_of_a_range_against_recomputation():
         (Loop(5), {"memory": 0.5}, ProblemError, "fraction"),
         (Loop(5), {"slots": 1.5}, ProblemError, "slots"),
         (Loop(5), {"slots": -1}, ProblemError, "slots"),
-        (Loop(5), {"memory": "plenty"}, ProblemError, "no size"),
+        (Loop(5), {"memory": "plenty"}, ProblemError, "not a size"),
         (Loop(5), {"slots": 1, "planner": "magic"}, PlannerError, "there are auto, keep-all"),
         (Loop(None), {"slots": 1, "planner": "binomial"}, PlannerError, "online"),
         (Loop(9), {"slots": 1, "planner": "exhaustive"}, PlannerError, "8 steps"),

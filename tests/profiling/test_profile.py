@@ -307,7 +307,7 @@ def test_saving_keeps_the_numbers_of_all_runs(tmp_path, monkeypatch):
     loaded = remat.Profile.load(tmp_path / "run.json")
     assert str(loaded) == str(run)
     assert sum(place.steps for place in loaded.places()) == 7 * 25
-    with pytest.raises(remat.ReportError, match="not held"):
+    with pytest.raises(remat.ReportError, match="not stored"):
         remat.report(run.calls[3], tmp_path / "x.html")
 
 

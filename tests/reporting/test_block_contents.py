@@ -5,6 +5,7 @@ import pytest
 import remat
 from remat.problem import Chain, Graph, Memory, Operation, Option, Stage, Storage
 from remat.reporting.block_contents import block_contents
+from remat.reporting.block_table import peak_sentences
 
 UNIT = 1 << 20
 
@@ -47,16 +48,16 @@ def test_rows_of_blocks(plan):
     [contents] = block_contents(plan)
     assert contents.blocks == "2 blocks, blocks.0 to blocks.1"
     assert contents.rows == (
-        ("norm 0.0", "made again", "1 MiB", "100", "norm", "model.py:7"),
-        ("matmul 0.0", "kept", "4 MiB", "", "up", "model.py:8"),
-        ("gelu 0.0", "made again", "4 MiB", "200", "", "model.py:8"),
-        ("1 small ones", "kept", "8 B", "", "", ""),
+        ("norm 0.0", "recomputed", "1 MiB", "100 µs", "model.py:7", "norm"),
+        ("matmul 0.0", "kept", "4 MiB", "", "model.py:8", "up"),
+        ("gelu 0.0", "recomputed", "4 MiB", "200 µs", "model.py:8", ""),
+        ("1 small one", "kept", "8 B", "", "", ""),
     )
 
 
 def test_explain_and_the_page(plan, tmp_path):
     short, text = remat.explain(plan), remat.explain(plan, contents=True)
-    assert "kept, a part made again" in short
+    assert "kept in part" in short
     assert "model.py:8" not in short
     assert "contents=True" in short
     assert "model.py:8" in text
@@ -77,3 +78,12 @@ def test_plans_with_graphs_are_saved(plan, tmp_path):
 def test_other_plans_have_none():
     assert block_contents(remat.plan(remat.Loop(10), slots=3)) == []
     assert block_contents(remat.plan(Chain([Stage(), Stage()]), memory=Memory.of(100))) == []
+
+
+@pytest.mark.parametrize(("tape", "is_named"), [(10, False), (10_000, True)])
+def test_what_runs_after_the_blocks_is_to_be_cut_only_if_it_holds_most_of_the_peak(tape, is_named):
+    blocks = [Stage(output=8, tape=100, name=str(number)) for number in range(12)]
+    chain = Chain([*blocks, Stage(output=1, tape=tape, name="after the blocks", repeatable=False)], input=8)
+    first, *rest = peak_sentences(remat.plan(chain, memory=10**6))
+    assert first == "The peak is in what runs after the blocks, while it is pulled back."
+    assert [("loss in chunks" in each) for each in rest] == [True] * is_named

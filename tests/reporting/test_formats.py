@@ -254,11 +254,11 @@ def test_a_report_that_fails_leaves_what_was_there(plan, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["plan.html"]
 
 
-def test_png_needs_its_extra(plan, tmp_path, monkeypatch):
+def test_png_needs_its_package(plan, tmp_path, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(remat.ReportError, match="remat\\[png\\]"):
+    with pytest.raises(remat.ReportError, match="pip install resvg_py"):
         plan.report(tmp_path / "plan.png")
 
 

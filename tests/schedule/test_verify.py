@@ -17,6 +17,7 @@ from remat import (
     Stage,
     plan,
     simulate,
+    sweep,
     verify,
 )
 
@@ -154,3 +155,13 @@ def test_checking_takes_memory_that_does_not_grow_with_the_length(look):
         return size
 
     assert peak(5_000) < 2 * peak(500) + 50_000
+
+
+def test_a_problem_before_its_schedule_gets_the_call_that_was_meant():
+    schedule = Schedule.parse("record 0 1; turn; pullback 1 0")
+    with pytest.raises(ScheduleError, match=r"write remat\.verify\(schedule, problem, memory\)"):
+        verify(Loop(1), schedule, Memory(slots=0))
+    with pytest.raises(ScheduleError, match=r"write remat\.simulate\(schedule, problem\)"):
+        simulate(Loop(1), schedule)
+    with pytest.raises(ProblemError, match=r"write remat\.sweep\(problem, memory='1 MiB'\)"):
+        sweep("1 MiB", Loop(1))

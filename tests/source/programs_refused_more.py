@@ -314,3 +314,54 @@ def array_in_an_attribute(start, weights, bias):
     for i in range(4):  # here
         state = cell.step(state)
     return np.sum(state) + np.sum(cell.h)
+
+
+def list_copy_holds(x, W, b):
+    st = [np.zeros(4), np.zeros(4)]
+    v = x * 1.0
+    s = 0.0
+    for i in range(3):
+        u = st.copy()
+        u[0] = v  # here
+        v[0] = b[0] * i
+        s = s + np.sum(u[0]) * (i + 1)
+    return s
+
+
+def dict_holds_then_put(x, W, b):
+    d = {}
+    v = x * 1.0
+    for i in range(3):
+        d["last"] = v  # here
+        v[0] = b[i]
+    return np.sum(d["last"])
+
+
+def holds_before_loop(x, W, b):
+    d = {}
+    v = x * 1.0
+    d["v"] = v  # here
+    s = 0.0
+    for i in range(3):
+        v[0] = b[i]
+        s = s + np.sum(d["v"])
+    return s
+
+
+def dict_or(x, W, b):
+    d = {"a": x}
+    e = d
+    for i in range(4):
+        d |= {"a": np.tanh(W @ e["a"] + b)}  # here
+    return np.sum(d["a"]) + np.sum(e["a"])
+
+
+def append_last_index_error(x, W, b):
+    ys = []
+    for i in range(4):
+        try:
+            prev = ys[-1]
+        except IndexError:
+            prev = x
+        ys.append(np.tanh(W @ prev + b))  # here
+    return sum(np.sum(y) for y in ys)

@@ -113,6 +113,24 @@ def test_budgets_that_make_no_sense_are_refused_at_once():
         remat.checkpointed(slots=-3)
 
 
+def test_loops_without_any_budget_are_an_error():
+    def loop(x):
+        for _ in range(9):
+            x = np.tanh(x)
+        return x
+
+    for decorator in (remat.checkpointed, remat.checkpointed()):
+        with pytest.raises(ProblemError, match=r"give the loops of .*loop a budget"):
+            decorator(loop)
+    assert remat.grad(loop)(0.0) == 1.0
+
+    @remat.checkpointed
+    def double(x):
+        return 2 * x
+
+    assert double(3) == 6
+
+
 def test_a_marked_loop_has_settings_of_its_own():
     @remat.checkpointed
     def two(x, W, b):
@@ -160,7 +178,7 @@ def test_explain_says_what_was_done():
     assert text.startswith(f"line {line}: for i in range(100):")
     assert "carry: state; captured: W, b; locals: i" in text
     least = fewest_evaluations(100, 10)
-    assert f"100 turns, {least} step evaluations ({least - 100} recomputed), binomial, optimal" in text
+    assert f"100 iterations, {least} step evaluations ({least - 100} recomputed), binomial, optimal" in text
     assert "a perfect nest: one loop with the loop in line" in remat.checkpointed(slots=3)(perfect).explain()
     assert "no perfect nest: the loops in lines" in remat.checkpointed(slots=3)(nest).explain()
     assert "def _step" in fn.source
@@ -309,9 +327,9 @@ def test_what_has_no_text_of_its_own_is_refused():
         def lost(x):
             return x
 
-    with pytest.raises(SourceError, match="no text"):
+    with pytest.raises(SourceError, match="no source of <lambda>"):
         remat.checkpointed(slots=2)(eval("lambda x: x"))
-    with pytest.raises(SourceError, match="no plain function"):
+    with pytest.raises(SourceError, match="is not a plain function"):
         remat.checkpointed(slots=2)(np.tanh)
     with pytest.raises(SourceError, match=r"@remat.checkpointed\(slots=5\)"):
         remat.checkpointed(5)

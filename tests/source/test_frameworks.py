@@ -141,6 +141,42 @@ def test_two_names_of_a_tensor_that_is_changed_are_refused():
         remat.checkpointed(slots=2)(alias)(torch.tensor(0.3, requires_grad=True))
 
 
+def test_a_loop_over_an_array_of_numpy_gives_its_numbers():
+    def visited(xp, x, W, b):
+        for k, row in zip(np.array([3, 1, 0]), W, strict=False):
+            x = xp.tanh(x + b[k] * row * float(type(k) is np.int64))
+        for k in np.array([2, 1]):
+            x = x * xp.tanh(x[k])
+        return xp.sum(x)
+
+    test_torch(visited)
+
+
+def test_an_item_of_a_cloned_tensor_may_be_assigned_an_item_of_another():
+    def ends_are_kept(xp, x, W, b):
+        u = x.clone()
+        for _ in range(5):
+            before = u.clone()
+            u[1:-1] = before[1:-1] + 0.1 * (before[2:] - before[:-2])
+            u[0] = b[0]
+        return xp.sum(u**2)
+
+    test_torch(ends_are_kept)
+
+
+def test_a_list_that_holds_a_tensor_which_is_changed_is_refused():
+    def held(x):
+        states, h = [None] * 3, x * 1.0
+        for i in range(3):
+            states[i] = h
+            h += 0.1
+        return states[0].sum()
+
+    with pytest.raises(SourceError, match="states holds what is put into it") as caught:
+        remat.checkpointed(slots=2)(held)(torch.ones(3, requires_grad=True))
+    assert caught.value.line == held.__code__.co_firstlineno + 2
+
+
 def test_without_gradients_a_loop_runs_as_it_is():
     fn = remat.checkpointed(slots=3)(recurrence)
     with torch.no_grad(), remat.profile() as run:

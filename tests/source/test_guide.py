@@ -56,7 +56,7 @@ def test_the_plan_is_run_as_claimed():
         grad(lambda x: anp.sum(marked(x, W0, b0)))(x0)
     [call] = run.calls
     assert call.trace.forward_steps == call.plan.forward_steps == 3439
-    assert "1000 turns, 3439 step evaluations" in marked.explain()
+    assert "1000 iterations, 3439 step evaluations" in marked.explain()
 
 
 @pytest.mark.parametrize(("wrt", "names"), [((0,), "x"), (1, "W"), ("b", "b"), (("b", 0), "bx")])
@@ -81,5 +81,18 @@ def test_the_cotangent_of_the_result_can_be_given():
     with pytest.raises(remat.errors.ProblemError, match="argument 3"):
         remat.grad(square, wrt=3)
     torch = pytest.importorskip("torch")
-    with pytest.raises(remat.errors.ProblemError, match=r"x is an array of PyTorch.* by loss\.backward\(\)"):
+    with pytest.raises(remat.errors.ProblemError, match=r"x is an array of PyTorch.* with loss\.backward\(\)"):
         remat.grad_with_checkpointing(square)(torch.ones(3))
+
+
+@pytest.mark.parametrize(("settings", "slots"), [({}, 2), ({"num_checkpoints": 6}, 6)])
+def test_a_decorated_function_keeps_its_own_budget_unless_another_is_given(settings, slots):
+    @remat.checkpointed(slots=2)
+    def model(x, W):
+        for _ in range(30):
+            x = np.tanh(x @ W)
+        return x
+
+    with remat.profile() as run:
+        remat.grad_with_checkpointing(model, wrt=(0, 1), **settings)(x0, W0)
+    assert run.calls[0].plan.forward_steps == remat.plan(remat.Loop(30), slots=slots).forward_steps

@@ -189,9 +189,9 @@ def test_outside_of_jit_other_loops_mean_what_python_means(program):
 
 
 def test_a_loop_of_arrays_alone_is_compiled_as_one():
-    assert "20 turns" in check(compiled).explain()
+    assert "20 iterations" in check(compiled).explain()
     assert "one by one" not in check(compiled).explain()
-    assert "one by one, in segments of 3 turns" in check(branches).explain()
+    assert "one by one, in segments of 3 iterations" in check(branches).explain()
 
 
 def test_turns_are_run_twice_and_no_more():
@@ -240,10 +240,25 @@ def test_second_derivatives_and_forward_mode():
 def test_inside_of_jit_the_error_is_that_of_jax_with_the_line_and_advice():
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         jax.jit(jax.grad(remat.checkpointed(slots=3)(branches)))(jnp.ones(3))
-    note = caught.value.__notes__[0]
-    assert f"{__file__}, line {branches.__code__.co_firstlineno + 1}: " in note
-    assert "for _ in range(9):" in note
+    note, first = caught.value.__notes__[0], branches.__code__.co_firstlineno
+    assert f"{__file__}, line {first + 2}, in the loop of line {first + 1} (`for _ in range(9):`)" in note
+    assert "x = jnp.sin(x) if x[0] > 0.3 else jnp.cos(x)" in note
     assert "jnp.where" in note
+    assert f"tracing the function branches at {__file__}:{first + 1}" in str(caught.value)
+
+
+def test_a_while_loop_that_ends_on_data_runs_inside_of_jit():
+    def root(a):
+        r, turns = a, 0
+        while abs(r * r - a) > 1e-12:
+            r = 0.5 * (r + a / r)
+            turns += 1
+        else:
+            r = r * 1.0
+        return r
+
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(jax.jit(jax.grad(remat.checkpointed(slots=3)(root)))(2.0), 0.125**0.5, rtol=1e-10)
 
 
 def test_functions_that_see_the_loop_variable_late_are_refused():
@@ -255,7 +270,7 @@ def test_functions_that_see_the_loop_variable_late_are_refused():
             x = x + 0.1 * step(x)
         return jnp.sum(x)
 
-    with pytest.raises(SourceError, match="hands on a function that reads variables of its turn") as caught:
+    with pytest.raises(SourceError, match="passes on a function that reads its variables") as caught:
         jax.grad(remat.checkpointed(slots=2)(late))(jnp.ones(3))
     assert caught.value.line == late.__code__.co_firstlineno + 2
 
@@ -272,7 +287,7 @@ def test_an_array_that_leaves_a_turn_in_a_cache_is_refused():
             x = cached(x) if x > 0.0 else x
         return x + cache["last"]
 
-    with pytest.raises(SourceError, match="puts an array into a container outside of the loop"):
+    with pytest.raises(SourceError, match="puts an array into a container outside the loop"):
         jax.grad(remat.checkpointed(slots=2)(hidden))(0.5)
 
 
@@ -287,7 +302,7 @@ def test_what_a_second_run_cannot_repeat_is_an_error():
             x = jnp.sin(x) + (take() if x > -10.0 else 0.0)
         return x
 
-    with pytest.raises(DeterminismError, match="gave other values than at first"):
+    with pytest.raises(DeterminismError, match="gave other values than the first time"):
         jax.grad(remat.checkpointed(slots=2)(moving))(0.5)
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.source import (
     programs_containers,
     programs_control_flow,
+    programs_details,
     programs_ends,
     programs_iterators,
     programs_methods,
@@ -23,6 +24,7 @@ RIGHT = {}
 for module in (
     programs_control_flow,
     programs_containers,
+    programs_details,
     programs_ends,
     programs_iterators,
     programs_more,

@@ -8,10 +8,11 @@ from contextlib import nullcontext
 import pytest
 
 from remat.errors import RematError
-from remat.source import analysis, outputs, run_time, segments_of_turns, traced_turns, unrolled_turns
-from remat.source.aliases import _Walk
-from remat.source.flow import FlowVisitor
-from remat.source.items import Items
+from remat.source.data_flow import analysis, outputs
+from remat.source.data_flow.aliases import _Walk
+from remat.source.data_flow.flow import FlowVisitor
+from remat.source.run_time import segments_of_turns, traced_turns, turns, unrolled_turns
+from remat.source.run_time.items import Items
 from tests.source.corpus import agrees, marked_lines, refusal
 from tests.source.test_programs import REFUSED, RIGHT
 
@@ -47,7 +48,7 @@ RULES = {
     ),
     "arrays that are changed in place are compared when the loop starts": (
         ["aug_alias_plain", "aug_alias_later"],
-        lambda patch: patch.setattr(run_time, "check_separate", nothing),
+        lambda patch: patch.setattr(turns, "check_separate", nothing),
     ),
     "objects that turns share are not changed": (
         ["append_in_a_branch", "attribute_of_an_object", "list_insert"],
@@ -63,11 +64,11 @@ RULES = {
     ),
     "finally runs before a continued turn's carry is read": (
         ["try_in_loop_carry"],
-        lambda patch: patch.setattr("remat.source.step_body._continues_through_finally", lambda body: False),
+        lambda patch: patch.setattr("remat.source.rewrite.step_body._continues_through_finally", lambda body: False),
     ),
     "an iterator that others have is taken lazily": (
         ["rest_of_iter"],
-        lambda patch: patch.setattr(run_time, "items_of", _all_at_once),
+        lambda patch: patch.setattr(turns, "items_of", _all_at_once),
     ),
     "an iterator that draws is refused": (
         ["gen_draws"],

@@ -1,6 +1,6 @@
-"""The command line: `remat COMMAND`, one file a command. Data goes to stdout, messages to stderr.
+"""The command line: `remat COMMAND`, one file per command. Data goes to stdout, messages to stderr.
 
-Exit status: 0 yes, 1 no (illegal, infeasible), 2 usage (an argument or a file that makes no sense).
+Exit status: 0 success, 1 a negative answer (illegal, infeasible), 2 a usage error (an invalid argument or file).
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run the command of the arguments; errors become messages and a status."""
+    """Run the chosen command; errors become messages and an exit status."""
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""How far two gradients agree, in words."""
+"""How closely two gradients agree, as text."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ __all__ = ["agreement"]
 
 
 def agreement(gradient: dict[str, Any], expected: dict[str, Any]) -> str:
-    """How far gradients by name agree: bit for bit, or up to a fraction of the largest entry of each."""
+    """How closely gradients by name agree: bit for bit, or up to a fraction of each array's largest entry."""
     import numpy as np
 
     if all(np.array_equal(gradient[key], expected[key]) for key in expected):

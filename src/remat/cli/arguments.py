@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and how they become a problem, a memory, a schedule."""
+"""Arguments that several commands share, and how they become a problem, a memory or a schedule."""
 
 import argparse
 import re
@@ -41,7 +41,7 @@ LOOP_TIMES = ("forward", "record", "backward", "per_range")
 
 
 def add_problem(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the arguments that describe a loop, or name the file of a saved problem of any kind."""
+    """Add the arguments that describe a loop, or name a file with a saved problem of any kind."""
     group = parser.add_argument_group("the problem: a loop, or a file")
     either = group.add_mutually_exclusive_group(required=required)
     either.add_argument("--steps", metavar="N", help='how many steps the loop has, or "unknown"')
@@ -67,7 +67,7 @@ def read_problem(arguments: argparse.Namespace) -> Problem:
 
 
 def _loop_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments that say more of a loop than its steps, by the names of its fields."""
+    """The given arguments about a loop other than its steps, by the names of `Loop`'s fields."""
     values: dict[str, Any] = {name: getattr(arguments, name) for name in (*LOOP_SIZES, *LOOP_TIMES)}
     given = {name: value for name, value in values.items() if value is not None}
     given |= {name: _time(value) for name, value in given.items() if name in LOOP_TIMES}
@@ -75,7 +75,7 @@ def _loop_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _refuse_loop_options(arguments: argparse.Namespace, file: str) -> None:
-    """Raise a ProblemError for arguments that would be ignored, as what is saved in `file` has its own."""
+    """Raise a ProblemError for arguments that would be ignored because `file` has its own values."""
     if given := [f"--{name.replace('_', '-')}" for name in _loop_options(arguments)]:
         raise ProblemError(
             f"{', '.join(given)}: sizes and times of a loop of --steps N; what is saved in {file} has its own. "
@@ -84,7 +84,7 @@ def _refuse_loop_options(arguments: argparse.Namespace, file: str) -> None:
 
 
 def add_memory(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that describe a memory: one of --slots, --memory, or --level once or more."""
+    """Add the arguments that describe a memory: --slots, --memory, or one or more --level."""
     group = parser.add_argument_group("the memory (one of)")
     group.add_argument("--slots", metavar="N", help="a count of states")
     group.add_argument("--memory", metavar="SIZE", help="bytes of peak, such as 64MiB")
@@ -97,7 +97,7 @@ def add_memory(parser: argparse.ArgumentParser) -> None:
 
 
 def read_memory(arguments: argparse.Namespace) -> Memory:
-    """The memory that the arguments describe; one in bytes needs the sizes of a loop's states and tapes."""
+    """The memory that the arguments describe; a budget in bytes requires the sizes of a loop's states and tapes."""
     memory = _memory(arguments)
     if any(level.capacity is not None for level in memory.levels):
         ask_for_sizes(arguments, "a budget in bytes")
@@ -105,7 +105,7 @@ def read_memory(arguments: argparse.Namespace) -> Memory:
 
 
 def ask_for_sizes(arguments: argparse.Namespace, what: str) -> None:
-    """Raise a ProblemError if a loop is described by arguments, and its sizes are not."""
+    """Raise a ProblemError if arguments describe a loop without its sizes."""
     missing = [f"--{name}" for name in LOOP_SIZES if getattr(arguments, name) is None]
     if arguments.steps is not None and missing:
         raise ProblemError(
@@ -141,7 +141,7 @@ def read_planner(arguments: argparse.Namespace, problem: Problem) -> Planner[Any
 
 
 def read_subject(arguments: argparse.Namespace) -> tuple[Schedule, Problem, Memory | None]:
-    """The schedule in a file (a saved plan, or text; - is stdin), its problem, and its memory if it has one.
+    """The schedule in a file (a saved plan, or text; - is stdin), its problem, and its memory if there is one.
 
     A saved plan contains a problem and a memory; arguments override them.
     """
@@ -231,7 +231,7 @@ def refuse_to_overwrite(path: str, force: bool) -> None:
 
 
 def check_exists(path: str) -> None:
-    """Raise a FileError if there is no file at `path`; it names one with a similar name beside it."""
+    """Raise a FileError if there is no file at `path`; it suggests a file with a similar name in the same folder."""
     if not Path(path).exists():
         folder = Path(path).parent
         if not folder.is_dir():

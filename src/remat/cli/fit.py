@@ -1,4 +1,4 @@
-"""`remat fit`: put a model of one's own under a budget, and see what that costs before it is trained."""
+"""`remat fit`: put your own model under a budget, and see what that costs before training it."""
 
 import argparse
 import runpy
@@ -21,7 +21,7 @@ from remat.units import bytes_text, seconds_text
 
 EXAMPLE = "remat fit train.py:make_model --sample train.py:make_batch --memory 2GiB"
 HELP = "measure and plan a model for a budget, run one step plainly and one by the plan, and compare"
-ROUNDS = 3  # steps of each kind that are measured
+ROUNDS = 3  # steps of each kind to measure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sample", required=True, metavar="FILE:NAME", help="the function that makes its arguments")
     parser.add_argument("--memory", required=True, metavar="SIZE", help='bytes, such as 2GiB, a fraction, or "auto"')
     parser.add_argument("--loss", metavar="FILE:NAME", help="the function of the model's output that is differentiated")
-    parser.add_argument("--blocks", metavar="NAME,…", help="the modules that may be computed again, or a list of them")
+    parser.add_argument("--blocks", metavar="NAME,…", help="the modules that may be recomputed, or a list of them")
     parser.add_argument("--sweep", action="store_true", help="print what other budgets would cost, too")
     add_saved_plan(parser, ", for auto_checkpoint(model, plan=...)")
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _measured(
     model: Any, sample: Any, loss: Any, bars: Bars
 ) -> tuple[tuple[StepCosts | None, ...], tuple[StepCosts | None, ...]]:
-    """What steps by the plan and plain ones take, measured in turns."""
+    """The costs of steps with the plan and of plain steps, measured in turns."""
     steps: list[list[StepCosts | None]] = [[], []]
     for _ in range(ROUNDS):
         for plain in (False, True):
@@ -89,7 +89,7 @@ def _comparison(
         measured = ("does not fit", "")
         if costs:
             measured = bytes_text(max(each.peak for each in costs)), str(Times(tuple(each.seconds for each in costs)))
-        # A plan is for the model; the step that is measured also holds what the model returns, until its end.
+        # The plan covers only the model; the measured step also holds what the model returns, until its end.
         peak = made.peak + max((each.outputs for each in (*planned, *plain) if each is not None), default=0)
         rows.append((name, bytes_text(peak), measured[0], seconds_text(made.seconds), measured[1]))
     return "\n".join(aligned(rows))
@@ -103,13 +103,13 @@ def _memory(text: str) -> int | float | str:
 
 
 def _named(text: str, files: dict[str, dict[str, Any]]) -> Any:
-    """What a file of Python has under a name; a file is run once."""
+    """The function of that name in a Python file (FILE:NAME); each file is run once."""
     path, _, name = text.rpartition(":")
     if not path or not name:
         raise ProblemError(f"{text!r} must be FILE:NAME, such as train.py:make_model")
     check_exists(path)
     if path not in files:
-        sys.path.insert(0, str(Path(path).resolve().parent))  # what it imports may lie beside it
+        sys.path.insert(0, str(Path(path).resolve().parent))  # it may import modules from its own folder
         files[path] = runpy.run_path(path, run_name="__remat__")
     if not callable(files[path].get(name)):
         found = ", ".join(key for key, value in files[path].items() if callable(value) and not key.startswith("_"))

@@ -8,7 +8,7 @@ __all__ = ["lstm_cell", "new_cell"]
 
 
 def new_cell(rng: Any, inputs: int, hidden: int) -> dict[str, Any]:
-    """Weights of a cell."""
+    """The initial weights of a cell."""
     return {
         "wx": rng.normal(size=(inputs, 4 * hidden)) * inputs**-0.5,
         "wh": rng.normal(size=(hidden, 4 * hidden)) / hidden**0.5,

@@ -1,4 +1,4 @@
-"""What the reporting commands share: reading saved values, writing a report, showing it in the browser."""
+"""What the reporting commands share: reading saved values, writing a report, opening it in the browser."""
 
 import argparse
 import sys
@@ -32,14 +32,14 @@ _SAVED_TYPES: tuple[type[Plan] | type[Trace] | type[Profile], ...] = (Plan, Trac
 
 
 def add_saved_plan(parser: argparse.ArgumentParser, use: str = "") -> None:
-    """Add the arguments of a command that makes a plan; `use` says what the saved one is for."""
+    """Add the arguments of a command that makes a plan; `use` says what the saved plan is for."""
     parser.add_argument("--save", metavar="FILE", help=f"save the plan as JSON{use}")
     parser.add_argument("--report", metavar="FILE", help="write a report: .html, .txt, .json, .svg, .png, .chrome.json")
     parser.add_argument("--force", action="store_true", help="write over an existing file")
 
 
 def check_saved_plan(arguments: argparse.Namespace) -> None:
-    """Raise what saving and reporting would raise, before any work is done."""
+    """Raise the errors that saving and reporting would raise, before any work is done."""
     for path in filter(None, (arguments.save, arguments.report)):
         refuse_to_overwrite(path, arguments.force)
         check_folder(path)
@@ -50,7 +50,7 @@ def check_saved_plan(arguments: argparse.Namespace) -> None:
 
 
 def save_plan(plan: Plan, arguments: argparse.Namespace) -> None:
-    """Save the plan and write its report, as the arguments say."""
+    """Save the plan and write its report if the arguments ask for it."""
     if arguments.save:
         plan.save(arguments.save)
         print(f"saved {arguments.save}", file=sys.stderr)
@@ -74,7 +74,7 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def check_output(arguments: argparse.Namespace, *inputs: str) -> None:
-    """Raise what writing would raise, before any work is done; not even --force writes over an input."""
+    """Raise the errors that writing would raise, before any work is done; not even --force overwrites an input."""
     if arguments.output and any(_same(arguments.output, name) for name in inputs):
         raise FileError(f"{arguments.output} is what the report is about; give another -o")
     if arguments.output:
@@ -89,7 +89,7 @@ def _same(a: str, b: str) -> bool:
 
 
 def read_shown(name: str) -> Plan | Trace | Profile:
-    """The plan, trace or profile that was saved in a file."""
+    """The plan, trace or profile saved in a file."""
     check_exists(name)
     with in_file(name):
         data = read_json(read_limited(name))
@@ -113,7 +113,7 @@ def write_report(
     limit: int | None = None,
     show: bool = False,
 ) -> None:
-    """Write a report with its memory curve, a progress bar meanwhile; print its path, and open it if `show` is set."""
+    """Write a report with its memory curve and print its path; with `show`, open it in the browser."""
     with Bars() as bars:
         bars.say("writing the report")
         written = report(

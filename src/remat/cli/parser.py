@@ -1,6 +1,6 @@
-"""The parser of the command line: usage first, an example last, and a suggestion for what is mistyped.
+"""The parser of the command line: help ends with an example, and mistyped words get a suggestion.
 
-In: the words of the command line. Out: arguments, or exit status 2 after a message that says what was meant.
+Usage errors end the program with exit status 2.
 """
 
 import argparse
@@ -20,21 +20,21 @@ class Parser(argparse.ArgumentParser):
         self.epilog = f"example: {example}" if example else None
 
     def fail(self, message: str) -> NoReturn:
-        """End with status 2; the usage is a word away, and does not push the message out of sight."""
+        """Exit with status 2 and a message without the usage, which would push the message out of sight."""
         self.exit(2, f"{self.prog}: {message}. See: {self.prog} --help\n")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A question that names the most similar of the known words; empty if none is similar."""
+    """A question that suggests the most similar known word; empty if none is similar."""
     close = get_close_matches(word, [*known], 1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def refuse_unknown_words(parser: Parser, commands: dict[str, Parser], words: Sequence[str]) -> None:
-    """End with a suggestion for a command or an option that does not exist.
+    """Exit with a suggestion for a command or an option that does not exist.
 
-    argparse would first ask for required arguments, which the mistyped word was meant to be. No value of an option
-    starts with two dashes, as argparse takes none, so every such word is meant as an option.
+    argparse would first complain about missing required arguments, one of which the mistyped word may have been. No
+    value of an option starts with two dashes, since argparse accepts none, so every such word is meant as an option.
     """
     command = next((word for word in words if not word.startswith("-")), None)
     if command is not None and command not in commands:

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         bars.say("planning")
         plan = make_plan(problem, memory, planner=planner, progress=bars)
     if arguments.ops or arguments.json or arguments.save or arguments.report:
-        plan.schedule  # noqa: B018 (an unknown length has no schedule: say so before anything is printed)
+        plan.schedule  # noqa: B018 (raises for an unknown length, before anything is printed)
     if arguments.json:
         plan.write(sys.stdout)
     elif arguments.ops:

@@ -1,4 +1,4 @@
-"""Progress on stderr: on a terminal bars with names and percent, elsewhere a line now and then."""
+"""Progress on stderr: bars with names and percentages on a terminal, otherwise a line now and then."""
 
 import sys
 from time import monotonic
@@ -6,13 +6,13 @@ from types import TracebackType
 
 __all__ = ["Bars"]
 
-EVERY = 10.0  # seconds between lines where there is no terminal
+EVERY = 10.0  # seconds between lines without a terminal
 
 
 class Bars:
-    """One bar for the stage of the job, and, where stages have parts, one below it for the part that runs.
+    """One bar for the stage of the job and, if the stage has parts, one below it for the running part.
 
-    A stage whose number of parts is not given is filled by the computation itself, which reports by `update`.
+    If the number of parts is not given, the computation itself reports the progress of the stage, through `update`.
     """
 
     def __enter__(self) -> "Bars":
@@ -43,20 +43,20 @@ class Bars:
         self._bars.stop()
 
     def say(self, what: str, total: int | None = None, *, part: str = "this part") -> None:
-        """Begin a new stage of the job, of `total` parts if that is known; a part is called `part`."""
+        """Begin a new stage of the job, with `total` parts if known; `part` names a part."""
         self._name, self._done, self._total = what, 0, total
         self._bars.reset(self._stage, description=what, total=total)
         self._bars.update(self._part, description=f"  {part}", visible=False)
         self._write_line()
 
     def step(self) -> None:
-        """One part of the stage is done."""
+        """Mark one more part of the stage as done."""
         self._done += 1
         self._bars.advance(self._stage)
         self._write_line()
 
     def update(self, done: int, total: int | None) -> None:
-        """Show how much of the computation inside is done."""
+        """Show how much of the running computation is done."""
         if self._total is None:
             self._bars.update(self._stage, completed=done, total=total)
             self._write_line(done, total)
@@ -65,7 +65,7 @@ class Bars:
             self._write_line()
 
     def _write_line(self, done: int | None = None, total: int | None = None) -> None:
-        """Without a terminal, say how far the stage is, if nothing was said for a while."""
+        """Without a terminal, write how far the stage is, if nothing was written for a while."""
         now = monotonic()
         if self._terminal or not self._name or now - self._written < EVERY:
             return

@@ -1,4 +1,4 @@
-"""`remat report`: a saved plan, trace or profile as a page, as text, or in another form."""
+"""`remat report`: a saved plan, trace or profile as a page, as text, or in another format."""
 
 import argparse
 

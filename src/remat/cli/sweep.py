@@ -1,4 +1,4 @@
-"""`remat sweep`: the trade-off curve, memory against forward steps and time."""
+"""`remat sweep`: the trade-off curve of memory against forward steps and time."""
 
 import argparse
 import json

@@ -1,6 +1,6 @@
-"""Times that can be compared: each is the median of several runs, and the runs of all that is compared alternate.
+"""Times that can be compared: each is the median of several runs, and the runs of the compared calls alternate.
 
-A machine that is busy for a while slows all of them alike, and a single slow run moves no median.
+A machine that is busy for a while slows down all calls alike, and a single slow run does not move a median.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ __all__ = ["Times", "interleaved"]
 
 @dataclass(frozen=True)
 class Times:
-    """The seconds of several runs of the same."""
+    """The seconds of several runs of one call."""
 
     seconds: tuple[float, ...]
 
@@ -34,7 +34,7 @@ class Times:
 def interleaved(
     calls: Sequence[Callable[[], object]], rounds: int, done: Callable[[], None] = lambda: None
 ) -> list[Times]:
-    """The times of each call in `rounds` rounds of all of them; `done` is called after each run."""
+    """The times of each call, from `rounds` rounds that run all calls in turn; `done` is called after each run."""
     seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, times in zip(calls, seconds, strict=True):

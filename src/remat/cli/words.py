@@ -1,4 +1,4 @@
-"""Words on a terminal: they wrap at its width, below the words above them; in a pipe lines stay whole, for programs."""
+"""Text on a terminal, wrapped to its width with a hanging indent; in a pipe, lines stay whole for other programs."""
 
 import shutil
 import sys
@@ -16,7 +16,7 @@ def tell(message: str) -> None:
 
 
 def show(text: object, *, indent: int, file: TextIO | None = None) -> None:
-    """Write text of several lines to stdout, or to `file`; the rest of a long line starts in column `indent`."""
+    """Write text to stdout or to `file`; a long line continues in column `indent`."""
     stream = file or sys.stdout
     print("\n".join(_wrapped(line, stream, indent=indent) for line in str(text).splitlines()), file=stream)
 
@@ -25,5 +25,5 @@ def _wrapped(line: str, stream: TextIO, *, indent: int) -> str:
     width = shutil.get_terminal_size().columns
     if not stream.isatty() or len(line) <= width or width < 2 * indent + 20:
         return line
-    # Names of files and numbers with units stay whole, so that they can be copied.
+    # File names and numbers with units are not broken, so that they can be copied.
     return fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)

@@ -1,8 +1,8 @@
-"""Names that a function's bytecode reads and writes, which tell constants of a closure from variables of the step.
+"""Names that a function's bytecode reads and writes, to tell the constants of a closure from variables of the step.
 
-They are found by `dis` opnames, the only public view of them. Should a version of CPython rename one of those below,
-then a captured global is not found, which raises an error when the step runs on it, or a variable that the step assigns
-counts as one that it only reads, and is reset in every sweep.
+They are found by `dis` opnames, the only public view of them. If a version of CPython renames one of those below, then
+a captured global is not found, which raises an error when the step uses it, or a variable that the step assigns is
+taken for one that it only reads, and is reset in every sweep.
 """
 
 import dis
@@ -46,9 +46,9 @@ def assigned_globals(code: CodeType) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def names_not_counting(code: CodeType) -> frozenset[str]:
-    """Variables of enclosing functions, and globals, that the code uses for more than counting, as in `calls += 1`.
+    """Variables of enclosing functions, and globals, that the code uses other than for counting, as in `calls += 1`.
 
-    A number that is only added to is read by nobody, whatever it is: it may tell how often the code has run.
+    A variable that code only adds constants to cannot affect what the code computes, so it may count every run.
     """
     instructions = [each for each in dis.get_instructions(code) if each.opname != "CACHE"]
     counting: set[int] = set()
@@ -62,16 +62,16 @@ def names_not_counting(code: CodeType) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def names_in(code: CodeType) -> frozenset[str]:
-    """All names in the code and in functions defined in it: attributes, globals, and strings, as for getattr."""
+    """All names in the code and in functions defined in it: attributes, globals, and strings (for getattr)."""
     strings = (constant for constant in code.co_consts if isinstance(constant, str))
     return frozenset(code.co_names).union(strings, *map(names_in, _nested_code(code)))
 
 
 @lru_cache(maxsize=1024)
 def attributes_used(code: CodeType) -> dict[str, frozenset[str] | None]:
-    """By variable of an enclosing function, or global: the attributes of it that the code uses; None if it uses all.
+    """The attributes that the code uses of each captured variable or global; None if it may use all.
 
-    In `self.block(x)` only the attribute `block` of `self` is used; in `run(self)` or `self[0]` all of it may be.
+    `self.block(x)` uses only the attribute `block` of `self`; `run(self)` and `self[0]` may use all of it.
     """
     used: dict[str, frozenset[str] | None] = {}
     for inner in _nested_code(code):
@@ -88,16 +88,16 @@ def attributes_used(code: CodeType) -> dict[str, frozenset[str] | None]:
 
 @lru_cache(maxsize=4096)
 def has_augmented_assignment(code: CodeType) -> bool:
-    """Whether the code, or a function defined in it, has a `+=` or such that may write into an array of its own.
+    """Whether the code, or a function defined in it, has a `+=` or similar that may write into an array of its own.
 
-    That is an array in a local variable or in an item: attributes and variables of others, and items to which a
-    constant is added, are counters and sums, as a rule.
+    That is an array in a local variable or in an item. Attributes, variables of other functions, and items to which a
+    constant is added are usually counters and sums.
     """
     instructions = [each for each in dis.get_instructions(code) if each.opname not in ("CACHE", "SWAP")]
     for operand, operator, store in zip(instructions, instructions[1:], instructions[2:], strict=False):
         if operator.opname != "BINARY_OP" or not operator.argrepr.endswith("="):
             continue
-        # Of a local variable that an inner function closes over it is STORE_DEREF, as of one that is not in cellvars.
+        # A local variable that an inner function closes over is in cellvars; its opcode is that of any captured one.
         is_local = store.opname.startswith("STORE_FAST") or store.argval in code.co_cellvars
         if is_local or (store.opname == "STORE_SUBSCR" and operand.opname != "LOAD_CONST"):
             return True

@@ -1,12 +1,12 @@
-"""Closure conversion without rewriting the function: values that a step captures become inputs of the loop.
+"""Closure conversion without rewriting the function: the values that a step captures become inputs of the loop.
 
-A value in a closure is invisible to a framework's custom gradient. So the references to differentiable values are
-searched for (cells, partials, defaults, globals, attributes of objects and of their classes, items of lists and dicts),
-their values become inputs of the loop, and `rebind` binds the references to other values while steps run. Cells that
-the step only reads get the content that they had when the loop was called, so that a lambda in a Python loop over
-layers sees its own layer again in the reverse sweep.
+A framework's custom gradient does not see the values in a closure. So we search for the references to differentiable
+values (cells, partials, defaults, globals, attributes of objects and of their classes, items of lists and dicts), make
+their values inputs of the loop, and `rebind` the references to other values while steps run. Cells that the step only
+reads are reset to the content that they had when the loop was called, so that a lambda in a Python loop over layers
+sees its own layer again in the reverse sweep.
 
-This relies on three facts of CPython, each used in one place of this package:
+This relies on three facts about CPython, each used in one place of this package:
 - `cell.cell_contents` can be assigned (references.CellRef; documented since 3.7);
 - `partial.__setstate__` replaces the arguments of a partial in place (references.PartialRef; it is part of pickling);
 - `dis` names the instructions that read globals and assign to cells (bytecode.py; opnames may change with a version).
@@ -29,7 +29,7 @@ __all__ = ["ConvertedClosure"]
 
 
 class ConvertedClosure:
-    """A step as a function of its captured values: `take_values` returns them, `rebind` runs the step with others."""
+    """A step as a function of its captured values: `take_values` returns them, `rebind` replaces them in a context."""
 
     def __init__(self, step: Callable[..., Any], reach: Reach, captures: Captures) -> None:
         self.step = step
@@ -37,25 +37,25 @@ class ConvertedClosure:
         self.variables = merged(self.references)
         self.cache_key, self._names = reach.code, reach.names
         rebound = {id(captured.reference) for captured in self.references}
-        # Others are contents.
+        # Other variables are contents (python_state.Variable).
         self._cells = [pair for pair in reach.variables if isinstance(pair[0], CellRef) and id(pair[0]) not in rebound]
         self.counters = Counters(reach.counters)
-        self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` took out again
-        # Variables that steps bind to something else, with what they referred to before: in place of that they get a
-        # value, where a replay has put it back; whatever else is there is the step's own.
+        self._uncaptured: dict[int, Any] = {}  # by index: values that `restrict_to` excluded
+        # Variables that steps assign to, with their values before. They are rebound only if a replay has restored
+        # that value; any other value is the step's own.
         self._rewritten: list[tuple[CapturedReference, Any]] = []
 
     def mentions(self, name: str) -> bool:
-        """Whether a function that was reached, or one inside of it, has this name in its code."""
+        """Whether the code of a function that was reached, or of one inside it, has this name."""
         return name in self._names
 
     def take_values(self) -> list[Any]:
-        """The captured values; no reference to them is left here, so that no traced value outlives its trace."""
+        """Return the captured values and forget them, so that no traced value outlives its trace."""
         values, self._values = self._values, []
         return values
 
     def rebind(self, values: Any) -> AbstractContextManager[Callable[..., Any]]:
-        """A block in which the references are bound to `values`, by index; it yields the step."""
+        """A context in which the references are bound to `values`, by index; it yields the step."""
         if self._uncaptured:
             values = {**self._uncaptured, **values}
         return self._rebind(values) if self._changes_anything(values) else _Unchanged(self, values)
@@ -87,9 +87,10 @@ class ConvertedClosure:
                             part.put(each)
 
     def leave_out_rewritten(self, bound: Sequence[tuple[Reference, Any, Any]]) -> set[int]:
-        """Let variables that the step has bound to something else be its own (a cache, a counter): what it wrote stays.
+        """Stop rebinding variables that the step has assigned to (a cache, a counter): what it wrote stays.
 
-        `bound` has the values that they were bound to, and those before. Returns the ids of these references.
+        `bound` has, for each reference, the value that it was bound to and the one before. Returns the ids of the
+        references that were assigned to.
         """
         rewritten = {
             id(part): old
@@ -106,17 +107,17 @@ class ConvertedClosure:
         return {*rewritten}
 
     def _put_back(self) -> list[CapturedReference]:
-        """The rewritten variables that refer to what they did when the loop was called."""
+        """The rewritten variables that have the same value again as when the loop was called."""
         return [captured for captured, old in self._rewritten if captured.reference.get() is old]
 
     def _changes_anything(self, values: Any) -> bool:
-        """Whether any variable must be rebound; if all have their values already, threads need not wait."""
-        # Plain loops: this runs in every op of a loop, where generators would take as long as the rest.
+        """Whether any variable must be rebound; if all have their values already, no lock is needed."""
+        # Plain loops: this runs in every op of a loop, and generator expressions would double its time.
         for cell_reference, content in self._cells:
             if cell_reference.get() is not content:
                 return True
         for captured in self.variables:
-            # A tuple with captured values is made anew each time, so it is another one in any case.
+            # A tuple with captured values is rebuilt each time, so it is never the same object.
             if captured.tree is not LEAF or captured.reference.was_rewritten(captured.with_values(values)):
                 return True
         return bool(self._rewritten and self._put_back())
@@ -124,7 +125,7 @@ class ConvertedClosure:
     def restrict_to(self, indices: set[int], values: Mapping[int, Any]) -> None:
         """Capture only the values with these indices from now on; `values` are all values that were captured.
 
-        Others in the same tuple as one of these are bound to what they were.
+        Other values in the same tuple as one of these are rebound to themselves.
         """
         self.references = [c for c in self.references if any(index in indices for _, index in c.values)]
         self.variables = merged(self.references)
@@ -134,7 +135,7 @@ class ConvertedClosure:
 
 
 class _Unchanged(AbstractContextManager[Callable[..., Any]]):
-    """A block for variables that have their values already, so that threads need not wait; it yields the step."""
+    """A context for variables that have their values already, which takes no lock; it yields the step."""
 
     __slots__ = ("_closure", "_values")
 

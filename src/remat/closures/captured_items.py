@@ -1,8 +1,8 @@
-"""Many captured items of one list or dict, bound to other values all at once.
+"""Many captured items of one list or dict, rebound all at once.
 
-The rule: a list or dict with MANY captured items or more is one variable, whose value is the tuple of these items. A
-step that writes into it has written into some of them, which are then found one by one (`Reference.parts`). The cost:
-50 ns an item for each block of steps, a twentieth of what it takes to bind each item by itself.
+The rule: a list or dict with MANY captured items or more is one variable, whose value is the tuple of these items. If a
+step writes into it, the items that it wrote are found one by one (`Reference.parts`). The cost: 50 ns per item each
+time that steps are run, a twentieth of the time for rebinding the items one by one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ MANY = 16
 
 @dataclass(frozen=True)
 class _ItemsRef(Reference):
-    """Items of one list or dict."""
+    """Several items of one list or dict, as one variable."""
 
     owner: Any
     items: Sequence[Reference]
@@ -34,7 +34,7 @@ class _ItemsRef(Reference):
         return itemgetter(*self.keys)
 
     def get(self) -> tuple[Any, ...]:
-        """The items; UNSET for those that are gone."""
+        """The items; UNSET for those that were removed."""
         try:
             values: tuple[Any, ...] = self._getter(self.owner)
             return values
@@ -52,18 +52,18 @@ class _ItemsRef(Reference):
             self.owner.update(zip(self.keys, value, strict=True))
 
     def was_rewritten(self, value: Any) -> bool:
-        """Whether any item is another one."""
+        """Whether any item is a different object."""
         return True in map(is_not, self.get(), value)
 
     def parts(self, value: Any) -> Iterable[tuple[Reference, Any]]:
-        """The items, each by itself."""
+        """The items as separate variables."""
         return zip(self.items, value, strict=True)
 
 
 class CapturedItems:
-    """Captured values that are items of one list or dict, as a CapturedReference has one of them."""
+    """Captured items of one list or dict, with the interface of CapturedReference."""
 
-    tree = LEAF  # they can be compared with what is bound
+    tree = LEAF  # so that `was_rewritten` compares the items with what is bound
 
     def __init__(self, items: Sequence[CapturedReference]) -> None:
         references = [each.reference for each in items if isinstance(each.reference, ItemRef)]
@@ -72,7 +72,7 @@ class CapturedItems:
 
 
 def merged(references: Sequence[CapturedReference]) -> Sequence[CapturedReference | CapturedItems]:
-    """The references, with many items of one list or dict as one."""
+    """The references, with MANY or more items of one list or dict merged into one."""
     by_owner: dict[int, list[CapturedReference]] = {}
     for each in references:
         if isinstance(each.reference, ItemRef) and each.tree is LEAF and type(each.reference.owner) in (list, dict):

@@ -1,4 +1,4 @@
-"""Captured values: where a search has found them, as references that can be bound to other values."""
+"""Captured values, as references that can be bound to other values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ class CapturedReference:
     """A reference to a captured value, or to a tuple that contains captured values among others."""
 
     name: str  # of the variable, for messages
-    keys: tuple[Any, ...]  # of the items from that variable down to the reference
+    keys: tuple[Any, ...]  # of nested items, from that variable to the reference
     reference: Reference
-    tree: TreeDef  # the structure of what is referred to
+    tree: TreeDef  # the structure of the value that is referred to
     values: tuple[tuple[int, int], ...]  # (index among the leaves, index among all captured values)
-    leaves: tuple[Any, ...]  # with None for each captured value
+    leaves: tuple[Any, ...]  # of that value, with None for each captured one
 
     def with_values(self, values: Any) -> Any:
-        """What to bind the reference to, with other captured values, by their indices."""
-        if self.tree is LEAF:  # most are, and a list of them may be long
+        """The value to bind the reference to, with `values`, by index, in place of the captured ones."""
+        if self.tree is LEAF:  # the usual case, and there may be many
             return values[self.values[0][1]]
         leaves = list(self.leaves)
         for leaf_index, index in self.values:
@@ -32,10 +32,10 @@ class CapturedReference:
 
 
 class Captures:
-    """The places at which a search comes upon values that are captured: those which `accepts` says.
+    """The places at which a search finds captured values, which are those that `accepts` is true of.
 
-    `unpack` makes plain containers of a framework's own, which are captured as what is in them; with `sets`, items of
-    sets and frozensets are captured, too.
+    `unpack` turns a framework's own containers into plain ones, whose leaves are captured; with `sets`, items of sets
+    and frozensets are captured, too.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Captures:
     ) -> None:
         self.values: list[Any] = []  # the captured values, each once
         self.accepts, self._unpack, self._sets = accepts, unpack, sets
-        self._places: dict[tuple[int, Any], tuple[Any, Any]] = {}  # each once
+        self._places: dict[tuple[int, Any], tuple[Any, Any]] = {}  # by id of the owner and key
         self._indices: dict[int, int] = {}  # by id: the index among `values`
 
     def add(self, owner: Any, key: Any) -> None:
-        """Note a place: `owner[key]`, or `owner` if that is a Reference; one that cannot be bound is no place."""
+        """Note a place: `owner[key]`, or `owner` if that is a Reference; None cannot be rebound, and is ignored."""
         if isinstance(owner, SetRef):
             self._places |= {(id(owner.owner), None): (owner, None)} if self._sets else {}
         elif isinstance(owner, Reference):
@@ -56,7 +56,7 @@ class Captures:
             self._places.setdefault((id(owner), key), (owner, key))
 
     def references(self, path: Callable[[Any, Any], tuple[str, tuple[Any, ...]]]) -> list[CapturedReference]:
-        """References to all captured values, which are then in `values`; `path` says how a place is called."""
+        """References to all captured values, which this appends to `values`; `path` gives the name of a place."""
         return [each for place in self._places.values() if (each := self._reference(*place, path)) is not None]
 
     def _reference(

@@ -1,11 +1,11 @@
-"""Libraries: which modules are the user's own, so that what they have in globals is captured and replayed.
+"""Which modules are libraries and which are the user's own: only the user's globals are captured and replayed.
 
-The rule. Python, the frameworks and what is installed are libraries. Installed, but the user's, are packages that came
-from a folder of sources, as with `pip install .` (PEP 610), and those of functions and modules that were given to remat
-(`add_users_package`), but for a list of libraries whose layers and solvers are given to it as they are.
+The rule: Python, the frameworks and installed packages are libraries. An installed package is the user's nevertheless
+if it was installed from a source folder, as by `pip install .` (PEP 610), or if one of its functions or modules was
+passed to remat (`add_users_package`), except for a list of libraries whose layers and solvers are commonly passed.
 
-What it can miss: a package that was installed by name, of which nothing was given to remat so far. The cost: nothing
-for a module that was asked for before; some milliseconds for the first one that is installed.
+What it can miss: a package that was installed by name and of which nothing was passed to remat so far. The cost: some
+milliseconds for the first installed module; answers are cached.
 """
 
 import json
@@ -20,7 +20,7 @@ __all__ = ["add_users_package", "is_always_library", "is_foundation", "is_librar
 
 
 def add_users_package(function: Any) -> None:
-    """Note that the package of a function, or of a callable object's class, is the user's, wherever it is installed."""
+    """Note that the package of a function, or of a callable object's class, is the user's, even if it is installed."""
     while isinstance(function, partial):
         function = function.func
     if isinstance(function, MethodType):
@@ -41,16 +41,16 @@ def _add(module: str) -> None:
         is_library.cache_clear()
 
 
-_users_packages: set[str] = set()  # their names, of those that are installed
+_users_packages: set[str] = set()  # names of installed packages that are the user's
 
 
 @lru_cache(maxsize=4096)
 def is_library(module: str) -> bool:
-    """Whether a module is a library's or built in: then its functions and classes capture no arrays of the user's."""
+    """Whether a module is built in or a library's, so that its functions and classes capture no user arrays."""
     package = module.partition(".")[0]
     if package in _FRAMEWORKS:  # by name: builtins have no file, and a development install is not in site-packages
         return True
-    if module == "__main__" or package in _users_packages:  # under a profiler the main module's file is the profiler's
+    if module == "__main__" or package in _users_packages:  # by name: a profiler may replace the main module's file
         return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     for name in ("site-packages", "dist-packages"):
@@ -62,33 +62,33 @@ def is_library(module: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_always_library(module: str) -> bool:
-    """Whether a module is of a library that cannot become the user's: of Python, a framework, or one made for it."""
+    """Whether a module can never become the user's: it belongs to Python, a framework, or a library made for one."""
     return is_library(module) and (is_foundation(module) or module.partition(".")[0] in _COMPANIONS)
 
 
 @lru_cache(maxsize=4096)
 def is_foundation(module: str) -> bool:
-    """Whether a module belongs to Python itself, or to a framework: objects of its classes have no state of users."""
+    """Whether a module belongs to Python or a framework, so that objects of its classes hold no user state."""
     return module.partition(".")[0] in sys.stdlib_module_names.union(_FRAMEWORKS)
 
 
 @cache
 def _installed_from_folders(site: str) -> frozenset[str]:
-    """The packages in a folder of installed ones that came from a folder of sources; installers write that down."""
+    """The packages in a site-packages folder that were installed from a source folder, as installers record it."""
     packages: set[str] = set()
     for origin in Path(site).glob("*.dist-info/direct_url.json"):
         try:
             if "dir_info" in json.loads(origin.read_text()):
                 lines = origin.with_name("RECORD").read_text().splitlines()
                 packages.update(line.split(",")[0].split("/")[0].removesuffix(".py") for line in lines)
-        except (OSError, ValueError):  # not as an installer leaves it
+        except (OSError, ValueError):  # not written by an installer
             continue
     return frozenset(packages)
 
 
 _FRAMEWORKS = ("builtins", "autograd", "jax", "jaxlib", "numpy", "remat", "torch")
-# Libraries whose layers, solvers and base classes users give to remat as they are. They keep no state of the user's in
-# globals, and it would take time to search them in every call; one that is not here is searched as the user's code is.
+# Libraries whose layers, solvers and base classes users pass to remat directly. They keep no user state in globals, and
+# searching them in every call would take time; a library that is not listed here is searched like the user's code.
 _NAMES = """
 accelerate apex bitsandbytes deepspeed diffrax diffusers e3nn einops equinox fairscale fastai flash_attn flax
 functorch haiku keras lightning lightning_fabric lineax mamba_ssm monai optax optimistix peft pytorch_lightning scipy

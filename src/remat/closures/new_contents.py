@@ -1,12 +1,12 @@
-"""Contents that follow what a step makes: lists, dicts and objects that are in the user's containers only since then.
+"""Contents that include the lists, dicts and objects that steps create and put into the user's containers.
 
-The rule: a snapshot has, beside the contents of the containers that were found at the call, those of all that was put
-into them since, and the numbers of what is inside and was written into in place, if a framework says how (`value_of`).
-So a cache, a log or a running mean that the first step makes and later steps change is replayed as one that was there.
+The rule: a snapshot has the contents of the containers that were found at the call, those of all containers that were
+put into them since, and the numbers of the leaves inside that steps may write into (`value_of`). So a cache, a log or a
+running mean that the first step creates and later steps change is replayed like one that existed before.
 
-What it can miss: what comes after MOST values, what is in a container that has more than LONG items by now, and what is
-behind functions. The cost: nothing until contents change; then a comparison with those at the call for each snapshot,
-and about 1 us for a new container.
+What it can miss: what comes after MOST values, items of a container that has grown beyond LONG items, and what only
+functions refer to. The cost: nothing until contents change; then each snapshot compares them with those at the call,
+and takes about 1 us for a new container.
 """
 
 from collections import deque
@@ -21,24 +21,24 @@ from remat.execute.rng_state import ReplayableState
 
 __all__ = ["NewContents"]
 
-MOST = 200  # values that are looked at for one snapshot
-LAST = 32  # items of one container among them: a log is written at its end
+MOST = 200  # values that one snapshot looks at
+LAST = 32  # items of one container among them, the last ones: a log is written at its end
 _NUMBERS = (int, float, bool, complex, str, bytes, type(None), range)
 
 
 class NewContents(PythonState):
-    """The contents of containers, and of those that were put into them since this object was made."""
+    """The contents of containers, and of those that were put into them since this object was created."""
 
     def __init__(self, containers: Iterable[Container]) -> None:
         super().__init__(containers)
-        self.first = super().get()  # what was there when this object was made
+        self.first = super().get()  # when this object was created
 
     def value_of(self, leaf: Any) -> ReplayableState | None:
-        """What is inside of a new leaf that steps may write into, or None; a framework adds its own to arrays."""
+        """The replayable state of a new leaf that steps may write into, or None; frameworks extend this to tensors."""
         return next(iter(small_arrays([leaf])), None) if kind_of(type(leaf)) is Kind.ARRAY else None
 
     def get(self) -> Contents:
-        """The present contents, with those of new containers."""
+        """The current contents, including those of new containers."""
         if not self.first.changed():
             return self.first
         contents = super().get()
@@ -53,7 +53,7 @@ class NewContents(PythonState):
 
 
 class _WithNew(Contents):
-    """Contents of known containers and of new ones, and what is inside of leaves, with snapshots."""
+    """The contents of known and of new containers, and snapshots of the leaves that steps may write into."""
 
     __slots__ = ("_leaves",)
 
@@ -62,14 +62,14 @@ class _WithNew(Contents):
         self._leaves = leaves
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore the containers and the leaves."""
         super().restore()
         for state, snapshot in self._leaves:
             state.set(snapshot)
 
 
 def _inside(values: Iterable[Any], known: Collection[int]) -> tuple[list[Container], list[Any]]:
-    """The containers that these values are or have inside, but for known ones, and the leaves that are no numbers."""
+    """The containers among and inside these values, except known ones, and the leaves that are not plain numbers."""
     containers: dict[int, Container] = {}
     leaves: dict[int, Any] = {}
     waiting = deque(values)

@@ -1,7 +1,7 @@
-"""Placeholders for values that a copy of a container must not keep alive; they are saved elsewhere, under an index.
+"""Placeholders for values that a copy of a container must not keep alive; the values are saved elsewhere, by index.
 
-A value that is still where it was is used as it is: then nothing is exchanged, and other threads see no change. Else
-the saved one is put there. Tuples are rebuilt around the values in them.
+A value that is still in its place is used as it is: then nothing is written, and other threads see no change. Otherwise
+the saved one takes its place. Tuples are rebuilt around the values in them.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +14,7 @@ __all__ = ["Placeholder", "filled_in", "with_placeholders"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Placeholder:
-    """Stands for the value that is saved under an index; `original` tells whether the value itself is still there."""
+    """Stands for the value saved under an index; `original` tells whether the value itself is still in place."""
 
     index: int
     original: ReferenceType[Any]
@@ -29,7 +29,7 @@ class _Tuple:
 
 
 def with_placeholders(value: Any, index_of: Callable[[Any], int | None]) -> Any:
-    """The value, with a placeholder for itself, or for what is in it if it is a tuple, wherever there is an index."""
+    """A placeholder for the value if it has an index; in a tuple, placeholders for the items that have one."""
     if isinstance(value, tuple):
         items = tuple(with_placeholders(item, index_of) for item in value)
         return _Tuple(type(value), items) if any(isinstance(item, Placeholder | _Tuple) for item in items) else value
@@ -38,9 +38,9 @@ def with_placeholders(value: Any, index_of: Callable[[Any], int | None]) -> Any:
 
 
 def filled_in(value: Any, present: Any, saved: Sequence[Any], copied: Collection[int] = ()) -> Any:
-    """The value without placeholders: `present`, what is there now, if that is the original, else saved values.
+    """The value without placeholders: `present`, the value now in place, if that is the original, else the saved one.
 
-    In place of originals that were written into since, whose indices are `copied`, saved values are taken, too.
+    Originals that were written into since, whose indices are `copied`, are replaced by saved values, too.
     """
     if isinstance(value, Placeholder):
         is_there = present is not None and value.original() is present and value.index not in copied

@@ -1,18 +1,18 @@
-"""What a function and its arguments reach: the containers, variables and generators that code which runs again may use.
+"""What a function and its arguments reach: the containers, variables and generators that recomputed code may use.
 
-The rule. Entered are: dicts, lists, sets, deques, tuples; functions (cells, defaults, the globals that they read),
-methods and partials; attributes of objects of the user's own classes, if their name occurs in code that is reached.
-Of a variable whose attributes alone are used (`self.block(x)`), only these are entered. Objects of libraries are
-entered where they are arguments, or inside of one (key-value caches), and where a framework says so (`take`). The
-package of the function itself is the user's, also where it is installed (libraries.py). So the search does
-not get to trainers, loaders and data sets, unless the function names them. User code is never run: attributes are
-looked up in `__dict__`, so that `__getattr__` is not called.
+The rule: the search enters dicts, lists, sets, deques and tuples; functions (cells, defaults, the globals that they
+read), methods and partials; and those attributes of objects of the user's classes whose name occurs in code that is
+reached. If code uses only attributes of a variable (`self.block(x)`), only these are entered. Objects of libraries are
+entered if they are arguments or inside one (key-value caches), and where a framework asks for it (`take`). The package
+of the function itself is the user's, even if it is installed (libraries.py). So the search does not enter trainers,
+loaders and data sets unless the function names them. User code is never run: attributes are looked up in `__dict__`, so
+that `__getattr__` is not called.
 
-What it can miss: attributes that library code alone reads by name from an object of the user's in a closure, globals of
-what counts as a library (libraries.py), containers of more than LONG items that begin with numbers, texts or arrays
-(tables of data, which are compared, and not entered), and what comes after MOST objects and MOST_ITEMS items.
+What it can miss: attributes of a user's object in a closure that only library code reads by name, globals of libraries
+(libraries.py), items of containers of more than LONG items that begin with numbers, strings or arrays (tables of data,
+which are compared but not entered), and what comes after MOST objects and MOST_ITEMS items.
 
-The cost: about 1 us for an object, 3 us for a function; nothing is cached but what belongs to code and to classes.
+The cost: about 1 us for an object, 3 us for a function; only facts about code and classes are cached.
 """
 
 import random
@@ -52,14 +52,14 @@ from remat.execute.rng_state import ReplayableState, private_rng_state
 
 __all__ = ["Kind", "Reach", "kind_of"]
 
-MOST = 2_000  # functions and objects; what is farther away than that is not used by a step
+MOST = 2_000  # functions and objects; a step does not use what is farther away
 MOST_ITEMS = 100_000  # of containers
 DEEPEST = 3  # modules in modules: `import lab.models.blocks` and `lab.models.blocks.apply(x)`
 _PLAIN_OBJECTS = (
     "types",
     "argparse",
     "collections",
-)  # SimpleNamespace, Namespace, UserDict: objects as users make them
+)  # SimpleNamespace, Namespace, UserDict: treated as objects of the user's classes
 _PRIMITIVE = frozenset({"_is_autograd_primitive", "_is_primitive"})  # attributes of functions
 # Methods that do not run when an object is used.
 _NOT_RUN = frozenset({"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "extra_repr", "__del__"})
@@ -75,13 +75,13 @@ class Kind(Enum):
     METHOD = auto()
     PARTIAL = auto()
     CLASS = auto()
-    BUILTIN = auto()  # it may be a method of a container
-    WRAPPER = auto()  # of a function, as functools.lru_cache and jax.jit make them
-    OBJECT = auto()  # of a class of the user's
+    BUILTIN = auto()  # possibly a method of a container
+    WRAPPER = auto()  # around a function, such as those of functools.lru_cache and jax.jit
+    OBJECT = auto()  # an object of a user's class
     LIBRARY = auto()  # an object of a library's class
-    GENERATOR = auto()  # of random numbers
-    ARRAY = auto()  # of NumPy
-    TAKEN = auto()  # by a framework
+    GENERATOR = auto()  # a random generator
+    ARRAY = auto()  # a NumPy array
+    TAKEN = auto()  # handled by a framework
 
 
 _CALLABLES = (
@@ -91,11 +91,11 @@ _CALLABLES = (
     (type, Kind.CLASS),
     (BuiltinFunctionType, Kind.BUILTIN),
 )
-_kinds: dict[type, Kind] = {}  # of libraries' classes alone, which stay such: one of the user's is not kept alive here
+_kinds: dict[type, Kind] = {}  # of library classes only: these stay library classes, and no user class is kept alive
 
 
 def kind_of(cls: type) -> Kind:
-    """What the search does with values of this type."""
+    """The kind of values of this type, without those that a framework handles."""
     kind = _kinds.get(cls)
     if kind is None:
         kind = _classified(cls)
@@ -122,34 +122,35 @@ def _classified(cls: type) -> Kind:
         return Kind.GENERATOR
     if cls.__module__ in _PLAIN_OBJECTS or not is_library(cls.__module__):
         return Kind.OBJECT
-    # Objects of Python itself, of PyTorch and of NumPy have no state of the user's: files, locks, enums, arrays.
+    # Objects of Python and of the frameworks hold no user state: files, locks, enums, arrays.
     if is_foundation(cls.__module__):
         return Kind.WRAPPER if any("__call__" in vars(base) for base in cls.__mro__) else Kind.ATOMIC
     return Kind.LIBRARY
 
 
 class Reach:
-    """One search; it refers to what it found, so that it should not outlive the call that it is made for."""
+    """One search; it refers to what it found, so it should not outlive the call that it serves."""
 
-    taken: tuple[type, ...] = ()  # types of values that are not searched, and given to `take`
+    taken: tuple[type, ...] = ()  # types of values that are passed to `take` instead of being searched
 
     def __init__(self) -> None:
         self.containers: list[Container] = []
         self.generators: list[ReplayableState] = []
         self.arrays: list[Any] = []  # of NumPy
         self.code: list[CodeType] = []  # of all functions that were reached
+        self.caches: list[Any] = []  # functions that cache their results, such as those of functools.lru_cache
         self.names: set[str] = set()  # in all code that was reached
         self._variables: list[tuple[Reference, Any]] = []
         self.assigned: dict[Place, Reference] = {}  # variables that are assigned to
-        self.rebound: dict[Place, Variable] = {}  # those of them that are used for more than counting
-        self._seen: dict[int, Any] = {}  # by id; the objects too, since a bound method lives only as long as this
-        self._queue: deque[Any] = deque()  # breadth first, so that what is near is reached
-        self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, and owners
+        self.rebound: dict[Place, Variable] = {}  # those of them that are used other than for counting
+        self._seen: dict[int, Any] = {}  # by id; holding the values keeps the ids of bound methods unique
+        self._queue: deque[Any] = deque()  # breadth first, so that MOST cuts off what is farthest
+        self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, with owners
         self._visits, self._items = 0, 0
-        self._everything = False  # whether objects of libraries are entered, and all attributes
+        self._everything = False  # whether all attributes and objects of libraries are entered
 
     def add(self, roots: Iterable[Any], *, everything: bool = False) -> None:
-        """Search what these values reach; `everything` is for arguments: all attributes, and objects of libraries."""
+        """Search what these values reach; with `everything`, for arguments, all attributes and objects of libraries."""
         self._everything = everything
         roots = list(roots)
         for root in roots:
@@ -164,45 +165,45 @@ class Reach:
 
     @property
     def variables(self) -> list[tuple[Reference, Any]]:
-        """Cells and globals that the function reads and does not assign to, and their contents."""
+        """Cells and globals that functions only read, with their values."""
         if not self.assigned:
             return self._variables
         return [pair for pair in self._variables if place_of(pair[0]) not in self.assigned]
 
     @property
     def counters(self) -> list[Reference]:
-        """Cells and globals in which the function counts."""
+        """Cells and globals that functions use only for counting."""
         return [reference for place, reference in self.assigned.items() if place not in self.rebound]
 
     def seen(self) -> list[Any]:
-        """Everything that was entered."""
+        """All values that the search has entered."""
         return [*self._seen.values()]
 
     def kind(self, cls: type) -> Kind:
-        """What to do with values of a type."""
+        """The kind of values of a type."""
         return Kind.TAKEN if issubclass(cls, self.taken) else kind_of(cls)
 
     def take(self, value: Any, owner: Any, key: Any) -> None:
-        """Called for a value of a kind that a framework takes; `owner[key]` is where it is, if that is a container."""
+        """Called for a value of a `taken` type, which is `owner[key]`, or what `owner` refers to."""
 
     def attributes(self, value: Any) -> dict[str, Any] | None:
-        """The attributes of an object that is entered."""
+        """The attributes of an object that the search enters."""
         return attributes_of(value)
 
     def path(self, owner: Any, key: Any) -> tuple[str, tuple[Any, ...]]:
-        """The name of the variable in which a place is, for messages, and the keys of items from there on."""
+        """The name of a place, for messages: that of a variable, and the keys of nested items from there."""
         return "", ()
 
     def take_members(self, value: Any, names: Iterable[str]) -> bool:
-        """Called for such a value if only these attributes of it are used; False if it must be taken as a whole."""
+        """Called for a value of a `taken` type of which only these attributes are used; False to take it as a whole."""
         return False
 
     def is_data(self, value: Any) -> bool:
-        """Whether a value, one of the first in a long container, shows that this is a table of data."""
+        """Whether a value at the start of a long container indicates a table of data."""
         return self.kind(type(value)) in (Kind.ATOMIC, Kind.ARRAY)
 
     def meet(self, value: Any, owner: Any = None, key: Any = None) -> None:
-        """Search a value, which is `owner[key]`, or what `owner` refers to, or in a tuple there."""
+        """Search a value, which is `owner[key]`, or what `owner` refers to, or inside a tuple there."""
         kind = self.kind(type(value))
         if kind is Kind.ATOMIC:
             return
@@ -216,14 +217,14 @@ class Reach:
             self._queue.append(value)
 
     def meet_attribute(self, name: str, value: Any, owner: Any, *, named: bool) -> None:
-        """Search an attribute; with `named`, only if code that is reached has its name in it."""
+        """Search an attribute; with `named`, only once its name occurs in code that is reached."""
         if not named or self._everything or name in self.names:
             self.meet(value, owner, name)
         else:
             self._unnamed.append((name, value, owner))
 
     def meet_class(self, cls: type) -> None:
-        """Search the methods of a class of the user's: the names in their code, what they close over, their globals."""
+        """Search the methods of a user's class: the names in their code, their closures, their globals."""
         for base in cls.__mro__:
             if id(base) not in self._seen and not is_library(base.__module__):
                 self._seen[id(base)] = base
@@ -244,7 +245,7 @@ class Reach:
                 self.meet_attribute(name, value, owner, named=True)
 
     def _list_rebound(self) -> None:
-        """Add the variables that are assigned to, and that a function uses for more than counting, to containers."""
+        """Add the variables that are assigned to, and used other than for counting, to the containers."""
         for function in [each for each in self._seen.values() if isinstance(each, FunctionType)]:
             names = names_not_counting(function.__code__)
             cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -275,6 +276,8 @@ class Reach:
             if kind_of(type(value.__self__)) is Kind.CONTAINER:  # such as losses.append
                 self.meet(value.__self__)
         elif kind is Kind.WRAPPER:
+            if hasattr(value, "cache_clear"):
+                self.caches.append(value)
             self.meet((attributes_of(value) or {}).get("__wrapped__"))
         elif kind is Kind.ARRAY:
             self.arrays.append(value)
@@ -287,7 +290,7 @@ class Reach:
 
     def _visit_container(self, container: Container) -> None:
         self.containers.append(container)
-        # The base class's items: those of a subclass may be computed.
+        # Methods of the base class: a subclass may compute its items.
         items = dict.values(container) if isinstance(container, dict) else container
         if len(container) <= LONG or not all(map(self.is_data, islice(items, 16))):
             pairs = dict.items(container) if isinstance(container, dict) else enumerate(container)
@@ -311,11 +314,11 @@ class Reach:
             self.meet_attribute(name, content, AttributeRef(value, name), named=named)
 
     def _visit_function(self, function: FunctionType) -> None:
-        # A library's function can refer to what is the user's only in a closure, as decorators do.
+        # A library's function can refer to the user's values only through a closure, as decorators do.
         if not function.__closure__ and is_library(function.__module__ or ""):
             return
         if not _PRIMITIVE.isdisjoint(function.__dict__):
-            return  # one of an AD tool: it has a closure, but none of the user's values in it
+            return  # a primitive of an AD tool: its closure has none of the user's values
         code = function.__code__
         self.code.append(code)
         self.names |= names_in(code)
@@ -347,7 +350,7 @@ class Reach:
         self.meet(function.__dict__.get("__wrapped__"))
 
     def _visit_module(self, module: ModuleType, names: Iterable[str] | None, code: CodeType, depth: int = 0) -> None:
-        """Search the attributes of a module of the user's that a function names, and those of modules in it."""
+        """Search the attributes that a function names of a user's module, and of the modules inside it."""
         if not names or is_library(module.__name__):
             return
         for name in names:
@@ -359,7 +362,7 @@ class Reach:
                 self._visit_module(value, names_in(code) & vars(value).keys(), code, depth + 1)
 
     def _meet_variable(self, place: Reference, value: Any, names: frozenset[str] | None) -> None:
-        """Search a variable; with `names`, these attributes of its value alone."""
+        """Search a variable; with `names`, only these attributes of its value."""
         self._variables.append((place, value))
         kind = self.kind(type(value))
         if not names or kind not in (Kind.OBJECT, Kind.TAKEN) or id(value) in self._seen:
@@ -370,7 +373,7 @@ class Reach:
                 self.meet(value, place)
             return
         attributes = self.attributes(value)
-        if attributes is None or not names <= attributes.keys():  # a method, a property: it may use all
+        if attributes is None or not names <= attributes.keys():  # a method or property may use all attributes
             self.meet(value, place)
             return
         self.containers.append(attributes)

@@ -1,6 +1,6 @@
 """References: variables of a user's program that can be read and rebound: cells, items, attributes, partials.
 
-Rebinding changes variables that other threads see, so only one of them may have rebound some at a time (`exclusive`).
+Rebinding changes variables that other threads see, so only one thread at a time may have any rebound (`exclusive`).
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +36,7 @@ _lock = RLock()
 
 
 class exclusive:  # used as a function
-    """A block that one thread runs at a time, so that it sees variables as the user's program bound them."""
+    """A context that one thread enters at a time, so that it sees variables as the user's program bound them."""
 
     def __enter__(self) -> None:
         if not _lock.acquire(timeout=LOCK_TIMEOUT):
@@ -62,7 +62,7 @@ class Reference(ABC):
         """Bind the variable to a value, or delete it if that is UNSET."""
 
     def was_rewritten(self, value: Any) -> bool:
-        """Whether the user's code has bound something else since `value` was put."""
+        """Whether the user's code has assigned to the variable since `value` was put."""
         return self.get() is not value
 
     def parts(self, value: Any) -> Iterable[tuple["Reference", Any]]:
@@ -108,7 +108,7 @@ class ItemRef(Reference):
 
     def put(self, value: Any) -> None:
         """Bind the item."""
-        # A step may have shortened the list meanwhile: then there is no item to bind.
+        # A step may have shortened the list: then there is no item to bind.
         if value is not UNSET and not (isinstance(self.owner, list) and self.key >= len(self.owner)):
             self.owner[self.key] = value
         elif value is UNSET and isinstance(self.owner, dict):
@@ -117,7 +117,7 @@ class ItemRef(Reference):
 
 @dataclass(frozen=True)
 class AttributeRef(Reference):
-    """An attribute of an object, a class or a function, also of a frozen dataclass."""
+    """An attribute of an object (also of a frozen dataclass), a class or a function."""
 
     owner: Any
     name: str
@@ -128,7 +128,7 @@ class AttributeRef(Reference):
 
     def put(self, value: Any) -> None:
         """Bind the attribute."""
-        # The base implementation, since a class may override __setattr__, as frozen dataclasses do to refuse.
+        # The base implementation, since a class may override __setattr__; that of a frozen dataclass raises.
         base = type if isinstance(self.owner, type) else object
         if value is UNSET:
             base.__delattr__(self.owner, self.name)
@@ -147,12 +147,12 @@ class SetRef(Reference):
         return frozenset(self.owner)
 
     def put(self, value: Any) -> None:
-        """Exchange the items, in place."""
+        """Replace the items in place."""
         self.owner.clear()
         self.owner.update(value)
 
     def was_rewritten(self, value: Any) -> bool:
-        """Whether the set has other items; those that are captured are compared by identity."""
+        """Whether the set has other items, compared by identity."""
         return set(map(id, self.owner)) != set(map(id, value))
 
 
@@ -175,21 +175,21 @@ class PartialRef(Reference):
         return False
 
 
-Place: TypeAlias = tuple[int, str]  # of a variable: the id of its cell, or the id of a namespace and its name there
+Place: TypeAlias = tuple[int, str]  # of a variable: (id of its cell, "") or (id of its namespace, name)
 
 
 def place_of(reference: Reference) -> Place:
-    """The place of a variable of an enclosing function, or of a global; others have none."""
+    """The place of a captured variable or a global; (0, "") for other references."""
     if isinstance(reference, CellRef):
         return id(reference.cell), ""
     return (id(reference.owner), reference.key) if isinstance(reference, ItemRef) else (0, "")
 
 
 class Counters:
-    """Variables in which a function counts, by `global` and `nonlocal`, as a replayable state (rng_state.py).
+    """`global` and `nonlocal` variables in which a function counts, as a replayable state (rng_state.py).
 
-    Steps that are measured are no part of the program, so that these are put back after them. Recomputed steps are
-    counted. Other variables that a function assigns to are contents (python_state.Variable).
+    Steps that run only to be measured are not part of the program, so the counters are restored after them. Recomputed
+    steps are counted. Other variables that a function assigns to are contents (python_state.Variable).
     """
 
     def __init__(self, references: Iterable[Reference]) -> None:
@@ -204,14 +204,14 @@ class Counters:
         return [reference.get() for reference in self._references]
 
     def set(self, snapshot: list[Any]) -> None:
-        """Bind the variables to former values."""
+        """Bind the variables to the values in a snapshot."""
         for reference, value in zip(self._references, snapshot, strict=True):
             if reference.get() is not value:
                 reference.put(value)
 
 
 def attributes_of(value: Any) -> dict[str, Any] | None:
-    """The attributes in the `__dict__` of an object, or None; its `__getattr__`, which may raise, is not asked."""
+    """The `__dict__` of an object, or None; its `__getattr__`, which may raise, is not called."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -220,7 +220,7 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 
 def function_of(member: Any) -> FunctionType | None:
-    """The function of a member of a class, if it is one: a method, static or class method, or property."""
+    """The function of a class member that is a method, static or class method, or property; else None."""
     if isinstance(member, staticmethod | classmethod):
         member = member.__func__
     elif isinstance(member, property):
@@ -231,7 +231,7 @@ def function_of(member: Any) -> FunctionType | None:
 
 
 def slots_of(value: Any) -> Iterable[tuple[str, Any]]:
-    """The names, mangled if they are private, and values of an object's slots; those without a value are left out."""
+    """The names (mangled if private) and values of an object's slots; slots without a value are left out."""
     for cls in type(value).__mro__:
         for name, member in vars(cls).items() if "__slots__" in vars(cls) else ():
             if type(member).__name__ == "member_descriptor":

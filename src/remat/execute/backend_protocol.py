@@ -1,4 +1,4 @@
-"""What the interpreter needs of a framework (`Backend`), and what profiles and the determinism check need besides.
+"""What the interpreter needs from a framework (`Backend`), and what profiles and the determinism check need as well.
 
 States, tapes and gradients are opaque to the interpreter: it only passes them from one call to the next. While a
 backend works on a state or a tape, the interpreter has no reference to it, so the backend can free it early.
@@ -32,7 +32,7 @@ class Backend(Protocol):
         ...
 
     def seal(self, state: Any) -> Any:
-        """What tells whether a kept state was written into: a value that is another one then."""
+        """A value that changes if a kept state is written into."""
         ...
 
 
@@ -72,5 +72,5 @@ class FingerprintedBackend(Backend, Protocol):
         ...
 
     def recorded_at_first(self, start: int, stop: int) -> int:
-        """How many units of a range the first sweep may have rounded otherwise than `advance` does now."""
+        """The number of units in a range that the first sweep may have rounded differently than `advance` does now."""
         ...

@@ -7,8 +7,8 @@ Memory: `stride` is chosen such that there are at most MOST_NUMBERS floats (8 Ki
 than 16 leaves. In a loop of unknown length the stride starts at 1 and doubles whenever twice that is reached. Kept
 states add one fingerprint each, which is little compared with the state itself.
 
-What it misses: a difference that is gone again at the next recorded state, one below the tolerance of the fingerprint,
-and one in values that are no part of the state. Steps that are never recomputed need no check.
+What it can miss: a difference that has disappeared by the next recorded state, one below the tolerance of the
+fingerprint, and one in values that are not part of the state. Steps that are never recomputed need no check.
 """
 
 import sys
@@ -24,7 +24,7 @@ __all__ = ["CHECKS", "Check", "DeterminismCheck", "parse_check"]
 Check = Literal["first", "always", "never"]
 CHECKS = get_args(Check)
 MOST_NUMBERS = 1024  # floats for the evenly spaced fingerprints of one loop: 8 KiB
-FEWEST_STATES = 64  # that are recorded even if their fingerprints have more floats than that
+FEWEST_STATES = 64  # recorded even if their fingerprints take more than MOST_NUMBERS floats
 
 
 def parse_check(check: Any) -> str:
@@ -37,8 +37,8 @@ def parse_check(check: Any) -> str:
 class DeterminismCheck:
     """Fingerprints of states of the first sweep, and their comparison with recomputed states.
 
-    `units` is the number of steps, None if it is not known yet; `most` bounds the floats that are recorded. With
-    `kept_only` only kept states are recorded, for plans that recompute nothing but ranges from one to the next.
+    `units` is the number of steps, None if it is not known yet; `most` bounds the number of recorded floats. With
+    `kept_only` only kept states are recorded: for plans that recompute only whole ranges between kept states.
     """
 
     def __init__(self, units: int | None, most: int = MOST_NUMBERS, *, kept_only: bool = False) -> None:
@@ -46,11 +46,11 @@ class DeterminismCheck:
         self.stride = sys.maxsize if kept_only else 0  # 0 until the first fingerprint shows how many floats one has
         self._width = 0  # floats of one fingerprint
         self._numbers: Any = array("d")  # the fingerprints of states stride, 2·stride, …, one after the other
-        # Of kept states besides: recomputed ranges begin and end there, and so can always be compared.
+        # Kept states have their own: recomputed ranges begin and end at them, so each range can be compared.
         self._kept: dict[int, Sequence[Any]] = {}
 
     def next_stop(self, start: int, stop: int) -> int:
-        """The next state after `start` to be recorded, or `stop` if that comes first."""
+        """The next state after `start` whose fingerprint is due, or `stop` if that comes first."""
         if self.stride == 0:
             return start + 1
         return min(stop, (start // self.stride + 1) * self.stride)
@@ -60,7 +60,7 @@ class DeterminismCheck:
         return backend.fingerprint(state)
 
     def record(self, position: int, backend: FingerprintedBackend, state: Any) -> None:
-        """Record the fingerprint of a state that the first sweep reached, if it is due there."""
+        """Record the fingerprint of a state that the first sweep has reached, if one is due at this position."""
         if self.stride == 0:
             self._width = len(self.fingerprint(backend, state))
             most_states = max(FEWEST_STATES, self.most // max(1, self._width))
@@ -71,7 +71,7 @@ class DeterminismCheck:
                 if position % self.stride:
                     return
             offset = (position // self.stride - 1) * self._width
-            # States inside a recorded range are not seen here: nan means that there is nothing to compare with.
+            # States inside a recorded range never come here; their fingerprints are nan, which compares as equal.
             missing = offset - len(self._numbers)
             if missing >= 0:
                 self._numbers.extend([float("nan")] * missing)
@@ -92,14 +92,14 @@ class DeterminismCheck:
         return None if offset < 0 or len(expected) < self._width else expected
 
     def may_differ(self, position: int, backend: FingerprintedBackend, state: Any) -> bool:
-        """Whether a state differs from that of the first sweep, even if only by rounding errors that have grown."""
+        """Whether a state differs from the first sweep's, even if only by amplified rounding errors."""
         expected = self.fingerprint_at(position)
         return expected is not None and backend.mismatch(state, expected, recorded=0) is not None
 
     def compare(self, position: int, backend: FingerprintedBackend, state: Any, *, recorded: int) -> None:
         """Raise a DeterminismError if a recomputed state differs from the one that the first sweep recorded.
 
-        `recorded` is the number of steps that ran with a tape to get there, for which rounding may differ.
+        `recorded` is the number of steps leading to it that ran with a tape, in which rounding may differ.
         """
         expected = self.fingerprint_at(position)
         if expected is None:
@@ -115,17 +115,18 @@ class DeterminismCheck:
     def raise_mismatch(mismatch: str, position: int) -> NoReturn:
         """Raise a DeterminismError for the state before step `position`; `mismatch` says which leaf differs."""
         raise DeterminismError(
-            f"the step is not deterministic: {mismatch} after step {position - 1} when it was computed again, so the "
+            f"the step is not deterministic: {mismatch} after step {position - 1} when it was recomputed, so the "
             "gradient would be wrong. It reads something that changes between two runs: a clock (time.time), "
-            "os.urandom, a counter, an attribute or global that was changed since, or a random generator that remat "
-            "could not find (as dropout inside of an RNN of cuDNN). Read it before the loop and pass it in xs; global "
-            'generators, and one that the step closes over, are replayed. check="never" turns this comparison off.'
+            "os.urandom, an iterator (next), a counter, an attribute or global that was changed since, or a random "
+            "generator that remat could not find (such as the dropout inside cuDNN's RNNs). Read it before the loop "
+            "and pass it in xs; global generators, and those that the step closes over, are replayed. "
+            'check="never" turns this comparison off.'
         )
 
     def _thin_out(self) -> None:
-        """Double the stride: every second fingerprint is dropped."""
+        """Double the stride, and drop every second fingerprint."""
         width = self._width
-        # Index 0 belongs to state `stride`, so the multiples of the doubled stride are those with an odd index.
+        # Index 0 is state `stride`, so the multiples of the doubled stride have the odd indices.
         for i in reversed(range(0, len(self._numbers), 2 * width)):
             del self._numbers[i : i + width]
         self.stride *= 2

@@ -1,4 +1,4 @@
-"""Fingerprints: one float for an array, to compare a recomputed state with the first one without keeping it.
+"""Fingerprints: one float per array, to compare a recomputed state with the first one without keeping that.
 
 A fingerprint is a weighted sum of the array's elements. The weights lie between 0.5 and 1.5 and are all different (the
 fractional parts of multiples of the golden ratio), so that permuted elements change the sum. Arrays of more than 4096
@@ -8,8 +8,8 @@ What it can miss: changes that cancel in the weighted sum, which is improbable, 
 changes smaller than the tolerance times the sum of all absolute values, such as one small element of a large array.
 
 `tolerance_of` is eps^(3/4) of the dtype for a state that was recomputed exactly as it was first computed, since threads
-and devices may sum in another order. After k steps that ran with a tape it is eps^(1/(2k)): another
-program may run then (a fused kernel, a traced step), and its rounding errors may grow from step to step.
+and devices may sum in a different order. After k steps that ran with a tape it is eps^(1/(2k)): these may have run a
+different program (a fused kernel, a traced step), whose rounding errors may grow from step to step.
 """
 
 from typing import Any
@@ -17,19 +17,19 @@ from typing import Any
 __all__ = ["LOOSE", "fingerprint", "other_values", "relative_difference", "row_fingerprints", "tolerance_of"]
 
 _WIDTH = 4096  # weights per dtype; longer arrays are summed in rows of this many elements
-_SMALL = 2**16  # elements of which a copy may be made
+_SMALL = 2**16  # elements that may be copied at once
 _GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly and never repeat
 _weights: dict[Any, Any] = {}  # by dtype
-LOOSE = 0.1  # not compared from this tolerance on: over a long range a chaotic step amplifies rounding to any size
+LOOSE = 0.1  # from this tolerance on nothing is compared: over a long range a chaotic step amplifies rounding freely
 
 
 def tolerance_of(eps: float, recorded: int = 0) -> float:
-    """The relative difference that rounding explains after so many recorded steps."""
+    """The relative difference that rounding can explain after this many recorded steps."""
     return float(eps ** (0.5 / recorded if recorded else 0.75))
 
 
 def weights(dtype: Any) -> Any:
-    """The weights in a dtype: all different, so that the order of elements matters."""
+    """The weights, in this dtype: all different, so that the order of the elements matters."""
     # Imported here, so that `import remat` and planning do not load NumPy.
     import numpy as np
 
@@ -41,7 +41,7 @@ def weights(dtype: Any) -> Any:
 
 
 def fingerprint(leaf: Any) -> float:
-    """The weighted sum of an array's elements; inf and nan count as numbers, so that it can be compared."""
+    """The weighted sum of an array's elements; inf and nan are replaced by numbers, so that it is always finite."""
     import numpy as np
 
     numbers = np.asarray(leaf)
@@ -54,7 +54,7 @@ def fingerprint(leaf: Any) -> float:
     total = _weighted_sum(flat, weights(numbers.dtype))
     if np.isfinite(total):
         return total
-    # The sum overflowed, or an element is inf or nan. Scale by the largest finite element, and let inf and nan count as
+    # The sum overflowed, or an element is inf or nan. Scale by the largest finite element, and replace inf and nan by
     # numbers of that order, so that two arrays with them at the same positions still have comparable fingerprints.
     flat = flat.astype(np.float64)
     largest = float(np.max(np.abs(flat), where=np.isfinite(flat), initial=0.0)) or 1.0
@@ -63,14 +63,14 @@ def fingerprint(leaf: Any) -> float:
 
 
 def row_fingerprints(stacked: Any) -> Any:
-    """For every row of an array its fingerprint, but for rounding, and that of its sizes: two columns.
+    """Two columns: the fingerprint of each row of an array, up to rounding, and that of the row's absolute values.
 
-    Small rows take one product for many of them.
+    Many small rows share one matrix-vector product.
     """
     import numpy as np
 
     size = stacked[:1].size
-    count = max(1, _SMALL // max(1, size))  # rows at a time: their sizes are a copy
+    count = max(1, _SMALL // max(1, size))  # rows at a time, since their absolute values are a copy
     fast, numbers = stacked.dtype.kind == "f" and size <= _WIDTH, np.full((len(stacked), 2), np.nan)
     with np.errstate(all="ignore"):
         for start in range(0, len(stacked) if fast else 0, count):
@@ -87,7 +87,7 @@ def _weighted_sum(flat: Any, factors: Any) -> float:
     total = 0.0
     if flat.size > _WIDTH:
         rows = flat.size // _WIDTH
-        # A matrix-vector product runs at memory speed. The factor tells the rows from the rest that is added below.
+        # A matrix-vector product runs at memory speed. The factor distinguishes the rows from the remainder below.
         total = 0.7 * _weighted_sum(flat[: rows * _WIDTH].reshape(rows, _WIDTH) @ factors, factors)
         flat = flat[rows * _WIDTH :]
     return total + float(flat @ factors[: flat.size])
@@ -96,10 +96,10 @@ def _weighted_sum(flat: Any, factors: Any) -> float:
 def relative_difference(
     recomputed: float, recorded: float, absolute: float, tolerance: float, noise: float = 0.0
 ) -> float:
-    """How far two fingerprints are apart, relative to `absolute`, the fingerprint of the absolute values.
+    """The difference of two fingerprints relative to `absolute`, that of the absolute values; 0 within the tolerance.
 
-    0 if the difference is within the tolerance. The absolute values are the scale since the sum itself may cancel.
-    `noise` is an absolute difference that is explained by rounding in what the array was computed from.
+    The absolute values give the scale, since the sum itself may cancel. `noise` is an absolute difference that rounding
+    in the array's own inputs can explain.
     """
     if recomputed == recorded or recorded != recorded:  # nan: nothing was recorded for this state
         return 0.0
@@ -111,5 +111,5 @@ def relative_difference(
 
 
 def other_values(difference: float) -> str:
-    """What messages say of an array that was computed again and differs so far, as `relative_difference` has it."""
+    """The phrase in messages for a recomputed array with this `relative_difference`."""
     return f"had other values (relative difference {difference:.1g})"

@@ -8,11 +8,11 @@ __all__ = ["Gradients"]
 
 @dataclass(frozen=True)
 class Gradients:
-    """All that a reverse sweep accumulates, as a value: `pull_back` takes one and returns the next.
+    """Everything that a reverse sweep accumulates, as one value: `pull_back` takes one and returns the next.
 
-    With the index of the next op, the kept states and the rng state, this is all that a reverse sweep needs to go on.
-    `pull_back` owns the `Gradients` that it is passed and may add into its buffers in place: the caller must not use
-    them afterwards.
+    Together with the index of the next op, the kept states and the rng state, this is all that a reverse sweep needs to
+    continue. `pull_back` owns the `Gradients` passed to it and may add into its buffers in place: the caller must not
+    use them afterwards.
     """
 
     carry: Any  # the cotangent of the state that the sweep has reached

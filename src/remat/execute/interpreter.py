@@ -1,9 +1,9 @@
 """The interpreter: one plain loop over ops, the same for every framework.
 
 In: ops (whole schedules, or a few at a time for a loop of unknown length) and a backend. Out: state n at the turn, the
-gradients at the end. What each op does to the set of live values, and whether it is legal, is decided by the `Machine`,
-as it is for `verify` and `simulate`; the interpreter moves the values themselves. What a schedule drops is freed at
-once: neither the interpreter nor a caller's frame refers to a state or a tape longer than the schedule says.
+gradients at the end. The `Machine` decides whether an op is legal and what it does to the set of live values, as it
+does for `verify` and `simulate`; the interpreter moves the values themselves. What a schedule drops is freed at once:
+neither the interpreter nor a caller's frame refers to a state or a tape longer than the schedule says.
 """
 
 from collections import defaultdict
@@ -27,12 +27,12 @@ __all__ = ["Interpreter", "LiveSizes", "Observer"]
 
 B = TypeVar("B", bound=Backend)
 
-LONG = 4  # recorded steps from which on rounding may have grown so much that comparing fingerprints shows nothing
+LONG = 4  # recorded steps after which rounding may have grown so much that comparing fingerprints shows nothing
 UNKNOWN_LENGTH = 2**62  # units of a loop that has not ended yet: every index is legal
 
 
 class Observer(Protocol):
-    """Is called around every op, and provides the sizes of values; see `profiling.trace_recorder`."""
+    """Called around every op, and asked for the sizes of values; see `profiling.trace_recorder`."""
 
     @property
     def sizes(self) -> Sizes:
@@ -49,7 +49,7 @@ class Observer(Protocol):
         ...
 
     def measure(self, op: Op, run: "Interpreter[Any]") -> None:
-        """Called when an op has run, before the machine applies it: measure its results."""
+        """Called when an op has run, before the machine applies it, to measure its results."""
         ...
 
     def end(self, op: Op, run: "Interpreter[Any]") -> None:
@@ -89,19 +89,19 @@ class Interpreter(Generic[B]):
             (LiveSizes(restartable=restartable), None) if observer is None else (observer.sizes, observer.memory)
         )
         self.machine = Machine(sizes, memory)
-        self.machine.memory = None  # a plan's levels are used as it names them; profiled runs are no exception
+        self.machine.memory = None  # levels and capacities are not checked, in profiled runs as in all others
         self.machine.units = UNKNOWN_LENGTH if units is None else units
         self.stores: MutableMapping[str, StateStore] = defaultdict(RamStore, stores or {})
         self.restartable = restartable
         self.tapes: dict[tuple[int, int], Any] = {}
         self.replay = StateReplay() if replay is None else replay
         self.done = 0  # units that were run or pulled back, for progress
-        self._tape_ends: dict[int, tuple[Any, Any]] = {}  # by number: a state that a tape keeps, and its rng state
+        self._tape_ends: dict[int, tuple[Any, Any]] = {}  # by number: a state kept with a tape, and its rng state
         self._rng: dict[tuple[int, str], Any] = {}  # by number and level: the rng state at a kept state
-        self._seals: dict[tuple[int, str], Any] = {}  # by number and level: of kept states that others may write into
+        self._seals: dict[tuple[int, str], Any] = {}  # by number and level: shows whether a kept state was written into
         self._fetched: tuple[int, Any] = (-1, None)  # the number of the last fetched state, and its rng state
         self._rest: Iterator[Op] = iter(())  # the ops after the turn
-        self._outside: Any = None  # the states that the program goes on from after the reverse sweep, if any is used
+        self._outside: Any = None  # the replayable states with which the program continues after the reverse sweep
         # Lists of one element or none: `pop` passes a value on without leaving a reference to it here.
         self._working = [state]
         self._gradients: list[Any] = []
@@ -122,14 +122,14 @@ class Interpreter(Generic[B]):
         return self._gradients[0] if self._gradients else None
 
     def take(self) -> Any:
-        """The result, at the turn; afterwards the interpreter has no reference to it."""
+        """Take the result at the turn; afterwards the interpreter has no reference to it."""
         return self._working.pop()
 
     def play(self, ops: Iterable[Op]) -> bool:
         """Run ops up to the turn (True) or to their end (False)."""
         try:
             return self._play(ops)
-        except Stopped:  # no error: the caller withdraws the op that ran
+        except Stopped:  # not an error: the caller withdraws the op
             raise
         except BaseException as error:  # Ctrl-C too
             if self.observer is not None:
@@ -137,9 +137,9 @@ class Interpreter(Generic[B]):
             raise
 
     def try_to_play(self, ops: Iterable[Op]) -> bool:
-        """Run ops whose last is one Advance; False if its step ended the loop, and all is as it was before that step.
+        """Run ops of which the last is an Advance; return False, and undo the Advance, if its step ended the loop.
 
-        What came before the Advance stays done. The state is held meanwhile, as the step's own argument is.
+        The ops before the Advance stay done. The state before the step is held meanwhile, as the step's argument is.
         """
         *before, advance = ops
         self.play(before)
@@ -174,7 +174,7 @@ class Interpreter(Generic[B]):
         return False
 
     def reverse(self, gradients: Any) -> Any:
-        """The gradients at state 0: play the ops after the turn, with the gradients at state n."""
+        """Play the ops after the turn with the gradients at state n; return the gradients at state 0."""
         self._working = []  # the result belongs to the caller
         self._gradients = [gradients]
         del gradients
@@ -199,7 +199,7 @@ class Interpreter(Generic[B]):
     def _check_legal(self, op: Op) -> None:
         rules = BEFORE.get(type(op))
         if rules is None:
-            raise IllegalError(f"{op!r:.60} is no op of a schedule; remat.ops has those of loops and chains")
+            raise IllegalError(f"{op!r:.60} is not an op of a schedule; remat.ops has those of loops and chains")
         for rule in rules:
             fact = rule.check(self.machine, op)
             if fact is not None:
@@ -230,11 +230,11 @@ class Interpreter(Generic[B]):
             state, tape = self.backend.record(self._working.pop(), start, stop)
         if self.machine.cotangent is not None and self.determinism is not None:
             self.determinism.compare(stop, self._fingerprinted, state, recorded=stop - start)
-            # Over many recorded steps the tolerance is loose, so a suspicious state is checked without a tape.
+            # Over many recorded steps the tolerance is loose, so a suspicious state is recomputed without a tape.
             if origin and self.determinism.may_differ(stop, self._fingerprinted, state):
                 self._confirm(*origin, start, stop)
         if self.restartable:
-            state = self.backend.copy(state)  # the result of record() may alias values that a step writes into
+            state = self.backend.copy(state)  # record() may return aliases of values that a step writes into
             self._tape_ends[stop] = state, self.replay.snapshot()
         self._working.append(state)
         self.tapes[start, stop] = tape
@@ -263,7 +263,7 @@ class Interpreter(Generic[B]):
             self.replay.restore(rng_now)
 
     def _compare_advanced(self, state: Any, start: int, stop: int) -> None:
-        """Compare a state that was computed again without a tape."""
+        """Compare a state that was recomputed without a tape."""
         assert self.determinism is not None
         recorded = self._fingerprinted.recorded_at_first(start, stop)
         self.determinism.compare(stop, self._fingerprinted, state, recorded=recorded)
@@ -272,8 +272,8 @@ class Interpreter(Generic[B]):
         if self.machine.working is not None and self.machine.working >= op.start:
             self._working = []  # no later op can use a state at or past the cotangent: free it
         self._tape_ends.pop(op.stop, None)
-        # What a pullback runs of the user's (hooks, rules of derivatives) is no recomputation: it draws numbers and
-        # writes logs where the program goes on from.
+        # User code that a pullback runs (hooks, derivative rules) is not a recomputation: it draws random numbers and
+        # writes logs from the states with which the program continues.
         self.replay.settle(contents=True)
         inside = None if self._outside is None else self.replay.go_outside(self._outside)
         try:
@@ -284,12 +284,12 @@ class Interpreter(Generic[B]):
         self.done += op.stop - op.start
 
     def _keep(self, op: Keep) -> None:
-        # The run goes on with the copy, too: the original may alias the user's arrays, and is freed.
+        # The run continues with the copy as well: the original, which may alias the user's arrays, is freed.
         self._working = [self.backend.copy(self._working.pop())]
         first_sweep = self.machine.cotangent is None
         if self.determinism is not None and first_sweep and op.state > 0:
             self.determinism.record_kept(op.state, self._fingerprinted, self._working[0])
-        # Before the first step no generator was used; one that the first sweep did not use, later sweeps do not use.
+        # No generator is used before the first step, and the reverse sweep uses none that the first sweep did not.
         may_be_used = op.state > 0 and (first_sweep or self.replay.used)
         self.stores[op.level].put(op.state, self._working[0])
         self._rng[op.state, op.level] = self.replay.snapshot() if may_be_used else self.replay.initial
@@ -304,11 +304,11 @@ class Interpreter(Generic[B]):
         self._working, self._fetched = [state], (op.state, rng)
 
     def _kept(self, number: int, level: str) -> Any:
-        """A kept state; one that is an output, and was written into, is computed again from the one before it."""
+        """A kept state; an output that was written into meanwhile is recomputed from the kept state before it."""
         state = self.stores[level].get(number)
         if self.backend.seal(state) == self._seals[number, level]:
             return state
-        before = max(key for key in self._rng if key[0] < number)  # state 0 is an input, and never an output
+        before = max(key for key in self._rng if key[0] < number)  # there is one: state 0 is never an output
         state = self.backend.copy(self._kept(*before))
         self.replay.restore(self._rng[before])
         return self.backend.advance(state, before[0], number)
@@ -333,9 +333,9 @@ _RUN: dict[type, Any] = {
 
 
 class LiveSizes:
-    """The sizes of one run, as far as they are known, in the form that the machine expects of a problem.
+    """The known sizes of one run, in the form in which the machine expects those of a problem.
 
-    Without an observer they are all 0, since the machine then only tracks which values are live.
+    Without an observer they are all 0: the machine then only tracks which values are live.
     """
 
     units = 0
@@ -346,11 +346,11 @@ class LiveSizes:
         self.tapes: dict[tuple[int, int], int] = {}
 
     def unit_name(self, unit: int) -> str:
-        """No unit of a run has a name."""
+        """An empty name: the units of a run have none."""
         return ""
 
     def state_size(self, state: int) -> int:
-        """Bytes of a state: all are taken to be like the last one."""
+        """Bytes of a state: all are assumed to be as large as the last one."""
         return self.state
 
     def tape_size(self, start: int, stop: int) -> int:
@@ -358,9 +358,9 @@ class LiveSizes:
         return self.tapes.get((start, stop), 0)
 
     def running_size(self, start: int, stop: int, *, record: bool) -> int:
-        """Bytes of a state that goes into a step, and of one that comes out."""
+        """Bytes of a step's input and output states."""
         return 2 * self.state
 
     def pulling_size(self, start: int, stop: int) -> int:
-        """The same of cotangents."""
+        """Bytes of the cotangents of a step's output and input."""
         return 2 * self._cotangent

@@ -1,13 +1,14 @@
-"""A schedule of a chain as nested ranges: what segments inside segments compute.
+"""A chain's schedule as nested ranges, which run as segments inside segments.
 
-In: the ops of a persistent schedule. Out: items in the order in which the forward meets them: a stage that is recorded,
-or a range that runs without a tape, with the items into which it falls when it runs again. So
+In: the ops of a persistent schedule. Out: items in forward order. An item is a recorded stage, or a range that runs
+without a tape and holds the items as which it is recomputed. So
 
     keep 0; advance 0 2; record 2 3; turn; pullback 3 2;
     fetch 0; drop 0; record 0 1; record 1 2; pullback 2 1; pullback 1 0
 
-is `[Range(0, 2, (0, 1)), 2]`: stages 0 and 1 are one segment, and stage 2 is none. A segment that is recomputed with
-segments inside runs exactly these ops: states are kept as inputs of segments, and dropped when these are recomputed.
+is `[Range(0, 2, (0, 1)), 2]`: stages 0 and 1 are one segment, and stage 2 is recorded outright. Recomputing a segment
+with segments inside runs exactly these ops: a state is kept as a segment's input, and dropped when that segment is
+recomputed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,14 +22,14 @@ __all__ = ["Item", "Range", "nested_ranges"]
 
 @dataclass(frozen=True)
 class Range:
-    """Stages start..stop-1, run without a tape, and as `items` when they are run again."""
+    """Stages start..stop-1, which run without a tape at first and are recomputed as `items`."""
 
     start: int
     stop: int
     items: tuple["Item", ...]
 
     def rest_from(self, start: int) -> "Range":
-        """The range without what comes before a stage in it; what is inside of it is nested as before."""
+        """The part of the range from stage `start` on, with the same nesting."""
         items: list[Item] = []
         for item in self.items:
             if not isinstance(item, Range):
@@ -42,7 +43,7 @@ Item = int | Range
 
 
 def nested_ranges(schedule: Iterable[Op], stages: int) -> tuple[Item, ...]:
-    """The items of a chain's schedule; one that is not persistent raises a PlannerError."""
+    """The items of a chain's schedule; a schedule that is not persistent raises a PlannerError."""
     ops = _Ops(schedule)
     items = _items(ops, 0, stages)
     if stages == 0:
@@ -53,7 +54,7 @@ def nested_ranges(schedule: Iterable[Op], stages: int) -> tuple[Item, ...]:
 
 
 def _items(ops: "_Ops", start: int, stop: int) -> tuple[Item, ...]:
-    """The items of stages start..stop-1, whose ops are taken up to the pullback of the first one."""
+    """The items of stages start..stop-1; this reads their ops, up to the pullback of stage `start`."""
     items: list[Item] = []
     while start < stop:
         ops.skip(Fetch(start, ops.level_of(Fetch)))
@@ -62,7 +63,7 @@ def _items(ops: "_Ops", start: int, stop: int) -> tuple[Item, ...]:
         op = ops.run()
         if op.start != start or op.stop > stop:
             raise ops.error()
-        # The ops of an advanced range come after those of all that is right of it: its items are read then.
+        # An advanced range is recomputed after everything to its right is pulled back, so its items are read below.
         items += [Range(start, op.stop, ())] if isinstance(op, Advance) else range(start, op.stop)
         start = op.stop
     for place in reversed(range(len(items))):
@@ -76,23 +77,23 @@ def _items(ops: "_Ops", start: int, stop: int) -> tuple[Item, ...]:
 
 
 class _Ops:
-    """Ops that are read one after the other."""
+    """A reader of ops, with a look-ahead of one."""
 
     def __init__(self, ops: Iterable[Op]) -> None:
         self._rest: Iterator[Op] = iter(ops)
         self.current: Op | None = next(self._rest, None)
 
     def level_of(self, kind: type[Keep] | type[Fetch] | type[Drop]) -> str:
-        """The level of the current op, if it is of that kind."""
+        """The level of the current op if it is of this kind, else an empty string."""
         return self.current.level if isinstance(self.current, kind) else ""
 
     def skip(self, op: Op) -> None:
-        """Go on, if that is the current op."""
+        """Go past the current op if it equals this one."""
         if self.current == op:
             self.current = next(self._rest, None)
 
     def run(self) -> Advance | Record:
-        """The current op, which must run stages; the next one is then current."""
+        """Take the current op, which must run stages."""
         op = self.current
         if not isinstance(op, Advance | Record):
             raise self.error()
@@ -100,7 +101,7 @@ class _Ops:
         return op
 
     def pull_back(self, stage: int) -> None:
-        """Go past the pullback of a stage; one of a range of stages is current until its first stage."""
+        """Go past the pullback of a stage; the pullback of several stages stays current until its first stage."""
         op = self.current
         if not isinstance(op, Pullback) or not op.start <= stage < op.stop:
             raise self.error()
@@ -108,7 +109,7 @@ class _Ops:
             self.current = next(self._rest, None)
 
     def error(self) -> PlannerError:
-        """The error for a schedule that is no nest of ranges."""
+        """The error for a schedule that is not a nest of ranges."""
         return PlannerError(
             f"the plan's schedule cannot be run as segments inside segments: {self.current} comes where a range must "
             "be recorded or pulled back. Plans of the chain planners can"

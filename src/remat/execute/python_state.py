@@ -1,16 +1,16 @@
 """Python state: the plain contents of dicts, lists, sets and deques that a user's function can reach.
 
-The rule: code that is run again starts from the contents that these containers had when it was first called, and
-afterwards they have the contents that they had before it was run again, however that run ends. The attributes of an
-object are the contents of its `__dict__`, so counters, flags, logs and key-value caches leave no trace.
+The rule: recomputed code starts from the contents that these containers had when it was first called, and afterwards
+the containers get back the contents that they had before the recomputation, however it ends. The attributes of an
+object are the contents of its `__dict__`, so counters, flags, logs and key-value caches do not change.
 
-Contents are shallow copies, compared item by item with `is`: a changed item of a list inside of a list is seen in the
-inner one, which is a container of its own. What this can miss: writing into an item that is no container (an array, an
-object with `__slots__`, an iterator), and an item in the middle of a container of more than LONG items, of which only
+Contents are shallow copies, compared item by item with `is`: a change in a list inside a list is noticed in the inner
+list, which is a container of its own. What it can miss: writes into an item that is not a container (an array, an
+object with `__slots__`, an iterator), and changes in the middle of a container of more than LONG items, of which only
 the number and the last items are compared. A name that a function rebinds by `global` or `nonlocal` is a container of
 its value (`Variable`); one that only counts, as in `calls += 1`, is left alone (closures/bytecode.py).
 
-The cost: 0.2 us to copy a container and 0.4 us to compare it, for the ten items that one has on average.
+The cost: 0.2 us to copy a container and 0.4 us to compare it, for ten items, the average.
 """
 
 import math
@@ -25,7 +25,7 @@ from remat.pytree import flatten
 __all__ = ["UNSET", "Container", "Contents", "PythonState", "Variable"]
 
 Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any] | Variable"
-UNSET = object()  # what a variable without a value has
+UNSET = object()  # stands for the value of a variable that has none
 LONG = 1_000  # items; longer containers are tables of data or logs, which grow at their end
 TAIL = 8  # items at the end of a long container that are compared
 
@@ -37,7 +37,7 @@ class _Reference(Protocol):
 
 
 class Variable:
-    """A variable as a container of one item, its value, or of none if it has no value; `put` of UNSET deletes it."""
+    """A variable as a container: its value is the only item, and it is empty if unset; writing UNSET deletes it."""
 
     __slots__ = ("_reference",)
 
@@ -59,7 +59,7 @@ class Variable:
 
 
 class Contents:
-    """What some containers had in them at one time; equal if every one has the same items, by identity."""
+    """The items of some containers at one time; equal if all items are the same objects."""
 
     __slots__ = ("_dicts", "_others", "empty")
 
@@ -67,11 +67,11 @@ class Contents:
         self, pairs: Sequence[tuple[Container, Any]], empty: Sequence[Container] = (), dicts: "_Dicts | None" = None
     ) -> None:
         self._others, self._dicts = pairs, dicts
-        self.empty = empty  # containers without items: most of a module's are, and stay so
+        self.empty = empty  # containers without items: most containers of a module are empty, and stay so
 
     @classmethod
     def of(cls, containers: Iterable[Container]) -> "Contents":
-        """The present contents of these containers."""
+        """The current contents of these containers."""
         every = list(containers)
         filled = [container for container in every if container]
         dicts = [container for container in filled if type(container) is dict and len(container) <= LONG]
@@ -81,11 +81,11 @@ class Contents:
 
     @property
     def pairs(self) -> list[tuple[Container, Any]]:
-        """The containers that had items, and copies of these."""
+        """The containers that had items, each with a copy of its items."""
         return [*self._others] if self._dicts is None else [*self._dicts.pairs(), *self._others]
 
     def changed(self) -> "Contents":
-        """These contents without those of containers that still have them."""
+        """The part of these contents that containers no longer have."""
         dicts = None if self._dicts is None or self._dicts.are_there() else self._dicts
         if dicts is None and not self._others and not any(self.empty):
             return _NOTHING  # the usual case
@@ -93,22 +93,24 @@ class Contents:
         return Contents([pair for pair in pairs if not _has(*pair)], [c for c in self.empty if c])
 
     def containers(self) -> list[Container]:
-        """The containers."""
+        """All containers, including the empty ones."""
         return [*(container for container, _ in self.pairs), *self.empty]
 
     def added(self, longest: float = math.inf) -> list[tuple[Container, list[Any]]]:
-        """The items, or the values of dicts, that containers have now and did not have then; not of longer ones."""
+        """The items (values, for dicts) added to each container since; those of over `longest` items are skipped."""
         changed = self.changed()
         pairs = [*changed.pairs, *((container, ()) for container in changed.empty)]
         return [(pair[0], _added(*pair)) for pair in pairs if len(pair[0]) <= longest]
 
     def added_leaves(self) -> list[Any]:
-        """The leaves of these items."""
+        """The leaves of the added items."""
         return [leaf for _, items in self.added() for item in items for leaf in flatten(item)[0]]
 
     def restore(self) -> None:
-        """Put the contents back; containers that still have them are not written into."""
+        """Restore the contents; containers that are unchanged are not written into."""
         changed = self.changed()
+        if changed is _NOTHING:
+            return
         for container, items in changed.pairs:
             _fill(container, items)
         for container in changed.empty:
@@ -133,7 +135,7 @@ class Contents:
 
 
 class _Dicts:
-    """The items of dicts, one after the other: compared all at once, which takes a third of the time."""
+    """The items of several dicts in one list: comparing them all at once takes a third of the time."""
 
     __slots__ = ("_dicts", "_keys", "_sizes", "_values")
 
@@ -142,7 +144,7 @@ class _Dicts:
         self._keys, self._values = [*chain.from_iterable(dicts)], [*chain.from_iterable(map(dict.values, dicts))]
 
     def pairs(self) -> list[tuple[Container, Any]]:
-        """The dicts, and copies with the items that they had."""
+        """The dicts, each with a copy that has its recorded items."""
         items = zip(self._keys, self._values, strict=True)
         return [(each, dict(islice(items, size))) for each, size in zip(self._dicts, self._sizes, strict=True)]
 
@@ -167,10 +169,10 @@ _NOTHING = Contents(())
 class PythonState:
     """The contents of containers as a replayable state (rng_state.py)."""
 
-    is_read = True  # also by a step that does not write
+    is_read = True  # a step that writes nothing may still read it
 
     def __init__(self, containers: Iterable[Container]) -> None:
-        # Each once: containers are not hashable, and equal ones are not the same.
+        # Each once, by identity: containers are not hashable, and equal ones need not be the same.
         self.containers = list({id(container): container for container in containers}.values())
 
     def version(self, snapshot: Contents | None = None) -> Contents:
@@ -178,16 +180,16 @@ class PythonState:
         return self.get() if snapshot is None else snapshot
 
     def get(self) -> Contents:
-        """The present contents."""
+        """The current contents."""
         return Contents.of(self.containers)
 
     def set(self, snapshot: Contents) -> None:
-        """Put contents back."""
+        """Restore contents."""
         snapshot.restore()
 
 
 class _LongContents:
-    """The number of items of a long container, and the last of them."""
+    """The number of items of a long container, and its last items."""
 
     __slots__ = ("size", "tail")
 
@@ -196,7 +198,7 @@ class _LongContents:
 
 
 def _tail(container: Container) -> list[Any]:
-    """The last items, or keys and values, from the end on; a set has no order, so its size alone is compared."""
+    """The last items (keys and values, for dicts), last first; none for a set, which has no order."""
     if isinstance(container, set | Variable):  # a variable has no more than one item
         return []
     if isinstance(container, dict):
@@ -207,7 +209,7 @@ def _tail(container: Container) -> list[Any]:
 def _copied(container: Container) -> Any:
     if len(container) > LONG:
         return _LongContents(container)
-    # The base classes' methods, here and below: a subclass may check, count or forward what is read and written.
+    # Methods of the base class, here and below: a subclass may check, count or forward reads and writes.
     if isinstance(container, dict):
         return dict(OrderedDict.items(container)) if isinstance(container, OrderedDict) else dict.copy(container)
     return set.copy(container) if isinstance(container, set) else list(container)
@@ -219,7 +221,7 @@ def _has(container: Container, items: Any) -> bool:
 
 
 def _added(container: Container, items: Any) -> list[Any]:
-    """What a container has now and these items do not; of a long one, what was added at its end."""
+    """The items of a container that are not among `items`; for a long one, those added at its end."""
     now = container.values() if isinstance(container, dict) else container
     if isinstance(items, _LongContents):
         return list(islice(now, items.size, None))
@@ -241,14 +243,14 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _fill(container: Container, items: Any) -> None:
-    """Give a container these items. A long one is only cut to the length that it had: its earlier items are its own."""
+    """Give a container these items; a long one is only set back to its length, and its earlier items stay."""
     if isinstance(items, _LongContents):
         _cut(container, items)
         return
     if isinstance(container, Variable):
         container[0] = next(iter(items), UNSET)
         return
-    # An OrderedDict has an order of its own beside that of its base class.
+    # An OrderedDict stores its order separately from its base class.
     base: Any = next(cls for cls in (OrderedDict, dict, list, set, deque) if isinstance(container, cls))
     base.clear(container)
     (base.extend if base in (list, deque) else base.update)(container, items)

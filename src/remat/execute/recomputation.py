@@ -1,4 +1,4 @@
-"""Whether user code runs for the first time, or is recomputed because its results were not kept."""
+"""Whether user code runs for the first time or is being recomputed because its results were not kept."""
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -8,14 +8,14 @@ __all__ = ["StopRecomputation", "is_recomputing", "recomputing", "variable_set"]
 
 T = TypeVar("T")
 
-# A context variable, so that other threads and tasks, which run for the first time, do not see it.
+# A context variable, so that other threads and tasks, in which code runs for the first time, do not see it.
 _is_recomputing: ContextVar[bool] = ContextVar("is_recomputing", default=False)
 
 
 def is_recomputing() -> bool:
     """Whether the calling code runs only to recompute values that were not kept.
 
-    A step that counts, logs or gathers statistics does so once per step if it does so only where this is False.
+    A step that counts, logs or gathers statistics only when this is False does so once per step.
 
     >>> import autograd.numpy as np, remat
     >>> from autograd import grad
@@ -32,13 +32,13 @@ def is_recomputing() -> bool:
 
 
 def recomputing(active: bool) -> AbstractContextManager[None]:
-    """A block in which `is_recomputing()` is True if `active`, and else what it is around the block."""
-    # A first run inside a recomputation is part of that recomputation: the flag is never set back to False.
+    """A context in which `is_recomputing()` is True if `active`, and otherwise unchanged."""
+    # A first run inside a recomputation is part of that recomputation, so this never sets the flag to False.
     return variable_set(_is_recomputing, active or _is_recomputing.get())
 
 
 class variable_set(AbstractContextManager[None], Generic[T]):  # used as a function
-    """A block in which a context variable has this value; a class, as every segment enters several of these blocks."""
+    """A context in which a context variable has this value; a class for speed, as every segment enters several."""
 
     __slots__ = ("_token", "_value", "_variable")
 
@@ -53,7 +53,7 @@ class variable_set(AbstractContextManager[None], Generic[T]):  # used as a funct
 
 
 class StopRecomputation(BaseException):
-    """Ends the recomputation of a segment early, once every saved value that the backward needs is recomputed.
+    """Ends the recomputation of a segment early, once all values that the backward needs are recomputed.
 
     A BaseException, so that `except Exception` in user code does not swallow it.
     """

@@ -1,15 +1,16 @@
-"""The peak of a plan's nested ranges where graphs are freed at the end of their whole backward, as autograd frees them.
+"""The peak of a plan's nested ranges in a framework that frees a graph only after its whole backward, as autograd does.
 
-Machines (schedule/chain_machine.py) let go of a state when nobody needs it any more. Where a framework does not, the
-inputs of the segments of one level stay until the level's backward has ended: at the top until the end, inside of a
-range until that range is pulled back. Segments are ranges that run without a tape, and runs of recorded stages, whose
-tapes are dropped as they are pulled back. A state counts once, and the peaks F, R, P are those of `Stage`:
+The machine (schedule/chain_machine.py) frees a state as soon as no later op needs it. Where a framework does not, the
+inputs of the segments of one level stay live until the level's backward has ended: at the top level until the end,
+inside a range until that range is pulled back. Segments are ranges that run without a tape, and runs of recorded
+stages, whose tapes are dropped as they are pulled back. A state counts once, and F, R, P are the peaks of `Stage`:
 
-    run, first time     held + (x_i unless it is held) + R_i of each stage;  then its tape and the states that it holds
-    range, first time   held + (x_i unless it is held) + F_i of each stage
-    run, pullback       held + P_i of each stage, in which its tape and the output that it holds are counted, and the
-                        cotangent of the run's end;  then its tape is gone
-    range, pullback     held + the cotangent of its end + the peak of its own level
+    run, first time     held + (x_i unless it is held) + R_i, for each stage; its tape, and the states that the tape
+                        holds, are live from then on
+    range, first time   held + (x_i unless it is held) + F_i, for each stage
+    run, pullback       held + P_i, which counts the stage's tape and the output that it holds, + the cotangent of the
+                        run's end, for each stage; then its tape is freed
+    range, pullback     held + the cotangent of the range's end + the peak of the level inside it
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,12 +22,12 @@ __all__ = ["retained_peak", "runs"]
 
 
 def retained_peak(chain: Chain, items: Sequence[Item]) -> int:
-    """The most bytes that are live, the input of the chain included."""
+    """The most bytes live at once, including the input of the chain."""
     return chain.state_size(0) + _above_input(chain, items) if items else 0
 
 
 def runs(items: Sequence[Item]) -> Iterator[Range]:
-    """The segments of a level: its ranges, and the runs of recorded stages, as ranges without items."""
+    """The segments of a level: its ranges, and its runs of recorded stages as ranges without items."""
     start: int | None = None
     for item in items:
         if start is None and not isinstance(item, Range):
@@ -43,11 +44,11 @@ def runs(items: Sequence[Item]) -> Iterator[Range]:
 
 
 def _above_input(chain: Chain, items: Sequence[Item]) -> int:
-    """The most bytes above the input of the first item, which somebody else holds."""
+    """The most bytes live at once, not counting the input of the first item, which is held elsewhere."""
     segments = list(runs(items))
     first, kept, peak = segments[0].start, {segment.start for segment in segments}, 0
     tapes: dict[int, int] = {}  # of recorded stages
-    done = segments[0].start  # the inputs of segments up to here are there
+    done = segments[0].start  # the inputs of segments up to here are live
 
     def live(*more: int) -> int:
         held = {state for state in kept if state <= done}.union(more)

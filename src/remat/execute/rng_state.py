@@ -1,8 +1,9 @@
-"""Replayable states: what a step may change besides its carry, and recomputation must set back; random generators.
+"""Replayable states: what a step may change besides its carry, so that recomputing it must set it back first.
 
-Most steps leave the two global generators alone, so that case is made fast. `random.getstate` builds 625 Python ints
-and `np.random.get_state` copies an array. Comparing the 2,500 bytes of a Mersenne Twister in memory (ctypes) shows that
-nothing has changed 20 to 50 times faster; benchmarks/rng_snapshot.py measures the ratio.
+The states here are random generators. Most steps leave the two global ones alone, so that case is fast:
+`random.getstate` builds 625 Python ints and `np.random.get_state` copies an array, while comparing the 2,500 bytes of a
+Mersenne Twister in memory (ctypes) shows 20 to 50 times faster that nothing has changed; benchmarks/rng_snapshot.py
+measures the ratio.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ class ReplayableState(Protocol):
     def version(self, snapshot: Any = None) -> Any:
         """A cheap version stamp: unequal stamps mean that the state has changed.
 
-        A snapshot that was just taken may be given, which saves some states from being read twice.
+        Passing a snapshot that was just taken saves reading some states twice.
         """
         ...
 
@@ -38,17 +39,17 @@ class ReplayableState(Protocol):
 
 
 class ReadState(ReplayableState, Protocol):
-    """A state that steps may also read without writing into it, and that a tape may have by reference."""
+    """A state that steps may also read without changing it, and that a tape may hold by reference."""
 
     is_read: bool
 
     def watch_use(self) -> Callable[[], bool]:
-        """A function that says, after steps were recorded, whether they have used it."""
+        """Watch the recording of steps; the returned function says whether they have used the state."""
         ...
 
 
 class _PythonRng:
-    """A `random.Random` of the user's, or the module `random`, whose functions are those of the global one."""
+    """A user's `random.Random`, or the module `random`, whose functions are those of the global generator."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
@@ -66,7 +67,7 @@ class _PythonRng:
 
 
 class _NumpyGenerator:
-    """An `np.random.Generator` of the user's."""
+    """A user's `np.random.Generator`."""
 
     def __init__(self, generator: Any) -> None:
         self.generator = generator
@@ -82,7 +83,7 @@ class _NumpyGenerator:
 
 
 class _NumpyRandomState(_NumpyGenerator):
-    """An `np.random.RandomState` of the user's, or the module `np.random`."""
+    """A user's `np.random.RandomState`, or the module `np.random`."""
 
     def get(self) -> Any:
         return self.generator.get_state(legacy=False)
@@ -92,21 +93,21 @@ class _NumpyRandomState(_NumpyGenerator):
 
 
 class _CachedGlobalRng(ABC):
-    """A global generator whose full state is slow to get, while its words in memory are fast to compare.
+    """A global generator: its full state is slow to read, but its words in memory are fast to compare.
 
-    So the last full state is cached, and is valid as long as the words have not changed. The words do not show the
-    second number of a Gaussian pair (generators compute two, and keep one): with one waiting, nothing is cached.
+    So the last full state is cached, and is valid as long as the words have not changed. The words do not include the
+    second number of a Gaussian pair (generators compute two and store one), so nothing is cached while one is waiting.
     """
 
-    # The words, and the full state that belongs to them. In the class, as there is one generator and many objects here.
+    # The words and the full state that belongs to them; in the class, since there is one generator for all instances.
     cached: tuple[Any, Any] | None
 
     def __init_subclass__(cls) -> None:
         cls.cached = None
 
     def __init__(self, rng: ReplayableState) -> None:
-        self._rng = rng  # by its public functions
-        self._compare_full = False  # whether the words do not show the full state, see above
+        self._rng = rng  # reads the full state through public functions
+        self._compare_full = False  # whether a Gaussian is waiting, so that the words do not determine the full state
 
     def version(self, snapshot: Any = None) -> Any:
         raw_words = None if self._compare_full else self.raw_words()
@@ -127,11 +128,11 @@ class _CachedGlobalRng(ABC):
 
     @abstractmethod
     def raw_words(self) -> Any:
-        """The words of the generator as bytes; None if their location in memory is not known."""
+        """The generator's words as bytes; None if their location in memory is not known."""
 
     @abstractmethod
     def has_waiting_gaussian(self, full_state: Any) -> bool:
-        """Whether the second number of a Gaussian pair waits to be drawn."""
+        """Whether the second number of a Gaussian pair is waiting to be drawn."""
 
 
 class _PythonGlobal(_CachedGlobalRng):
@@ -154,7 +155,7 @@ class _NumpyGlobal(_CachedGlobalRng):
         generator = numpy.random.get_bit_generator()
         found = self.found
         if generator is not found[0]:
-            # `np.random.set_bit_generator` may have put another one in its place, whose layout is not known.
+            # `np.random.set_bit_generator` may have installed one whose layout is not known.
             is_known = isinstance(generator, numpy.random.MT19937)
             words = _Words.from_address(generator.ctypes.state_address) if is_known else None
             found = type(self).found = (generator, words)
@@ -166,14 +167,14 @@ class _NumpyGlobal(_CachedGlobalRng):
 
 _PYTHON = random.random.__self__  # type: ignore[attr-defined]  # the generator behind the functions of `random`
 _Words = ctypes.c_char * _MT19937_BYTES
-# The position and the words of Python's generator, which follow the header of its object.
+# The position and the words of Python's generator follow its object header.
 _python_words = _Words.from_address(id(_PYTHON) + object.__basicsize__)
 
 
 def _layout_is_known() -> bool:
-    """Whether Python's generator has the assumed layout in memory: its bytes are compared with its public state.
+    """Whether Python's generator has the assumed layout in memory: compares its bytes with its public state.
 
-    Without it (another Python implementation, a changed struct) the full state is used, only slower.
+    If not (another Python implementation, a changed struct), the full state is used, which is only slower.
     """
     if sys.implementation.name != "cpython" or type(_PYTHON).__basicsize__ < object.__basicsize__ + _MT19937_BYTES:
         return False
@@ -191,8 +192,8 @@ def global_rng_states() -> list[ReplayableState]:
 
 
 def private_rng_state(value: Any) -> ReplayableState | None:
-    """The replayable state of a user's generator of Python or NumPy, or None for anything else."""
-    # SystemRandom draws from the operating system, and has no state.
+    """The replayable state of a user's Python or NumPy generator, or None for anything else."""
+    # SystemRandom draws from the operating system and has no state.
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return _PythonRng(value)
     numpy = sys.modules.get("numpy")

@@ -1,8 +1,8 @@
 """State replay: recomputed steps and segments draw the same random numbers as in their first run.
 
 In: replayable states (`rng_state.py`), to which the generators of `random` and `np.random` are always added. A loop
-(`StateReplay`) takes one snapshot for each kept state, a segment (`SegmentReplay`) one before its first run. Neither
-costs memory where no state is used: unused states share their initial snapshot, or are forgotten.
+(`StateReplay`) takes one snapshot for each kept state, a segment (`SegmentReplay`) one before its first run. States
+that are not used cost no memory: they share their initial snapshot, or their snapshots are dropped.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +16,9 @@ __all__ = ["SegmentReplay", "StateReplay", "exchanged", "preserved_state", "set_
 
 
 class _Tracked:
-    """A replayable state, what it was at first, and whether it was seen to change since (`used`).
+    """A replayable state, its initial snapshot, and whether it was seen to change since (`used`).
 
-    One that `is_later` was changed after the first sweep, by others than steps; a tape that `is_saved` in has it by
-    reference.
+    `is_later`: it was changed after the first sweep, and not by a step. `is_saved`: a tape holds it by reference.
     """
 
     __slots__ = ("_version", "initial", "is_contents", "is_later", "is_read", "is_saved", "state", "used")
@@ -31,16 +30,16 @@ class _Tracked:
         self.is_later = self.is_saved = False
 
     def is_other(self) -> bool:
-        """Whether it is other than at first."""
+        """Whether it differs from the initial state."""
         return bool(self.state.version() != self._version)
 
     def forget_version(self) -> None:
-        """Never ask again."""
+        """Free the initial version; `is_other` must not be called afterwards."""
         self._version = None
 
 
 class StateReplay:
-    """The replayable states of one loop: snapshots of all of them, from which they can be restored."""
+    """The replayable states of one loop: takes snapshots of all of them, and restores them."""
 
     def __init__(self, replayable_states: Sequence[ReplayableState] = ()) -> None:
         self._tracked = [_Tracked(state) for state in (*global_rng_states(), *replayable_states)]
@@ -54,16 +53,16 @@ class StateReplay:
         return any(each.used for each in self._tracked)
 
     def note_later_changes(self) -> None:
-        """Count what was written after the first sweep as used, if it `is_read`: the steps may have read it.
+        """Count states that were written after the first sweep as used if they are `is_read`: a step may read them.
 
-        A generator that they did not draw from is none that they read.
+        Generators are not `is_read`: a step that reads one also changes it.
         """
         for _, each in (*self._read_unseen(contents=True), *self._read_unseen(contents=False)):
             each.used, each.is_later = True, not each.is_contents
 
     @contextmanager
     def noting_use(self) -> Iterator[None]:
-        """A block that records steps, whose tape may have by reference what was written after the first sweep."""
+        """A context that records steps, and notes which states written after the first sweep their tape refers to."""
         later = [each for each in self._tracked if each.is_later and not each.is_saved]
         ends = [(each, cast(ReadState, each.state).watch_use()) for each in later]
         try:
@@ -73,17 +72,17 @@ class StateReplay:
                 each.is_saved = end()
 
     def settle(self, *, contents: bool) -> None:
-        """Put back what was not seen to change, and has changed since: it had returned to its initial state.
+        """Restore states that differ now although they had their initial value at every snapshot.
 
-        A flag that two steps flip, or an average that comes out the same, is another one between them. With `contents`
-        those of containers, which hooks write into, too: before each pullback. Without, all others: after the last one.
+        An example is a flag that every second step flips back. With `contents` this restores containers, into which
+        hooks write as well, and is called before each pullback; without, it restores all others, after the last one.
         """
         set_states((each.state, each.initial) for _, each in self._read_unseen(contents))
 
     def take_contents(self, outside: Any) -> Any:
-        """Count contents as used that a pullback has changed, and put them back; `outside`, a snapshot, has them then.
+        """Move contents that a pullback has changed into the snapshot `outside`, and count them as used.
 
-        Such are the logs of hooks, which are to stay when the reverse sweep is over.
+        They are the logs of hooks, for example, which must stay after the reverse sweep.
         """
         for k, each in self._read_unseen(contents=True):
             outside = outside or [None] * len(self.initial)
@@ -92,17 +91,17 @@ class StateReplay:
         return outside
 
     def _read_unseen(self, contents: bool) -> list[tuple[int, _Tracked]]:
-        """The states that steps may read, that were not seen to change and are other than at first, by their index."""
+        """The states, with their indices, that steps may read, that are not `used` yet and differ from the initial."""
         return [pair for pair in self._read[contents] if not pair[1].used and pair[1].is_other()]
 
     def initial_of_read(self) -> list[Any]:
-        """The initial states of what the steps have changed or may have read, to repeat them later; None for others."""
+        """The initial snapshots of states that steps have changed or may have read, to rerun them; None for others."""
         return [each.initial if each.used or each.is_read else None for each in self._tracked]
 
     def snapshot(self) -> Any:
-        """The states now; where nothing was used, the very list of initial states, which takes no memory."""
+        """The current states; if nothing was used, the list of initial states itself, which takes no memory."""
         for each in self._tracked:
-            # Once used, always used: restoring the initial state brings its first version back, too.
+            # Once used, always used: restoring the initial state restores its version as well.
             each.used = each.used or each.is_other()
         return (
             [each.state.get() if each.used else each.initial for each in self._tracked] if self.used else self.initial
@@ -115,26 +114,26 @@ class StateReplay:
                 each.state.set(state)
 
     def rewind(self, snapshot: Any) -> None:
-        """Set back to a snapshot all that steps have changed since, whether or not that was noted already."""
-        self.snapshot()  # for its side effect: it notes what was used
+        """Set all states that steps have changed back to a snapshot, even those not known to be used yet."""
+        self.snapshot()  # for its side effect: it updates `used`
         self.restore(snapshot)
 
     def present(self) -> Any:
-        """The used states now; None for others."""
+        """The current values of the used states; None for others."""
         return [each.state.get() if each.used else None for each in self._tracked]
 
     def go_outside(self, outside: Any) -> Any:
-        """Put in the used ones of the states outside of the sweep, and return what they were, to come back to.
+        """Set the used states to those outside the sweep, and return those inside it, for `come_back`.
 
-        None for those that are not used, and for those that a tape has by reference: its pullback is to see them as the
-        steps did.
+        The result has None for states that are not used, and for those that a tape holds by reference: its pullback
+        must see them as the steps did.
         """
         inside = [each.state.get() if each.used and not each.is_saved else None for each in self._tracked]
         self.restore([None if mine is None else theirs for mine, theirs in zip(inside, outside, strict=True)])
         return inside
 
     def come_back(self, inside: Any, outside: Any) -> Any:
-        """Put the states of the sweep in again, and return those outside of it, as they are now."""
+        """Set the states to those inside the sweep again, and return the current ones outside it."""
         pairs = zip(self._tracked, inside, outside, strict=True)
         now = [theirs if mine is None else each.state.get() for each, mine, theirs in pairs]
         self.restore(inside)
@@ -142,7 +141,7 @@ class StateReplay:
 
 
 class SegmentReplay:
-    """The replayable states of one segment before its first run; `forget_unused` drops the others after it."""
+    """The replayable states of one segment before its first run; `forget_unused` then drops those it did not change."""
 
     def __init__(self, replayable_states: Sequence[ReplayableState]) -> None:
         self._tracked = [_Tracked(state) for state in (*global_rng_states(), *replayable_states)]
@@ -158,7 +157,7 @@ class SegmentReplay:
         set_states(self._snapshots())
 
     def rewound(self) -> AbstractContextManager[None]:
-        """A block in which the states start as they were before the first run; afterwards they are as before it."""
+        """A context that starts from the states before the first run, and restores the current ones at its end."""
         return exchanged(self._snapshots()) if self._tracked else nullcontext()
 
     def _snapshots(self) -> list[tuple[ReplayableState, Any]]:
@@ -167,7 +166,7 @@ class SegmentReplay:
 
 @contextmanager
 def exchanged(snapshots: Iterable[tuple[ReplayableState, Any]]) -> Iterator[None]:
-    """A block in which states start from these snapshots, or as they are if that is None; then they are as before."""
+    """A context that starts from these snapshots (None leaves a state as it is), and restores all states at its end."""
     snapshots = list(snapshots)
     outside = [(replayable, replayable.get()) for replayable, _ in snapshots]
     try:
@@ -184,6 +183,6 @@ def set_states(snapshots: Iterable[tuple[ReplayableState, Any]]) -> None:
 
 
 def preserved_state(states: Sequence[ReplayableState], to: Sequence[Any] | None = None) -> AbstractContextManager[None]:
-    """A block after which these and the global generators are as before it; `to`: the snapshots that it starts from."""
+    """A context that restores these states and the global generators at its end; it starts from the snapshots `to`."""
     every = [*global_rng_states(), *states]
     return exchanged(zip(every, to or [None] * len(every), strict=True))

@@ -13,7 +13,7 @@ class StateStore(Protocol):
         ...
 
     def get(self, number: int) -> Any:
-        """A kept state; it stays kept."""
+        """Return a kept state; it stays kept."""
         ...
 
     def drop(self, number: int) -> None:
@@ -32,7 +32,7 @@ class RamStore:
         self._states[number] = state
 
     def get(self, number: int) -> Any:
-        """A kept state; it stays kept."""
+        """Return a kept state; it stays kept."""
         return self._states[number]
 
     def drop(self, number: int) -> None:

@@ -1,9 +1,9 @@
-"""What steps change besides their results, by step, for loops that run the steps of another loop in any order.
+"""The replayable states before each step, for loops that run the steps of another loop in any order.
 
-The rule: a step starts from the random generators, contents and buffers that it had in the first sweep, and leaves them
-as they were before it. Those of step 0 are known from the call; those of every later step are what the one before
-leaves when it is first run here, and steps are first run in their order. What this can miss is what the replayable
-states miss. The cost: snapshots for all steps, and only where steps change anything.
+The rule: a step starts from the random generators, contents and buffers that it had in the first sweep, and afterwards
+they are set back. Those of step 0 are known from the call; those of each later step are what its predecessor leaves
+when it is first run here, which requires that first runs are in order. What it can miss: what the replayable states
+miss. The cost: a snapshot per step of each state that the steps use.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ T = TypeVar("T")
 
 
 class StepStates:
-    """The states that steps of a loop start from, filled as they run.
+    """The states from which the steps of a loop start, filled in as they run.
 
-    `first` are snapshots at step 0, and None for states that are left alone.
+    `first` are the snapshots at step 0; None for states that are left alone.
     """
 
     def __init__(self, states: Sequence[ReplayableState], first: Sequence[Any]) -> None:
         self._before = {0: [pair for pair in zip(states, first, strict=True) if pair[1] is not None]}
 
     def run(self, index: int, step: Callable[[], T]) -> T:
-        """Run a step with the states of its place in the loop."""
+        """Run step `index` from the states that it had in the loop."""
         with exchanged(self._before[index]):
             result = step()
             if index + 1 not in self._before:

@@ -1,12 +1,12 @@
-"""A loop that ends from inside: a step returns `STOP` in place of its carry, and does not count.
+"""Loops that end from inside: a step returns `STOP` in place of its carry, and does not count as a step.
 
-The rule: a `while_loop` whose condition is `until_stopped` runs until its body returns STOP. The state is then the one
-before that step, and whatever the step drew from random generators or changed besides its carry is put back, so that
-the caller can run the same turn again. A loop that stops in its very first step raises `Stopped`: there is no state to
-return gradients through, and the caller has the initial one.
+The rule: a `while_loop` whose condition is `until_stopped` runs until its body returns STOP. Its result is then the
+state before that step, and random generators and whatever else the step changed besides its carry are set back, so
+that the caller can run the same turn again. A loop that stops in its very first step raises `Stopped`: there is no
+state to return gradients through, and the caller has the initial one.
 
-What it can miss: changes that no replayable state knows of (files, other processes). The cost, for these loops only: a
-look at the versions of the generators before each step, and the last segment of the loop is recomputed.
+What it can miss: changes that no replayable state knows of (files, other processes). The cost, for these loops only:
+the versions of the generators are compared before each step, and the last segment of the loop is recomputed.
 """
 
 from typing import Any

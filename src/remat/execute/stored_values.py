@@ -1,13 +1,14 @@
 """Values that steps and segments store in lists, dicts and attributes instead of returning them.
 
-The rule: to store a value, for a log, is no error. But what is stored has no gradient, or a part of the true one: the
-graph of a recorded step ends where its range begins, and steps without a tape have none. So a value that depends on
-what is differentiated is replaced where it is stored, by one with the same numbers whose derivative is an error that
-says what to return instead. A framework says which values those are, and makes the replacements.
+The rule: storing a value, as in a log, is allowed. But a stored value has no gradient, or only part of the true one:
+the graph of a recorded step ends where its range begins, and steps without a tape have no graph. So a stored value
+that depends on a differentiated one is replaced, where it is stored, by one with the same numbers whose derivative
+raises an error that says what to return instead. The framework decides which values those are, and makes the
+replacements.
 
 What it can miss: values in containers that the step does not reach when it is called, in objects with `__slots__`,
-other references to a stored value, and values that only steps without a tape have stored. The cost is a copy of the
-contents of the containers, and their comparison after the call.
+other references to a stored value, and values that only steps without a tape have stored. The cost: the containers'
+contents are copied before the call and compared after it.
 """
 
 from collections import deque
@@ -23,13 +24,13 @@ __all__ = ["StoredValues", "raise_stored"]
 
 
 class StoredValues:
-    """What containers have got since these contents were taken."""
+    """The values added to containers since the contents `before` were taken."""
 
     def __init__(self, before: Contents) -> None:
         self._added = before.added()
 
     def groups(self) -> list[list[Any]]:
-        """The leaves that are new: of a list all are of one kind, of a dict (and of attributes) each by itself."""
+        """The new leaves in groups of one kind: a list is one group, each value of a dict (or attribute) is its own."""
         groups = [
             group
             for container, items in self._added
@@ -38,7 +39,7 @@ class StoredValues:
         return [flatten(group)[0] for group in groups]
 
     def replace(self, replacements: Mapping[int, Any]) -> None:
-        """Put others into the places of the leaves with these ids."""
+        """Replace the leaves whose ids are in `replacements`."""
         for container, items in self._added if replacements else ():
             _replace(container, replacements, {id(item) for item in items})
 
@@ -47,13 +48,13 @@ def raise_stored(*args: object) -> NoReturn:
     """Raise the StepError for a stored value that is differentiated."""
     raise StepError(
         "a value that a step or segment stored in a list, a dict, an attribute, a variable or a tensor of the caller's "
-        "is differentiated, and its gradient would be lost: only what is returned has it. Return it from the step as "
-        "y: scan gives the y of all steps, stacked, to be summed up; from a segment return it as one of its results"
+        "is differentiated, and its gradient would be lost: only returned values have one. Return it from the step as "
+        "y (scan returns the y of all steps, stacked), or from the segment as one of its results"
     )
 
 
 def _replace(container: Container, replacements: Mapping[int, Any], items: set[int] | None = None) -> None:
-    """Put the replacements of leaves into a container, or into those of its items that have these ids."""
+    """Replace leaves in a container, or only in its items with these ids."""
     if isinstance(container, set):
         for item in [item for item in container if id(item) in replacements]:
             container.remove(item)
@@ -66,7 +67,7 @@ def _replace(container: Container, replacements: Mapping[int, Any], items: set[i
 
 
 def _replaced(value: Any, replacements: Mapping[int, Any]) -> Any:
-    """A value with the replacements of leaves; only tuples are made anew, since others may refer to the rest."""
+    """The value with its leaves replaced: in place, except for tuples, since others may refer to its containers."""
     if id(value) in replacements:
         return replacements[id(value)]
     contents = vars(value) if is_dataclass(value) and hasattr(value, "__dict__") else value

@@ -1,8 +1,8 @@
-"""The frameworks: the only packages that may import one.
+"""The packages for the individual frameworks; no other package may import one.
 
-`framework_protocol.py` says what a framework's package offers, `framework_registry.py` finds the one to use from the
-values that a user passes, `compilers.py` is what torch.compile traces into. numpy/, torch/ and jax/ run parallel: a
-file of one name has one role in all of them.
+`framework_protocol.py` defines what a framework's package provides, `framework_registry.py` picks the framework from
+the values that a user passes, and `compilers.py` is the code that torch.compile traces into. numpy/, torch/ and jax/
+have the same layout: files with the same name have the same role.
 """
 
 from remat.frameworks.framework_protocol import Framework

@@ -1,11 +1,15 @@
-"""What becomes of remat's functions inside torch.compile.
+"""How remat's functions behave inside torch.compile.
 
-This module is what the compiler traces into, so it is kept free of anything else. A loop is run as it is, since a
-schedule is no graph to be compiled. A segment becomes one of torch's own, which the compiler knows and sees into, if
-the back end differentiates the graph itself (AOTAutograd, which is inductor's): it takes the random state and the
-buffers of modules along as values. Back ends that run the graph as it is ("eager") would run torch's segment in it
-without either: other dropout masks, statistics gathered twice. There a segment is run as it is, outside of the graph.
-Hooks of segments are not compiled: the compiler comes upon them where compiled code runs inside a segment.
+The compiler traces into this module, so it contains nothing else. A loop runs uncompiled, because a schedule is not a
+graph that can be compiled. A segment becomes torch.utils.checkpoint, which the compiler supports, if the back end
+differentiates the graph itself (AOTAutograd, used by inductor): it passes the rng state and module buffers through the
+graph as values. A back end that runs the graph as it is ("eager") does neither, and would draw other dropout masks and
+update statistics twice in the recomputation. There, a segment runs uncompiled, outside of the graph. The hooks of
+segments are never compiled; the compiler meets them when compiled code runs inside a segment.
+
+While compiled code runs, the compiler looks at every function that is called in it. It passes over those without
+tensors among their arguments, but looks at what these call. So it would find the inside of remat, and compile the
+second run of a segment whose first run was not compiled; `looks_at_calls` says when this can happen.
 """
 
 import sys
@@ -13,7 +17,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["compiled_checkpoint", "is_compiling", "not_compiled", "run_uncompiled", "traces_segments"]
+__all__ = ["compiled_checkpoint", "is_compiling", "looks_at_calls", "not_compiled", "run_uncompiled", "traces_segments"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,16 +29,22 @@ def is_compiling() -> bool:
     return torch is not None and torch.compiler.is_compiling()
 
 
+def looks_at_calls() -> bool:
+    """Whether a compiler would compile what the calling code calls, which it does not compile itself."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
+
+
 def traces_segments() -> bool:
-    """Whether the compiler is to trace a segment of the calling code; otherwise it runs outside of the graph."""
+    """Whether the compiler should trace segments of the calling code; otherwise they run outside of the graph."""
     return _differentiates_graph() or bool(getattr(_translator(), "one_graph", False))
 
 
 def _differentiates_graph() -> bool:
-    """Whether the back end that compiles the calling code differentiates the graph, so that torch's segments are exact.
+    """Whether the back end that compiles the calling code differentiates the graph, which makes torch's segments exact.
 
-    Of torch's own back ends all do but those that run the graph as it is; of others, those that call inductor.
-    Without an answer, as in an export, it is yes.
+    All of torch's own back ends do, except those that run the graph as it is. Other back ends do if they call inductor.
+    If there is no back end to ask, as in an export, the answer is True.
     """
     backend: Any = getattr(getattr(_translator(), "output", None), "compiler_fn", None)
     while inner := getattr(backend, "compiler_fn", None) or getattr(backend, "_torchdynamo_orig_backend", None):
@@ -48,7 +58,7 @@ def _differentiates_graph() -> bool:
 
 
 def _translator() -> Any:
-    """The compiler's state in this thread, or None. There is no public query for the back end."""
+    """The compiler's state in this thread, or None; there is no public way to ask for the back end."""
     translator = getattr(sys.modules.get("torch._dynamo.symbolic_convert"), "InstructionTranslator", None)
     try:
         return translator.current_tx()  # type: ignore[union-attr]
@@ -56,21 +66,21 @@ def _translator() -> Any:
         return None
 
 
-# The compiler calls these instead of tracing into them. This is what torch.compiler.assume_constant_result sets; torch
-# may not have been imported.
+# The compiler calls these functions instead of tracing into them. The attribute is what
+# torch.compiler.assume_constant_result sets; torch may not be imported yet, so it is set directly.
 for _constant in (traces_segments, _differentiates_graph):
     _constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def not_compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, which runs as it is where a compiler comes upon it."""
+    """The function, wrapped so that the compiler runs it uncompiled instead of tracing into it."""
     torch = sys.modules.get("torch")
-    # Asked for each saved tensor, so that it is looked up once, where torch is there.
+    # Called for each saved tensor, so look the function up once if torch is already imported.
     asked = is_compiling if torch is None else torch.compiler.is_compiling
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        if asked():
+        if asked() or looks_at_calls():
             return run_uncompiled(function, *args, **kwargs)
         return function(*args, **kwargs)
 
@@ -78,15 +88,15 @@ def not_compiled(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def run_uncompiled(function: Callable[..., T], *args: object, **kwargs: object) -> T:
-    """What the function returns, in code that is being compiled: the graph ends before it, and begins anew after it."""
+    """Call the function, uncompiled, from code that is being compiled: there is a graph break around it."""
     result: T = sys.modules["torch"].compiler.disable(function)(*args, **kwargs)
     return result
 
 
 def compiled_checkpoint(fn: Callable[..., T], args: tuple[object, ...], kwargs: dict[str, object]) -> T:
-    """What `fn(*args, **kwargs)` returns, as a segment that the compiler knows, where that is exact.
+    """What `fn(*args, **kwargs)` returns, run as torch.utils.checkpoint where that is exact.
 
-    It is a plain call in an export, which has no use for segments, and with fullgraph=True on a back end that runs the
+    It is a plain call in an export, where segments have no effect, and with fullgraph=True on a back end that runs the
     graph as it is.
     """
     torch = sys.modules["torch"]

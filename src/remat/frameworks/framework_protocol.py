@@ -1,4 +1,4 @@
-"""What a framework's package must offer: the protocol that the registry and the interface rely on."""
+"""The protocol of a framework's package, which the registry and the interface rely on."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -17,31 +17,32 @@ __all__ = ["Framework", "FrameworkTraits"]
 
 @dataclass(frozen=True)
 class FrameworkTraits:
-    """What the registry and messages need to know of a framework."""
+    """What the registry and error messages need to know about a framework."""
 
     name: str  # in profiles and messages to developers
     title: str  # in messages to users
-    array_types: tuple[type, ...]  # all that is an instance of these is its own
-    decides_loops: tuple[type, ...] = ()  # a step that captures one of these makes a loop over plain numbers its own
-    decides_segments: tuple[type, ...] = ()  # the same for functions that are checkpointed
-    mixes: bool = True  # whether its arrays may be arguments next to another framework's: one of the two differentiates
-    conversion: str = ""  # a call that makes its arrays from another framework's
-    has_policies: bool = False  # whether `policy=` says what a segment keeps
-    frees_graphs_at_the_end: bool = False  # of their whole backward, and not as it goes on
+    array_types: tuple[type, ...]  # instances of these belong to this framework
+    decides_loops: tuple[type, ...] = ()  # if a step captures one, a loop over plain numbers is this framework's
+    decides_segments: tuple[type, ...] = ()  # the same for checkpointed functions
+    mixes: bool = True  # whether its arrays may be passed with another framework's; one of the two differentiates
+    conversion: str = ""  # a call that converts another framework's arrays to its own
+    has_policies: bool = False  # whether `policy=` may say what a segment keeps
+    frees_graphs_at_the_end: bool = False  # whether a backward frees its graph at its end, and not node by node
+    boxes_floats: bool = False  # whether a step's carry has other objects in place of Python floats
     has_scan_options: bool = False  # whether its `scan` takes `reverse` and `unroll`
 
 
 class Framework(LeafArrays, Protocol):
-    """One framework; the module `remat.frameworks.<name>` is one, since modules can satisfy protocols."""
+    """One framework: the module `remat.frameworks.<name>`, since modules can satisfy protocols."""
 
     TRAITS: FrameworkTraits
 
     def owns(self, leaf: object, /) -> bool:
-        """Whether a leaf that is none of its array types can only be this framework's."""
+        """Whether a leaf that is not one of its array types can still only belong to this framework."""
         ...
 
     def is_module(self, fn: object, /) -> bool:
-        """Whether this is a module, with parameters of its own, and not a plain function."""
+        """Whether this is a module with parameters, rather than a plain function."""
         ...
 
     def is_tracing(self) -> bool:
@@ -49,7 +50,7 @@ class Framework(LeafArrays, Protocol):
         ...
 
     def is_differentiating(self) -> bool:
-        """Whether a gradient may be asked for of what runs now; if not, a plain loop is left to run as it is."""
+        """Whether a gradient may be requested of what runs now; if not, a plain loop runs as it is."""
         ...
 
     def put_item(self, x: Leaf, index: object, value: Leaf, /) -> Leaf:
@@ -71,26 +72,41 @@ class Framework(LeafArrays, Protocol):
         again: Callable[..., list[Leaf]] | None = None,
         /,
     ) -> list[Leaf]:
-        """What a function of arrays returns, recomputed in the backward where the framework traces Python (JAX).
+        """What a function of arrays returns; where Python is traced (JAX), the backward recomputes its residuals.
 
-        With `again` it is not traced: Python runs it, and `again` in the backward.
+        With `again` the function is not traced: Python runs `function` forward, and `again` in the backward.
         """
         ...
 
+    def tape_bytes(self, function: Callable[..., list[Leaf]], arrays: Sequence[Leaf], /) -> int:
+        """The bytes that the backward of a function of arrays keeps beside these, where `segment` recomputes it."""
+        ...
+
+    def stays_within_bounds(
+        self,
+        step: Callable[[PyTree, PyTree], object],
+        carry: PyTree,
+        x: PyTree,
+        ranges: Sequence[range | None],
+        /,
+    ) -> bool:
+        """Whether a step that is traced computes with numbers of these ranges, leaves of `x`, what Python would."""
+        ...
+
     def integers(self, numbers: range, /) -> Leaf:
-        """The numbers of a range as an input of `scan`."""
+        """The numbers of a range as an array that `scan` takes as input."""
         ...
 
     def unstack(self, rows: Leaf, /) -> Sequence[Leaf]:
-        """The rows of an array, with one gradient for all of them."""
+        """The rows of an array, sharing one gradient."""
         ...
 
     def shares_memory(self, one: Leaf, other: Leaf, /) -> bool:
-        """Whether two leaves are one object, or arrays that share memory."""
+        """Whether two leaves are the same object or arrays that share memory."""
         ...
 
     def free_bytes(self, *values: PyTree) -> int | None:
-        """Bytes that are free on the device of these values; None if that is the host, or is not known."""
+        """Free bytes on the device of these values; None if the device is the host, or if the number is unknown."""
         ...
 
     def scan(
@@ -104,7 +120,7 @@ class Framework(LeafArrays, Protocol):
         rows: dict[int, int] | None = None,
         driven: bool = False,
     ) -> tuple[PyTree, PyTree]:
-        """The last carry and the stacked outputs of all steps, or of those that `rows` maps to a row."""
+        """The last carry, and the stacked outputs of all steps, or of those steps that `rows` maps to a row."""
         ...
 
     def while_loop(
@@ -130,13 +146,13 @@ class Framework(LeafArrays, Protocol):
         ...
 
     def checkpoint_module(self, module: Any, options: CheckpointOptions) -> Any:
-        """The module, each call of which is checkpointed."""
+        """The module, wrapped so that each of its calls is checkpointed."""
         ...
 
     def measure_chain(self, stages: Sequence[Callable[[Any], Any]], x: PyTree) -> Chain:
-        """The chain of these stages on an input like `x`."""
+        """The chain of these stages, measured on an input like `x`."""
         ...
 
     def chain_key(self, stages: Sequence[Callable[[Any], Any]], x: PyTree) -> Hashable | None:
-        """What the costs of these stages depend on beside themselves; None where nothing is differentiated."""
+        """What the costs depend on besides the stages themselves; None if nothing is differentiated."""
         ...

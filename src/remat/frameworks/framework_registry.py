@@ -1,7 +1,8 @@
-"""The registry of frameworks, which finds the one to use.
+"""The registry, which picks the framework of a call.
 
-In: the values and functions that a user passes. Out: the `Framework` that can differentiate them, found by the types of
-their leaves. A framework is asked only if its package is loaded already: no framework is imported for its own sake.
+In: the values and functions that a user passes. Out: the `Framework` that can differentiate them, decided by the types
+of their leaves. Only frameworks whose package is already imported are considered; the registry itself never imports
+one.
 """
 
 import sys
@@ -21,25 +22,25 @@ __all__ = ["find_framework", "find_framework_of_call", "framework_of_module", "l
 
 
 class _Entry(NamedTuple):
-    package: str  # the package of its arrays
-    attribute: str  # what that package has when it is fully imported; its array type, if it has one
+    package: str  # the package that defines its arrays
+    attribute: str  # an attribute that exists once the package is fully imported: its array type, if it has one
     module: str  # our module for it
 
 
-# To add a framework, add its line here. Those before others in this list are preferred where arrays of both meet.
+# To add a framework, add its line here. Where arrays of two frameworks meet, the one listed first is used.
 REGISTRY = [
     _Entry("torch", "Tensor", "remat.frameworks.torch"),
     _Entry("jax", "Array", "remat.frameworks.jax"),
     _Entry("autograd", "grad", "remat.frameworks.numpy"),
 ]
-DEFAULT = "autograd"  # whose plain arrays and numbers are anyone's, and its own if nothing else decides
+DEFAULT = "autograd"  # plain arrays and numbers may belong to any framework, and to this one if nothing else decides
 UNSUPPORTED = {"tensorflow": "TensorFlow", "keras": "Keras"}
 _FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType)
 _ANYONES = frozenset({int, float, bool, complex, str, bytes, type(None)})
 
 
 def register(package: str, attribute: str, module: str) -> None:
-    """Add a framework that lives outside of remat; `module` is the name of one that satisfies `Framework`."""
+    """Add a framework that is not part of remat; `module` names a module that satisfies `Framework`."""
     REGISTRY.append(_Entry(package, attribute, module))
 
 
@@ -50,18 +51,18 @@ def load_framework(package: str) -> Framework:
 
 
 def find_framework(*values: PyTree, using: Iterable[Callable[..., object]] = ()) -> Framework:
-    """The framework of the leaves of these values.
+    """The framework that owns the leaves of these values.
 
-    Where these could be anyone's, it is the one that traces the calling code, or one that decides by what the functions
-    in `using` capture; else NumPy.
+    If no leaf decides, it is the framework that is tracing the calling code, then one that decides by what the
+    functions in `using` capture, then NumPy.
     """
     owner = _owner_of_values(values) or _tracing()
     return owner or _owner_of_captures(using, "decides_loops") or load_framework(DEFAULT)
 
 
 def find_framework_of_call(fn: Callable[..., object], args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Framework:
-    """The framework of a call: that of its arguments, of a trace, or of what the function captures; else NumPy."""
-    if args and not kwargs:  # the usual case, arrays of one framework, takes no time
+    """The framework of a call, decided by its arguments, by a trace, or by what the function captures; else NumPy."""
+    if args and not kwargs:  # fast path: all arguments are arrays of one framework
         first = _OWNERS.get(type(args[0]))
         decides = first is not None and (isinstance(fn, _FUNCTIONS) or first.is_module(fn))
         if first is not None and decides and all(_OWNERS.get(type(arg)) is first for arg in args):
@@ -78,8 +79,8 @@ def framework_of_module(fn: object) -> Framework | None:
 def _loaded() -> Iterator[Framework]:
     """The frameworks whose packages are imported.
 
-    One that remat cannot use, such as a release that is too old, is left out, as long as none of its arrays is
-    passed: it must not get in the way of others.
+    A framework that remat cannot use, such as too old a release, is left out unless one of its arrays is passed, so
+    that it does not get in the way of the others.
     """
     for entry in REGISTRY:
         framework = _FRAMEWORKS.get(entry.module)
@@ -89,7 +90,7 @@ def _loaded() -> Iterator[Framework]:
             yield framework
 
 
-_FRAMEWORKS: dict[str, Framework] = {}  # by the names of our modules for them
+_FRAMEWORKS: dict[str, Framework] = {}  # by the name of our module for the framework
 _UNUSABLE: set[str] = set()
 
 
@@ -103,7 +104,7 @@ def _try_to_load(module: str) -> Framework | None:
 
 
 def _raise_if_unusable(leaf: object) -> None:
-    """Raise the ImportError of a framework that remat cannot use, where an array of that framework is passed."""
+    """Raise the ImportError of an unusable framework if the leaf is one of its arrays."""
     for entry in REGISTRY:
         array_type = getattr(sys.modules.get(entry.package), entry.attribute, None)
         if entry.module in _UNUSABLE and isinstance(array_type, type) and isinstance(leaf, array_type):
@@ -133,15 +134,15 @@ def _mixed(owners: dict[str, Framework], first_leaves: dict[str, Leaf]) -> StepE
     conversions = [owner.TRAITS.conversion for owner in owners.values() if owner.TRAITS.conversion]
     return StepError(
         f"there are arrays of two frameworks, {' and '.join(described)}, and no gradient flows from one to the other. "
-        f"Give those of one; {' and '.join(conversions)} convert{'s' * (len(conversions) == 1)} them"
+        f"Give arrays of one framework; {' and '.join(conversions)} convert{'s' * (len(conversions) == 1)} them"
     )
 
 
-_OWNERS: MutableMapping[type, Framework] = WeakKeyDictionary()  # of types that decide by themselves
+_OWNERS: MutableMapping[type, Framework] = WeakKeyDictionary()  # by array type
 
 
 def _owner(leaf: object) -> Framework | None:
-    """The framework that a leaf belongs to and to no other."""
+    """The framework that a leaf belongs to; None if it could belong to any."""
     leaf_type = type(leaf)
     if leaf_type in _ANYONES or leaf_type.__module__ == "numpy":
         return None
@@ -170,7 +171,7 @@ def _type_name(leaf: object) -> str:
 
 
 def _owner_of_captures(functions: Iterable[Callable[..., object]], trait: str) -> Framework | None:
-    """The framework that decides, by this trait, by the first value of these types that a function captures."""
+    """The framework that claims, by this trait, the first value of a claimed type that a function captures."""
     candidates: list[tuple[Framework, tuple[type, ...]]] = [(each, getattr(each.TRAITS, trait)) for each in _loaded()]
     types = tuple(each for _, its_types in candidates for each in its_types)
     if not types:
@@ -186,7 +187,7 @@ def _owner_of_captures(functions: Iterable[Callable[..., object]], trait: str) -
 
 
 class _FirstOfTypes(Reach):
-    """Remembers the type of the first value of some types that a function captures."""
+    """A search that remembers the type of the first captured value that has one of the given types."""
 
     def __init__(self, types: tuple[type, ...]) -> None:
         super().__init__()

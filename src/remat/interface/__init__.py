@@ -1,4 +1,4 @@
-"""WHAT USERS CALL: loops, segments, chains and models. The framework is found from the arrays."""
+"""WHAT USERS CALL: loops, segments, chains and models. The arrays passed in decide the framework."""
 
 from remat.interface.auto_checkpointing import LargestBatch, auto_checkpoint, explain, largest_batch
 from remat.interface.chaining import chain, measure

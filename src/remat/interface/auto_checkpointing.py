@@ -1,4 +1,4 @@
-"""Networks under a budget in bytes: what is kept and what is computed again is decided by a plan."""
+"""Models under a budget in bytes: a plan decides what is kept and what is recomputed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Never, TypeVar
@@ -16,10 +16,10 @@ M = TypeVar("M")
 
 
 class StepCosts(NamedTuple):
-    """What one forward and backward took: the peak in bytes above the level before it, and seconds.
+    """What one forward and backward took: the peak in bytes above those live before it, and the seconds.
 
-    In the peak are `outputs`: bytes of what a planned model returns, which the step holds until its end, as many
-    callers do, and which are no part of the plan.
+    The peak includes `outputs`, the bytes of what a planned model returns. The step holds them until its end, as many
+    callers do; the plan does not count them.
     """
 
     peak: int
@@ -28,7 +28,7 @@ class StepCosts(NamedTuple):
 
 
 class LargestBatch(NamedTuple):
-    """A batch size, and the plan that runs it inside of the memory."""
+    """A batch size, and the plan that runs it inside the memory."""
 
     size: int
     plan: Plan
@@ -47,37 +47,37 @@ def auto_checkpoint(
     inside_blocks: bool = True,
     compile: bool | Mapping[str, Any] = False,
 ) -> M:
-    """The model, whose activations stay inside a budget: its blocks are kept, or computed again in the backward.
+    """Keep the model's activations inside a budget: each block is kept, or recomputed in the backward.
 
-    The model itself is changed, as `gradient_checkpointing_enable` changes one: parameters, names, hooks, copies, files
-    and optimizers stay as they are, only its blocks get a subclass of their class. Blocks are measured on the sample,
-    planned for the least time, and the plan is tried: its measured peak is inside the budget, or an error says by how
-    much it is not. Gradients are those of the plain model. A second call replaces the plan of the first.
+    This changes the model itself, as `gradient_checkpointing_enable` does: only its blocks get a subclass of their
+    class; parameters, names, hooks, copies, saved files and optimizers stay valid. The blocks are measured on the
+    sample and planned for the least time, and the plan is tried: its measured peak is inside the budget, or an error
+    says by how much it is not. Gradients are those of the plain model. A second call replaces the first plan.
 
     Args:
-        model: A module of PyTorch.
-        memory: The bytes that may be live above those at the call of the model, until the backward has ended, such as
-            "8 GiB": not counted are parameters, their gradients, the optimizer's state and the batch. A number below 1
-            is a fraction of what is free then; "auto" is all that the device has beside gradients and optimizer.
-        sample: What the model is called with in training: a tuple of arguments, a dict of named ones, or one tensor.
-            Without it the first call with gradients is the sample.
-        blocks: What may be computed again: a list of modules by name, names of modules, or modules; without it the
-            model's lists of repeated modules. "whole": the model is one graph of single operators (see the docs).
-        plan: A plan that was made for this model before, `model.remat_plan`, instead of memory and sample.
-        loss: The function of the model's output that is differentiated, so that the plan knows what it takes. Without
-            it a loss in the output, or a cotangent like the output, is counted.
-        on_new_shape: What to do when inputs of another shape come: "plan" for them, or raise an "error".
-        optimizer: For memory="auto": the optimizer, whose state may still have to be made.
-        inside_blocks: Whether a block may also keep a part of what its backward needs, and make the rest again.
-        compile: Whether blocks are run as compiled code, each by itself (`torch.compile`); a dict has arguments for it.
+        model: A PyTorch module.
+        memory: The bytes, such as "8 GiB", that may be live above those at the call of the model, until its backward
+            has ended. Parameters, their gradients, the optimizer's state and the batch do not count. A number below 1
+            is a fraction of what is free at the call; "auto" is everything that gradients and the optimizer leave free.
+        sample: What the model is called with in training: a tuple of arguments, a dict of keyword arguments, or one
+            tensor. Without it, the first call with gradients is the sample.
+        blocks: What may be recomputed: the name of a list of modules, names of modules, or modules; by default the
+            model's lists of repeated modules. "whole" plans the model as one graph of single operators (see the docs).
+        plan: A plan made earlier for this model, `model.remat_plan`, instead of memory and sample.
+        loss: The function of the model's output that is differentiated, so that the plan includes its cost. Without
+            it, the plan counts a loss in the output, or a cotangent like the output.
+        on_new_shape: What to do for inputs of a new shape: "plan" for them, or raise an "error".
+        optimizer: For memory="auto": the optimizer, whose state may not have been allocated yet.
+        inside_blocks: Whether a block may also keep part of its residuals and recompute the rest.
+        compile: Whether to compile each block separately (`torch.compile`); a dict is passed on as its arguments.
 
     Returns:
         The model.
 
     Raises:
         ProblemError: If no blocks are found, or arguments contradict each other.
-        InfeasibleError: If no plan fits; it names the least memory and the stage that needs it. On a GPU the backward
-            of the first training step raises it, if the program takes more beside the model than the budget leaves.
+        InfeasibleError: If no plan fits; it names the least memory and the stage that needs it. On a GPU, the backward
+            of the first training step raises it if the rest of the program needs more than the budget leaves.
     """
     framework: Any = _framework(model, "auto_checkpoint")
     _check_request(memory, plan, on_new_shape, unnamed)
@@ -90,7 +90,7 @@ def _check_request(memory: object, plan: object, on_new_shape: object, unnamed: 
     if unnamed:
         raise ProblemError("name the arguments after the model: remat.auto_checkpoint(model, memory=..., sample=...)")
     if (memory is None) == (plan is None):
-        raise ProblemError("give auto_checkpoint its budget, memory=, or a plan, plan=: one of the two")
+        raise ProblemError("give auto_checkpoint either a budget, memory=, or a plan, plan=")
     if plan is not None and not isinstance(plan, Plan):
         raise ProblemError(f"plan must be a Plan, such as model.remat_plan, not {plan!r:.60}")
     if on_new_shape not in ("plan", "error"):
@@ -107,18 +107,18 @@ def largest_batch(
     least: int = 1,
     most: int = 65_536,
 ) -> LargestBatch:
-    """The largest batch size for which the activations of a model fit a budget, and the plan that does it.
+    """The largest batch size whose activations fit a budget, and the plan that runs it.
 
-    Batches of some sizes are measured, one block at a time; the model stays as it is.
+    Batches of a few sizes are measured, one block at a time; the model is not changed.
 
     Args:
-        model: A module of PyTorch.
+        model: A PyTorch module.
         make_batch: A function of the batch size that returns what the model is called with, as `sample` above.
         memory: As in `auto_checkpoint`.
         blocks: As in `auto_checkpoint`.
         loss: As in `auto_checkpoint`.
-        least: The smallest size that is tried: batch norm, for one, does not train on a batch of one.
-        most: The largest size that is tried.
+        least: The smallest size to try; batch norm, for example, cannot train on a batch of one.
+        most: The largest size to try.
 
     Returns:
         The size and the plan, which `auto_checkpoint(model, plan=...)` takes.
@@ -135,13 +135,13 @@ def largest_batch(
 def measure_step(
     model: Any, sample: Any, *, loss: Callable[[Any], Any] | None = None, plain: bool = False
 ) -> StepCosts | None:
-    """What one forward and backward of a model take; None if there is not enough memory. Nothing is left of it.
+    """The costs of one forward and backward of a model; None if memory runs out. The model is left as it was.
 
     Args:
-        model: A module of PyTorch.
+        model: A PyTorch module.
         sample: As in `auto_checkpoint`.
         loss: As in `auto_checkpoint`.
-        plain: Whether the blocks of a model after `auto_checkpoint` are to be recorded all the same.
+        plain: Whether to record all blocks of a model after `auto_checkpoint`, whatever its plan says.
     """
     costs = _framework(model, "measure_step").measure_step(model, sample, loss, plain)
     return None if costs is None else StepCosts(*costs)
@@ -152,7 +152,7 @@ def explain(subject: Any, *, contents: bool = False) -> str:
 
     Args:
         subject: A model after `auto_checkpoint`, or a plan for a chain or for the graph of a step.
-        contents: Whether to list, for blocks that keep a part, which results of operators are kept and made again.
+        contents: Whether to list which operator results are kept and which recomputed, for blocks that keep some.
 
     Returns:
         A text of a few lines.
@@ -161,7 +161,7 @@ def explain(subject: Any, *, contents: bool = False) -> str:
     if plan is None and hasattr(type(subject), "remat_plan"):
         raise ProblemError(
             f"this {type(subject).__name__} is not planned yet: call it once with gradients, or give auto_checkpoint "
-            "sample=, what it is called with"
+            "a sample= of what it is called with"
         )
     if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain | Graph):
         raise ProblemError(
@@ -174,5 +174,5 @@ def explain(subject: Any, *, contents: bool = False) -> str:
 def _framework(model: Any, what: str) -> Any:
     framework = framework_of_module(model)
     if framework is None or not hasattr(framework, what):
-        raise ProblemError(f"{what} takes a module of PyTorch, not {type(model).__name__}")
+        raise ProblemError(f"{what} takes a PyTorch module, not {type(model).__name__}")
     return framework

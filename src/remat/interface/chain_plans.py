@@ -1,12 +1,13 @@
-"""Plans of chains that are given a budget: measured and planned in the first call, and found again in later ones.
+"""Plans for chains with a budget: the first call measures and plans, later calls find the plan in a cache.
 
-The rule: stages that are the same objects, on inputs of equal specs, with what else the framework says that their costs
-depend on (`chain_key`: training flags, shapes of parameters, autocast), cost the same. What it can miss: a function
-whose cost depends on something else that has changed, such as a size in a global; then the plan of its first call is
-used, whose gradients are right and whose memory may be more. Functions that are made anew for each call, as lambdas in
-a training loop, are measured anew.
+The rule: the costs of a chain are the same if its stages are the same objects, its inputs have equal specs, and the
+framework's `chain_key` (training flags, shapes of parameters, autocast) is the same. What it can miss: a function whose
+cost depends on something else that has changed, such as a size in a global. The plan of its first call is then reused:
+gradients are still right, but the peak may be higher. Functions created in each call, such as lambdas in a training
+loop, are measured each time.
 
-Stages are referred to weakly, and an entry goes with the first of them. The cost: 1 us a stage beside `chain_key`.
+The cache refers to stages weakly, and drops an entry as soon as one of its stages dies. The cost: 1 us per stage, plus
+`chain_key`.
 """
 
 from collections import OrderedDict
@@ -26,8 +27,8 @@ from remat.problem import Chain, Memory
 
 __all__ = ["chain_plan", "plan_with_retention"]
 
-MOST_CHAINS = 32  # of which the least recently used one is dropped first
-MOST_PLANS = 16  # of one chain
+MOST_CHAINS = 32  # the least recently used chain is dropped first
+MOST_PLANS = 16  # per chain
 
 
 @dataclass
@@ -47,7 +48,7 @@ def chain_plan(
     measure: Callable[[], Chain],
     make: Callable[[Chain, int], Plan] = plan,
 ) -> Plan:
-    """The plan of these stages in `memory` bytes; `key` is what their cost depends on beside themselves."""
+    """The plan for these stages in `memory` bytes; `key` is what else their costs depend on."""
     objects = [each for stage in stages for each in _objects(stage)]
     ids = (key, *map(id, objects))
     entry = _measured.get(ids)
@@ -55,7 +56,7 @@ def chain_plan(
         entry = _Measured(measure(), [])
         try:
             entry.stages.extend(ref(each, lambda _: _measured.pop(ids, None)) for each in objects)
-        except TypeError:  # one of them cannot be referred to weakly
+        except TypeError:  # one of them allows no weak references
             return make(entry.chain, memory)
         _measured[ids] = entry
     _measured.move_to_end(ids)
@@ -68,10 +69,10 @@ def chain_plan(
 
 
 def plan_with_retention(chain: Chain, memory: int) -> Plan:
-    """The fastest plan that fits where inputs of segments are freed only at the end (retained_peak.py).
+    """The fastest plan that fits if inputs of segments are freed only at the end (retained_peak.py).
 
-    Planners count as if they were freed one by one. So plans for this and for smaller budgets, and those of equal
-    segments, are looked at, and the fastest is taken that fits.
+    Planners assume that they are freed one by one. So the candidates are plans for this budget and smaller ones, and
+    plans with equal segments; the fastest one whose actual peak fits is returned.
     """
     plans = [*_plans_up_to(chain, memory), *_equal_segments(chain)]
     peaks = [retained_peak(chain, nested_ranges(each.schedule, chain.units)) for each in plans]
@@ -98,7 +99,7 @@ def _equal_segments(chain: Chain) -> Iterator[Plan]:
 
 
 def _objects(stage: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """The objects that a stage is: a bound method is made anew whenever it is asked for."""
+    """The objects that identify a stage: two for a bound method, which is a new object at each access."""
     return (stage.__self__, stage.__func__) if isinstance(stage, MethodType) else (stage,)
 
 

@@ -1,4 +1,4 @@
-"""Chains: functions one after another, of which a plan says what is kept and what is computed again."""
+"""Chains: functions called one after another, where a plan decides what is kept and what is recomputed."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -25,18 +25,18 @@ _RECORDED = CheckpointOptions(threshold=2**62, once=True)
 
 
 def measure(stages: Iterable[Callable[[Any], Any]], sample: Any) -> Chain:
-    """The `Chain` of stages on an input like `sample`: seconds and bytes of each, measured by running it alone.
+    """Measure the seconds and bytes of each stage on an input like `sample`, by running each stage alone.
 
-    Nothing is changed by it: statistics, generators and gradients are afterwards as before. On PyTorch, a stage that
-    writes into its input is one `Stage` with the one before. On JAX, stages are compiled, and timed if `sample` is a
-    concrete array; inside of a trace, times are estimated from the numbers of operations.
+    Statistics, generators and gradients are afterwards as before. On PyTorch, a stage that writes into its input is
+    joined with the stage before it into one `Stage`. On JAX, stages are compiled, and timed if `sample` is a concrete
+    array; inside a trace, times are estimated from operation counts.
 
     Args:
-        stages: Functions or modules of one argument, each of which takes what the one before returns.
-        sample: The input of the first one.
+        stages: Functions or modules of one argument; each takes what the one before returns.
+        sample: The input of the first stage.
 
     Returns:
-        The chain, to be planned, saved and printed.
+        The chain, which can be planned, saved and printed.
 
     Raises:
         ProblemError: If a stage is not callable.
@@ -52,21 +52,21 @@ def chain(
     memory: int | str | float | None = None,
     plan: Plan | None = None,
 ) -> Any:
-    """What the last stage returns, when each stage is called with what the one before returned; the first with `x`.
+    """Call the stages one after another, starting from `x`, and return what the last one returns.
 
-    Stages are recorded, or run without a tape and computed again in the backward, also several times, as the plan has
-    it: as segments inside segments. Gradients are those of the plain calls.
+    The plan decides which stages are recorded and which run without a tape and are recomputed in the backward, possibly
+    several times, as nested segments. Gradients are those of the plain calls.
 
     Args:
         stages: Functions or modules of one argument.
-        x: The input of the first one, an array or any nesting of containers with arrays.
+        x: The input of the first stage: an array, or arrays in any nesting of containers.
         memory: The bytes that may be live above those at the call until the backward has ended, such as "2 GiB", or a
-            fraction of those that are free, such as 0.9. The stages are measured, and planned for the least time.
-            That is done once for the same stages and budget on equal inputs, in the same modes (training, autocast):
-            give the same objects in every call, and no lambdas that are made anew. A fraction is rounded down by up
-            to 3 %, so that the plan stays the same where a little more or less is free. Autograd frees its graphs at
-            the end of the backward, which the plan allows for. On JAX the budget is the plan's: XLA may take more,
-            above all on the CPU, where it undoes recomputation.
+            fraction of the free bytes, such as 0.9. The stages are measured and planned for the least time, once for
+            the same stages and budget on equal inputs in the same modes (training, autocast): pass the same objects
+            in every call, not new lambdas. A fraction is rounded down by up to 3 %, so that the plan does not change
+            when a little more or less memory is free. Autograd frees its graphs only at the end of the backward,
+            which the plan allows for. On JAX, the plan keeps to the budget, but XLA may take more, above all on the
+            CPU, where it undoes recomputation.
         plan: A plan for a `Chain` of as many stages, instead of `memory`.
 
     Returns:
@@ -85,7 +85,7 @@ def chain(
     """
     functions = _functions(stages)
     if (memory is None) == (plan is None):
-        raise ProblemError("give a chain its budget, memory=, or a plan, plan=: one of the two")
+        raise ProblemError("give a chain either a budget, memory=, or a plan, plan=")
     with recorded_call("chain", None) as call:
         framework = find_framework(x, using=functions)
         if call is not None:
@@ -100,7 +100,7 @@ def chain(
 def _plan_within(
     framework: Framework, functions: Sequence[Callable[[Any], Any]], x: Any, memory: int | str | float | None
 ) -> Plan | None:
-    """The plan in a budget, or None where nothing is differentiated."""
+    """The plan within a budget, or None if nothing is differentiated."""
     if isinstance(memory, float):
         budget = fraction_of_free(memory, lambda: framework.free_bytes(x))
         budget -= budget % (1 << max(0, budget.bit_length() - 6))
@@ -114,7 +114,7 @@ def _plan_within(
 
 
 def _planned(functions: Sequence[Callable[[Any], Any]], plan: Plan, framework: Framework) -> list[Callable[[Any], Any]]:
-    """The functions to call one after another, so that a plan is run."""
+    """The functions that run a plan when they are called one after another."""
     if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain):
         planned = f"a {type(plan.problem).__name__} of {plan.problem.title}" if isinstance(plan, Plan) else repr(plan)
         raise ProblemError(f"the plan is for {planned:.60}; this is a chain of {len(functions)} stages")
@@ -131,7 +131,7 @@ def _planned(functions: Sequence[Callable[[Any], Any]], plan: Plan, framework: F
 
 
 def _joined(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
-    """The functions as one."""
+    """The functions composed into one."""
     if len(functions) == 1:
         return functions[0]
 
@@ -146,9 +146,9 @@ def _joined(functions: Sequence[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 def _segments(
     functions: Sequence[Callable[[Any], Any]], items: Sequence[Item], *, in_runs: bool
 ) -> list[Callable[[Any], Any]]:
-    """The functions to call one after another: stages themselves, and segments of several.
+    """The functions to call one after another: single stages, and segments of several.
 
-    `in_runs`: recorded stages that follow on each other are a segment, too, that keeps its tape until it is used.
+    With `in_runs`, consecutive recorded stages also form a segment, which keeps its tape until it is pulled back.
     """
     if in_runs:
         return [_segment(functions, part, in_runs=True) for part in runs(items)]

@@ -1,7 +1,6 @@
-"""Segments: functions and modules that are run again in the backward, so that what it needs is not kept."""
+"""Segments: functions and modules whose residuals are not kept, but recomputed in the backward."""
 
 import inspect
-import re
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar, overload
@@ -9,7 +8,13 @@ from typing import Any, ParamSpec, TypeVar, overload
 from remat.errors import ProblemError, StepError
 from remat.execute.determinism import Check, parse_check
 from remat.frameworks import Framework, find_framework_of_call, framework_of_module
-from remat.frameworks.compilers import compiled_checkpoint, is_compiling, run_uncompiled, traces_segments
+from remat.frameworks.compilers import (
+    compiled_checkpoint,
+    is_compiling,
+    looks_at_calls,
+    run_uncompiled,
+    traces_segments,
+)
 from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
 from remat.units import to_bytes
@@ -21,8 +26,8 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Policy = Callable[..., Any] | str | None
 _ALWAYS = CheckpointOptions()
-_LATER = object()  # the function comes later: drop is used as a decorator with options
-_ELSEWHERE = {  # options of torch.utils.checkpoint and jax.checkpoint, and why they are not needed here
+_NO_FUNCTION_YET = object()  # no function yet: drop is used as a decorator with options
+_FOREIGN = {  # options of torch.utils.checkpoint and jax.checkpoint, and why remat does not need them
     "use_reentrant": "there is one way to do it here, which nests",
     "preserve_rng_state": "random generators are always replayed",
     "determinism_check": "remat.drop(fn, check=...) says when values are compared",
@@ -38,12 +43,13 @@ _ELSEWHERE = {  # options of torch.utils.checkpoint and jax.checkpoint, and why 
 
 
 def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `fn(*args, **kwargs)` returns; its residuals are not kept, but recomputed when its backward needs them.
+    """Call `fn(*args, **kwargs)` without keeping its residuals; they are recomputed when its backward needs them.
 
-    Gradients are those of the plain call, for the arguments and for all that `fn` uses. Random numbers are drawn again
-    as they were, statistics of modules are gathered once. Segments nest: an inner one keeps nothing while the outer one
-    runs for the first time. On PyTorch a recomputation stops as soon as all that is needed was computed; autograd's run
-    to their end. On JAX it is `jax.checkpoint`: arrays of JAX and NumPy are traced, all else stays as it is.
+    Gradients are those of the plain call, for the arguments and for everything else that `fn` uses. A recomputation
+    draws the same random numbers; module statistics are updated only once. Segments nest: an inner one keeps nothing
+    while the outer one runs for the first time. On PyTorch, a recomputation stops as soon as it has everything that the
+    backward needs; with autograd, it runs to the end. On JAX this is `jax.checkpoint`: JAX and NumPy arrays are
+    traced, and other arguments are passed through.
 
     Args:
         fn: A function or module; it must compute the same each time.
@@ -56,7 +62,7 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     Raises:
         ProblemError: If `fn` is not callable.
         StepError: If `fn` cannot be recomputed, or is passed an option of another library that it does not take.
-        DeterminismError: In the backward, if `fn` computed something else when it was run again.
+        DeterminismError: In the backward, if recomputing `fn` gave a different result.
 
     Example:
         >>> import autograd.numpy as np, numpy
@@ -83,33 +89,33 @@ def drop(
 
 
 def drop(
-    fn: Any = _LATER,
+    fn: Any = _NO_FUNCTION_YET,
     *,
     check: Check = "first",
     early_stop: bool = True,
     policy: Policy = None,
     memory: int | str | None = None,
 ) -> Any:
-    """The function or module, each call of which is a `checkpoint`; without one, a decorator that makes it.
+    """Make each call of a function or module a `checkpoint`; without `fn`, return a decorator that does so.
 
-    A module of PyTorch becomes another module of the same class with the same contents; its `forward` is recomputed,
-    its own hooks are not. The module that is passed stays as it is. One of equinox, or another pytree of JAX that is
-    callable, becomes a pytree.
+    A PyTorch module becomes a new module of the same class with the same contents, whose `forward` is recomputed while
+    its own hooks are not; the original is not changed. An equinox module, or any other callable JAX pytree, becomes a
+    pytree.
 
     Args:
         fn: A function or module.
-        check: When recomputed values are compared with the first ones: until the "first" backward through `fn` has
-            shown that it repeats itself, "always", or "never", which leaves shapes and dtypes. Without effect on JAX.
-        early_stop: Whether a recomputation ends when all that is needed was computed. Without effect on JAX.
-        policy: What JAX keeps all the same: one of `jax.checkpoint_policies` or its name, such as "dots_saveable".
-        memory: The bytes that JAX may keep all the same, such as "64 MiB", beside arguments and results: those values
-            of the function are kept that save most time. For a model of PyTorch there is `auto_checkpoint`.
+        check: When recomputed values are compared with the originals: until the "first" backward through `fn` has
+            found no difference, "always", or "never", which still compares shapes and dtypes. No effect on JAX.
+        early_stop: Whether a recomputation ends as soon as it has everything that is needed. No effect on JAX.
+        policy: What JAX saves anyway: one of `jax.checkpoint_policies` or its name, such as "dots_saveable".
+        memory: The bytes that JAX may save anyway, such as "64 MiB", besides arguments and results; the values that
+            save most time are chosen. For a PyTorch model, use `auto_checkpoint`.
 
     Returns:
         A function or module of the same signature.
 
     Raises:
-        ProblemError: If `fn` is not callable, or an option is out of range or not for this framework.
+        ProblemError: If `fn` is not callable, or an option is invalid or not for this framework.
 
     Example:
         >>> import autograd.numpy as np
@@ -118,7 +124,7 @@ def drop(
         >>> print(f"{grad(block)(0.5):.6f}")
         0.778644
     """
-    if fn is _LATER:
+    if fn is _NO_FUNCTION_YET:
         return partial(drop, check=check, early_stop=early_stop, policy=policy, memory=memory)
     check_callable(fn)
     options = _drop_options(check, early_stop, policy, memory)
@@ -146,14 +152,14 @@ def _drop_options(check: Check, early_stop: bool, policy: Policy, memory: int | 
 
 
 def adaptive_checkpoint(fn: Callable[..., T], *args: Any, threshold: int | str = "10 KiB", **kwargs: Any) -> T:
-    """What `fn` returns, as a `checkpoint` if the arrays of its result are larger than `threshold` in all.
+    """Call `fn` as a `checkpoint` if the arrays of its result have more than `threshold` bytes in total.
 
-    A result of that size or less is left alone: what its backward needs is kept. The function is run once either way.
+    For a smaller result the residuals are kept as usual. The forward runs `fn` once either way.
 
     Args:
         fn: A function or module; it must compute the same each time.
         *args: Its arguments.
-        threshold: Bytes of the result, as a number or as text.
+        threshold: Bytes of the result, as a number or text.
         **kwargs: Its keyword arguments.
 
     Returns:
@@ -172,19 +178,28 @@ def adaptive_checkpoint(fn: Callable[..., T], *args: Any, threshold: int | str =
     if not is_compiling():
         _check_threshold_place(fn, args, kwargs)
     size = to_bytes(threshold, "threshold")
-    result: T = run_segment("adaptive_checkpoint", fn, args, kwargs, CheckpointOptions(threshold=size))
+    try:
+        result: T = run_segment("adaptive_checkpoint", fn, args, kwargs, CheckpointOptions(threshold=size))
+    except TypeError as error:
+        if args and type(args[-1]) in (int, str):  # a builtin, which does not say how many arguments it takes
+            error.add_note(
+                f"Everything after fn is passed to it. If {args[-1]!r:.40} is the threshold, write "
+                f"remat.adaptive_checkpoint(fn, ..., threshold={args[-1]!r:.40})"
+            )
+        raise
     return result
 
 
 def run_segment(
     what: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], options: CheckpointOptions
 ) -> Any:
-    """What `fn` returns, as a segment; `what` is the name of the caller, for messages and profiles."""
-    if is_compiling():  # the compiler knows torch's own segments, and sees into them
+    """Call `fn` as a segment; `what` is the name of the public function, for messages and profiles."""
+    if is_compiling():  # the compiler understands torch's own checkpoint, and traces into it
         if options.policy is not None or options.memory is not None:
             raise ProblemError(_refusal(options, "torch"))
         if traces_segments():
             return compiled_checkpoint(fn, args, kwargs)
+    if is_compiling() or looks_at_calls():
         return run_uncompiled(run_segment, what, fn, args, kwargs, options)
     check_callable(fn, what, *args)
     if kwargs:
@@ -211,57 +226,55 @@ def _check_policy(framework: Framework, options: CheckpointOptions) -> None:
 
 
 def check_callable(fn: Any, what: str = "checkpoint", *args: Any) -> None:
-    """Raise a ProblemError for what is no function; for an array, one with the call that was meant."""
+    """Raise a ProblemError if `fn` is not callable; if it is an array, show the call that was probably meant."""
     if callable(fn):
         return
     if any(map(callable, args)):
         raise ProblemError(f"the function comes before its arguments: write remat.{what}(fn, x)")
     if not (hasattr(fn, "shape") and hasattr(fn, "dtype")):
         raise ProblemError(f"fn must be a function or a module, not {fn!r:.60}")
-    # What computed the array has run, so its residuals are there already: only the function can be run again.
-    made_by = re.match(r"(\w+?)Backward", type(getattr(fn, "grad_fn", None)).__name__)
-    name = made_by[1].lower() if made_by else "f"
+    # The function that made the array has already run and kept its residuals: it must be passed in instead.
     threshold = f", threshold={args[0]!r:.20}" if what == "adaptive_checkpoint" and args else ""
     shown = f", {args[0]!r:.20}" if threshold else ""
     raise ProblemError(
-        f"fn must be a function or a module, and is an array ({type(fn).__name__} of shape {list(fn.shape)}): what "
-        f"computed it has run already. Give the function and its arguments: write remat.{what}({name}, x{threshold}) "
-        f"for remat.{what}({name}(x){shown})"
+        f"fn must be a function or a module, not an array ({type(fn).__name__} of shape {list(fn.shape)}): what "
+        f"computed it has already run. Give the function and its arguments: write remat.{what}(f, x{threshold}) "
+        f"for remat.{what}(f(x){shown})"
     )
 
 
 def _check_threshold_place(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raise a ProblemError if the last argument is one too many for the function, and looks like a threshold."""
+    """Raise a ProblemError if the last argument is one too many for the function and looks like a threshold."""
     check_callable(fn, "adaptive_checkpoint", *args)
     if not args or type(args[-1]) not in (int, str):
         return
     try:
         signature = inspect.signature(getattr(fn, "forward", fn))
         signature.bind(*args[:-1], **kwargs)
-    except (TypeError, ValueError):  # a builtin, or a call that is wrong in another way: the function will say so
+    except (TypeError, ValueError):  # a builtin, or a call that is wrong in another way: calling it will say so
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError:
         raise ProblemError(
-            f"fn takes {signature}, and {args[-1]!r:.40} is one argument too many: all that stands behind fn is passed "
-            f"to it. The threshold is given by its name: remat.adaptive_checkpoint(fn, ..., threshold={args[-1]!r:.40})"
+            f"fn takes {signature}, and {args[-1]!r:.40} is one argument too many: everything after fn is passed "
+            f"to it. Give the threshold by name: remat.adaptive_checkpoint(fn, ..., threshold={args[-1]!r:.40})"
         ) from None
 
 
 def _check_options(what: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> None:
     """Raise a StepError for options of other libraries that the function does not take."""
-    for name in kwargs.keys() & _ELSEWHERE.keys():
+    for name in kwargs.keys() & _FOREIGN.keys():
         taken = _parameters(fn)
         if taken is not None and name not in taken and all(each.kind != each.VAR_KEYWORD for each in taken.values()):
             raise StepError(
-                f"remat.{what} needs no {name}=: {_ELSEWHERE[name]}. Keyword arguments go to fn, which takes no "
+                f"remat.{what} needs no {name}=: {_FOREIGN[name]}. Keyword arguments go to fn, which takes no "
                 f"{name}; leave it out"
             )
 
 
 def _parameters(fn: Callable[..., Any]) -> Any:
-    """What a function or a module takes; None where that is not known."""
+    """The parameters of a function or module; None if unknown."""
     try:
         return inspect.signature(getattr(fn, "forward", fn)).parameters
     except (TypeError, ValueError):

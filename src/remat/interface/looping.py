@@ -16,8 +16,8 @@ from remat.progress import Progress
 
 __all__ = ["scan", "while_loop"]
 
-# Stacked rows have the type of one row, as in jax.lax.scan: that is true of tensors and of containers of them. Rows of
-# a NumPy vector are numbers, so `xs` is `X | Any`: X is inferred where it can be, and no loop over numbers is an error.
+# Stacked rows have the type of one row, as in jax.lax.scan; this holds for tensors and containers of tensors. Rows of a
+# NumPy vector are numbers, so `xs` is `X | Any`: X is inferred where possible, and loops over numbers still type-check.
 Carry = TypeVar("Carry")
 X = TypeVar("X")
 Y = TypeVar("Y")
@@ -40,27 +40,27 @@ def scan(
     progress: Progress | None = None,
     driven: bool = False,
 ) -> tuple[Carry, Y]:
-    """The last carry and the stacked outputs of `step(carry, x) -> (carry, y)`, differentiable inside a memory budget.
+    """Loop `step(carry, x) -> (carry, y)` over `xs`, differentiable inside a memory budget.
 
     Args:
         step: One step. Carry, x and y are arrays and numbers in any nesting of containers and dataclasses.
         init: The first carry.
-        xs: The inputs; each leaf has one row for each step. None: the step gets None.
-        length: The number of steps, needed where there is no `xs`.
-        reverse, unroll: On JAX, as in `jax.lax.scan`; elsewhere flip `xs` and the outputs.
+        xs: The inputs; each leaf has one row per step. If None, the step gets None.
+        length: The number of steps, required without `xs`.
+        reverse, unroll: On JAX, as in `jax.lax.scan`; on other frameworks, flip `xs` and the outputs instead.
         memory: The budget for the peak: bytes, text such as "64 MiB", a fraction of what is free, or a `Memory`.
-        slots, plan: The budget as a count of kept states, or a plan to run, instead of `memory`.
+        slots, plan: Instead of `memory`: the budget as a number of kept states, or a plan to run.
         vjp: `vjp(carry, x, carry_bar, y_bar) -> (carry_bar, x_bar)`, and `{"W": W_bar}` for captured variables by name.
-        check: When recomputed states are compared with the first ones: the "first" reverse sweep, "always", "never".
+        check: When recomputed states are compared with the originals: the "first" reverse sweep, "always", "never".
         progress: An object with `update(done, total)`.
-        driven: On JAX, run op by op outside of jit, with progress and traces; other frameworks always do.
+        driven: On JAX, run op by op outside jit, with progress and traces; other frameworks always do.
 
     Returns:
-        The last carry and the stacked outputs, with gradients for `init`, `xs` and all that the step closes over.
+        The last carry and the stacked outputs, with gradients for `init`, `xs` and everything the step closes over.
 
     Raises:
-        ProblemError, StepError: If arguments contradict each other, or what the step returns is not a pair that fits.
-        InfeasibleError, DeterminismError: If no plan fits the budget; if a recomputed state differs from the first one.
+        ProblemError, StepError: If arguments contradict each other, or the step does not return a matching pair.
+        InfeasibleError, DeterminismError: If no plan fits the budget; if a recomputed state differs from the original.
 
     Example:
         >>> from autograd import grad, numpy as np
@@ -77,13 +77,13 @@ def scan(
 
 
 def _scan_options(framework: Framework, reverse: bool, unroll: int | bool) -> dict[str, Any]:
-    """The options of jax.lax.scan for JAX; elsewhere none, and a ProblemError for one that would change results."""
+    """The options of `jax.lax.scan` for JAX; on other frameworks none, and a ProblemError for `reverse=True`."""
     if framework.TRAITS.has_scan_options:
         return {"reverse": bool(reverse), "unroll": unroll}
     if reverse:
         raise ProblemError(
             f"reverse=True is for JAX, and this runs on {framework.TRAITS.title}: flip the rows of xs, as xs[::-1] "
-            "does for NumPy and xs.flip(0) for PyTorch, and the outputs likewise"
+            "does for NumPy and xs.flip(0) for PyTorch, and flip the outputs, too"
         )
     return {}
 
@@ -100,24 +100,24 @@ def while_loop(
     check: Check = "first",
     progress: Progress | None = None,
 ) -> Carry:
-    """The carry after `carry = body(carry)` was run while `cond(carry)` was true.
+    """Run `carry = body(carry)` while `cond(carry)` is true, and return the last carry.
 
-    The number of steps need not be known: states are kept as the loop goes on, and the reverse sweep recomputes the
-    others from these.
+    The number of steps need not be known: some states are kept as the loop runs, and the reverse sweep recomputes the
+    others from them.
 
     Args:
-        cond: Whether to go on; one bool.
-        body: One step, from a carry to the next one.
+        cond: Whether to go on; returns one bool.
+        body: One step, from a carry to the next.
         init: The first carry: arrays and numbers in any nesting of containers and dataclasses.
         max_steps: The most steps to run; the loop ends there without an error.
         memory: The budget for the peak: bytes, text such as "64 MiB", a fraction of what is free, or a `Memory`.
-        slots: The budget as a count of kept states, instead of `memory`.
-        check: When recomputed states are compared with the first ones: the "first" reverse sweep, "always", "never".
+        slots: The budget as a number of kept states, instead of `memory`.
+        check: When recomputed states are compared with the originals: the "first" reverse sweep, "always", "never".
         progress: An object with `update(done, total)`.
 
     Returns:
-        The carry for which `cond` was false, or that after `max_steps`. Gradients flow to `init` and to all that the
-        body closes over.
+        The first carry for which `cond` is false, or the carry after `max_steps`. Gradients flow to `init` and to
+        everything the body closes over.
 
     Raises:
         ProblemError, StepError, InfeasibleError, DeterminismError: As in `scan`.
@@ -138,7 +138,7 @@ def while_loop(
 
 
 def _check_callables(call: str, *others: Any, **functions: Any) -> None:
-    """Raise a ProblemError with the call that was meant, if functions are none."""
+    """Raise a ProblemError that shows the correct call if one of `functions` is not callable."""
     for name, function in functions.items():
         if not callable(function):
             order = f": write {call}" if any(map(callable, others)) else ""
@@ -146,9 +146,9 @@ def _check_callables(call: str, *others: Any, **functions: Any) -> None:
 
 
 def _inputs(xs: X, length: Any) -> X:
-    """The inputs; a ProblemError for a budget in the place of the length, or a length in the place of the inputs."""
+    """Return `xs`; raise a ProblemError if a budget was passed as the length, or a length as the inputs."""
     if isinstance(length, str | float | Memory):
-        raise ProblemError(f"length={length!r} is no number of steps: did you mean memory={length!r}?")
+        raise ProblemError(f"length={length!r} is not a number of steps: did you mean memory={length!r}?")
     if type(xs) is int:
         raise ProblemError(
             f"xs={xs} is a single number, and xs are the inputs, one row for each step: for {xs} steps without inputs "

@@ -1,4 +1,4 @@
-"""`replace_loops`: loops of JAX inside of other libraries, exchanged for ours."""
+"""`replace_loops`: replace the JAX loops inside other libraries by remat's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,21 +15,22 @@ __all__ = ["replace_loops"]
 
 @contextmanager
 def replace_loops(*, slots: int | None = None, memory: Capacity | float = None) -> Iterator[Any]:
-    """Inside, loops of JAX that are traced are those of remat, each with this budget, in any library that calls them.
+    """Replace JAX loops traced inside the `with` block, in any library, by remat's loops, each with this budget.
 
-    `jax.lax.scan`, `jax.lax.fori_loop`, `jax.lax.while_loop` and `jax.checkpoint` are exchanged where they are called
-    through their modules, in the thread that is inside; it nests, and is undone on errors too. Two things stay as they
-    are: a jitted function that was traced before, and a name that was imported before (`from jax.lax import scan`).
+    `jax.lax.scan`, `jax.lax.fori_loop`, `jax.lax.while_loop` and `jax.checkpoint` are replaced where they are called
+    through their modules, and only in the current thread. Blocks nest, and errors undo the replacement too. Two things
+    are not replaced: a jitted function that was traced earlier, and a name imported earlier (`from jax.lax import
+    scan`).
 
     Args:
         slots: How many states each loop keeps.
         memory: The budget of each loop in bytes or as text, instead of `slots`.
 
     Yields:
-        An object whose `explain()` lists the loops that were met.
+        An object whose `explain()` lists the loops that were replaced.
 
     Raises:
-        ProblemError: If neither or both budgets are given, or one that keeps nothing.
+        ProblemError: If neither or both budgets are given, or the budget keeps nothing.
 
     Example:
         >>> import jax, remat
@@ -48,8 +49,8 @@ def replace_loops(*, slots: int | None = None, memory: Capacity | float = None) 
     if slots is not None:
         to_count(slots, "slots", least=1)
     framework = load_framework("jax")
-    new_request()  # a budget that makes no sense is refused here, and not in the first loop
+    new_request()  # refuse an invalid budget here, not in the first loop
     budget = f"memory={memory!r}" if slots is None else f"slots={slots}"
-    # By its name: JAX may not be installed, and nobody asks for its loops then.
+    # Imported by name, because JAX may not be installed.
     with import_module("remat.frameworks.jax.replacement").replace_loops(new_request, budget) as loops:
         yield loops

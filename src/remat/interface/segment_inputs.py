@@ -1,7 +1,7 @@
-"""The older names of segments, which take their inputs as one value: `checkpoint_segment` and `CheckpointGroup`.
+"""Segments under older names, with all inputs in one value: `checkpoint_segment` and `CheckpointGroup`.
 
-Where these names come from, the inputs stand before the function in one and behind it in another. Here either order
-will do: of the two the function is the one that can be called, and where both can, the order is that of the signature.
+In the older systems, one of the two takes the inputs before the function and the other after it. Here either order
+works: the callable argument is the function, and if both are callable, the order is that of the signature.
 """
 
 import inspect
@@ -19,12 +19,12 @@ _ALWAYS = CheckpointOptions()
 
 
 def checkpoint_segment(fn: Callable[..., T], inputs: Any, *context: Never) -> T:
-    """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
+    """Call `fn(inputs)`, or `fn(*inputs)` if it takes them separately, as a `checkpoint`.
 
-    `checkpoint_segment(inputs, fn)` is the same. `checkpoint_segment_flex` is another name of it.
+    `checkpoint_segment(inputs, fn)` is the same, and `checkpoint_segment_flex` is another name for it.
 
     Args:
-        fn: A function or module of all inputs as one argument, or of each as an argument.
+        fn: A function or module that takes all inputs as one argument, or one argument per input.
         inputs: A tuple or list of arrays, or one array.
 
     Returns:
@@ -32,7 +32,7 @@ def checkpoint_segment(fn: Callable[..., T], inputs: Any, *context: Never) -> T:
 
     Raises:
         ProblemError: If neither argument is callable.
-        StepError: If `fn` takes the inputs in neither way; or as in `checkpoint`.
+        StepError: If `fn` takes the inputs in neither way, and as in `checkpoint`.
 
     Example:
         >>> import autograd.numpy as np
@@ -49,10 +49,9 @@ checkpoint_segment_flex = checkpoint_segment
 
 
 class CheckpointGroup:
-    """Checkpoints of functions with any number of results.
+    """Checkpoints of functions with any number of inputs and results.
 
-    `checkpoint_fn_flex`, `checkpoint_fn_flex2` and `checkpoint_fn_flex3` are other names of `checkpoint_fn`, which
-    takes any number of inputs and returns any number of results.
+    `checkpoint_fn_flex`, `checkpoint_fn_flex2` and `checkpoint_fn_flex3` are other names for `checkpoint_fn`.
 
     Example:
         >>> import autograd.numpy as np, numpy
@@ -69,13 +68,13 @@ class CheckpointGroup:
         _refuse_context("CheckpointGroup()", context)
 
     def checkpoint_fn(self, inputs: Any, fn: Callable[..., T]) -> T:
-        """What `fn(inputs)` returns, as a `checkpoint`; `fn(*inputs)` if it takes them one by one.
+        """Call `fn(inputs)`, or `fn(*inputs)` if it takes them separately, as a `checkpoint`.
 
         `checkpoint_fn(fn, inputs)` is the same.
 
         Args:
             inputs: A tuple or list of arrays, or one array.
-            fn: A function or module of all inputs as one argument, or of each as an argument.
+            fn: A function or module that takes all inputs as one argument, or one argument per input.
 
         Returns:
             What `fn` returns.
@@ -89,20 +88,20 @@ class CheckpointGroup:
 
 
 def _refuse_context(call: str, given: tuple[object, ...]) -> None:
-    """Raise a ProblemError for more arguments than there are, such as the context that other libraries have."""
+    """Raise a ProblemError for extra arguments, such as the context that other libraries take."""
     if given:
-        raise ProblemError(f"there is no context here, and nothing else to give: write remat.{call}")
+        raise ProblemError(f"too many arguments; no context is needed here: write remat.{call}")
 
 
 def _segment(what: str, fn: Any, inputs: Any) -> Any:
-    """The segment of a function and its inputs, which were given in either order."""
+    """Run a segment whose function and inputs are given in either order."""
     if not callable(fn) and callable(inputs):
         fn, inputs = inputs, fn
     return run_segment(what, fn, _spread(fn, inputs), {}, _ALWAYS)
 
 
 def _spread(fn: Callable[..., Any], inputs: Any) -> tuple[Any, ...]:
-    """The arguments that stand for inputs: these as one, or one by one where the function does not take one."""
+    """The arguments to call `fn` with: the inputs as one argument, or separately if it does not take just one."""
     check_callable(fn)
     if not isinstance(inputs, tuple | list):
         return (inputs,)

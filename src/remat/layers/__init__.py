@@ -1,1 +1,1 @@
-"""Wrappers for libraries that are built on a framework, on top of what users call: one module for each library."""
+"""Wrappers for libraries built on a framework, on top of the public interface: one module for each library."""

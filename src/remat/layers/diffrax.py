@@ -1,10 +1,10 @@
 """diffrax: `RematAdjoint`, an adjoint for `diffeqsolve` whose loop over steps is `remat.while_loop`.
 
-In: a budget. Out: gradients of the numerical solution itself ("discretise, then optimise"), as those of
+In: a budget. Out: gradients of the numerical solution itself ("discretise, then optimise"), like those of
 `RecursiveCheckpointAdjoint`, in both modes and to second order, with any number of steps.
 
-diffrax's loops are equinox's, which wrap condition and body so that the members of a batch end together and buffers
-are written where a member goes on; the wrapping is equinox's own here too, and what it wraps is run by remat.
+diffrax uses equinox's loops, which wrap condition and body so that the members of a batch end together and buffers are
+only written for members that continue. This module uses the same wrapping, and lets remat run the result.
 `common_rewrite` and `_loop` are private to equinox and diffrax: without them this module cannot be imported.
 """
 
@@ -19,7 +19,7 @@ import jax
 from equinox.internal._loop.common import common_rewrite
 
 from remat.errors import ProblemError
-from remat.frameworks.jax.scan import free_bytes, while_loop
+from remat.frameworks.jax.loops.scan import free_bytes, while_loop
 from remat.loops.exchange import Exchange
 from remat.loops.request import LoopRequest
 from remat.profiling.profiler import recorded_call
@@ -29,7 +29,7 @@ __all__ = ["RematAdjoint"]
 
 
 class RematAdjoint(diffrax.AbstractAdjoint):
-    """Backpropagation through the steps of a solver, in the memory of some kept states or of a budget in bytes.
+    """Backpropagation through the steps of a solver, with a number of kept states or a budget in bytes.
 
     Args:
         slots: How many states are kept.
@@ -63,7 +63,7 @@ class RematAdjoint(diffrax.AbstractAdjoint):
     ) -> Any:
         """Run the solve; called by `diffeqsolve`."""
         outer = partial(_while_loop, slots=self.slots, memory=self.memory)
-        # The loop over the stages of a step is equinox's, which knows reverse mode alone: it is exchanged for ours too.
+        # The loop over the stages of a step is equinox's, which only supports reverse mode: it is replaced by ours too.
         with _STAGES.using(True, {(equinox.internal, "while_loop"): _stage_loop}):
             return self._loop(inner_while_loop=_inner_while_loop, outer_while_loop=outer, **kwargs)
 
@@ -90,7 +90,7 @@ def _while_loop(
 ) -> PyTree:
     """equinox's while loop, run by remat."""
     cond, body, init, buffers = common_rewrite(cond, body, init, max_steps, buffers, makes_false_steps=False)  # type: ignore[no-untyped-call]
-    # equinox asks of its users that each place of a buffer is written once, and read later alone.
+    # equinox requires its users to write each place of a buffer once, and to read it only later.
     nowhere = jax.tree.map(lambda _: False, init)
     write_once = jax.tree.leaves(eqx.tree_at(buffers(None), nowhere, replace_fn=lambda _: True))
     request = LoopRequest.parse(memory, slots, None, "first", None, lambda: free_bytes(init))

@@ -1,8 +1,8 @@
-"""Errors of the first step that come of arguments which are meant otherwise: a list of inputs, an order.
+"""Hints for errors of the first step that misunderstood arguments cause: a list of inputs, swapped parameters.
 
-The rule: nothing is refused that can run. `xs` is a container of arrays that have one row for each step, as in
-jax.lax.scan: a list with one entry for each step cannot be told from that by its type, nor a step that takes its
-arguments the other way round. So the step runs, and if it fails its error says what may have been meant.
+The rule: nothing that can run is refused. `xs` is a container of arrays with one row for each step, as in jax.lax.scan.
+Its type does not show whether a list has one entry for each step instead, nor does a step's type show that it takes its
+arguments in the opposite order. So the step runs, and if it fails, its error says what may have been meant.
 """
 
 import inspect
@@ -27,7 +27,7 @@ STATES = ("h", "hx", "hc", "h_prev", "hidden", "hidden_state", "state", "carry")
 
 @contextmanager
 def explaining_mistakes(step: Callable[..., Any], xs: PyTree) -> Iterator[None]:
-    """A block that runs a loop: an error of its first step says what is wrong with the step or `xs`, if that is why."""
+    """A context that runs a loop: an error of its first step says whether the step or `xs` may be misunderstood."""
     try:
         yield
     except Exception as error:
@@ -41,10 +41,10 @@ def explaining_mistakes(step: Callable[..., Any], xs: PyTree) -> Iterator[None]:
 
 
 def _explain_order(step: Callable[..., Any], error: Exception) -> None:
-    """Add a note if the names of the step's parameters say that it takes its input first."""
+    """Add a note if the names of the step's parameters suggest that it takes its input first."""
     try:
         names = list(inspect.signature(getattr(step, "forward", step)).parameters)[:2]
-    except (TypeError, ValueError):  # of a builtin nothing is known
+    except (TypeError, ValueError):  # a builtin may have no signature
         return
     if len(names) == 2 and names[0] in INPUTS and names[1] in STATES:
         error.add_note(

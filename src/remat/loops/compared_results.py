@@ -1,14 +1,14 @@
-"""The comparison of what steps return when they run again: states at some positions, outputs of recorded ranges.
+"""The comparison of recomputed results with the first ones: states at some positions, outputs of recorded ranges.
 
-The rule: a state that is computed again must be what it was, by its fingerprint, and the output of a step that is
-recorded again what the first sweep wrote into its row. Recorded steps may round otherwise than plain ones (fused
-kernels, compiled steps), and chaos amplifies that from step to step: a difference beyond that raises a
-DeterminismError, a smaller one of an output is a suspicion. Then the interpreter runs the range again without a tape,
-as the first sweep ran it, and its outputs must be equal.
+The rule: a recomputed state must have the fingerprint of the first one, and the output of a recorded step that of the
+row that the first sweep wrote. Recorded steps may round differently than plain ones (fused kernels, compiled steps),
+and chaos amplifies that from step to step: a difference beyond that raises a DeterminismError; a smaller difference of
+an output is a suspicion. Then the interpreter recomputes the range without a tape, as the first sweep ran it, and its
+outputs must be equal.
 
 What it can miss: what fingerprints miss (`execute/fingerprint.py`), and outputs whose rows are not kept. The cost: 16
-bytes for each row, one pass over the outputs at the turn, and a fingerprint for each output that is recorded again in a
-range of several steps; one synchronization with a device for each such range.
+bytes for each row, one pass over the outputs at the turn, a fingerprint for each recorded output in a range of several
+steps, and one synchronization with the device for each such range.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,17 +24,17 @@ from remat.pytree import Leaf, PyTree
 
 __all__ = ["ComparedResults", "Fingerprints", "checking"]
 
-NOISE = 64.0  # rounding errors, in units of eps, that an element of a step's results may have
+NOISE = 64.0  # the rounding error, in units of eps, that an element of a step's results may have
 Step = Callable[[PyTree, PyTree], PyTree]
 
 
 class Fingerprints(NamedTuple):
-    """A framework's fingerprints."""
+    """A framework's functions for fingerprints."""
 
-    of: Callable[..., float]  # of a leaf; with `of_sizes`, of its absolute values
-    noted: Callable[[Leaf], Any]  # the same, where it is computed: on a device it is not waited for
-    on_host: Callable[[Sequence[Sequence[Any]]], list[list[float]]]  # those that were noted, as numbers
-    rows: Callable[[Leaf], Any]  # of each row of an array, with that of its sizes; `tolist` makes pairs of numbers
+    of: Callable[..., float]  # the fingerprint of a leaf; with `of_sizes`, of its absolute values
+    noted: Callable[[Leaf], Any]  # the fingerprint of a leaf, left on its device so that nothing waits for it
+    on_host: Callable[[Sequence[Sequence[Any]]], list[list[float]]]  # results of `noted` as numbers
+    rows: Callable[[Leaf], Any]  # each row's fingerprint and that of its absolute values; `tolist` makes pairs
 
 
 class OutputCheck:
@@ -42,24 +42,24 @@ class OutputCheck:
 
     def __init__(self, outputs: Outputs, fingerprints: Fingerprints) -> None:
         self._names, self._row_of = outputs.names, outputs.row_of
-        # Of what is written: a Python number has another precision than the row that it is written into.
+        # The specs of the written rows: a Python number has another precision than the row that holds it.
         pairs = zip(outputs.leaves, outputs.names, strict=True)
         self._specs = [outputs.leaf_ops.spec_of(leaf[0], name) for leaf, name in pairs if len(leaf)]
         self._fingerprints = fingerprints
         self._rows = [fingerprints.rows(leaf) for leaf in outputs.leaves]
-        self._numbers: list[list[list[float]]] = []  # the same on the host, once they are needed
+        self._numbers: list[list[list[float]]] = []  # `_rows` on the host, once they are needed
         self._noted: list[tuple[int, list[Any]]] = []
-        self._largest = 0.0  # the mean size of an element of the carry at the end of that range, if it is needed
+        self._largest = 0.0  # the mean absolute element of the carry at the end of the last range, if it is needed
         self.suspicious: set[int] = set()  # steps of the last recorded range
 
     def note(self, i: int, leaves: Sequence[Leaf]) -> None:
-        """Take the fingerprints of the output of step i, to be compared when its range is recorded."""
+        """Take the fingerprints of the output of step i, for `compare` at the end of its range."""
         self._noted.append((i, [self._fingerprints.noted(leaf) for leaf in leaves]))
 
     def compare(self, start: int, largest: Callable[[], float]) -> None:
-        """Compare what was noted in a recorded range; where rounding may explain a difference, it is a suspicion.
+        """Compare the noted outputs of a recorded range; a difference that rounding may explain is a suspicion.
 
-        `largest` is the mean size of an element of the carry.
+        `largest` returns the mean absolute element of the carry.
         """
         noted, self._noted, self.suspicious = self._noted, [], set()
         on_host = self._fingerprints.on_host([row for _, row in noted])
@@ -70,13 +70,13 @@ class OutputCheck:
                 self.suspicious.add(i)
 
     def confirm(self, i: int, leaves: Sequence[Leaf], *, recorded: int) -> None:
-        """Compare the output of a step that was suspicious and has now run without a tape."""
+        """Compare the output of a suspicious step, which has now run without a tape."""
         self.suspicious.remove(i)
         numbers = self._fingerprints.on_host([[self._fingerprints.noted(leaf) for leaf in leaves]])[0]
         self._raise_if_different(i, numbers, recorded=recorded)
 
     def _raise_if_different(self, i: int, numbers: Sequence[float], *, recorded: int) -> bool:
-        """Whether an output differs, though not beyond what rounding explains after so many recorded steps."""
+        """Whether an output differs within rounding after this many recorded steps; beyond it, a DeterminismError."""
         if not self._differs(i, numbers):
             return False
         rows = self._written(i)
@@ -88,14 +88,14 @@ class OutputCheck:
         return True
 
     def _differs(self, i: int, numbers: Sequence[float]) -> bool:
-        """Whether an output differs by more than equal runs do."""
+        """Whether an output differs by more than two runs of the same program may."""
         return any(
             relative_difference(number, written, size, tolerance_of(spec.eps, 0))
             for number, (written, size), spec in zip(numbers, self._written(i), self._specs, strict=True)
         )
 
     def _written(self, i: int) -> list[list[float]]:
-        """For each leaf of the output of step i, the fingerprint that was written and that of its sizes."""
+        """For each leaf of the written output of step i, its fingerprint and that of its absolute values."""
         self._numbers = self._numbers or [rows.tolist() for rows in self._rows]
         row = self._row_of(i)
         assert row is not None
@@ -103,25 +103,25 @@ class OutputCheck:
 
 
 class ComparedResults:
-    """The part of a backend that compares what its runner returns."""
+    """The part of a backend that compares recomputed results with the first ones."""
 
     def __init__(self, runner: StepRunner, fingerprints: Fingerprints) -> None:
         self.runner, self._fingerprints = runner, fingerprints
         self.output_check: OutputCheck | None = None  # from the turn on, if outputs are compared
 
     def remember_outputs(self) -> None:
-        """Compare the outputs of steps that are recorded from now on with those that are written."""
+        """From now on, compare the outputs of recorded steps with those that the first sweep wrote."""
         if self.runner.outputs.leaves:
             self.output_check = OutputCheck(self.runner.outputs, self._fingerprints)
 
     def note_output(self, i: int, stop: int, leaves: Sequence[Leaf]) -> None:
-        """Compare the output of step i, which is recorded up to `stop`, when that is reached."""
-        # That of the last step is compared with its state, unless only some outputs are kept.
+        """Note the output of step i, in a range recorded up to `stop`, for `compare_outputs`."""
+        # The last output of a range is compared together with its state, unless only some outputs are kept.
         if self.output_check is not None and (i < stop - 1 or self.runner.outputs.rows is not None):
             self.output_check.note(i, leaves)
 
     def compare_outputs(self, start: int, carry: Sequence[Leaf]) -> None:
-        """Compare the outputs that were noted since `start`, from which steps were recorded up to this carry."""
+        """Compare the noted outputs of a range that was recorded from `start` up to this carry."""
         if self.output_check is not None:
             self.output_check.compare(start, partial(self._largest_of, carry))
 
@@ -132,7 +132,7 @@ class ComparedResults:
     def mismatch(self, state: PyTree, expected: Sequence[float], *, recorded: int) -> str | None:
         """A description of the first leaf whose fingerprint differs beyond rounding, or None.
 
-        After a suspicion about the outputs of a range, no state at its end is accepted before that is confirmed.
+        While outputs of a range are suspicious, no state at its end is accepted.
         """
         if recorded == 0 and self.output_check is not None and self.output_check.suspicious:
             return f"the output of step {min(self.output_check.suspicious)} had other values"
@@ -144,18 +144,18 @@ class ComparedResults:
     def describe_mismatch(
         self, now: Sequence[float], expected: Sequence[float], sizes: Sequence[float], recorded: int
     ) -> str | None:
-        """The same, from fingerprints (`sizes`: of absolute values); recorded steps may round differently."""
+        """The same from fingerprints; `sizes` are those of the absolute values."""
         outputs = self.runner.outputs
         names = (self.runner.names + outputs.names)[: len(now)]
         specs = (self.runner.specs + outputs.specs)[: len(now)]
         return _difference(now, expected, sizes, names, specs, _largest_element(sizes, specs), recorded)
 
     def recorded_at_first(self, start: int, stop: int) -> int:
-        """How many steps of this range may have rounded otherwise when they first ran: none."""
+        """The number of steps in this range that may have rounded differently when they first ran: none."""
         return 0
 
     def confirming_outputs(self, step: Step, start: int) -> Step:
-        """The step as it runs without a tape; outputs that were suspicious when they were recorded are compared."""
+        """The step for a run without a tape, which compares outputs that were suspicious when they were recorded."""
         if self.output_check is None or not self.output_check.suspicious:
             return step
         return checking(step, self.runner, partial(self._confirm_output, start))
@@ -166,12 +166,12 @@ class ComparedResults:
             check.confirm(i, outputs.tree.flatten_like(y, "y"), recorded=self.recorded_at_first(start, i + 1))
 
     def _largest_of(self, carry: Sequence[Leaf]) -> float:
-        """The mean size of an element, in the leaf of a carry where it is largest."""
+        """The mean absolute element, in the leaf of a carry where that is largest."""
         return _largest_element([self._fingerprints.of(leaf, of_sizes=True) for leaf in carry], self.runner.specs)
 
 
 def checking(step: Step, runner: StepRunner, check: Callable[[PyTree, PyTree], None]) -> Step:
-    """The step, with a check of the carry and the output that it returns after each call."""
+    """The step, which calls `check` with each carry and output that it returns."""
 
     def checked(carry: PyTree, x: PyTree) -> PyTree:
         out = step(carry, x)
@@ -190,7 +190,7 @@ def _difference(
     largest: float,
     recorded: int,
 ) -> str | None:
-    """A description of the first leaf that differs beyond rounding; `largest`: what all were computed from."""
+    """A description of the first leaf that differs beyond rounding; `largest` is the scale of the step's inputs."""
     for number, before, size, name, spec in zip(now, expected, sizes, names, specs, strict=True):
         tolerance = tolerance_of(spec.eps, recorded)
         difference = relative_difference(number, before, size, tolerance, _noise_of(spec, largest, recorded))
@@ -200,15 +200,15 @@ def _difference(
 
 
 def _largest_element(sizes: Sequence[float], specs: Sequence[Any]) -> float:
-    """The mean size of an element, in the floating leaf where it is largest; `sizes` are fingerprints of sizes."""
+    """The mean absolute element, in the floating leaf where that is largest, from fingerprints of absolute values."""
     means = (size / max(1, prod(spec.shape)) for size, spec in zip(sizes, specs, strict=False) if spec.differentiable)
     return max((mean for mean in means if mean < inf), default=0.0)
 
 
 def _noise_of(spec: Any, largest: float, recorded: int) -> float:
-    """The difference of a leaf that rounding explains if it was computed from elements of this size.
+    """The difference that rounding can explain in a leaf computed from elements as large as `largest`.
 
-    A leaf that cancels, as the mean of a layer norm, is nothing but rounding errors of what it was computed from.
+    A leaf whose terms cancel, such as the mean after a layer norm, consists of rounding errors of its inputs only.
     """
     growth = max(1.0, tolerance_of(spec.eps, recorded) / tolerance_of(spec.eps, 1))
     return NOISE * spec.eps * growth * largest * prod(spec.shape) if spec.differentiable else 0.0

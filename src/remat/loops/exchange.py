@@ -1,11 +1,11 @@
-"""Functions of other modules, exchanged while somebody asks for it, and only in the threads that ask.
+"""Functions of other modules, replaced while a thread is inside `using`, and only for that thread.
 
-Rule: a dispatcher stands in the place of each function as long as anyone is inside of `using`; it calls the replacement
-where the calling thread (or asynchronous task) is inside, and the original elsewhere. Nested uses count, the innermost
-decides, and the last one to leave puts the originals back, however it leaves.
+The rule: as long as any thread (or asynchronous task) is inside `using`, a dispatcher takes the place of each function;
+it calls the replacement if the calling thread is inside, and the original otherwise. Uses may be nested: the innermost
+one decides, and the last one to leave restores the originals, also after an error.
 
-What it misses: references to a function that were taken before, as by `from module import function`. Cost: one look-up
-for each call while it is in place, nothing otherwise.
+What it can miss: references to a function that were taken before, as by `from module import function`. The cost: one
+look-up per call while a dispatcher is in place, nothing otherwise.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ class Exchange(Generic[T]):
 
     @contextmanager
     def using(self, value: T, replacements: Mapping[Place, Callable[..., Any]]) -> Iterator[T]:
-        """Inside, functions are replaced in this thread."""
+        """A context in which functions are replaced for this thread."""
         with self._lock:
             self._users += 1
             for place, replacement in replacements.items():

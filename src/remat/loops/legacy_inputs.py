@@ -1,4 +1,4 @@
-"""Inputs and outputs as the older functions have them: a list with one input per step, states with the first one."""
+"""Inputs and outputs of the older functions: a list with one input per step; states that include the initial one."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ class LeafArrays(Protocol):
     """The functions on leaves that a framework offers for these inputs and outputs."""
 
     def unpack(self, value: Any, /) -> Any:
-        """A container of the framework's own as a plain one; any other value as it is."""
+        """A framework's own container as a plain one; any other value unchanged."""
         ...
 
     def flatten(self, value: Any, /) -> tuple[list[Any], Any]:
@@ -24,11 +24,11 @@ class LeafArrays(Protocol):
         ...
 
     def own(self, leaf: Any, /) -> Any:
-        """A leaf that could be written into as one in memory of its own; a traced or immutable one as it is."""
+        """A copy of a leaf that could be written into; a traced or immutable leaf unchanged."""
         ...
 
     def separate(self, rows: Any, /) -> Sequence[Any]:
-        """The rows of an array or of `SeparateRows` one by one: to write into one changes no other."""
+        """The rows of an array or of `SeparateRows` one by one, such that writing into one changes no other."""
         ...
 
     def prepend(self, first: Any, rows: Any, /) -> Any:
@@ -37,7 +37,7 @@ class LeafArrays(Protocol):
 
 
 def stack_inputs(framework: LeafArrays, inputs: Any, steps: int) -> Any:
-    """Inputs with one row for each step: a list or tuple of inputs is stacked, anything else is stacked already."""
+    """Inputs with one row for each step: stacks a list or tuple of inputs; anything else is stacked already."""
     inputs = framework.unpack(inputs)
     if type(inputs) not in (list, tuple):
         return inputs

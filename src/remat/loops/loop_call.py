@@ -1,4 +1,4 @@
-"""One call of a loop, the same for all frameworks: its first sweep, and the run that waits for the reverse sweep.
+"""One call of a loop, the same for all frameworks: its first sweep, and the run that then waits for its cotangent.
 
 In: a step, the structures of its values, the request. Out: a run at its turn, and the backend that it runs on.
 """
@@ -40,7 +40,7 @@ class LoopBackend(ObservableBackend, Protocol):
         ...
 
     def tape_listing(self) -> TapeListing | None:
-        """What lists the tape of one step for a profile; None if the framework cannot look inside."""
+        """An object that lists the tape of one step for a profile; None if the framework cannot look inside."""
         ...
 
 
@@ -49,10 +49,10 @@ V = TypeVar("V", bound=LoopBackend)
 
 @dataclass
 class LoopCall(ABC, Generic[V]):
-    """One call of a loop, without the values of its leaves, which are passed to its methods: AD tools trace those.
+    """One call of a loop, without its leaves: they are passed to its methods, since AD tools trace them.
 
     `leaves` are always those of the carry, then of the inputs, then the captured values. With `cond` the loop runs as
-    long as that holds, for `max_steps` steps at the most; else it has `steps` steps.
+    long as that holds, for at most `max_steps` steps; otherwise it has `steps` steps.
     """
 
     step: Any
@@ -64,15 +64,15 @@ class LoopCall(ABC, Generic[V]):
     steps: int | None = None
     cond: Callable[[Any], Any] | None = None
     max_steps: int | None = None
-    cond_holds: bool = False  # whether the condition was already evaluated for the first carry, and holds
+    cond_holds: bool = False  # whether the condition is already known to hold for the first carry
     plan: Plan | None = None
     needs_grad: list[bool] = field(default_factory=list)  # per leaf
     pending: tuple[V, Interpreter[V]] | None = None  # the run that waits at its turn for the reverse sweep
-    replay: StateReplay | None = None  # for the first run, if a probe of the step has created it before
-    # With the fingerprint of the last state, if the first run recomputes nothing: then a later one is to be compared.
+    replay: StateReplay | None = None  # for the first run, if a probe of the step has already created it
+    # Has the fingerprint of the last state if the first run recomputes nothing: a later run is compared with it.
     last_check: DeterminismCheck | None = None
-    initial_rng: Any = None  # the state of the random generators before the first step, if steps use them
-    initial_states: Sequence[Any] = ()  # before the first step, of all that steps change or may read
+    initial_rng: Any = None  # the rng state before the first step, if steps use it
+    initial_states: Sequence[Any] = ()  # before the first step: of all states that steps change or may read
 
     @abstractmethod
     def new_backend(self, leaves: Sequence[Any], steps: int) -> tuple[V, Any]:
@@ -98,7 +98,7 @@ class LoopCall(ABC, Generic[V]):
         steps: int,
         protect: Callable[[Any], Any] | None = None,
     ) -> StepRunner:
-        """A runner for that many steps, from these leaves of the carry on."""
+        """A runner for that many steps, starting from these leaves of the carry."""
         specs = [leaf_ops.spec_of(leaf, name) for leaf, name in zip(init, self.carry.paths("carry"), strict=True)]
         outputs = Outputs(leaf_ops, steps, self.rows, spare=self.request.spare_row)
         names = self.request.carry_names
@@ -114,7 +114,7 @@ class LoopCall(ABC, Generic[V]):
         determinism = None if self.request.check == "never" else self.new_determinism_check()
         backend, run = self.pending = self.forward_sweep(leaves, determinism)
         if determinism is not None and self.steps and self.plan is not None and self.plan.forward_steps <= self.steps:
-            fingerprinted: Any = backend  # as interpreter.py has it
+            fingerprinted: Any = backend  # with a determinism check, it is a FingerprintedBackend
             self.last_check = self.new_determinism_check()
             self.last_check.record_kept(self.steps, fingerprinted, run.state)
         self.initial_rng = run.replay.initial if run.replay.used else None
@@ -125,20 +125,20 @@ class LoopCall(ABC, Generic[V]):
     def at_turn(self, leaves: Sequence[Any]) -> Iterator[tuple[V, Interpreter[V]]]:
         """A run at its turn: the pending one, or a new one for a second reverse sweep, which runs forward first."""
         if self.pending is not None:
-            # A reverse sweep uses its run up, and may be interrupted: the run is released before it begins.
+            # A reverse sweep consumes its run and may be interrupted, so the run is released before it begins.
             pending, self.pending = self.pending, None
             yield pending
             return
         determinism = self.new_determinism_check() if self.request.check == "always" else None
-        # Draw the same numbers as the first time, read what was read then, and leave no trace of that. The reverse
-        # sweep looks after itself, as what its pullbacks run of the user's is to leave a trace.
+        # Draw the same numbers and read the same states as the first time, and restore all states afterwards. The
+        # reverse sweep restores its own, since user code that runs in its pullbacks may change states for good.
         with preserved_state(self.new_backend(leaves, 0)[0].replayable_states, self.initial_states):
             run = self.forward_sweep(leaves, determinism)
         self.compare_last(run[0], run[1].state)
         yield run
 
     def compare_last(self, backend: Any, state: Any) -> None:
-        """Raise a DeterminismError if a later run, the first to run steps again, has come to another state."""
+        """Raise a DeterminismError if a later run, the first that recomputes steps, ends in a different state."""
         check, self.last_check = self.last_check, None
         if check is not None:
             check.compare(self.steps or 0, backend, state, recorded=0)
@@ -149,7 +149,7 @@ class LoopCall(ABC, Generic[V]):
         return DeterminismCheck(self.steps, kept_only=self.request.runs_sections)
 
     def new_run(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
-        """A backend and a run that starts at the initial state; a profile's observer is attached."""
+        """A backend, and a run that starts at the initial state, observed by a profile if one is open."""
         backend, state = self.start(leaves)
         request, replay, self.replay = self.request, self.replay, None
         memory = request.memory if request.plan is None else request.plan.memory
@@ -171,7 +171,7 @@ class LoopCall(ABC, Generic[V]):
         )
 
     def forward_sweep(self, leaves: Sequence[Any], determinism: DeterminismCheck | None) -> tuple[V, Interpreter[V]]:
-        """Run the first sweep, up to the turn."""
+        """Plan the loop if there is no plan yet, and run the first sweep, up to the turn."""
         if self.plan is None:
             logged = next_plan()
             self.plan = logged.get()
@@ -196,7 +196,7 @@ class LoopCall(ABC, Generic[V]):
         """
         backend, run = self.new_run(leaves, determinism)
         goes_on = self.cond_holds or self.evaluate_cond(backend, run.state)
-        # A loop of no steps needs no memory: any plan will do, and no step is measured for it.
+        # A loop of no steps needs no memory: any plan will do, so no step is measured.
         request = self.request if goes_on else replace(self.request, memory=Memory(slots=1))
         driver = request.plan_for(None, lambda: self.measured(leaves)).start()
         if self.cond is until_stopped:
@@ -213,7 +213,7 @@ class LoopCall(ABC, Generic[V]):
         return backend, run
 
     def _run_until_stopped(self, run: Interpreter[V], driver: ScheduleDriver) -> Iterable[Op]:
-        """Run steps until one returns STOP, or all of `max_steps`; the rest of the schedule."""
+        """Run steps until one returns STOP, or `max_steps` of them; return the rest of the schedule."""
         while driver.at != self.max_steps:
             if not run.try_to_play(driver.advance()):
                 if driver.at == 1 or self.request.counts_only:

@@ -1,9 +1,9 @@
-"""The plans of the loops in a segment: those of its first run are those of its recomputations.
+"""The plans of the loops in a segment, which its recomputations reuse.
 
-The rule: what a loop saves depends on its plan, and a plan for a budget in bytes depends on measured times and on the
-memory that is free. A recomputation must save what the first run saved, so each loop gets the plan again that it had,
-by its number among the loops of the segment. Those that run while a step is measured do not count, since a
-recomputation does not measure. The cost: a context variable for a segment.
+The rule: what a loop saves depends on its plan, and a plan for a budget in bytes depends on measured times and on free
+memory. A recomputation must save what the first run saved, so each loop gets the plan that it had in the first run, by
+its number among the loops of the segment. Loops that run while a step is measured do not count, since a recomputation
+does not measure. The cost: one context variable per segment.
 """
 
 from contextlib import AbstractContextManager
@@ -17,7 +17,7 @@ __all__ = ["LoggedPlan", "PlanLog", "next_plan", "plans_not_logged"]
 
 
 class PlanLog:
-    """The plans of one segment, by the number of the loop; None as long as it is not known."""
+    """The plans of one segment, by the number of the loop; None until a plan is known."""
 
     __slots__ = ("_plans", "_taken")
 
@@ -26,15 +26,15 @@ class PlanLog:
         self._taken = 0
 
     def first_run(self) -> AbstractContextManager[None]:
-        """A block in which plans are written down."""
+        """A context in which plans are logged."""
         return variable_set(_log, self)
 
     def again(self) -> AbstractContextManager[None]:
-        """A block in which the loops get the plans that were written down, in the same order."""
+        """A context in which the loops get the logged plans, in the same order."""
         return variable_set(_log, PlanLog(self._plans))
 
     def take(self) -> "LoggedPlan":
-        """The place of the next loop."""
+        """The entry of the next loop."""
         self._taken += 1
         if len(self._plans) < self._taken:
             self._plans.append(None)
@@ -42,7 +42,7 @@ class PlanLog:
 
 
 class LoggedPlan(NamedTuple):
-    """The place of one plan in a log."""
+    """The entry of one loop in a log."""
 
     plans: list[Plan | None]
     number: int
@@ -52,7 +52,7 @@ class LoggedPlan(NamedTuple):
         return self.plans[self.number]
 
     def put(self, plan: Plan) -> None:
-        """Write the plan down."""
+        """Log the plan."""
         self.plans[self.number] = plan
 
 
@@ -60,11 +60,11 @@ _log: ContextVar[PlanLog | None] = ContextVar("plan_log", default=None)
 
 
 def next_plan() -> LoggedPlan:
-    """The place of the plan of a loop that begins; one of its own outside of segments."""
+    """The log entry of a loop that begins; outside segments, an entry of its own."""
     log = _log.get()
     return LoggedPlan([None], 0) if log is None else log.take()
 
 
 def plans_not_logged() -> AbstractContextManager[None]:
-    """A block whose loops are no part of a segment: steps are measured in it."""
+    """A context whose loops are not part of a segment: for steps that run only to be measured."""
     return variable_set(_log, None)

@@ -1,4 +1,4 @@
-"""What the caller of a loop asks for, the same for all frameworks: a budget, when to compare, a progress callback.
+"""The options of a loop call, the same for all frameworks: a budget, a determinism check, a progress callback.
 
 In: the keyword arguments of `remat.scan` and `remat.while_loop`. Out: a plan, once the loop's length is known and,
 for a budget in bytes, its step is measured.
@@ -32,7 +32,7 @@ class LoopRequest:
     check: str = "first"
     progress: Progress | None = None
     call: CallRecord | None = None  # the profile's record of this call, if a profile is open
-    counts_only: bool = False  # whether a loop that ends from inside only says when, and leaves no trace (`stop.py`)
+    counts_only: bool = False  # whether a loop that ends from inside only counts its steps, without effects (`stop.py`)
     carry_names: tuple[str, ...] = ()  # the user's names of the items of the carry, for messages
     spare_row: bool = False  # whether stacked outputs have room for one more row before the first (`with_initial`)
 
@@ -42,7 +42,7 @@ class LoopRequest:
     ) -> "LoopRequest":
         """The request for these arguments; contradictions raise an error before any step is run.
 
-        `free` returns the free bytes of the device, for a budget that is a fraction; without it the host's count.
+        `free` returns the free bytes of the device, for a budget that is a fraction; without it, the host's are used.
         """
         check_progress(progress)
         if plan is not None:
@@ -55,7 +55,7 @@ class LoopRequest:
                     f"the plan keeps states in several levels ({plan.memory}); loops run in one level yet"
                 )
             return cls(None, plan, parse_check(check), progress)
-        # Read now: after the first sweep, less would be free.
+        # Read now, since less is free after the first sweep.
         if isinstance(memory, float):
             memory = fraction_of_free(memory, free)
         budget = Memory.of(memory, slots)
@@ -81,16 +81,16 @@ class LoopRequest:
 
     @property
     def runs_sections(self) -> bool:
-        """Whether the plan recomputes nothing but sections, each from one kept state to the next."""
+        """Whether the plan recomputes only whole sections, each from one kept state to the next."""
         return self.plan is not None and self.plan.planner == SavePoints.name
 
     def validate(self, steps: int | None) -> None:
-        """Raise early what planning would raise; not for a budget in bytes, for which a step must be measured."""
+        """Raise the errors of planning early; not for a budget in bytes, which would need a measured step."""
         if self.memory is None or self.memory.device.capacity is None:
             self.plan_for(steps, _no_measure)
 
     def plan_for(self, steps: int | None, measure: Callable[[], StepCost]) -> Plan:
-        """The plan for a loop of `steps` steps, None if unknown; `measure` is called if the budget is in bytes."""
+        """The plan for a loop of `steps` steps (None if unknown); `measure` is called if the budget is in bytes."""
         if self.plan is not None:
             problem = self.plan.problem
             if not isinstance(problem, Loop):
@@ -117,7 +117,7 @@ class LoopRequest:
 
 
 def _bytes_saved(plan: Plan) -> int:
-    """What all tapes would take beyond the plan's peak; 0 for a plan in slots, which knows no sizes."""
+    """The bytes by which keeping all tapes would exceed the plan's peak; 0 for a plan in slots, without sizes."""
     problem = plan.problem
     if problem == Loop(problem.units):
         return 0

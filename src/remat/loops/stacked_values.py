@@ -14,7 +14,7 @@ __all__ = ["Inputs", "Outputs", "SeparateRows", "infer_length"]
 
 
 class SeparateRows:
-    """An input leaf whose rows are arrays of their own: indexed like the stacked array, which would be a copy."""
+    """An input leaf whose rows are separate arrays: indexed like the stacked array, but without the copy."""
 
     __slots__ = ("rows",)
 
@@ -50,8 +50,8 @@ class Inputs:
 class Outputs:
     """The outputs of all steps: stacked leaves, allocated when the first output is written.
 
-    With `rows`, a dict from step to row, only the outputs of those steps are kept. With `spare`, each is a view of an
-    array with one more row before the first, so that the initial value can be put there without a copy of the others.
+    With `rows`, a dict from step to row, only the outputs of those steps are kept. With `spare`, each leaf is a view of
+    an array with one more row in front, so that the initial value can be written there without copying the others.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Outputs:
         if self.tree is None:
             self.allocate(y, i)
         if not self._matches(y):
-            # Either it is wrong, which raises, or it is a number where arrays are expected, which assignment converts.
+            # Either this raises, or `y` has numbers where arrays are expected, which the assignment below converts.
             for leaf, name in zip(self.checked_leaves(y, i), self.names, strict=True):
                 self.leaf_ops.reject_tracer(leaf, name)
         if self.tree is LEAF:  # the most common output, without the cost of flattening
@@ -108,7 +108,7 @@ class Outputs:
         return leaves
 
     def take_leaves(self) -> list[Leaf]:
-        """The stacked leaves, to which no reference is left here."""
+        """Return the stacked leaves, and keep no reference to them."""
         leaves, self.leaves = self.leaves, []
         return leaves
 
@@ -124,14 +124,14 @@ class Outputs:
         count = self.steps if self.rows is None else len(self.rows)
         spare = int(self.spare)
         rows = [leaf_ops.empty(count + spare, spec, leaf) for spec, leaf in zip(self.specs, leaves, strict=True)]
-        # No view without need: PyTorch lets nobody write into a view that a function returns.
+        # A view only if needed: PyTorch does not allow writing into a view that a function returns.
         self.leaves = [leaf[1:] for leaf in rows] if self.spare else rows
         self._matches = structure_check(leaf_ops, self.tree, self.specs)
 
 
 def infer_length(leaf_ops: LeafOps, leaves: Sequence[Any], tree: TreeDef, length: int | None) -> int:
     """The number of steps that all inputs and `length` agree on."""
-    counts = {} if length is None else {"length": to_count(length, "length")}  # by who says so, for messages
+    counts = {} if length is None else {"length": to_count(length, "length")}  # by name, for messages
     for leaf, name in zip(leaves, tree.paths("xs"), strict=True):
         shape = leaf_ops.spec_of(leaf, name).shape
         if not shape:

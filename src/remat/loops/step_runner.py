@@ -1,4 +1,4 @@
-"""The step runner: the user's step, run on plain values, with its results checked.
+"""The step runner: runs the user's step on plain values and checks its results.
 
 In: carries and the inputs `xs`. Out: carries, and the outputs `ys`, each written once, in the first sweep, into arrays
 allocated for all steps. The functions on leaves are the framework's (`LeafOps`).
@@ -22,8 +22,8 @@ __all__ = ["StepRunner", "unpack_output"]
 class StepRunner:
     """Runs the steps of one loop on plain values, checks what they return, and writes each output once.
 
-    `carry` and `specs` are the structure and the leaf specs of the initial carry. `protect` makes of a carry what each
-    step is given, such as read-only views. `names` are the user's for the items of the carry, if there are any.
+    `carry` and `specs` are the structure and the leaf specs of the initial carry. `protect` turns a carry into what the
+    step is given, such as read-only views. `names` are the user's names of the items of the carry, if there are any.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class StepRunner:
         self.protect = protect
         self.leaf_ops, self.tree, self.specs, self.inputs, self.outputs = leaf_ops, carry, list(specs), inputs, outputs
         self.names = [_user_name(path, names) for path in carry.paths("carry")]
-        self.outputs_written = 0  # steps whose outputs are written; earlier steps run only to be recomputed
+        self.outputs_written = 0  # steps whose outputs are written; if one of these runs, it is recomputed
         self.current_step = 0  # for error messages
         self.last_output: Any = None  # what the last step returned as y
         self.matches: Callable[[Any], bool] = never_matches  # a predicate for carries, from the first returned one on
 
     def run(self, step: Callable[[Any, Any], Any], carry: Any, start: int, stop: int) -> Any:
         """The carry after steps start..stop-1."""
-        # The inner loop of NumPy and PyTorch programs: attributes are read once, and the common results checked inline.
+        # The inner loop of NumPy and PyTorch programs: attributes are read once, and common results checked inline.
         row, write, matches, protect, y = (
             self.inputs.row,
             self.outputs.write,
@@ -77,17 +77,17 @@ class StepRunner:
         return carry
 
     def begin(self, i: int) -> PyTree:
-        """The input of step i, which is now the one that errors name."""
+        """Begin step i, which errors name from now on; return its input."""
         self.current_step = i
         return self.inputs.row(i)
 
     def begin_with_leaves(self, i: int) -> list[Leaf]:
-        """The leaves of that input."""
+        """Begin step i; return the leaves of its input."""
         self.current_step = i
         return [leaf[i] for leaf in self.inputs.leaves]
 
     def write_output(self, i: int, y: PyTree) -> bool:
-        """Whether the output of step i is written now, by the first sweep; either way it is the last one."""
+        """Note the output of step i as the last one, and write it in the first sweep; return whether it was written."""
         self.last_output = y
         if i < self.outputs_written:
             return False
@@ -98,7 +98,7 @@ class StepRunner:
     def check_carry(self, carry: Any, i: int, y: Any = None) -> list[Any]:
         """The leaves of the carry that step i returned, or a StepError if its structure or specs differ.
 
-        Every carry that is not an exact match comes here, so this is where a step that ends the loop is noticed.
+        Every carry that is not an exact match comes here, so STOP, which ends the loop, is noticed here.
         """
         if carry is STOP:
             raise Stopped(i)
@@ -111,7 +111,7 @@ class StepRunner:
         return leaves
 
     def _explained(self, error: CarryError, y: Any) -> CarryError:
-        """The error for a carry that does not fit, with what was meant if the output of the step would fit."""
+        """The error for a carry that does not fit, with a hint if the output of the step would fit."""
         try:
             flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, y, "carry", error.step)
         except StepError:
@@ -142,7 +142,7 @@ class StepRunner:
                     tree.flatten_like(value, root, self.leaf_ops.unpack), tree.paths(root), strict=True
                 )
             ]
-        except Exception:  # the user's error matters: one in describing it must not hide it
+        except Exception:  # an error in describing the user's error must not hide it
             specs = []
         shown = ", ".join(specs[:8]) + (f" and {len(specs) - 8} more" if len(specs) > 8 else "")
         note = f"in step {self.current_step} of a loop that remat runs, step(carry, x) with {shown or 'no arrays'}"

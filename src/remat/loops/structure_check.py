@@ -1,8 +1,8 @@
-"""Carries and outputs checked against the structure and the leaf specs that they must have.
+"""Carries and outputs, checked against the structure and the leaf specs that they must have.
 
-There are two checks. `structure_check` makes a fast predicate that runs in every step. Only where that says False does
-`flatten_checked` look at each leaf: it accepts Python numbers that become arrays, and raises an error with the name of
-the leaf for all else.
+There are two checks. `structure_check` makes a fast predicate that runs in every step. Only if that returns False does
+`flatten_checked` look at each leaf: it accepts Python numbers that become arrays, and raises an error that names the
+leaf for anything else.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def flatten_checked(
 
 
 def _mismatch(message: str, root: str, i: int, name: str) -> StepError:
-    """The error for a value that differs: a carry's has the number of the step and the leaf, for those who go on."""
+    """The error for a value that differs; for a carry it has the step and the leaf, which callers may catch."""
     return CarryError(message, i, name) if root == "carry" else StepError(message)
 
 
@@ -106,5 +106,5 @@ def flatten_leaves(leaf_ops: LeafOps, value: Any, name: str) -> tuple[list[Any],
 
 
 def never_matches(value: Any) -> bool:
-    """The predicate before the first value: False, so that the first one is checked in full."""
+    """The predicate before the first value: always False, so that the first value is checked in full."""
     return False

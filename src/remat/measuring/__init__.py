@@ -1,7 +1,7 @@
 """HOW MUCH: the time, state, tape and workspace of one step, measured by running it a few times.
 
-In: a framework's backend, a meter of its memory, a state. Out: `StepCost`: a `Loop` for the planners, and the workspace
-of a step, which planners do not count. `loop_of` derives the `Loop` from the trace of a whole run instead.
+`measure_step` needs a framework's backend, a meter of its memory and a state. It returns a `StepCost`: a `Loop` for the
+planners, and the workspace of a step, which they do not count. `loop_of` derives a `Loop` from the trace of a run.
 """
 
 from remat.measuring.from_trace import loop_of

@@ -1,4 +1,4 @@
-"""The `Loop` that a measured trace shows: the mean sizes and times of a step."""
+"""The `Loop` of a measured trace: the mean sizes and times of a step."""
 
 from remat.problem import Loop
 from remat.schedule import Advance, Pullback, Record, Trace
@@ -8,9 +8,9 @@ __all__ = ["loop_of"]
 
 
 def loop_of(trace: Trace, steps: int | None = None) -> Loop | None:
-    """The loop of a run, as a problem for the planners; None if no step was recorded.
+    """The loop of a run as a problem for the planners, optionally with another number of steps.
 
-    With `steps`, for another number of steps.
+    None if no step was recorded.
     """
     sums = dict.fromkeys((Advance, Record, Pullback), (0, 0.0))
     tapes, tape_bytes, first_live = TapeSizes(), 0, 0
@@ -25,9 +25,9 @@ def loop_of(trace: Trace, steps: int | None = None) -> Loop | None:
     recorded, keeps = sums[Record][0], sum(trace.keeps.values())
     if not recorded:
         return None
-    # Without kept states: two states are live during the first op, its input and its output.
+    # If no state was kept: the first op has two states live, its input and its output.
     state = sum(trace.totals.written.values()) // keeps if keeps else first_live // 2
     forward, record, backward = (seconds / max(1, units) for units, seconds in sums.values())
-    forward = forward or record  # a run that only recorded shows no other time for a forward step
+    forward = forward or record  # a run that only recorded has no other time for a forward step
     units = trace.problem_units if steps is None else steps
     return Loop(units, max(1, state), tape_bytes // recorded, forward, record, backward)

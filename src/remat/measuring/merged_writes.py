@@ -1,12 +1,12 @@
-"""Operations that write into what others made, merged with those: together they make it, and may run again.
+"""Merge an operation that writes in place with the operation that made the storage, so that both can be recomputed.
 
-In: operations as they ran. Out: the same, where an operation that writes in place (`relu_` after a norm) is one with
-the operation that made the memory, at the place of the writing one.
+An operation that writes in place (`relu_` after a norm) becomes one operation with the maker of the storage, at the
+position of the write.
 
-Rule. Both may run again; between the two nobody reads what the first one makes, and nobody writes into what it reads.
-Then nobody has seen the memory as it had been before.
+The rule: both are repeatable, and between the two no operation reads what the first makes or writes into what it reads.
+Then nothing has seen the contents before the write.
 
-What it can miss: between the two the memory is live, and does not count.
+What it can miss: the storage is live between the two, but does not count there.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ __all__ = ["merged_writes"]
 
 
 def merged_writes(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations, with as many merged as can be."""
+    """The operations, with every in-place write merged that the rule allows."""
     merged: list[Operation | None] = []
     makers: dict[int, int] = {}
     for at, each in enumerate(operations):
         merged.append(each)
         maker = makers.get(each.writes[0]) if len(each.writes) == 1 else None
-        if maker is not None and _is_one(merged, maker):
+        if maker is not None and _can_merge(merged, maker):
             first = merged[maker]
             assert first is not None
-            merged[at], merged[maker] = _together(first, each), None
+            merged[at], merged[maker] = _merged(first, each), None
         made = merged[at]
         assert made is not None
         makers.update(dict.fromkeys(made.outputs, at))
     return [each for each in merged if each is not None]
 
 
-def _is_one(operations: Sequence[Operation | None], maker: int) -> bool:
+def _can_merge(operations: Sequence[Operation | None], maker: int) -> bool:
     first, last = operations[maker], operations[-1]
     assert first is not None
     assert last is not None
@@ -46,7 +46,7 @@ def _is_one(operations: Sequence[Operation | None], maker: int) -> bool:
     return not made & others and not any(made & {*each.reads} or read & {*each.writes} for each in between)
 
 
-def _together(first: Operation, last: Operation) -> Operation:
+def _merged(first: Operation, last: Operation) -> Operation:
     inputs = [*first.inputs, *(storage for storage in last.inputs if storage not in last.writes)]
     name, seconds = f"{first.name}, {last.name}", first.seconds + last.seconds
     workspace = max(first.workspace, last.workspace)

@@ -1,7 +1,7 @@
-"""The cost of one step: it is run once to warm up, once with the memory meter on, then a few times for the clock.
+"""The cost of one step: it runs once to warm up, once with the memory meter on, then a few times to be timed.
 
-Times are medians. A range of a few steps is measured, too: its tape is smaller than the tapes of single steps where its
-steps share residuals (captured weights), and the fixed time of a range is spread over them.
+Times are medians. A range of a few steps is measured too: if its steps share residuals (captured weights), its tape is
+smaller than the tapes of the single steps together, and the fixed time per range is spread over its steps.
 """
 
 from collections.abc import Callable
@@ -25,9 +25,9 @@ COPIES, SMALL = (
     8,
     65536,
 )  # a state of fewer bytes is copied several times, as the first copy may fill an allocator's cache
-# Times that are assumed where none are measured: of a step forward, recorded and pulled back, and per range.
+# Times that are assumed if none are measured: forward, record and backward of a step, and per range.
 DEFAULT_TIMES = (0.8, 1.0, 2.0, 0.5)
-LONGEST = 4  # steps of the range that is compared with single steps
+LONGEST = 4  # the most steps in the range that is compared with single steps
 
 
 class MeasurableBackend(Backend, Protocol):
@@ -40,10 +40,10 @@ class MeasurableBackend(Backend, Protocol):
 
 @dataclass(frozen=True)
 class StepCost:
-    """The measured cost of a step, as a loop of unknown length for the planners and the bytes that they do not count.
+    """The measured cost of a step: a loop of unknown length for the planners, and the bytes that they do not count.
 
-    `loop.tape` is what one more step adds to the tape of a range. The tape of any range has `bytes_per_range` more:
-    residuals that its steps share. While a range is pulled back, `pullback_workspace` bytes are allocated per step.
+    `loop.tape` is what one more step adds to the tape of a range. The tape of a range has `bytes_per_range` in
+    addition, for residuals that its steps share. Pulling back a range allocates `pullback_workspace` bytes per step.
     """
 
     loop: Loop
@@ -51,10 +51,10 @@ class StepCost:
     bytes_per_range: int = 0
     pullback_workspace: int = 0
     truncated: bool = False  # whether there was too little memory to measure a range of several steps
-    bookkeeping: int = 320 * 1024  # bytes of fingerprints, snapshots of generators and Python objects in a run
+    bookkeeping: int = 320 * 1024  # bytes of fingerprints, rng states and Python objects in a run
 
     def worth_remeasuring(self, room: int) -> bool:
-        """Whether `room` bytes are enough to measure the longer range for which there was too little memory."""
+        """Whether too little memory prevented measuring a longer range, and `room` bytes are enough for it."""
         return (
             self.truncated
             and _tapes_in(room, self.workspace, self.loop.state, self.loop.tape + self.bytes_per_range) > 1
@@ -62,16 +62,16 @@ class StepCost:
 
     @property
     def as_single_steps(self) -> Loop:
-        """The loop with the tape of a range of one step, which bounds the bytes per step of any range from above."""
+        """The loop with the tape of a one-step range, an upper bound on the bytes per step of any range."""
         return Loop(**{**self.loop.to_dict(), "tape": self.loop.tape + self.bytes_per_range + self.pullback_workspace})
 
 
 @dataclass(frozen=True)
 class MeasurementSetup:
-    """What a measurement runs on: a backend, a state to start from, and the meter of the memory that they use.
+    """What a measurement runs on: a backend, a state to start from, and a meter of the memory that they use.
 
     `ones_like(state, gradients)` returns gradients for a pullback from that state, with a cotangent of ones; it reuses
-    the accumulated sums of `gradients`, unless that is None. `finish` waits until the device has done all its work.
+    the accumulated sums of `gradients`, unless that is None. `finish` waits until the device has finished its work.
     """
 
     backend: MeasurableBackend
@@ -79,62 +79,62 @@ class MeasurementSetup:
     state: Any
     ones_like: Callable[[Any, Gradients | None], Gradients]
     finish: Callable[[], Any] = lambda: None
-    timed: bool = True  # False: default times, where several processes must come to the same plan
-    replay: StateReplay | None = None  # of what steps change beside their carry
-    _before: Any = field(default=None, repr=False)  # the states of these at which each run begins
-    _gradients: list[Gradients] = field(default_factory=list, repr=False)  # of the last pullback; one or none
+    timed: bool = True  # False: use default times, because several processes must arrive at the same plan
+    replay: StateReplay | None = None  # restores what steps change besides their carry
+    _before: Any = field(default=None, repr=False)  # the snapshot of `replay` from which each run starts
+    _gradients: list[Gradients] = field(default_factory=list, repr=False)  # those of the last pullback, or empty
 
     def new_gradients(self, state: Any) -> Gradients:
-        """Gradients for a pullback that starts at this state."""
+        """Gradients for a pullback from this state."""
         return self.ones_like(state, self._gradients.pop() if self._gradients else None)
 
     def pull_back(self, tapes: list[Any], gradients: list[Gradients]) -> None:
-        """Pull back through a tape, and keep the sums for the next pullback, as a real reverse sweep does."""
+        """Pull back through a tape, and save the sums for the next pullback, as a real reverse sweep does."""
         self._gradients.append(replace(self.backend.pull_back(tapes.pop(), gradients.pop()), carry=None))
 
     def rewind(self) -> None:
-        """Let everything beside the state be as it was there: counters, generators, logs."""
+        """Restore everything besides the state to what it was there: counters, generators, logs."""
         if self.replay is not None:
             self.replay.rewind(self._before)
 
     def again(self) -> Any:
-        """A copy of the state, to run steps from, with everything else as it was there."""
+        """A copy of the state to run steps from, with everything else restored too."""
         self.rewind()
         return self.backend.copy(self.state)
 
     def at(self, step: int) -> "MeasurementSetup":
-        """The same setup at the state before a later step, with that step run once to warm up."""
+        """The setup at the state before a later step, after running that step once to warm up."""
         backend, state = self.backend, self.state
         state = backend.copy(backend.advance(backend.copy(state), 0, step)) if step else backend.copy(state)
         setup = replace(self, state=state, _before=None if self.replay is None else self.replay.snapshot())
-        _range_times(setup, step, step + 1)  # allocates the sums of gradients, which must not count as workspace
+        _range_times(setup, step, step + 1)  # allocates the gradient sums, which must not count as workspace
         return setup
 
 
 def measure_step(setup: MeasurementSetup, steps: int, room: int) -> StepCost:
     """The cost of a step, from runs of the first `steps` steps of the loop; the setup's state is not changed.
 
-    No more than `room` bytes are used, if that is enough for one step.
+    At most `room` bytes are used, if that is enough for one step.
     """
-    report_progress(0, None)  # measuring has begun; it is a few runs of a step, so there is no more to report
-    # Not the first steps: their carry may still contain Python numbers, and some backends probe them.
+    report_progress(0, None)  # measuring takes only a few runs of a step, so there is no more to report
+    # Skip the first steps: their carry may still contain Python numbers, and some backends probe them.
     at = min(3, steps - 1)
     setup = setup.at(at)
     with setup.meter.counting():
         sizes = _Sizes.of(setup, at)
-    forward = _advance_seconds(setup, at)
-    record, backward = _range_times(setup, at, at + 1)
     longer = min(LONGEST, steps - at, _tapes_in(room, sizes.workspace, sizes.state, sizes.tape))
     tape, per_range, pullback_workspace, workspace = sizes.tape, 0.0, 0, sizes.workspace
     if longer > 1:
-        # The slope between ranges of 2 and of `longer` steps, as a second step adds more than each further one: to add
-        # the gradients of two steps takes a buffer, and no second buffer for a third step.
+        # Use the slope between ranges of 2 and of `longer` steps, since the second step adds more than each further
+        # one: adding the gradients of two steps takes a buffer, which a third step reuses.
         short = min(2, longer - 1)
         with setup.meter.counting():
             one, two, several = (_range_sizes(setup, at, at + count) for count in (1, short, longer))
         slopes = [max(0, -((a - b) // (longer - short))) for a, b in zip(two, several, strict=True)]
         tape, pullback_workspace = max(slopes[:2]), slopes[2]
         workspace += max(0, two[2] - one[2] - (short - 1) * pullback_workspace)
+    forward = _advance_seconds(setup, at)
+    record, backward = _range_times(setup, at, at + 1)
     if not setup.timed:
         forward, record, backward, per_range = DEFAULT_TIMES
     elif forward + record + backward < QUICK:
@@ -144,8 +144,8 @@ def measure_step(setup: MeasurementSetup, steps: int, room: int) -> StepCost:
         if longer > 1:
             whole = median(sum(_range_times(setup, at, at + longer)) for _ in range(TIMES))
             single = record + backward
-            # Solve whole = per_range + longer * step and single = per_range + step for per_range. Noise may make that
-            # negative or more than `single`; less than a tenth is taken for noise.
+            # Solve whole = per_range + longer * step and single = per_range + step for per_range. Noise may make it
+            # negative or more than `single`; less than a tenth of `single` is treated as noise.
             per_range = min(0.9 * single, max(0.0, (longer * single - whole) / (longer - 1)))
             per_range = 0.0 if per_range < 0.1 * (record + backward) else per_range
     share = 1 - per_range / (record + backward) if record + backward else 1.0
@@ -163,15 +163,15 @@ class _Sizes:
 
     @classmethod
     def of(cls, setup: MeasurementSetup, at: int) -> "_Sizes":
-        """Bytes of a state and of a tape, and the workspace: the most that is allocated in addition, in any op.
+        """Bytes of a state and of a tape, and the workspace: the most that any op allocates in addition.
 
-        The planners count two states while a step runs, and two cotangents while it is pulled back, so these are no
-        part of the workspace. Sizes are the larger of what the backend says and what the meter shows, as an allocator
-        may round up.
+        The planners count two states while a step runs and two cotangents while it is pulled back, so the workspace
+        excludes these. Each size is the larger of what the backend reports and what the meter shows, because an
+        allocator may round up.
         """
         backend, meter, state = setup.backend, setup.meter, setup.state
         before = meter.now()
-        # Values are in lists, from which they are popped into a call: then the backend can free them early.
+        # Values are popped from lists directly into a call, so that the backend can free them early.
         copies = [backend.copy(state) for _ in range(COPIES if backend.size(state) < SMALL else 1)]
         size = max(backend.size(copies[0]), (meter.now() - before) // len(copies))
         copies.clear()
@@ -200,12 +200,12 @@ class _Sizes:
 
 
 def _tapes_in(room: int, workspace: int, state: int, tape: int) -> int:
-    """The number of tapes that fit into `room` bytes, besides the workspace and the states that measuring needs."""
+    """The number of tapes that fit into `room` bytes next to the workspace and the states that measuring needs."""
     return (room - workspace - 6 * state) // max(1, tape)
 
 
 def _range_sizes(setup: MeasurementSetup, start: int, stop: int) -> tuple[int, int, int]:
-    """Bytes of the tape of a range, by the backend and by the meter, and bytes allocated while it is pulled back."""
+    """Bytes of a range's tape, by the backend and by the meter, and bytes allocated while it is pulled back."""
     backend, meter = setup.backend, setup.meter
     states = [setup.again()]
     before = meter.now()
@@ -219,7 +219,7 @@ def _range_sizes(setup: MeasurementSetup, start: int, stop: int) -> tuple[int, i
 
 
 def _seconds(setup: MeasurementSetup, call: Callable[[], Any]) -> float:
-    """Seconds of a call, with all work of the device."""
+    """Seconds of a call, including all work of the device."""
     setup.finish()
     began = perf_counter()
     call()
@@ -228,7 +228,7 @@ def _seconds(setup: MeasurementSetup, call: Callable[[], Any]) -> float:
 
 
 def _advance_seconds(setup: MeasurementSetup, at: int) -> float:
-    """Seconds of a step without a tape, and of a copy of the state."""
+    """Seconds of a step without a tape, including a copy of the state."""
     setup.rewind()
     return _seconds(setup, lambda: setup.backend.advance(setup.backend.copy(setup.state), at, at + 1))
 

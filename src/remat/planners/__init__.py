@@ -1,7 +1,7 @@
-"""WHO DECIDES: planners, each one file, and the plans they make.
+"""WHO DECIDES: planners and the plans they make.
 
-In: a `Problem` and a `Memory`. Out: a `Plan`: a schedule, the claim that is proved of it, and its predicted cost.
-`loop/` has one file for each planner of loops, `registry.py` one line for each; `dp/` has their recurrences.
+A planner turns a `Problem` and a `Memory` into a `Plan`: a schedule, what is proved about it, and its predicted cost.
+Each planner has one file (those for loops in `loop/`) and a line in `registry.py`; `dp/` has the recurrences.
 """
 
 from remat.planners.auto import Auto

@@ -1,7 +1,7 @@
 """Auto: picks the planner for a problem and a memory, and says why.
 
-Slots are the theory's budget, so they get the theory's planner: binomial (or levels, or online). Bytes are the user's
-budget: the plan with the least predicted time of those that fit, keep-all first, since it recomputes nothing.
+For a budget in slots it takes the planner of the literature: binomial (or levels, or online). For a budget in bytes it
+takes the fitting plan with the least predicted time; keep-all is tried first, since it recomputes nothing.
 """
 
 from dataclasses import dataclass, replace
@@ -26,8 +26,8 @@ __all__ = ["Auto"]
 class Auto(Planner[Loop]):
     """Chooses among the other planners; the plan's `reason` says which and why.
 
-    `most` bounds the additions for an exact plan of states and tapes, as in `Mixed`: about a second by default. `fine`
-    is as in `Mixed`, too.
+    `most` and `fine` are those of `Mixed`: `most` bounds the additions for an exact plan of states and tapes, about a
+    second's worth by default.
     """
 
     most: float = 1.2e9
@@ -38,7 +38,7 @@ class Auto(Planner[Loop]):
     problem_type: ClassVar[type[Loop]] = Loop
 
     def plan(self, problem: Loop, memory: Memory) -> Plan:
-        """The best plan that some planner makes, with the reason."""
+        """The best plan of the other planners, with the reason for the choice."""
         several = len(memory.levels) > 1 or not memory.device.free
         if problem.steps is None:
             Online().check(problem, memory)
@@ -54,7 +54,7 @@ class Auto(Planner[Loop]):
 
 
 def _fastest(loop: Loop, memory: Memory, planners: list[Planner[Loop]], mixed: Mixed) -> Plan:
-    """The fastest of the plans in all levels (by `planners`) and those in the device alone."""
+    """The fastest plan: `planners` use all levels, the others the device alone."""
     device = Memory(levels=[memory.device])
     if memory.device.free:
         try:

@@ -1,4 +1,4 @@
-"""Lower bounds: what no schedule can beat. Claims of plans that are not proved optimal are factors over these."""
+"""Lower bounds that no schedule can beat. A plan that is not proved optimal claims a factor over one of them."""
 
 from math import comb
 
@@ -11,11 +11,11 @@ from remat.schedule.revolve import advances
 
 __all__ = ["anything_restarts", "level_seconds", "states_only", "states_or_tapes"]
 
-MANY_LAYERS = 100  # forward steps a step, from which on layers say no more than the simple bound
+MANY_LAYERS = 100  # forward steps per step beyond which the layer bound says no more than the simple bound
 
 
 def states_only(steps: int, slots: int) -> int:
-    """Forward steps of any schedule that keeps at most `slots` states and holds no tape: n + p(n, s).
+    """The least forward steps of any schedule that keeps at most `slots` states and stores no tape: n + p(n, s).
 
     >>> states_only(1000, 31)
     3439
@@ -24,12 +24,12 @@ def states_only(steps: int, slots: int) -> int:
 
 
 def anything_restarts(steps: int, units: int) -> int:
-    """Forward steps of any schedule that stores `units` things, if each were a tape to pull back *and* to restart from.
+    """A lower bound on the forward steps of any schedule that stores at most `units` states and tapes.
 
-    Things that are either state or tape can only be worse. The first of them is the initial state or the first tape, so
-    `steps - 1` steps remain, with a free start and `units - 1` things: there E(r) = C(units+r, r) - 1 steps can be run
-    at most r times each, by the argument of `schedule.revolve`, and filling these layers in order gives
-    r·n + r - C(units+r, r-1).
+    It counts each of them as a tape that can be pulled back *and* restarted from; a real state or tape is at most that
+    useful. The first is the initial state or the first tape, so `steps - 1` steps remain, with a free start and
+    `units - 1` others. By the argument of `schedule.revolve`, E(r) = C(units+r, r) - 1 of these steps can be run at
+    most r times each, and filling these layers in order gives r·n + r - C(units+r, r-1).
 
     >>> anything_restarts(1000, 31), anything_restarts(10, 9), anything_restarts(10, 1)
     (2440, 10, 46)
@@ -47,9 +47,10 @@ def anything_restarts(steps: int, units: int) -> int:
 
 
 def states_or_tapes(loop: Loop, level: Level, fine: int = MOST_EXACT) -> int:
-    """Forward steps of any schedule that keeps states and stores tapes in one level of that size.
+    """A lower bound on the forward steps of any schedule that keeps states and stores tapes in this level.
 
-    By layers (see `dp.layer_bound`) on a grid of about `fine` budgets, or by `anything_restarts` if that says more.
+    It is the larger of the layer bound (see `dp.layer_bound`), on a grid of about `fine` budgets, and
+    `anything_restarts`.
 
     >>> states_or_tapes(Loop(1000, tape=3), Level("ram", slots=31))
     2802
@@ -70,7 +71,7 @@ def states_or_tapes(loop: Loop, level: Level, fine: int = MOST_EXACT) -> int:
 
 
 def level_seconds(loop: Loop, memory: Memory) -> float:
-    """Seconds of any schedule that keeps states in several levels: as if all slots were one level without costs."""
+    """A lower bound on the seconds with states in several levels: all slots count as one level without costs."""
     n, slots = loop.units, 0
     for level in memory.levels:
         most = level.slots if level.slots is not None else None

@@ -1,4 +1,4 @@
-"""What a plan promises: how good its schedule is among all others, and what it will cost."""
+"""What a plan promises: how good its schedule is compared with all others, and what it will cost."""
 
 from dataclasses import dataclass
 from math import ceil, isclose
@@ -11,9 +11,10 @@ __all__ = ["Claim", "Prediction"]
 
 @dataclass(frozen=True)
 class Claim:
-    """What is proved of a plan: `factor` 1.0 is optimal, among the schedules that `within` names if it is not empty.
+    """What is proved about a plan.
 
-    A larger factor is over a lower bound from `bounds`; None proves nothing.
+    A `factor` of 1.0 means optimal, among the schedules that `within` names unless it is empty. A larger factor is over
+    a lower bound from `bounds`; None means that nothing is proved.
 
     >>> print(Claim(1.0)), print(Claim(1.0, "states only")), print(Claim(1.0271)), print(Claim(None))
     optimal
@@ -28,24 +29,24 @@ class Claim:
 
     @property
     def optimal(self) -> bool:
-        """Whether nothing in its class is better."""
+        """Whether no schedule in its class is better."""
         return self.factor == 1.0
 
     @property
     def short(self) -> str:
-        """The claim in a few words; `str` has the class of schedules in which it is proved.
+        """The claim in a few words; `str` adds the class of schedules for which it is proved.
 
         >>> Claim(1.0036, "states only").short
         'within 0.4 % of optimal'
         """
         if self.factor is None or self.factor == 1.0:
             return "heuristic" if self.factor is None else "optimal"
-        percent = ceil(1000 * (self.factor - 1)) / 10  # rounded up, so that what is printed is still true
+        percent = ceil(1000 * (self.factor - 1)) / 10  # rounded up, so that the text stays true
         return f"within {number_text(percent)} % of optimal"
 
     @property
     def long(self) -> str:
-        """The claim in a few words, then exactly, where that is more."""
+        """The claim in a few words, followed by the exact claim if that says more."""
         return str(self) if self.factor is None or self.optimal else f"{self.short}: {self}"
 
     def __str__(self) -> str:
@@ -54,13 +55,13 @@ class Claim:
             return f"heuristic{inside}"
         if self.optimal:
             return f"optimal{inside}"
-        # Rounded up, so that what is printed is still true.
+        # Rounded up, so that the text stays true.
         return f"at most {ceil(self.factor * 1000) / 1000:.3f}".rstrip("0").rstrip(".") + f"x the bound{inside}"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a schedule will cost: units run without and with tape, peak bytes of the device, seconds."""
+    """What a schedule will cost: units run without and with a tape, peak bytes on the device, and seconds."""
 
     advances: int
     records: int
@@ -69,10 +70,10 @@ class Prediction:
 
     @classmethod
     def of(cls, trace: Trace) -> "Prediction":
-        """What a trace says: the way to predict for planners without a formula of their own."""
+        """The costs of a trace, for planners that have no formula."""
         return cls(trace.advances, trace.records, trace.peak, trace.seconds)
 
     def agrees(self, other: "Prediction") -> bool:
-        """Whether both say the same, but for the rounding of sums of times."""
+        """Whether both are equal, up to rounding in sums of times."""
         counts = (self.advances, self.records, self.peak) == (other.advances, other.records, other.peak)
         return counts and isclose(self.seconds, other.seconds, rel_tol=1e-6, abs_tol=1e-12)

@@ -1,7 +1,7 @@
-"""Exhaustive: every legal schedule of a tiny problem is considered. The oracle for the other planners.
+"""Exhaustive: considers every legal schedule of a tiny problem, as the oracle for the other planners.
 
-A shortest-path search (A*) over what is live: the working state, the states kept in each level, the tapes stored, the
-cotangent in flight. It shares no code with the recurrences, nor with the verifier's machine.
+It is a shortest-path search (A*) whose nodes are what is live: the working state, the states kept in each level, the
+stored tapes and the cotangent in flight. It shares no code with the recurrences or with the verifier's machine.
 """
 
 from collections.abc import Iterator
@@ -25,25 +25,25 @@ MOST_STEPS = 8
 
 
 class _Now(NamedTuple):
-    """What is live between two ops; sets are bit masks, -1 is none."""
+    """What is live between two ops; sets are bit masks, and -1 means none."""
 
     working: int
     cotangent: int
     kept: tuple[int, ...]
     tapes: int
-    just_recorded: int  # the unit recorded just now
+    just_recorded: int  # the unit that the last op recorded
 
 
 @dataclass(frozen=True)
 class Exhaustive(Planner[Loop]):
-    """The least time that any schedule takes, found by trying them all; for up to eight steps."""
+    """Finds the schedule of least time by trying them all; for up to eight steps."""
 
     name: ClassVar[str] = "exhaustive"
     summary: ClassVar[str] = f"try every schedule; the oracle for up to {MOST_STEPS} steps"
     problem_type: ClassVar[type[Loop]] = Loop
 
     def refuses(self, problem: Loop, memory: Memory) -> str | None:
-        """The reason, unless the loop is short."""
+        """The reason to refuse, unless the loop is short and has no cost per range."""
         if problem.steps is None or problem.steps > MOST_STEPS:
             return f"it tries every schedule, which takes too long for more than {MOST_STEPS} steps"
         if problem.per_range:
@@ -51,7 +51,7 @@ class Exhaustive(Planner[Loop]):
         return None
 
     def plan(self, problem: Loop, memory: Memory) -> Plan:
-        """The plan of least time, ties broken by fewer forward steps."""
+        """The plan of least time; of several, the one with the fewest forward steps."""
         ops = _search(problem, memory)
         if ops is None:
             least, unit = _least(problem, memory), "bytes" if memory.device.slots is None else "slots"
@@ -91,21 +91,22 @@ def _search(loop: Loop, memory: Memory) -> list[Op] | None:
             total = (cost[0] + seconds, cost[1] + isinstance(op, Advance))
             if (after not in best or total < best[after]) and _fits(op, now, after, loop, memory.levels):
                 best[after], came[after] = total, (now, op)
-                heappush(queue, ((total[0] + _to_come(after, loop), total[1]), next(order), after))
+                heappush(queue, ((total[0] + _least_remaining(after, loop), total[1]), next(order), after))
     return None
 
 
-def _to_come(now: _Now, loop: Loop) -> float:
-    """Time that every schedule still takes from here: each unit is recorded once and pulled back once."""
+def _least_remaining(now: _Now, loop: Loop) -> float:
+    """A lower bound on the remaining time: each remaining unit is recorded once and pulled back once."""
     left = loop.units if now.cotangent < 0 else now.cotangent
     return left * loop.backward + (left - now.tapes.bit_count()) * loop.record
 
 
 def _moves(now: _Now, loop: Loop, memory: Memory, n: int) -> Iterator[tuple[Op, float, _Now]]:
-    """The ops that may come next, less those that cannot be part of a best schedule.
+    """The ops that may come next, without those that no best schedule needs.
 
-    A tape that can be pulled back is, at once: it costs the same later, and frees memory now. A kept state past the
-    cotangent is dropped, at once. After the turn no unit is run without tape just before the cotangent.
+    If a tape can be pulled back, that is the only move: later it would cost the same, and now it frees memory. A kept
+    state past the cotangent is dropped at once. After the turn, the unit just before the cotangent is never advanced
+    over.
     """
     w, cot, kept, tapes, _ = now
     if cot > 0 and tapes >> (cot - 1) & 1:
@@ -182,7 +183,7 @@ def _working_set(op: Op, before: _Now, after: _Now, loop: Loop) -> int:
 
 
 def _least(loop: Loop, memory: Memory) -> int:
-    """The least capacity of the device with which some schedule fits, by bisection."""
+    """The least capacity of the device in which some schedule fits, by bisection."""
     device = memory.device
     low = device.slots if device.slots is not None else device.capacity or 0
     high = loop.units * (loop.state + loop.tape) + 4 * loop.state
@@ -198,7 +199,7 @@ def _least(loop: Loop, memory: Memory) -> int:
 
 
 def _joined(ops: list[Op]) -> Iterator[Op]:
-    """The ops with neighbouring advances as one."""
+    """The ops, with consecutive advances joined into one."""
     last: Op | None = None
     for op in ops:
         if isinstance(last, Advance) and isinstance(op, Advance):

@@ -1,7 +1,7 @@
-"""A plan for a loop whose step was measured, inside a budget in bytes that includes what running a step allocates.
+"""A plan for a loop whose step was measured, in a budget of bytes that includes what a running step allocates.
 
-In: the `StepCost` that measuring found, the number of steps, a memory. Out: a `Plan` whose own memory is what the
-budget leaves for states and tapes.
+From the measured `StepCost`, the number of steps and a memory, `plan_within` makes a `Plan` whose own memory is what
+the budget leaves for states and tapes.
 """
 
 from functools import lru_cache
@@ -16,19 +16,19 @@ from remat.units import bytes_text
 
 __all__ = ["cached_plan", "plan_within"]
 
-PEAK_TOLERANCE = 1.02  # the predicted peak may be wrong by this factor at the most
+PEAK_TOLERANCE = 1.02  # the predicted peak may be wrong by at most this factor
 
 cached_plan = lru_cache(maxsize=64)(plan)
 
 
 def plan_within(step_cost: StepCost, steps: int | None, memory: Memory) -> Plan:
-    """The plan for that many steps in what is left of the memory after a step's workspace and bookkeeping."""
+    """The plan for `steps` steps in what a step's workspace and bookkeeping leave of the memory."""
     capacity = memory.device.capacity
     assert capacity is not None
-    overhead = step_cost.workspace + min(step_cost.bookkeeping, capacity // 5)  # a fifth of a small budget
+    overhead = step_cost.workspace + min(step_cost.bookkeeping, capacity // 5)  # at most a fifth of the budget
     loop = step_cost.loop.with_steps(steps)
-    # Planning takes some 40 bytes for each step and budget in an exact table, and some 200 for each budget in the
-    # search for long loops: it must not dwarf the memory that it plans.
+    # Planning itself takes about 40 bytes per step and budget of an exact table, and about 200 per budget in the search
+    # for long loops. It must not take more memory than it plans.
     planner = Auto(most=min(Auto.most, (steps or 0) * capacity / 100), fine=max(1000, min(Auto.fine, capacity // 1000)))
     budget = Memory(max(0, capacity - overhead))
     try:
@@ -56,10 +56,10 @@ def plan_within(step_cost: StepCost, steps: int | None, memory: Memory) -> Plan:
 
 
 def _plan_by_ranges(step_cost: StepCost, loop: Loop, memory: Memory, planner: Auto) -> Plan | None:
-    """The plan that counts for each step only what it adds to a recorded range, or None if it would not fit.
+    """The plan that counts only what each step adds to a recorded range, or None if none fits.
 
-    Each range takes `bytes_per_range` more, and how many ranges are live at once is known only once there is a plan:
-    if they do not fit, the budget is reduced by what is missing and the loop is planned again.
+    Each range takes `bytes_per_range` more, and only a finished plan shows how many ranges are live at once. If they do
+    not fit, the budget is reduced by the missing bytes and the loop is planned again.
     """
     capacity = memory.device.capacity or 0
     budget = capacity - step_cost.bytes_per_range
@@ -80,7 +80,7 @@ def _plan_by_ranges(step_cost: StepCost, loop: Loop, memory: Memory, planner: Au
 
 
 def _peak_with_overheads(plan: Plan, step_cost: StepCost) -> tuple[int, int]:
-    """The peak bytes of a plan with what each range takes of its own: with and without the pullback's workspace."""
+    """The peak bytes of a plan with the bytes per range included: with and without the workspace of pullbacks."""
     machine = Machine(plan.problem)
     with_workspace = peak = live_ranges = 0
     for op in plan.schedule:

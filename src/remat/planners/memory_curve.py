@@ -1,8 +1,7 @@
 """The memory curve of a plan: what less memory would cost and what more would save, at some budgets around its own.
 
-In: a plan, and where a run was measured its `StepCost` and the bytes that were requested. Out: a `MemoryCurve`, which
-is computed once and cached. Long loops get fewer points, and plans that are close to the optimum instead of optimal
-ones, so that a curve takes seconds at the most.
+A `MemoryCurve` is computed from a plan (for a measured run also from its `StepCost` and the requested bytes) and
+cached. Long loops get fewer points, and near-optimal instead of optimal plans, so that a curve takes at most seconds.
 """
 
 from collections.abc import Callable
@@ -25,34 +24,34 @@ from remat.units import LARGEST, bytes_text, count_text
 
 __all__ = ["MemoryCurve", "has_memory_curve", "memory_curve_of", "memory_curve_without_planning"]
 
-MOST_STAGES = 120  # a plan of more takes seconds, if they differ
+MOST_STAGES = 120  # planning more stages takes seconds if they differ
 POINTS_OF_A_CHAIN = 16
-MOST_STEPS_IN_LEVELS = 1000  # planning in several levels takes long
-# Up to how many steps: additions for an exact plan, different budgets in the search, points of the curve.
+MOST_STEPS_IN_LEVELS = 1000  # planning in several levels is slow
+# For loops of up to this many steps: additions for an exact plan, budgets in the search, points of the curve.
 EFFORT = ((5_000, 1.5e8, 2000, 16), (50_000, 0, 500, 10), (inf, 0, 200, 6))
 POINTS_OF_A_RUN = 12
 MOST_CACHED = 64
 
-PlanIn = Callable[[int], Plan]  # the plan for the same loop in another budget
+PlanIn = Callable[[int], Plan]  # plans the same problem in another budget
 
 
 @dataclass(frozen=True)
 class MemoryCurve:
-    """Points from the least memory to the most, the plan's own among them; `unit` is "bytes" or "slots"."""
+    """Points from the least memory to the most, including the plan's own; `unit` is "bytes" or "slots"."""
 
     unit: str
     units: int
     points: tuple[Point, ...]
     chosen: Point  # the plan that the curve was computed for
-    largest_factor: float  # the other plans run at most this many times the forward steps of their lower bounds
-    best_in_same_memory: Point | None = None  # what "auto" plans there, if nothing is proved of the chosen plan
+    largest_factor: float  # the forward steps of the other plans are at most this factor over their lower bounds
+    best_in_same_memory: Point | None = None  # "auto" in the same memory, if nothing is proved about the chosen plan
 
     def to_dict(self) -> dict[str, Any]:
         """The points as plain data."""
         return {"unit": self.unit, "points": [{**vars(point), "chosen": point is self.chosen} for point in self.points]}
 
     def text(self, budget: int) -> str:
-        """A budget in words."""
+        """A budget as text."""
         if self.unit == "bytes":
             return _rounded_bytes_text(budget)
         return f"{count_text(budget)} slot{'s' * (budget != 1)}"
@@ -62,7 +61,7 @@ _cache: dict[tuple[Any, ...], MemoryCurve] = {}
 
 
 def has_memory_curve(plan: Plan, requested_bytes: int | None = None, step_cost: StepCost | None = None) -> bool:
-    """Whether there are other budgets to compare a plan with, and planning for them takes seconds at the most."""
+    """Whether there are other budgets to compare a plan with, and planning for them takes at most seconds."""
     loop = plan.problem
     if isinstance(loop, Chain):
         return 2 <= loop.units <= MOST_STAGES
@@ -72,7 +71,7 @@ def has_memory_curve(plan: Plan, requested_bytes: int | None = None, step_cost: 
         return True
     if _in_several_levels(plan) and plan.problem.units > MOST_STEPS_IN_LEVELS:
         return False
-    # Without sizes of states and tapes, plans that may hold tapes cannot be compared by slots.
+    # If sizes are unknown, plans that store tapes cannot be compared by slots.
     sizes_unknown = (loop.state, loop.tape) == (1, 1)
     return plan.memory.device.slots is None or _budget_is_slots(plan) or not sizes_unknown
 
@@ -80,10 +79,10 @@ def has_memory_curve(plan: Plan, requested_bytes: int | None = None, step_cost: 
 def memory_curve_of(
     plan: Plan, requested_bytes: int | None = None, step_cost: StepCost | None = None
 ) -> MemoryCurve | None:
-    """The curve around a plan, from the cache if it was computed before; None where `has_memory_curve` is False.
+    """The curve around a plan, from the cache if possible; None if `has_memory_curve` is False.
 
-    For a run, `requested_bytes` is the budget of its caller and `step_cost` was measured to plan it: the budgets of
-    the curve are then those that a caller requests, and include a step's workspace and bookkeeping.
+    For a measured run, `requested_bytes` is the budget that its caller requested and `step_cost` is what it was planned
+    with. The budgets of the curve are then also requested budgets, which include a step's workspace and bookkeeping.
     """
     if not has_memory_curve(plan, requested_bytes, step_cost):
         return None
@@ -99,10 +98,10 @@ def memory_curve_of(
 def memory_curve_without_planning(
     plan: Plan, requested_bytes: int | None = None, step_cost: StepCost | None = None
 ) -> MemoryCurve | None:
-    """The curve if the forward steps in each budget are a formula; else None, whatever is in the cache.
+    """The curve if a formula gives the forward steps in each budget; None otherwise, even if a curve is cached.
 
-    So a report is the same whether or not another one was made before. The formula is that of binomial checkpointing
-    (Griewank & Walther 2000), for budgets in slots of one level.
+    So a report does not depend on reports made before it. The formula is that of binomial checkpointing (Griewank &
+    Walther 2000), for budgets in slots of one level.
     """
     closed_form = plan.planner == Binomial.name and _budget_is_slots(plan) and not _in_several_levels(plan)
     if closed_form and (requested_bytes is None or step_cost is None):
@@ -145,7 +144,7 @@ def _in_several_levels(plan: Plan) -> bool:
 
 
 def _curve_around(plan: Plan, own: int, plan_in: PlanIn, ends: tuple[int, int], points: int) -> MemoryCurve:
-    """The plans at budgets between the ends, and the plan itself at its own budget."""
+    """The curve through plans at budgets between the ends, and the plan itself at its own budget."""
     by_budget = {own: Point.of(own, plan)}
     factors: list[float] = []
     budgets = [budget for budget in _budgets(*ends, points, own) if budget != own]
@@ -166,7 +165,7 @@ def _curve_around(plan: Plan, own: int, plan_in: PlanIn, ends: tuple[int, int], 
 
 
 def _requestable_budgets(plan: Plan, requested_bytes: int, plan_in: PlanIn) -> tuple[int, int]:
-    """The least budget that a caller can request, and one in which nothing is recomputed."""
+    """The least budget that a caller can request, and a budget in which nothing is recomputed."""
     least = _least_budget(plan_in)
     most = max(requested_bytes, keep_all_bytes(plan.problem))
     while plan_in(most).recomputed:
@@ -183,7 +182,7 @@ def _least_budget(plan_in: PlanIn) -> int:
 
 
 def _plan_in(planner: Planner[Any], plan: Plan, unit: str) -> PlanIn:
-    """How to plan the same loop in another budget of the device; the other levels stay as they are."""
+    """A function that plans the same problem with another budget for the device and the same other levels."""
 
     def plan_in(budget: int) -> Plan:
         device = plan.memory.device
@@ -199,7 +198,7 @@ def _plan_in_request(step_cost: StepCost, steps: int) -> PlanIn:
 
 
 def _rounded_bytes_text(size: int) -> str:
-    """A size rounded up to three digits in its unit, which is enough to choose a budget."""
+    """A size rounded up to three digits, which is enough to choose a budget."""
     number, unit = bytes_text(size, up=True).split()
     value = float(number)
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
@@ -207,7 +206,7 @@ def _rounded_bytes_text(size: int) -> str:
 
 
 def _planner_and_points(plan: Plan) -> tuple[Planner[Any], int]:
-    """A planner that is fast enough for the length of the loop, and how many points it is asked for."""
+    """A planner that is fast enough for the length of the loop, and the number of points to plan."""
     if _in_several_levels(plan):
         return Auto(most=0, fine=500), 6
     if _budget_is_slots(plan) and plan.planner == Binomial.name:

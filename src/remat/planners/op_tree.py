@@ -1,9 +1,9 @@
-"""A schedule as a tree of shared subtrees (a DAG): each is stored once, streamed with a stack, and costed once.
+"""A schedule as a tree with shared subtrees (a DAG): each subtree is stored and costed once; a stack streams the ops.
 
-In: a root and a function that expands any node into ops relative to its start, with smaller nodes among them. Steps of
-a loop are equal, so a node is the same wherever it starts: a million steps need hundreds of distinct nodes. Out: a
-source for `Schedule`, and its cost. (`predict` is for loops, where the sizes of a node do not depend on its place; a
-tree for unequal units has absolute nodes, and is costed by `simulate`.)
+The tree is built from a root and a function that expands a node into ops, relative to the node's start, and smaller
+nodes. Steps of a loop are equal, so a node is the same wherever it starts: a million steps need only hundreds of
+distinct nodes. The tree is a source for `Schedule`, and `predict` gives its cost. (`predict` is for loops, where the
+sizes of a node do not depend on its position. A tree for unequal units has absolute nodes; `simulate` gives its cost.)
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -17,13 +17,13 @@ __all__ = ["OpTree", "RelativeOp", "Subtree", "relative"]
 
 
 class Subtree(NamedTuple):
-    """A node inside another, `offset` steps after its start."""
+    """A node inside another node, `offset` steps after the start of the outer one."""
 
     offset: int
     node: Hashable
 
 
-RelativeOp = tuple[Any, int, Any]  # an op relative to its node's start: its class and its two arguments
+RelativeOp = tuple[Any, int, Any]  # an op relative to the start of its node: its class and its two arguments
 Item = RelativeOp | Subtree
 
 
@@ -31,12 +31,12 @@ class _Cost(NamedTuple):
     advances: int
     ranges: int
     moving: float  # seconds of keeping and fetching
-    peak: int  # bytes on the device, without what is stored around the node
-    turns: bool  # whether the turn is inside; if not, a cotangent is in flight from the start
+    peak: int  # bytes on the device, without what is stored outside the node
+    turns: bool  # whether the node contains the turn; if not, a cotangent is in flight from its start
 
 
 class OpTree:
-    """The ops of a whole schedule, streamed; `predict` says what they cost."""
+    """The ops of a whole schedule, streamed; `predict` gives their cost."""
 
     def __init__(self, root: Hashable, expand: Callable[[Any], Iterable[Item]]) -> None:
         self.root = root
@@ -49,7 +49,7 @@ class OpTree:
                 waiting += [item.node for item in self.items[node] if isinstance(item, Subtree)]
 
     def __iter__(self) -> Iterator[Op]:
-        """The ops, but for a state that would be dropped and kept again at once."""
+        """The ops, without pairs that drop a state and keep it again at once."""
         last: Op | None = None
         for op in self._walk():
             if isinstance(last, Drop) and isinstance(op, Keep) and (op.state, op.level) == (last.state, last.level):
@@ -80,7 +80,7 @@ class OpTree:
                     yield op_type(first + offset, second + offset)
 
     def predict(self, loop: Loop, memory: Memory) -> Prediction:
-        """What the ops cost, added up once for each distinct node."""
+        """The cost of the ops, computed once for each distinct node."""
         costs: dict[Hashable, _Cost] = {}
         for node in self._inside_out():
             costs[node] = _cost(self.items[node], costs, loop, memory)
@@ -89,7 +89,7 @@ class OpTree:
         return Prediction(whole.advances, n, whole.peak, seconds + whole.ranges * loop.per_range + whole.moving)
 
     def _inside_out(self) -> Iterator[Hashable]:
-        """Every node after those inside it."""
+        """Every node after the nodes inside it (postorder)."""
         seen: set[Hashable] = set()
         stack = [(self.root, False)]
         while stack:
@@ -117,7 +117,7 @@ def relative(op: Op, first: int = 0) -> RelativeOp:
 
 
 def _cost(items: list[Item], costs: dict[Hashable, _Cost], loop: Loop, memory: Memory) -> _Cost:
-    """The cost of one node; the sizes are those of `schedule.machine`, without what is stored around the node."""
+    """The cost of one node, with the sizes of `schedule.machine`, without what is stored outside the node."""
     state, device = loop.state, memory.device.name
     levels = {level.name: level for level in memory.levels}
     turns = any(costs[item.node].turns if isinstance(item, Subtree) else item[0] is Turn for item in items)

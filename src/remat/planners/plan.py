@@ -1,7 +1,6 @@
-"""A plan: a schedule, what is proved of it, and what it will cost.
+"""A plan: a schedule, what is proved about it, and what it will cost.
 
-In: from a planner. Out: a value that people read (`print(plan)`), executors run (`plan.schedule`) and files hold
-(`plan.save`, `Plan.load`).
+Planners make plans. A plan can be printed, run (`plan.schedule`) and saved (`plan.save`, `Plan.load`).
 """
 
 import json
@@ -24,28 +23,28 @@ __all__ = ["Plan", "ScheduleDriver", "saved_ops"]
 
 
 class ScheduleDriver(Protocol):
-    """Makes the schedule of a loop whose length is not known, one unit at a time while the loop runs."""
+    """Makes the schedule of a loop of unknown length, unit by unit while the loop runs."""
 
-    at: int  # units that have run
+    at: int  # number of units that have run
 
     def advance(self) -> tuple[Op, ...]:
         """The ops that run the next unit, which is not the last."""
         ...
 
     def last(self) -> Schedule:
-        """The rest of the schedule, when the next unit is the last one."""
+        """The rest of the schedule, if the next unit is the last."""
         ...
 
     def ended(self) -> Schedule:
-        """The rest of the schedule, when there is no next unit."""
+        """The rest of the schedule, if there is no next unit."""
         ...
 
     def withdrawn(self) -> Iterable[Op]:
-        """The rest of the schedule, when the unit of the last `advance()` ended the loop and does not count."""
+        """The rest of the schedule, if the unit of the last `advance()` ended the loop and does not count."""
         ...
 
     def plan(self) -> "Plan":
-        """The whole plan, once the loop ended."""
+        """The whole plan, once the loop has ended."""
         ...
 
 
@@ -53,7 +52,7 @@ class ScheduleDriver(Protocol):
 class Plan(Displayable, Serializable):
     """A schedule for a problem in a memory, with its claim, its predicted cost, and why it was chosen.
 
-    A plan for a loop of unknown length has no schedule yet: `start()` gives the driver that makes it as the loop runs.
+    A plan for a loop of unknown length has no schedule yet: `start()` returns a driver that makes it as the loop runs.
     """
 
     problem: Problem
@@ -69,52 +68,52 @@ class Plan(Displayable, Serializable):
 
     @property
     def schedule(self) -> Schedule:
-        """The ops; a loop of unknown length has none until it ended."""
+        """The ops; raise a PlannerError for a loop of unknown length, which has none until it has ended."""
         if self.source is None:
             raise PlannerError("the loop's length is not known yet: run it with plan.start(), then take driver.plan()")
         return self.source
 
     def start(self) -> ScheduleDriver:
-        """A fresh driver, for a loop of unknown length."""
+        """A new driver, for a loop of unknown length."""
         if self.starter is None:
             raise PlannerError("this plan's schedule is known: iterate plan.schedule instead of driving it")
         return self.starter()
 
     @property
     def advances(self) -> int:
-        """Units run without tape."""
+        """Units run without a tape."""
         return self.predicted.advances
 
     @property
     def records(self) -> int:
-        """Units run with tape."""
+        """Units run with a tape."""
         return self.predicted.records
 
     @property
     def forward_steps(self) -> int:
-        """Units run in all, the first sweep included."""
+        """Units run in total, including the first sweep."""
         return self.advances + self.records
 
     @property
     def recomputed(self) -> int:
-        """Forward evaluations after each unit's first."""
+        """Runs of units after each unit's first."""
         return self.forward_steps - self.problem.units
 
     @property
     def peak(self) -> int:
-        """The largest bytes live on the device."""
+        """The most bytes live on the device."""
         return self.predicted.peak
 
     @property
     def seconds(self) -> float:
-        """The predicted time in seconds; in forward times of one unit, if the problem has no times."""
+        """The predicted time in seconds, or in multiples of a unit's forward time if the problem has no times."""
         return self.predicted.seconds
 
     @property
     def predicted(self) -> Prediction:
-        """The cost; a loop of unknown length has none until it ended."""
+        """The cost; raise a PlannerError for a loop of unknown length, which has none until it has ended."""
         if self.prediction is None:
-            raise PlannerError("the cost of a loop of unknown length is known when it ended: see driver.plan()")
+            raise PlannerError("the cost of a loop of unknown length is known once it has ended: see driver.plan()")
         return self.prediction
 
     def verify(self) -> Verdict:
@@ -122,15 +121,15 @@ class Plan(Displayable, Serializable):
         return verify(self.schedule, self.problem, self.memory)
 
     def simulate(self) -> Trace:
-        """What the schedule costs, op by op."""
+        """The trace of the schedule: what it costs, op by op."""
         return simulate(self.schedule, self.problem, self.memory)
 
     def named(self, planner: str) -> "Plan":
-        """The same plan, made on behalf of another planner."""
+        """The same plan under the name of another planner."""
         return replace(self, planner=planner)
 
     def because(self, reason: str, memory: Memory | None = None) -> "Plan":
-        """The same plan with the reason it was chosen for."""
+        """The same plan with the reason why it was chosen and, if given, the memory it was asked for."""
         return replace(self, reason=reason, memory=memory or self.memory)
 
     def __str__(self) -> str:
@@ -147,12 +146,12 @@ class Plan(Displayable, Serializable):
     def _cost_rows(self) -> Iterator[tuple[str, str]]:
         units, unit = self.problem.units, self.problem.unit
         per_unit = f" ({self.forward_steps / units:.2f} a {unit})" if units else ""
-        if isinstance(self.problem, Graph):  # its operations are run, none is recorded or pulled back
+        if isinstance(self.problem, Graph):  # operations of a graph are run, not recorded or pulled back
             yield "runs", f"{count_text(self.records)} operations, and {count_text(self.advances)} of them again"
         else:
             yield "forward", f"{count_text(self.forward_steps)} {unit} evaluations{per_unit}"
             yield "", f"= {count_text(self.records)} recorded + {count_text(self.advances)} advanced"
-            yield "", f"{count_text(self.recomputed)} more than once each"
+            yield "", f"{count_text(self.recomputed)} of them recomputed"
         counted = isinstance(self.problem, Loop) and not self.problem.sized
         peak = f"{count_text(self.peak)} states and tapes" if counted else bytes_text(self.peak)
         yield "peak", f"{peak} on {self.memory.device.name}"
@@ -171,20 +170,20 @@ class Plan(Displayable, Serializable):
 
     @classmethod
     def from_summary(cls, data: dict[str, Any], schedule: Schedule) -> "Plan":
-        """The plan of a summary, with its ops from elsewhere."""
+        """The plan from a summary and separately given ops."""
         problem, memory = load_problem(data["problem"]), Memory.from_envelope(data["memory"])
         claim = Claim(_factor(data["claim"]["factor"]), str(data["claim"]["within"]))
         cost = Prediction(**data["prediction"])
         return cls(problem, memory, str(data["planner"]), claim, cost, schedule, str(data["reason"]))
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to `path` as JSON, one op a line, without holding the ops in memory."""
-        self.schedule  # noqa: B018 (a plan without a schedule is an error before a file is touched)
+        """Write the plan to `path` as JSON, one op per line, without holding the ops in memory."""
+        self.schedule  # noqa: B018 (raises before the file is touched if there is no schedule)
         with Path(path).open("w", encoding="utf-8") as file:
             self.write(file)
 
     def write(self, file: TextIO) -> None:
-        """Write the plan to an open file as JSON, one op a line, without holding the ops in memory."""
+        """Write the plan to an open file as JSON, one op per line, without holding the ops in memory."""
         lines = self.schedule.lines()
         head = json.dumps({"remat": self.kind, "version": self.version, **self._head()}, indent=1)
         file.write(head.removesuffix("\n}") + ',\n "ops": [')
@@ -193,7 +192,7 @@ class Plan(Displayable, Serializable):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Plan":
-        """The plan from plain data; ops that cannot be read, are not legal or cost something else raise a FileError."""
+        """The plan from plain data; raise a FileError if its ops are unreadable, illegal or cost something else."""
         saved = cls.from_summary(data, saved_ops(data))
         verdict = saved.verify()
         if not verdict:
@@ -215,7 +214,7 @@ class Plan(Displayable, Serializable):
 
 
 def saved_ops(data: dict[str, Any]) -> Schedule:
-    """The schedule in the data of a saved plan; ops that cannot be read are a FileError."""
+    """The schedule in the data of a saved plan; raise a FileError if its ops are unreadable."""
     lines = data.get("ops")
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise FileError('the saved plan is damaged: it has no list of lines under "ops"')
@@ -229,5 +228,5 @@ def _factor(value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not (value >= 1.0 and isfinite(value)):
-        raise FileError(f"the saved plan is damaged: {str(value)[:40]!r} is no factor over a bound")
+        raise FileError(f"the saved plan is damaged: {str(value)[:40]!r} is not a factor over a bound")
     return float(value)

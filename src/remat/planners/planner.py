@@ -1,7 +1,7 @@
 """What a planner is: frozen configuration that says which problems and memories it takes, and plans them.
 
-In: a problem and a memory. Out: a `Plan`, or an InfeasibleError with the smallest memory that works. To add one, write
-a file in `loop/` (or a folder for another kind of problem) with a final class like these, and a line in `registry.py`.
+`plan` returns a `Plan`, or raises an InfeasibleError with the smallest memory that works. To add a planner, write a
+file in `loop/` (or the folder for another kind of problem) with one final class, and add a line to `registry.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -22,7 +22,7 @@ UNKNOWN_LENGTH = "the loop's length is not known (steps=None); the online planne
 class Planner(ABC, Generic[P]):
     """Decides what is kept, dropped and recomputed. Final classes are frozen dataclasses.
 
-    `problem_type` is the class of the problems that it plans, the same as its type parameter.
+    `problem_type` is the class of problems that it plans, and equals its type parameter.
     """
 
     name: ClassVar[str]
@@ -30,18 +30,18 @@ class Planner(ABC, Generic[P]):
     problem_type: ClassVar[type[Any]]
 
     def accepts(self, problem: Problem, memory: Memory) -> str | None:
-        """None if this planner can plan the problem in the memory, else the reason why not."""
+        """None if this planner can plan the problem in the memory; otherwise the reason why not."""
         if not isinstance(problem, self.problem_type):
             return f"it plans {self.problem_type.kind}s, and this is a {type(problem).__name__.lower()}"
         return self.refuses(problem, memory)
 
     def refuses(self, problem: P, memory: Memory) -> str | None:
-        """The reason not to plan a problem of the right type in the memory; None by default."""
+        """The reason why a problem of the right type cannot be planned in the memory; None by default."""
         return None
 
     @abstractmethod
     def plan(self, problem: P, memory: Memory) -> Plan:
-        """The plan; the problem and memory must be ones that it accepts."""
+        """The plan for a problem and memory that this planner accepts."""
 
     def check(self, problem: Problem, memory: Memory) -> None:
         """Raise a PlannerError unless the problem and memory are accepted."""
@@ -51,12 +51,12 @@ class Planner(ABC, Generic[P]):
 
 
 class OneLevelPlanner(Planner[Loop]):
-    """A planner for loops of known length in one level whose states move at no cost."""
+    """A planner for loops of known length in one level without read and write costs."""
 
     problem_type: ClassVar[type[Loop]] = Loop
 
     def refuses(self, problem: Loop, memory: Memory) -> str | None:
-        """The reason, unless the length is known and the memory is one level without costs."""
+        """The reason to refuse, unless the length is known and the memory is one level without costs."""
         if problem.steps is None:
             return UNKNOWN_LENGTH
         if len(memory.levels) > 1:
@@ -67,19 +67,22 @@ class OneLevelPlanner(Planner[Loop]):
 
 
 def infeasible(problem: Problem, level: Level, minimum: int, why: str) -> InfeasibleError:
-    """The error for a level that is too small: `minimum` is in slots if the level is, else in bytes."""
+    """The error for a level that is too small; `minimum` is in slots if the level's capacity is, otherwise in bytes."""
     if level.slots is not None:
         least = f"{count_text(minimum)} slot{'s' * (minimum != 1)}"
         return InfeasibleError(
             f"no plan fits {level}: the smallest that works is {least} ({why}). Give at least that",
             minimum,
             "slots",
+            why,
         )
     least = bytes_text(minimum, up=True)
     exact = f"{least}, {count_text(minimum)} bytes" if minimum >= 1024 else least
+    advice = problem.shrink_advice()
     return InfeasibleError(
-        f"no plan fits {level}: the smallest that works is {exact} ({why}). Give at least that, "
-        f"or {problem.shrink_advice()}",
+        f"no plan fits {level}: the smallest that works is {exact} ({why}). Give at least that, or {advice}",
         minimum,
         "bytes",
+        why,
+        advice,
     )

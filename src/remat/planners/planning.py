@@ -1,4 +1,4 @@
-"""`plan`: a problem and a memory go to a planner, and a plan comes back."""
+"""`plan`: plan a problem in a memory with the planner of the caller's choice."""
 
 from typing import Any
 
@@ -21,17 +21,17 @@ def plan(
     planner: str | Planner[Any] = "auto",
     progress: Progress | None = None,
 ) -> Plan:
-    """The plan that reverses `problem` inside `memory` (bytes, text, a `Memory`) or `slots` (a count of states).
+    """Plan how to reverse `problem` within `memory` or `slots`.
 
     Args:
-        problem: What is reversed: a `Loop`, a `Chain` or a `Graph`.
+        problem: What to reverse: a `Loop`, a `Chain` or a `Graph`.
         memory: The budget for the peak: bytes, text such as "64 MiB", or a `Memory` with its levels.
-        slots: The budget as a count of states, instead of `memory`.
-        planner: The name of a planner, or one with options of its own; "auto" chooses, and says why.
-        progress: An object with `update(done, total)`, which is called while a long search goes on.
+        slots: The budget as a number of states, instead of `memory`.
+        planner: The name of a planner, or a planner with its own options; "auto" chooses one and says why.
+        progress: An object with `update(done, total)`, which is called during a long search.
 
     Returns:
-        A plan that is printed, iterated, verified, simulated, saved and reported.
+        A plan that can be printed, iterated, verified, simulated, saved and reported.
 
     Raises:
         InfeasibleError: If nothing fits; it carries the smallest memory that works.

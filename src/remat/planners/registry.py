@@ -1,4 +1,4 @@
-"""The table of planners: one line each. `plan(..., planner=name)` finds them here, `remat planners` lists them."""
+"""The table of planners, one line each: `plan(..., planner=name)` looks them up, `remat planners` lists them."""
 
 from difflib import get_close_matches
 from typing import Any
@@ -44,7 +44,7 @@ PLANNERS: dict[str, type[Planner[Any]]] = {
 
 
 def find_planner(planner: str | Planner[Any]) -> Planner[Any]:
-    """The planner of that name with its defaults, or the planner itself.
+    """The planner of that name with default options, or the planner itself.
 
     >>> find_planner("chunks")
     Chunks(k=None)
@@ -59,7 +59,7 @@ def find_planner(planner: str | Planner[Any]) -> Planner[Any]:
 
 
 def planner_for(problem: Problem, planner: str | Planner[Any]) -> Planner[Any]:
-    """The planner of that name, where "auto" means the first in the table that plans problems of this type."""
+    """The planner of that name; "auto" means the first in the table that plans problems of this type."""
     if planner == Auto.name:
         planners = (entry for entry in PLANNERS.values() if isinstance(problem, entry.problem_type))
         return next(planners, Auto)()

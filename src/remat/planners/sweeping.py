@@ -1,4 +1,4 @@
-"""The trade-off curve: what more memory buys, in forward steps and time."""
+"""The trade-off curve: how many forward steps and how much time more memory saves."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Curve", "Point", "spread", "sweep"]
 
 @dataclass(frozen=True)
 class Point:
-    """One budget (bytes or slots) and what the plan for it costs."""
+    """One budget (bytes or slots) and the costs of the plan for it."""
 
     budget: int
     forward_steps: int
@@ -28,18 +28,18 @@ class Point:
 
     @classmethod
     def of(cls, budget: int, plan: Plan) -> "Point":
-        """What a plan costs, at the budget it was made for."""
+        """The costs of a plan at the budget it was made for."""
         return cls(budget, plan.forward_steps, plan.seconds, plan.peak, plan.planner)
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points from little memory to much; print it for a table."""
+    """Points from little to much memory; prints as a table."""
 
     problem: Problem
     unit: str
     points: tuple[Point, ...]
-    infeasible: tuple[tuple[int, int], ...] = ()  # budgets in which nothing fits, and what would
+    infeasible: tuple[tuple[int, int], ...] = ()  # (budget in which nothing fits, the smallest that works)
 
     def __iter__(self) -> Iterator[Point]:
         return iter(self.points)
@@ -71,21 +71,22 @@ def sweep(
     points: int = 16,
     progress: Progress | None = None,
 ) -> Curve:
-    """The curve memory → forward steps and time, at these budgets, or at `points` from the least to all tapes.
+    """Plan for several budgets: the curve from memory to forward steps and time.
 
     Args:
-        problem: What is reversed, as in `plan`.
-        memory: Budgets in bytes or as text; one, or several.
-        slots: Budgets as counts of states, instead of `memory`.
-        planner: Who plans, as in `plan`.
-        points: How many budgets to try where none are given.
+        problem: What to reverse, as in `plan`.
+        memory: Budgets in bytes or as text, one or several. By default, `points` budgets from the least that works to
+            one that holds all tapes.
+        slots: Budgets as numbers of states, instead of `memory`.
+        planner: The planner, as in `plan`.
+        points: How many budgets to try if none are given.
         progress: An object with `update(done, total)`, called before each budget is planned.
 
     Returns:
-        A curve to print and to iterate. Budgets in which nothing fits are listed apart.
+        A curve that can be printed and iterated. Budgets in which nothing fits are listed separately.
 
     Raises:
-        InfeasibleError: If nothing fits any of them: the error of the largest.
+        InfeasibleError: If nothing fits in any of the budgets: the error for the largest.
 
     Example:
         >>> print(sweep(Loop(1000), slots=[10, 31]))
@@ -93,6 +94,8 @@ def sweep(
                   10            4,636    4.64        6,636         14 B  binomial
                   31            3,439    3.44        5,439         35 B  binomial
     """
+    if is_problem(memory):
+        raise ProblemError(f"the problem comes before its memory: write remat.sweep(problem, memory={problem!r:.40})")
     if not is_problem(problem):
         raise ProblemError(f"a sweep is made for {kind_names()}, not {problem!r:.60}")
     memory = [memory] if isinstance(memory, int | str) else memory
@@ -111,7 +114,7 @@ def sweep(
 
 
 def _curve(problem: Problem, planner: Planner[Any], budgets: list[int], unit: str, progress: Progress | None) -> Curve:
-    """A plan for each of the budgets."""
+    """The curve through the plans for these budgets."""
     planned: list[Point] = []
     too_small: list[tuple[int, int]] = []
     error: InfeasibleError | None = None
@@ -131,7 +134,7 @@ def _curve(problem: Problem, planner: Planner[Any], budgets: list[int], unit: st
 
 
 def spread(least: int, most: int, points: int) -> list[int]:
-    """About `points` budgets from the least to the most, evenly spread in ratio."""
+    """About `points` budgets from the least to the most, at equal ratios."""
     if most <= least:
         return [least]
     ratio = (most / least) ** (1 / (points - 1))
@@ -139,7 +142,7 @@ def spread(least: int, most: int, points: int) -> list[int]:
 
 
 def _spread(problem: Problem, planner: Planner[Any], points: int) -> list[int]:
-    """Budgets from the least that the planner takes to what holds all tapes, evenly spread in ratio."""
+    """About `points` budgets from the least in which a plan fits to one that holds all tapes."""
     most = max(keep_all_bytes(problem), 1)
     try:
         planner.check(problem, Memory(0))

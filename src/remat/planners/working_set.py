@@ -1,11 +1,10 @@
-"""What a memory means to a planner of one level: the bytes that are left for stored states and tapes.
+"""The bytes that a level leaves for stored states and tapes, for planners of one level.
 
-While a step runs after the turn, its input, its output and one cotangent are live, and the tape when it is recorded:
-3 states and 1 tape that no plan can avoid, the *working set*. Before the turn there is no cotangent yet, so the first
-sweep may store one state more (`early`). A budget in slots leaves the working set out on both sides of the turn.
+While a step runs after the turn, its input, its output and one cotangent are live, and its tape when it is recorded.
+No plan can avoid these 3 states and 1 tape, the *working set*. Before the turn there is no cotangent, so the first
+sweep may store one more state (`early`). A budget in slots excludes the working set, before and after the turn.
 
-This is for loops: where units are unequal, the working set depends on the unit that runs, and is no constant to
-subtract.
+This is for loops only: if units are unequal, the working set depends on the running unit and is not a constant.
 """
 
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ class HeldBudget:
 
     @classmethod
     def of(cls, loop: Loop, level: Level) -> "HeldBudget":
-        """The budget that `level` leaves when the working set is subtracted."""
+        """What `level` leaves after the working set is subtracted."""
         if level.slots is not None:
             return cls(level.slots * loop.state, 0)
         everything = loop.units * (loop.tape + loop.state)

@@ -1,8 +1,8 @@
 """WHAT is reversed, and in how much memory.
 
-In: numbers from a user or from measuring. Out: immutable values, `Loop`, `Chain`, `Graph` and `Memory`, which the
-planners, the verifier and the simulator read. They know nothing of schedules or frameworks. `problem_kinds.py` has one
-line for each kind of problem.
+`Loop`, `Chain`, `Graph` and `Memory` are immutable values built from numbers that users give or remat measures. The
+planners, the verifier and the simulator read them; they depend on neither schedules nor frameworks. `problem_kinds.py`
+lists the kinds of problems.
 """
 
 from remat.problem.chain import Chain

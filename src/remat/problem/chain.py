@@ -1,8 +1,8 @@
 """A chain: unequal stages one after another. State i is the input of stage i, state n the result.
 
-States are shared: one that is kept, worked on and held by tapes counts once, as an allocator counts it
-(`schedule/chain_machine.py` has the counting). The cotangent of state i has the bytes of state i; that of the result
-comes with the first pullback, which counts it.
+States are shared: a state that is kept, is the working state and is held by tapes counts once, as in an allocator
+(`schedule/chain_machine.py` does the counting). The cotangent of state i has the bytes of state i; the cotangent of the
+result arrives with the first pullback, whose peak includes it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from remat.units import bytes_text, count_text, time_text, to_bytes
 
 __all__ = ["Chain"]
 
-MOST_ROWS = 60  # kinds of stages that are printed
+MOST_ROWS = 60  # groups of equal stages to print at most
 
 
 @dataclass(frozen=True, init=False)
@@ -26,7 +26,7 @@ class Chain(Serializable):
 
     Args:
         stages: The stages, first to last.
-        input: Bytes of the input of the first one.
+        input: Bytes of the input of the first stage.
 
     Example:
         >>> Chain([Stage(output=4), Stage(output=2)], input=8).state_size(1)
@@ -40,7 +40,7 @@ class Chain(Serializable):
     kind: ClassVar[str] = "chain"
     unit: ClassVar[str] = "stage"
     version: ClassVar[int] = 2
-    restartable: ClassVar[bool] = False  # states that tapes contain are shared: keeping one costs nothing
+    restartable: ClassVar[bool] = False  # not needed: keeping a state that a tape holds costs nothing
 
     def __init__(self, stages: Iterable[Stage], input: int | str = 1) -> None:
         put = object.__setattr__
@@ -52,7 +52,7 @@ class Chain(Serializable):
         put(self, "_forward", tuple(accumulate((stage.forward for stage in self.stages), initial=0.0)))
 
     def __str__(self) -> str:
-        """A table: one row for each stage, and for each option beside its first; equal neighbours share one."""
+        """A table with a row per stage and one per further option; consecutive equal stages share their rows."""
         head = ("stage", "forward", "record", "backward", "output", "tape")
         groups = [list(group) for _, group in groupby(enumerate(self.stages), key=lambda pair: _unnamed(pair[1]))]
         rows = [row for group in groups[:MOST_ROWS] for row in _rows(group)]
@@ -70,7 +70,7 @@ class Chain(Serializable):
 
     @property
     def timed(self) -> bool:
-        """Whether times were given, in seconds; else the forward of a stage counts 1 and its backward 2."""
+        """Whether times were given, in seconds; if not, the forward of a stage counts 1 and its backward 2."""
         return any(
             (stage.forward, option.record, option.backward) != (1.0, 1.0, 2.0)
             for stage in self.stages
@@ -79,11 +79,11 @@ class Chain(Serializable):
 
     @property
     def title(self) -> str:
-        """How many stages there are, in words."""
+        """The number of stages as text."""
         return f"{count_text(self.units)} stages"
 
     def describe(self, *, times: bool = False) -> list[tuple[str, str]]:
-        """Rows about the largest sizes of a stage and, if asked for, the times of all stages together."""
+        """Rows about the largest sizes of a stage and, with `times`, the total times of all stages."""
         state, tape = self._largest()
         several = sum(len(stage.options) > 1 for stage in self.stages)
         options = f", {count_text(several)} with options" if several else ""
@@ -98,11 +98,15 @@ class Chain(Serializable):
 
     def shrink_advice(self) -> str:
         """What to make smaller so that the chain fits less memory."""
-        state, tape = self._largest()
-        return f"make the largest tape ({bytes_text(tape)}) or state ({bytes_text(state)}) smaller, or split the stage"
+        state, tape = map(bytes_text, self._largest())
+        pulling = bytes_text(self.pulling_size(0, self.units) if self.units else 0)
+        return (
+            f"make the largest tape ({tape}), state ({state}), or cotangents and workspace of a pullback ({pulling}) "
+            f"smaller, or split the stage"
+        )
 
     def unit_name(self, unit: int) -> str:
-        """The name of the stage, or an empty text."""
+        """The name of the stage, or an empty string."""
         return self.stages[unit].name if unit < len(self.stages) else ""
 
     def state_size(self, state: int) -> int:
@@ -110,7 +114,7 @@ class Chain(Serializable):
         return self.input if state == 0 else self.stages[state - 1].output
 
     def tape_size(self, start: int, stop: int, option: int = 0) -> int:
-        """Bytes of the tape of stages start..stop-1, beside the states that it holds."""
+        """Bytes of the tape of stages start..stop-1, without the states that it holds."""
         return sum(chosen.tape for chosen in self._options(start, stop, option))
 
     def running_size(self, start: int, stop: int, *, record: bool) -> int:
@@ -118,14 +122,14 @@ class Chain(Serializable):
         return max(self.state_size(i) + self.stages[i].running_peak for i in range(start, stop))
 
     def pulling_size(self, start: int, stop: int) -> int:
-        """The most bytes of cotangents and workspace while one of the stages is pulled back by its first option."""
+        """The most bytes of cotangents and workspace while one of the stages, with its first option, is pulled back."""
         return max(
             self.stages[i].pullback_peak(0, self.state_size(i)) - self.stages[i].options[0].tape
             for i in range(start, stop)
         )
 
     def advance_time(self, start: int, stop: int) -> float:
-        """Time to run stages start..stop-1 without tape."""
+        """Time to run stages start..stop-1 without a tape."""
         return self._forward[stop] - self._forward[start]
 
     def record_time(self, start: int, stop: int, option: int = 0) -> float:
@@ -137,7 +141,7 @@ class Chain(Serializable):
         return sum(chosen.backward for chosen in self._options(start, stop, option))
 
     def with_times(self, factor: float) -> "Chain":
-        """The chain with all times multiplied by this."""
+        """The chain with all times multiplied by `factor`."""
         return Chain([stage.with_times(factor) for stage in self.stages], self.input)
 
     def to_dict(self) -> dict[str, Any]:
@@ -159,13 +163,13 @@ class Chain(Serializable):
 
 
 def _unnamed(stage: Stage) -> tuple[Any, ...]:
-    """What tells stages of a table apart: all but their names."""
+    """What two stages must share to be in one row of the table: everything but their names."""
     data = stage.to_dict()
     return tuple(value if name != "options" else stage.options for name, value in data.items() if name != "name")
 
 
 def _rows(group: Sequence[tuple[int, Stage]]) -> Iterator[tuple[str, ...]]:
-    """The rows of a table for equal stages, with their positions."""
+    """The rows of the table for consecutive equal stages, given with their positions."""
     (first, stage), (last, _) = group[0], group[-1]
     name = (stage.name or str(first)) + (f" to {last}" if last > first else "")
     for option in stage.options:

@@ -1,12 +1,12 @@
 """A graph: operations in the order in which they ran, forward then backward, and the storages between them.
 
-One representation for two uses: the graph of *one block*, whose options of what to keep are found from it, and the
-*joint graph* of a whole training step, which is planned as it stands. Tensors are resolved to storages: views of one
-storage are that storage, and an operation that makes several (a norm and its statistics) has several outputs.
+It has two uses: the graph of *one block*, from which the block's options are found, and the *joint graph* of a whole
+training step, which is planned directly. Tensors are resolved to storages: all views of a storage are that storage, and
+an operation that makes several storages (a norm and its statistics) has several outputs.
 
-What counts in bytes: every storage that an operation makes, from when it is made until it is freed. A storage that no
-operation makes (parameters, the batch, a block's input) is there throughout and counts nothing. A block's graph starts
-its backward with an operation that makes the cotangent of its output, so that this counts from there on.
+A storage that an operation makes counts in bytes from when it is made until it is freed. A storage that no operation
+makes (parameters, the batch, a block's input) is always there and does not count. The backward of a block's graph
+starts with an operation that makes the cotangent of the block's output, so that it counts from there on.
 """
 
 from bisect import bisect_left
@@ -23,15 +23,15 @@ from remat.units import bytes_text, count_text, seconds_text, to_count
 
 __all__ = ["Graph"]
 
-MOST_ROWS = 60  # operations that are printed
+MOST_ROWS = 60  # operations to print at most
 
 
 @dataclass(frozen=True, init=False)
 class Graph(Serializable):
-    """Operations in their order over storages; `results` are the storages that outlive the graph.
+    """Operations in order, and their storages; `results` are the storages that outlive the graph.
 
-    A result that the forward makes (the output of a block, a loss) is live until the backward starts; one that the
-    backward makes (gradients) is live at the end.
+    A result that the forward makes (the output of a block, a loss) is live until the backward starts; a result that the
+    backward makes (a gradient) is live at the end.
 
     >>> a, b = Operation("double", 1.0, [0], [1]), Operation("square", 1.0, [1], [2])
     >>> back = Operation("square's pullback", 2.0, [1, 3], [4], backward=True)
@@ -65,12 +65,12 @@ class Graph(Serializable):
 
     @cached_property
     def turn(self) -> int:
-        """The position of the first backward operation, or the number of operations."""
+        """The position of the first backward operation, or the number of operations if there is none."""
         return next((i for i, each in enumerate(self.operations) if each.backward), len(self.operations))
 
     @cached_property
     def maker(self) -> dict[int, int]:
-        """For each storage that an operation makes, that operation."""
+        """The operation that makes each storage, for the storages that are not given."""
         return {storage: i for i, each in enumerate(self.operations) for storage in each.outputs}
 
     @cached_property
@@ -80,7 +80,7 @@ class Graph(Serializable):
 
     @cached_property
     def made_reads(self) -> tuple[tuple[int, ...], ...]:
-        """For each operation, what it reads that was not given."""
+        """For each operation, the storages it reads that an operation makes."""
         return tuple(tuple(s for s in each.reads if s in self.maker) for each in self.operations)
 
     @cached_property
@@ -94,12 +94,12 @@ class Graph(Serializable):
 
     @cached_property
     def given(self) -> tuple[int, ...]:
-        """The storages that no operation makes: they are there throughout and count nothing."""
+        """The storages that no operation makes: they are always there and do not count."""
         return tuple(storage for storage in range(len(self.storages)) if storage not in self.maker)
 
     @cached_property
     def saved(self) -> tuple[int, ...]:
-        """The storages made by the forward that the backward uses: what a framework saves."""
+        """The storages that the forward makes and the backward uses: what a framework saves."""
         return tuple(s for s, i in self.maker.items() if i < self.turn and any(u >= self.turn for u in self.users[s]))
 
     @cached_property
@@ -109,10 +109,10 @@ class Graph(Serializable):
 
     @cached_property
     def run_again(self) -> frozenset[int]:
-        """The forward operations that may be run again and then give what they gave.
+        """The forward operations that can be recomputed and then give the same result.
 
-        Not those that write into a storage, whose output is written into later, or that read what is written into
-        later: run again, they would make or see something else.
+        Excluded are operations that are not repeatable, that write into a storage, or whose inputs or outputs are
+        written into later: a second run would make or read something else.
         """
         last_write = {storage: operations[-1] for storage, operations in self._writers.items()}
         return frozenset(
@@ -125,7 +125,7 @@ class Graph(Serializable):
 
     @cached_property
     def _writers(self) -> dict[int, tuple[int, ...]]:
-        """For each storage that is written into, the operations that do."""
+        """For each storage that is written into, the operations that write into it, in order."""
         found: dict[int, list[int]] = {}
         for i, each in enumerate(self.operations):
             for storage in each.writes:
@@ -133,12 +133,12 @@ class Graph(Serializable):
         return {storage: tuple(operations) for storage, operations in found.items()}
 
     def version_at(self, operation: int, storage: int) -> int:
-        """How often the storage has been written into when the operation runs for the first time."""
+        """How many writes into the storage precede the first run of the operation."""
         return bisect_left(self._writers.get(storage, ()), operation)
 
     @cached_property
     def last_use(self) -> dict[int, int]:
-        """For each storage that an operation makes, the last operation while which it is live if nothing runs again."""
+        """For each storage that is made, the last operation during which it is live if nothing is recomputed."""
         last = {storage: max((maker, *self.users[storage])) for storage, maker in self.maker.items()}
         for storage in self.results:
             if storage in last:
@@ -148,7 +148,7 @@ class Graph(Serializable):
 
     @cached_property
     def plain_live(self) -> tuple[int, ...]:
-        """Bytes live before each operation, and after the last, where nothing is run again."""
+        """Bytes live before each operation, and after the last, if nothing is recomputed."""
         change = [0] * (self.units + 2)
         for storage, last in self.last_use.items():
             change[self.maker[storage] + 1] += self.storages[storage].bytes
@@ -157,15 +157,15 @@ class Graph(Serializable):
 
     @cached_property
     def plain_peak(self) -> int:
-        """The most bytes live where nothing is run again."""
+        """The most bytes live if nothing is recomputed."""
         return self.running_size(0, self.units, record=True)
 
     def running_bytes(self, operation: int) -> int:
-        """Bytes that an operation adds while it runs: what it makes, and its workspace."""
+        """Bytes that an operation adds while it runs: its outputs and its workspace."""
         return self.bytes_of(self.operations[operation].outputs) + self.operations[operation].workspace
 
     def bytes_of(self, storages: Iterable[int]) -> int:
-        """The bytes of these storages together."""
+        """The total bytes of these storages."""
         return sum(self.storages[storage].bytes for storage in storages)
 
     def storage_name(self, storage: int) -> str:
@@ -174,7 +174,7 @@ class Graph(Serializable):
         return name or ("" if maker is None else self.operations[maker].name)
 
     def __str__(self) -> str:
-        """A table with a row for each operation."""
+        """A table with a row per operation."""
         head = "{:<34}{:>10}{:>13}  {}".format("operation", "time", "made", "reads")
         shown = list(self._rows(self.operations[:MOST_ROWS]))
         if len(self.operations) > MOST_ROWS:
@@ -193,16 +193,16 @@ class Graph(Serializable):
 
     @property
     def timed(self) -> bool:
-        """Whether times were given: the operations of a graph always have theirs, in seconds."""
+        """True: the operations of a graph always have times, in seconds."""
         return True
 
     @property
     def title(self) -> str:
-        """How many operations there are, in words."""
+        """The number of operations as text."""
         return f"{count_text(self.units)} operations"
 
     def describe(self, *, times: bool = False) -> list[tuple[str, str]]:
-        """Rows about its storages and, if asked for, its times."""
+        """Rows about its storages and, with `times`, its times."""
         made = bytes_text(self.bytes_of(self.maker))
         rows = [("storages", f"{made} in {count_text(len(self.maker))}, {bytes_text(self.bytes_of(self.saved))} saved")]
         if times:
@@ -219,24 +219,24 @@ class Graph(Serializable):
         return f"make its largest storage ({bytes_text(self.storages[largest].bytes)}, of {name}) smaller"
 
     def unit_name(self, unit: int) -> str:
-        """The name of the operation, or an empty text."""
+        """The name of the operation, or an empty string."""
         return self.operations[unit].name if unit < self.units else ""
 
     def state_size(self, state: int) -> int:
-        """Bytes live between operations state-1 and state where nothing is run again."""
+        """Bytes live between operations state-1 and state if nothing is recomputed."""
         return self.plain_live[state]
 
     def tape_size(self, start: int, stop: int, option: int = 0) -> int:
-        """Nothing: what the backward needs is storages like others."""
+        """0: what the backward needs are ordinary storages."""
         return 0
 
     def running_size(self, start: int, stop: int, *, record: bool) -> int:
-        """The most bytes live while these operations run where nothing is run again."""
+        """The most bytes live while these operations run if nothing is recomputed."""
         made = (self.plain_live[i] + self.running_bytes(i) for i in range(start, stop))
         return max(made, default=0)
 
     def pulling_size(self, start: int, stop: int) -> int:
-        """Nothing beside the storages: cotangents are storages like others."""
+        """0: cotangents are ordinary storages."""
         return 0
 
     def advance_time(self, start: int, stop: int) -> float:
@@ -248,11 +248,11 @@ class Graph(Serializable):
         return self.advance_time(start, stop)
 
     def pullback_time(self, start: int, stop: int, option: int = 0) -> float:
-        """Nothing: backward operations are operations like others."""
+        """0: backward operations are ordinary operations."""
         return 0.0
 
     def with_times(self, factor: float) -> "Graph":
-        """The graph with all times multiplied by this."""
+        """The graph with all times multiplied by `factor`."""
         operations = [replace(each, seconds=factor * each.seconds) for each in self.operations]
         return Graph(operations, self.storages, self.results)
 
@@ -272,7 +272,7 @@ class Graph(Serializable):
 
 
 def _check_order(operations: Sequence[Operation], storages: int, results: Iterable[int]) -> None:
-    """Raise a ProblemError unless storages are made once, before they are read, and the backward comes last."""
+    """Raise a ProblemError unless each storage is made once, before it is read, and the backward comes last."""
     makers: dict[int, int] = {}
     read: set[int] = set()
     turned = False

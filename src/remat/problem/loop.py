@@ -17,11 +17,11 @@ class Loop(Serializable):
     Sizes are bytes (an int, or text like "1 MiB"), times are seconds (a number, or text like "20 ms").
 
     Args:
-        steps: Their number; None if the length is not known beforehand.
-        state: Bytes of what one step hands to the next.
+        steps: The number of steps; None if it is not known in advance.
+        state: Bytes of the state that one step passes to the next.
         tape: Bytes that the backward of one step needs.
         forward: The time of a step without a tape.
-        record: The time of a step that stores its tape; as `forward` by default.
+        record: The time of a step that stores its tape; by default that of `forward`.
         backward: The time of the backward of a step.
         restartable: Whether the tape of a step contains its output.
         per_range: A fixed time for each recorded range, whatever its length.
@@ -73,7 +73,7 @@ class Loop(Serializable):
 
     @property
     def units(self) -> int:
-        """The number of steps; a loop of unknown length raises a ProblemError."""
+        """The number of steps; raise a ProblemError if it is unknown."""
         if self.steps is None:
             raise ProblemError("the loop's length is not known (steps=None): only the online planner takes it")
         return self.steps
@@ -84,21 +84,21 @@ class Loop(Serializable):
 
     @property
     def timed(self) -> bool:
-        """Whether times are in seconds; where a step's forward is exactly 1, the others are multiples of it."""
+        """Whether times are in seconds; if `forward` is exactly 1, times are multiples of a step's forward time."""
         return self.forward != 1.0
 
     @property
     def sized(self) -> bool:
-        """Whether sizes were given; else a state and a tape count 1 each."""
+        """Whether sizes were given; if not, a state and a tape count 1 each."""
         return (self.state, self.tape) != (1, 1)
 
     @property
     def title(self) -> str:
-        """How many steps there are, in words."""
+        """The number of steps as text."""
         return "steps of unknown number" if self.steps is None else f"{count_text(self.steps)} steps"
 
     def describe(self, *, times: bool = False) -> list[tuple[str, str]]:
-        """Rows about a step's sizes and, if asked for, its times."""
+        """Rows about a step's sizes and, with `times`, its times."""
         given = f"state {bytes_text(self.state)}, tape {bytes_text(self.tape)}"
         rows = [("step", given if self.sized else "sizes not given: a state counts 1, a tape counts 1")]
         if times:
@@ -113,7 +113,7 @@ class Loop(Serializable):
         return f"make a step's tape ({bytes_text(self.tape)}) or state ({bytes_text(self.state)}) smaller"
 
     def unit_name(self, unit: int) -> str:
-        """An empty text: the steps of a loop are numbered, not named."""
+        """An empty string: the steps of a loop have no names."""
         return ""
 
     def state_size(self, state: int) -> int:
@@ -125,15 +125,15 @@ class Loop(Serializable):
         return (stop - start) * self.tape
 
     def running_size(self, start: int, stop: int, *, record: bool) -> int:
-        """A step's input and its output, both live while it runs."""
+        """Bytes of a step's input and output, which are both live while it runs."""
         return 2 * self.state
 
     def pulling_size(self, start: int, stop: int) -> int:
-        """The cotangents of a step's output and input."""
+        """Bytes of the cotangents of a step's output and input."""
         return 2 * self.state
 
     def advance_time(self, start: int, stop: int) -> float:
-        """Time to run steps start..stop-1 without tape."""
+        """Time to run steps start..stop-1 without a tape."""
         return (stop - start) * self.forward
 
     def record_time(self, start: int, stop: int, option: int = 0) -> float:

@@ -1,7 +1,7 @@
 """Memory: the levels where states are kept, fastest first, and the capacity of each.
 
-The first level is the device: tapes, the working state and cotangents live there too. A capacity in *bytes* bounds
-the whole peak of the device; a capacity in *slots* is the theory's budget, in units of one state: kept states and
+The first level is the device, where tapes, the working state and cotangents live too. A capacity in *bytes* bounds the
+whole peak of the device. A capacity in *slots* is the budget of the literature, in units of one state: kept states and
 stored tapes count; the working state, cotangents and a tape that is pulled back right after it was recorded do not.
 """
 
@@ -20,9 +20,9 @@ Capacity = Union[int, str, "Memory", None]
 
 @dataclass(frozen=True, init=False)
 class Level:
-    """One place for states: its name, its capacity in bytes or in slots (None of both: no limit), its speed.
+    """One place for states: its name, its capacity in bytes or in slots (if both are None: no limit), and its speed.
 
-    `read` and `write` are seconds per byte for fetching and keeping a state, or text such as "25 GB/s".
+    `read` and `write` are the costs of fetching and keeping a state: seconds per byte, or text such as "25 GB/s".
 
     >>> print(Level("disk", "2 GiB", read=1e-9, write=2e-9))
     disk 2 GiB (read 1 GB/s, write 500 MB/s)
@@ -74,7 +74,7 @@ class Memory(Serializable):
 
     Args:
         capacity: Bytes of the only level, or text such as "64 MiB".
-        slots: Its capacity as a count of states, instead.
+        slots: The capacity as a number of states, instead of bytes.
         levels: Several levels, the device first.
 
     Example:
@@ -115,7 +115,7 @@ class Memory(Serializable):
 
     @classmethod
     def of(cls, memory: Capacity = None, slots: int | None = None) -> "Memory":
-        """The memory that a user's `memory=` or `slots=` means; both or neither raise a ProblemError."""
+        """The memory for a user's `memory=` or `slots=`; raise a ProblemError for both or neither."""
         if isinstance(memory, float):
             raise ProblemError(
                 f"memory={memory!r} is a fraction of what is free on a device, and a plan has no device; "
@@ -130,7 +130,7 @@ class Memory(Serializable):
 
     @property
     def device(self) -> Level:
-        """The first level: where tapes and the working state live."""
+        """The first level, where tapes and the working state live."""
         return self.levels[0]
 
     def level(self, name: str) -> Level | None:

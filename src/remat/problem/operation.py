@@ -1,4 +1,4 @@
-"""Operations of a graph and the storages between them: plain values that say what ran, read and was made."""
+"""Operations of a graph and the storages between them, as plain values."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ __all__ = ["Operation", "Storage"]
 
 @dataclass(frozen=True, init=False)
 class Storage:
-    """Memory that tensors are views of: its bytes, and a name for people.
+    """Memory that tensors are views of: its bytes, and a name for display.
 
     >>> Storage("3 MiB", "qkv").bytes
     3145728
@@ -32,13 +32,13 @@ class Storage:
 
 @dataclass(frozen=True, init=False)
 class Operation:
-    """One operation: its time, the storages that it reads (`inputs`), makes (`outputs`) and changes (`writes`).
+    """One operation: its time, and the storages that it reads (`inputs`), makes (`outputs`) and changes (`writes`).
 
-    Storages are numbers into the graph's `storages`. `backward` operations are run once, in their order. A forward
-    operation that is `repeatable` may be run again during the backward; random ones, and those that must not run twice,
-    are not. `workspace` is bytes that it holds while it runs. `module` ("blocks.3.mlp") and `source` ("model.py:41")
-    say where it comes from. `unpacks` has the numbers of saved tensors that a backward operation of a traced step asks
-    for, in the order in which the forward saved them.
+    Storages are given as indices into the graph's `storages`. `backward` operations run once, in order. A forward
+    operation that is `repeatable` may be recomputed during the backward; random operations, and those that must not run
+    twice, are not repeatable. `workspace` is the bytes that it holds only while it runs. `module` ("blocks.3.mlp") and
+    `source` ("model.py:41") say where it comes from. `unpacks` lists the saved tensors that a backward operation of a
+    traced step unpacks, numbered in the order in which the forward saved them.
 
     >>> Operation("gelu", "2 ms", inputs=[4], outputs=[5], module="blocks.0.mlp", source="model.py:41").seconds
     0.002
@@ -88,13 +88,13 @@ class Operation:
 
     @property
     def where(self) -> str:
-        """The name of the operation and where it comes from, in words."""
+        """The name of the operation and where it comes from, as text."""
         places = ", ".join(filter(None, (self.module, self.source)))
         return f"{self.name or 'an operation'}{f' ({places})' * bool(places)}"
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The storages whose contents it needs: its inputs, and what it writes into."""
+        """The storages whose contents it needs: its inputs and those it writes into."""
         return tuple(dict.fromkeys((*self.inputs, *self.writes)))
 
     def to_dict(self) -> dict[str, Any]:

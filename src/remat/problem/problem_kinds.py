@@ -1,4 +1,4 @@
-"""The kinds of problems, one line each: what can be planned, and where a saved plan finds the class of its problem."""
+"""The kinds of problems: what can be planned, and the class that loads each kind from a saved plan."""
 
 from typing import Any, TypeGuard
 
@@ -23,16 +23,17 @@ def is_problem(value: object) -> TypeGuard[Problem]:
 
 
 def kind_names() -> str:
-    """The classes of problems, for an error message.
+    """The classes of problems, for error messages.
 
     >>> kind_names()
-    'a Loop or a Chain or a Graph'
+    'a Loop, a Chain or a Graph'
     """
-    return " or ".join(f"a {problem_type.__name__}" for problem_type in PROBLEM_KINDS.values())
+    *others, last = (f"a {problem_type.__name__}" for problem_type in PROBLEM_KINDS.values())
+    return f"{', '.join(others)} or {last}"
 
 
 def load_problem(data: Any) -> Problem:
-    """The problem of any kind from plain data inside its envelope; anything else raises a FileError.
+    """A problem of any kind from plain data in its envelope; raise a FileError for anything else.
 
     >>> load_problem(Loop(7).envelope()).title
     '7 steps'

@@ -1,7 +1,6 @@
-"""Values as versioned JSON: one small envelope for every kind of value that remat saves.
+"""Values as versioned JSON, with the same small envelope for every kind: `{"remat": "loop", "version": 1, ...}`.
 
-`{"remat": "loop", "version": 1, ...}`. In: text or a path, trusted or not. Out: the value, or one FileError that says
-what is wrong with the file.
+Loading takes text or a path, trusted or not, and gives the value, or a FileError that says what is wrong with the file.
 """
 
 import json
@@ -15,11 +14,11 @@ from remat.errors import FileError, ProblemError
 
 __all__ = ["Serializable", "check_envelope", "envelope_kind", "in_file", "read_json", "read_limited", "wrong_kind"]
 
-LARGEST = 256 * 2**20  # bytes of JSON that are read at the most; a million-step plan takes about half
+LARGEST = 256 * 2**20  # the most bytes of JSON to read; a million-step plan takes about half
 
 
 class Serializable(ABC):
-    """A value that is saved as JSON; the final class says its kind, its fields and how to build it from them."""
+    """A value that can be saved as JSON; the final class defines its kind, its fields and how to rebuild it."""
 
     kind: ClassVar[str]
     version: ClassVar[int] = 1
@@ -38,17 +37,17 @@ class Serializable(ABC):
         return json.dumps(self.envelope(), indent=1)
 
     def envelope(self) -> dict[str, Any]:
-        """The value as plain data inside its envelope: kind and version first."""
+        """The value as plain data in its envelope: kind and version come first."""
         return {"remat": self.kind, "version": self.version, **self.to_dict()}
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
-        """The value that `to_json` wrote; anything else raises a FileError."""
+        """The value that `to_json` wrote; raise a FileError for anything else."""
         return cls.from_envelope(read_json(text))
 
     @classmethod
     def from_envelope(cls, data: Any) -> Self:
-        """The value from data inside its envelope."""
+        """The value from data in its envelope."""
         fields = check_envelope(data, cls.kind, cls.version)
         try:
             return cls.from_dict(fields)
@@ -70,7 +69,7 @@ class Serializable(ABC):
 
 @contextmanager
 def in_file(path: str | Path) -> Iterator[None]:
-    """A block whose FileErrors are about the file at `path`, and name it."""
+    """A context that adds the path of the file to the FileErrors raised inside it."""
     try:
         yield
     except FileError as error:
@@ -80,7 +79,7 @@ def in_file(path: str | Path) -> Iterator[None]:
 
 
 def read_limited(path: str | Path) -> bytes:
-    """The bytes of the file at `path`, unless there are more than a saved value can have."""
+    """The bytes of the file at `path`; raise a FileError if there are more than a saved value can have."""
     size = Path(path).stat().st_size
     if size > LARGEST:
         raise FileError(f"{path} has {size} bytes; a saved file has at most {LARGEST}")
@@ -88,7 +87,7 @@ def read_limited(path: str | Path) -> bytes:
 
 
 def read_json(text: str | bytes) -> Any:
-    """The data that JSON `text` spells; text that is no JSON, or nested beyond reason, raises a FileError."""
+    """The data in JSON `text`; raise a FileError for text that is not JSON or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -98,7 +97,7 @@ def read_json(text: str | bytes) -> Any:
 
 
 def check_envelope(data: Any, kind: str, version: int) -> dict[str, Any]:
-    """The fields inside the envelope; a wrong kind or version raises a FileError."""
+    """The fields in the envelope; raise a FileError for a wrong kind or version."""
     saved_kind = envelope_kind(data, kind)
     if saved_kind != kind:
         raise wrong_kind(saved_kind, kind)
@@ -113,12 +112,12 @@ def check_envelope(data: Any, kind: str, version: int) -> dict[str, Any]:
 
 
 def envelope_kind(data: Any, expected: str) -> str:
-    """The kind that an envelope states; data without one raises a FileError that says what was expected."""
+    """The kind in an envelope; if there is no envelope, raise a FileError that says what was expected."""
     if not isinstance(data, dict) or "remat" not in data:
-        raise FileError(f'this is no saved remat value: it has no "remat" field (expected "{expected}")')
+        raise FileError(f'this is not a saved remat value: it has no "remat" field (expected "{expected}")')
     return str(data["remat"])
 
 
 def wrong_kind(kind: str, expected: str) -> FileError:
-    """The error for a saved value of another kind than the `expected` one."""
+    """The error for a saved value that is not of the `expected` kind."""
     return FileError(f"this is a saved {kind[:40]!r}, not a {expected}")

@@ -1,13 +1,13 @@
 """A stage of a chain: how it runs without a tape, and the options to record it.
 
-A real graph keeps a stage's input alive until its pullback (`holds_input`) and often contains its output
-(`holds_output`), so these two are never part of `tape`: a state that several hold counts once, and the machine that
-counts needs to know who holds what. Peaks are what is live *above the input* while a stage is recorded, and *beside the
-input* while it is pulled back; where they were not measured, `Chain` derives them from the other sizes.
+A framework's graph keeps a stage's input alive until its pullback (`holds_input`) and often contains its output
+(`holds_output`). `tape` never includes these two: a state with several holders counts once, so the machine must know
+which tapes hold which states. Peaks are the bytes live besides the input, both while a stage is recorded and while it
+is pulled back; if they were not measured, `Stage` derives them from the other sizes.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from remat.errors import ProblemError
@@ -21,10 +21,10 @@ __all__ = ["Option", "Stage"]
 class Option:
     """One way to record a stage: the bytes and the seconds of its tape.
 
-    `tape` is the tape's own bytes, beside the stage's input and output. `record_peak` and `pullback_peak` are measured
-    peaks in bytes: while recording, above the input (output and tape included); while pulling back, beside the input
-    (tape and both cotangents included). `remade` names storages of the stage's graph that the tape does not have and
-    that the pullback makes again: `backward` includes that.
+    `tape` is the tape's own bytes, without the stage's input and output. `record_peak` and `pullback_peak` are measured
+    peaks in bytes, without the input: the first includes output and tape, the second the tape and both cotangents.
+    `remade` names storages of the stage's graph that are not in the tape and that the pullback recomputes; `backward`
+    includes the time for that.
 
     >>> Option(tape="3 MiB", record=1.5, backward=2.0, name="keep attention").tape
     3145728
@@ -58,10 +58,10 @@ class Option:
         put(self, "backward", to_seconds(backward, "backward"))
         put(self, "record_peak", None if record_peak is None else to_bytes(record_peak, "record_peak"))
         put(self, "pullback_peak", None if pullback_peak is None else to_bytes(pullback_peak, "pullback_peak"))
-        for field, value in (("holds_input", holds_input), ("holds_output", holds_output)):
+        for flag, value in (("holds_input", holds_input), ("holds_output", holds_output)):
             if not isinstance(value, bool):
-                raise ProblemError(f"{field} must be True or False, not {value!r}")
-            put(self, field, value)
+                raise ProblemError(f"{flag} must be True or False, not {value!r}")
+            put(self, flag, value)
         put(self, "name", str(name))
         put(self, "remade", tuple(map(str, remade)))
         if self.pullback_peak is not None and self.pullback_peak < self.tape:
@@ -79,11 +79,11 @@ class Option:
 class Stage:
     """One stage of a chain: its time and sizes without a tape, and one or more options to record it.
 
-    The arguments `backward`, `record`, `tape`, `backward_workspace`, `holds_input` and `holds_output` describe the only
-    option; `options` gives several, the one that keeps most first. A stage that is not `repeatable` runs once, and is
-    recorded then: no plan advances over it. A stage may stand for several `functions` of a chain, one after
-    another, that must not be separated: one of them writes into what the one before has made. `graph` has the stage's
-    operations, where options were found from them.
+    The arguments `backward`, `record`, `tape`, `backward_workspace`, `holds_input` and `holds_output` describe a single
+    option; `options` gives several, the one that keeps most first. A stage that is not `repeatable` runs once and is
+    recorded then: no plan advances over it. A stage may stand for several consecutive `functions` of a chain that must
+    not be separated, because one writes into the result of the one before. `graph` holds the stage's operations if its
+    options were found from them.
 
     >>> Stage(forward=1.0, backward=2.0, output="1 MiB", tape="4 MiB", name="layer3.0").output
     1048576
@@ -99,7 +99,7 @@ class Stage:
     options: tuple[Option, ...]
     repeatable: bool
     functions: int
-    graph: Graph | None
+    graph: Graph | None = field(repr=False)
 
     def __init__(
         self,
@@ -149,16 +149,16 @@ class Stage:
 
     @property
     def running_peak(self) -> int:
-        """The most bytes above the input while the stage runs without a tape, its output included."""
+        """The most bytes besides the input, the output included, while the stage runs without a tape."""
         return self.output + self.forward_workspace
 
     def record_peak(self, option: int) -> int:
-        """The most bytes above the input while the stage is recorded."""
+        """The most bytes besides the input while the stage is recorded."""
         chosen = self.options[option]
         return self.running_peak + chosen.tape if chosen.record_peak is None else chosen.record_peak
 
     def pullback_peak(self, option: int, input: int) -> int:
-        """The most bytes beside the input, of `input` bytes, while the stage is pulled back."""
+        """The most bytes besides the input while the stage is pulled back; `input` is the bytes of that input."""
         chosen = self.options[option]
         if chosen.pullback_peak is not None:
             return chosen.pullback_peak
@@ -172,7 +172,7 @@ class Stage:
         return {**data, "options": [option.to_dict() for option in self.options], "graph": graph}
 
     def with_times(self, factor: float) -> "Stage":
-        """The stage with all times multiplied by this."""
+        """The stage with all times multiplied by `factor`."""
         data = self.to_dict()
         for times, names in ((data, ("forward",)), *((option, ("record", "backward")) for option in data["options"])):
             times.update({name: times[name] * factor for name in names})

@@ -1,7 +1,7 @@
 """The record of one remat call in a profile: its call site, its plan, and every run of its schedule.
 
-In: the call, from the interface, and one `TraceRecorder` per run. Out: the rows of the profile's table, and plain data
-to save.
+The interface reports the call, and one `TraceRecorder` observes each run. The record gives the rows of the profile's
+table, and plain data to save.
 """
 
 from dataclasses import asdict, fields
@@ -24,7 +24,7 @@ __all__ = ["CallRecord", "SavedPlan", "SavedRun"]
 
 
 class CallRecord:
-    """One call: its `plan`, if it was differentiated, and its `runs`, one for each first sweep that was begun."""
+    """One call: its `plan`, if it was differentiated, and its `runs`, one for each first sweep that was started."""
 
     def __init__(
         self,
@@ -36,40 +36,40 @@ class CallRecord:
         meters: ActiveMeters | None = None,
     ) -> None:
         self.what, self.site, self.step = what, site, step
-        self.traced = traced  # whether the events of its runs are kept, or only their totals
+        self.traced = traced  # whether the events of its runs are stored, or only their totals
         self.meters = meters  # None: allocated bytes are not measured
         self.framework = ""
         self.steps: int | None = None
         self.budget: int | None = (
-            None  # bytes, as the user gave them; the plan has less: without workspace and bookkeeping
+            None  # bytes as the user gave them; the plan has less, since workspace and bookkeeping are subtracted
         )
         self.plan: Plan | SavedPlan | None = None
-        self.step_cost: StepCost | None = None  # if the budget is in bytes; it is not saved
+        self.step_cost: StepCost | None = None  # set if the budget is in bytes; not saved
         self.runs: list[TraceRecorder | SavedRun] = []
         self.seconds = 0.0  # of the call itself (measuring, planning, the first sweep), without reverse sweeps
         self.stopped = ""  # the class name of the error that ended the call
-        self.contents: SegmentContents | None = None  # what a segment keeps and drops, where that is known
+        self.contents: SegmentContents | None = None  # what a segment keeps and drops, if known
         self._tape: TapeContents | None = None
 
     def begin_segment(self, framework: str) -> None:
-        """Note the framework of a segment, whose runs are counted from here on."""
+        """Set the framework of a segment, and start counting its runs."""
         self.framework, self.steps = framework, 0
 
     def note_contents(self, contents: SegmentContents) -> None:
-        """Note what the segment keeps and drops."""
+        """Store what the segment keeps and drops."""
         self.contents = contents
 
     def count_run(self) -> None:
-        """Count a run of a segment: its first one, or a recomputation."""
+        """Count a run of a segment: its first run, or a recomputation."""
         self.steps = (self.steps or 0) + 1
 
     def note_tape(self, contents: TapeContents) -> None:
-        """Note what is inside the tape of a step, where no run will show it."""
+        """Store what is inside the tape of a step, if no run will show it."""
         self._tape = contents
 
     @property
     def tape(self) -> TapeContents | None:
-        """What is inside the tape of a step, as far as it is known."""
+        """What is inside the tape of a step, if known."""
         return next((run.tape for run in self.runs if run.tape is not None), self._tape)
 
     def recorder(
@@ -81,7 +81,7 @@ class CallRecord:
         restartable: bool = False,
         listing: TapeListing | None = None,
     ) -> TraceRecorder:
-        """Add a run, and return its recorder; the first one lists a tape."""
+        """Add a run and return its recorder; the first run lists a tape."""
         listing = None if self.runs else listing
         run = TraceRecorder(
             backend,
@@ -97,7 +97,7 @@ class CallRecord:
 
     @property
     def trace(self) -> Trace | None:
-        """The trace of the last run, up to now if it has not ended; None without runs."""
+        """The trace of the last run, so far if it has not ended; None without runs."""
         return self.runs[-1].trace if self.runs else None
 
     @property
@@ -107,12 +107,12 @@ class CallRecord:
 
     @property
     def compiled(self) -> bool:
-        """Whether it was only planned: then it is part of a compiled program (jax.jit), whose runs are not observed."""
+        """Whether it was planned but never seen to run: it is part of a compiled program (jax.jit)."""
         return self.plan is not None and not self.runs and not self.stopped
 
     @property
     def status(self) -> str:
-        """How the call ended, in a word or two."""
+        """How the call ended, as short text."""
         stopped = self.stopped or next((run.stopped for run in self.runs if run.stopped), "")
         if stopped:
             return f"stopped by {stopped}"
@@ -175,9 +175,9 @@ class CallRecord:
 
 
 class SavedRun:
-    """A run from a file: its totals, and its trace if that was saved; it stands for a `TraceRecorder`."""
+    """A run from a file: its totals, and its trace if saved. It replaces a `TraceRecorder`."""
 
-    tape: TapeContents | None = None  # the call has it
+    tape: TapeContents | None = None  # stored in the call
 
     def __init__(self, data: dict[str, Any]) -> None:
         names = {field.name for field in fields(Totals)}  # a file of a later version may have more
@@ -191,7 +191,7 @@ class SavedRun:
 
 
 class SavedPlan:
-    """The summary of a plan from a file; it stands for a `Plan`."""
+    """The summary of a plan from a file. It replaces a `Plan`."""
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data

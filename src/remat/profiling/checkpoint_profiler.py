@@ -1,4 +1,4 @@
-"""A counter of checkpointed segments and loops, and of the bytes of residuals that they did not keep."""
+"""A counter of checkpointed segments and loops, and of the residual bytes that they did not keep."""
 
 import threading
 from typing import ClassVar
@@ -9,12 +9,11 @@ __all__ = ["CheckpointProfiler"]
 class CheckpointProfiler:
     """Counts the checkpoints of all threads between `start_tracking` and `stop_tracking`.
 
-    Only first runs count: a segment inside one that is recomputed saves nothing more. The bytes of a checkpoint are
-    those of the residuals that plain differentiation would have kept for its backward, without the segment's inputs,
-    which it saves itself, without its results, which the caller has, and without parameters, which live anyway. A call
-    without differentiable inputs is not counted. A loop (`scan`, `while_loop`) counts once for each gradient that is
-    planned, with the bytes that all its tapes would take beyond the peak of its plan; a plan in slots knows no sizes,
-    and counts with 0.
+    Only first runs count: a segment inside a recomputed one saves nothing more. The bytes of a checkpoint are those of
+    the residuals that plain differentiation would have kept for its backward, without the segment's inputs, which it
+    saves itself, its results, which the caller holds, and parameters, which are live anyway. Calls without
+    differentiable inputs do not count. A loop (`scan`, `while_loop`) counts once for each planned gradient, with the
+    bytes that all its tapes would take beyond the peak of its plan; a plan in slots knows no sizes, and counts 0 bytes.
 
     >>> import autograd.numpy as np, numpy, remat
     >>> from autograd import grad
@@ -26,7 +25,7 @@ class CheckpointProfiler:
     (1, True)
     """
 
-    # State of the class, as the older API has it: there is one counter for the whole program.
+    # Class attributes, as in the older API: there is one counter for the whole program.
     _lock: ClassVar[threading.Lock] = threading.Lock()
     _tracking: ClassVar[bool] = False
     _bytes: ClassVar[int] = 0
@@ -40,13 +39,13 @@ class CheckpointProfiler:
 
     @classmethod
     def stop_tracking(cls) -> None:
-        """Stop counting; the numbers stay."""
+        """Stop counting, without resetting the numbers."""
         with cls._lock:
             CheckpointProfiler._tracking = False
 
     @classmethod
     def reset_statistics(cls) -> None:
-        """Set the numbers back to 0."""
+        """Reset the numbers to 0."""
         with cls._lock:
             CheckpointProfiler._bytes = CheckpointProfiler._count = 0
 

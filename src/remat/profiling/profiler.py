@@ -1,7 +1,7 @@
 """The profiler: planned and measured steps, bytes and seconds of every remat call, per call site.
 
-In: calls, from the interface, and runs of schedules, from the interpreter. Out: a `Profile`, to be printed, saved and
-reported. A profile records the calls of its own context; one that was opened in the main thread also records those of
+The interface reports calls, the interpreter runs of schedules; the result is a `Profile`, which can be printed, saved
+and reported. A profile records the calls of its own context; a profile opened in the main thread also records those of
 other threads, such as PyTorch's backward threads. Without an active profile nothing is measured.
 """
 
@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from remat.execute.recomputation import StopRecomputation, is_recomputing
 from remat.problem.serialization import Serializable
 from remat.profiling.call_record import CallRecord
+from remat.profiling.model_record import ModelRecord
 from remat.profiling.segment_contents import SegmentContents
 from remat.profiling.segment_passes import SegmentPass
 from remat.profiling.source_location import SourceLocation, definition_of, user_frame
@@ -34,6 +35,7 @@ __all__ = [
     "is_in_loop",
     "is_profiling",
     "name_segment",
+    "note_model",
     "profile",
     "recorded_call",
     "register_observer",
@@ -41,12 +43,12 @@ __all__ = [
     "unprofiled",
 ]
 
-# Bounds on what a profile of a whole training keeps and prints.
-MOST_TRACES = 16  # calls per call site whose events are kept; of later ones only the totals are
-MOST_PASSES = 10_000  # segment passes that are kept
-_SHOWN = 60  # segment passes that are printed
+# Bounds on what a profile of a whole training run stores and prints.
+MOST_TRACES = 16  # calls per call site whose events are stored; later calls store only their totals
+MOST_PASSES = 10_000  # segment passes to store
+_SHOWN = 60  # segment passes to print
 
-# Calls whose steps have no pages of their own: what they keep is counted by the plan of the loop.
+# Calls that are loops: the loop's plan counts what their steps keep.
 LOOPS = frozenset({"scan", "while_loop", "checkpointed", "checkpointed_loop", "binomial_checkpoint"})
 _in_loop: ContextVar[bool] = ContextVar("in_loop", default=False)
 _active: ContextVar[tuple["Profile", ...]] = ContextVar("active_profiles", default=())
@@ -64,15 +66,16 @@ class CallSiteStats:
 
     @property
     def steps(self) -> int:
-        """Forward steps that were run; a call without a run has not been differentiated, and ran each step once."""
+        """Forward steps that were run; a call without a run was not differentiated and ran each step once."""
         ran = sum(run.totals.advances + run.totals.records for call in self.calls for run in call.runs)
         return ran + sum(call.steps or 0 for call in self.calls if not call.runs and not call.compiled)
 
     @property
     def planned(self) -> int | None:
-        """Forward steps that were planned, or None without any plan.
+        """Forward steps that were planned, or None if there is no plan.
 
-        Runs without a plan, or that ended early, count with the steps that they ran, so that it compares with `steps`.
+        Runs that have no plan or ended early count with the steps that they ran, so that the number compares with
+        `steps`.
         """
         if all(call.plan is None for call in self.calls):
             return None
@@ -99,9 +102,9 @@ class CallSiteStats:
         """The rows of the profile's table for this call site."""
         planned, peak = self.planned, self.peak
         yield (
-            f"{f'{self.what} at {self.site.short}':<30.30}{count_text(len(self.calls)):>6}"
+            f"{f'{self.what} at {self.site.short}':<29.29}{count_text(len(self.calls)):>6}"
             f"{'-' if all(call.compiled for call in self.calls) else count_text(self.steps):>11}"
-            f"{'-' if planned is None else count_text(planned):>11}{'-' if peak is None else bytes_text(peak):>11}"
+            f"{'-' if planned is None else count_text(planned):>11}{'-' if peak is None else bytes_text(peak):>12}"
             f"{seconds_text(self.seconds):>10}"
         )
         plan = next((call.plan for call in reversed(self.calls) if call.plan is not None), None)
@@ -113,7 +116,7 @@ class CallSiteStats:
 
 
 class Profile(Displayable, Serializable):
-    """What happened while a `with remat.profile() as run:` block ran; `calls` has one record for each remat call.
+    """What happened in a `with remat.profile() as run:` block; `calls` has one record per remat call.
 
     `passes` lists the order in which segments were run forward, recomputed and pulled back.
     """
@@ -124,15 +127,16 @@ class Profile(Displayable, Serializable):
         self.calls: list[CallRecord] = [] if calls is None else calls
         self.passes: list[SegmentPass] = []
         self.kept: list[tuple[SegmentContents, float]] = []  # blocks that are no segments, and when they had run
+        self.models: list[ModelRecord] = []  # those under a budget, with the plans by which they ran
         self.memory = memory
         self.meters = ActiveMeters()
         self.open = True
         self._traced: dict[tuple[str, SourceLocation], int] = {}
         self._watching = ExitStack()
-        self._waiting: set[str] = set()  # names of segments that have not been pulled back
+        self._waiting: set[str] = set()  # names of segments that have not been pulled back yet
 
     def take_name(self, name: str) -> str:
-        """The name for a segment; with a number if others of that name wait to be pulled back."""
+        """A name for a segment, with a number added if another segment of that name waits to be pulled back."""
         taken, number = name, 1
         while taken in self._waiting:
             number += 1
@@ -141,15 +145,15 @@ class Profile(Displayable, Serializable):
         return taken
 
     def free_name(self, name: str) -> None:
-        """Let another segment have a name."""
+        """Allow another segment to take a name."""
         self._waiting.discard(name)
 
     def watching(self) -> AbstractContextManager[Any]:
-        """A block after which nothing watches for this profile any more."""
+        """A context at whose end all observers of this profile stop."""
         return self._watching
 
     def watch_by(self, observe: "Callable[[Profile], AbstractContextManager[None]]") -> None:
-        """Let a framework watch the program for this profile, up to its end."""
+        """Let a framework observe the program for this profile, until it closes."""
         self._watching.enter_context(observe(self))
 
     def __len__(self) -> int:
@@ -163,12 +167,12 @@ class Profile(Displayable, Serializable):
         return [CallSiteStats(what, site, tuple(calls)) for (what, site), calls in by_site.items()]
 
     def add_kept(self, contents: SegmentContents, time: float) -> None:
-        """Note what a block keeps that is no segment."""
+        """Store what a block that is not a segment keeps."""
         if len(self.kept) < MOST_PASSES:
             self.kept.append((contents, time))
 
     def trace_more(self, what: str, site: SourceLocation) -> bool:
-        """Count one more call from a call site; True if its events are to be kept."""
+        """Count one more call from a call site; True if its events are to be stored."""
         count = self._traced[what, site] = self._traced.get((what, site), 0) + 1
         return count <= MOST_TRACES
 
@@ -176,7 +180,7 @@ class Profile(Displayable, Serializable):
         if not self.calls:
             kept = "; what blocks keep for their backward is in its report" if self.kept else ""
             return f"no remat calls were made{kept}"
-        head = f"{'call':<30}{'calls':>6}{'steps run':>11}{'planned':>11}{'peak':>11}{'time':>10}"
+        head = f"{'call':<29}{'calls':>6}{'steps run':>11}{'planned':>11}{'peak':>12}{'time':>10}"
         rows = [head, "-" * len(head)]
         for call_site in self.places():
             rows += call_site.lines()
@@ -187,12 +191,13 @@ class Profile(Displayable, Serializable):
         return "\n".join(rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The profile as plain data; plans are saved without their ops, which the traces have."""
+        """The profile as plain data; plans are saved without their ops, which are in the traces."""
         return {
             "memory": self.memory,
             "calls": [call.to_dict() for call in self.calls],
             "passes": [each.to_dict() for each in self.passes],
             "kept": [{"contents": contents.to_dict(), "time": time} for contents, time in self.kept],
+            "models": [model.to_dict() for model in self.models],
         }
 
     @classmethod
@@ -202,20 +207,21 @@ class Profile(Displayable, Serializable):
         loaded.passes = [SegmentPass.from_dict(entry) for entry in data.get("passes", ())]
         kept = data.get("kept", ())
         loaded.kept = [(SegmentContents.from_dict(each["contents"]), float(each["time"])) for each in kept]
+        loaded.models = [ModelRecord.from_dict(each) for each in data.get("models", ())]
         return loaded
 
 
-# By library: the framework that watches programs of it for a profile. By name, since this room knows no framework; a
-# program may use the library and no function of remat yet, to see which block to drop.
+# Library → the framework package that observes programs that use it. It is imported by name, since this package does
+# not depend on frameworks. The program may not call remat yet: a profile can show which block to drop.
 _WATCHED = {"torch": "remat.frameworks.torch"}
-# What watches a program for a profile, from the frameworks that are imported.
+# The observers that imported frameworks have registered.
 _observers: list[Callable[[Profile], AbstractContextManager[None]]] = []
 
 
 def register_observer(observe: Callable[[Profile], AbstractContextManager[None]]) -> None:
-    """Let every profile that is open, or opened from now on, be watched for by `observe`."""
+    """Add an observer to every profile that is open or opened later."""
     _observers.append(observe)
-    for each in _active_profiles():  # the first call of remat, which imports the framework, may be inside of it
+    for each in _active_profiles():  # the first remat call, which imports the framework, may be inside a profile
         each.watch_by(observe)
 
 
@@ -223,13 +229,13 @@ def register_observer(observe: Callable[[Profile], AbstractContextManager[None]]
 def profile(*, memory: bool = False) -> Iterator[Profile]:
     """Record every remat call in the block: steps, bytes and seconds, planned and measured, per call site.
 
-    Profiles nest, and threads may call at once. If an error or Ctrl-C ends the block, what was recorded stays.
+    Profiles nest, and threads may call at the same time. If an error or Ctrl-C ends the block, the records remain.
 
     Args:
-        memory: Whether to measure around every op what the framework has allocated, too, which is slow for NumPy.
+        memory: Whether to also measure the framework's allocated bytes around every op, which is slow for NumPy.
 
     Yields:
-        The profile: print it, read its calls, report and save it.
+        The profile, which can be printed, read, reported and saved.
 
     Example:
         >>> import autograd.numpy as np, remat
@@ -259,13 +265,15 @@ def profile(*, memory: bool = False) -> Iterator[Profile]:
         if in_main_thread:
             with _lock:
                 _active_all_threads.remove(opened)
-        # Not `reset(token)`: blocks may end in any order, and in another context.
+        # `reset(token)` would not do: blocks may end in any order, and in another context.
         _active.set(tuple(each for each in _active.get() if each is not opened))
 
 
 def _active_profiles() -> tuple[Profile, ...]:
     """The profiles that record calls of the current thread and context."""
-    active = tuple(each for each in _active.get() if each.open)  # a block may have ended in another context
+    active = _active.get()
+    if active:  # a block may have ended in another context
+        active = tuple(each for each in active if each.open)
     if _active_all_threads and threading.current_thread() is not threading.main_thread():
         with _lock:
             active = (*active, *(each for each in _active_all_threads if each not in active))
@@ -273,18 +281,18 @@ def _active_profiles() -> tuple[Profile, ...]:
 
 
 def is_in_loop() -> bool:
-    """Whether steps of a loop run, in a profile: what they keep is in the tapes of its plan."""
+    """Whether the calling code runs inside a profiled loop, whose plan counts what its steps keep."""
     return _in_loop.get()
 
 
 def is_profiling() -> bool:
-    """Whether a profile records what this thread and context do."""
+    """Whether a profile records this thread and context."""
     return bool(_active_profiles())
 
 
 @contextmanager
 def unprofiled() -> Iterator[None]:
-    """A block whose remat calls are recorded in no profile: a function that is traced once more, to look at it."""
+    """A context whose remat calls are not recorded, for tracing a function again just to inspect it."""
     active = _active.get()
     _active.set(())
     try:
@@ -294,7 +302,7 @@ def unprofiled() -> Iterator[None]:
 
 
 def recorded_call(what: str, step: Callable[..., Any] | None) -> AbstractContextManager[CallRecord | None]:
-    """A block that is one remat call: yields its record in all active profiles, or None if there are none."""
+    """A context for one remat call; it yields the record that all active profiles share, or None without a profile."""
     active = _active_profiles()
     return _recorded_call(active, what, step) if active else nullcontext()
 
@@ -313,7 +321,7 @@ def _recorded_call(active: tuple[Profile, ...], what: str, step: Callable[..., A
     _in_loop.set(in_loop or what in LOOPS)
     try:
         yield call
-    except StopRecomputation:  # no error: the segment around this call has been recomputed far enough
+    except StopRecomputation:  # not an error: the segment around this call has been recomputed far enough
         raise
     except BaseException as error:
         call.stopped = type(error).__name__
@@ -323,8 +331,17 @@ def _recorded_call(active: tuple[Profile, ...], what: str, step: Callable[..., A
         call.seconds = perf_counter() - began
 
 
+def note_model(model: ModelRecord) -> None:
+    """Tell all active profiles that a model runs by a plan."""
+    active = _active_profiles()
+    with _lock:
+        for each in active:
+            if all(known.plan is not model.plan for known in each.models):
+                each.models.append(model)
+
+
 def name_segment(name: str) -> str:
-    """The name of a segment that begins; in a profile, one that no other has that waits to be pulled back."""
+    """The name of a starting segment; in a profile, it differs from those that wait to be pulled back."""
     active = _active_profiles()
     if not active:
         return name
@@ -333,7 +350,7 @@ def name_segment(name: str) -> str:
 
 
 def segment_pass(name: str, what: str, depth: int, *, since: float | None = None) -> AbstractContextManager[None]:
-    """A block that is one pass over a segment, recorded in all active profiles; `since` is when it began, if before."""
+    """A context for one pass over a segment, recorded in all active profiles; `since` is when it began, if earlier."""
     active = _active_profiles()
     return _recorded_pass(active, name, what, depth, since) if active else nullcontext()
 
@@ -342,7 +359,7 @@ def segment_pass(name: str, what: str, depth: int, *, since: float | None = None
 def _recorded_pass(
     active: tuple[Profile, ...], name: str, what: str, depth: int, since: float | None
 ) -> Iterator[None]:
-    # Added before the block, so that passes are in the order in which they began; the time follows after it.
+    # Added before the block runs, so that passes are in the order in which they began; the time is added afterwards.
     began = perf_counter() if since is None else since
     entry = SegmentPass(name, what, depth, what == "forward" and is_recomputing(), start=began)
     with _lock:

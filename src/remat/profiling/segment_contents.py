@@ -1,6 +1,6 @@
 """What one call of a segment keeps and drops: the bytes of its inputs, and the tensors that its backward needs.
 
-In: from a framework, while a profile is open. Out: values that are saved with the profile and reported.
+A framework provides these values while a profile is open; they are saved with the profile and reported.
 """
 
 from dataclasses import asdict, dataclass
@@ -10,19 +10,19 @@ from remat.errors import FileError
 
 __all__ = ["SavedTensor", "SegmentContents", "count_of"]
 
-LARGEST = 2**62  # bytes; a file that says more is damaged
+LARGEST = 2**62  # numbers in a file must be smaller, or it is damaged
 
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A tensor that a backward needs: what made it, its shape and bytes, and the line of the user's code."""
+    """A tensor that a backward needs: the op that made it, its shape and bytes, and the line of the user's code."""
 
     op: str
     shape: tuple[int, ...]
     dtype: str
     bytes: int
     line: str
-    module: str = ""  # the path of the module in which it is made
+    module: str = ""  # the path of the module that saves it
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "SavedTensor":
@@ -35,9 +35,9 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class SegmentContents:
-    """The segment's name (the path of its module, where it is one), its inputs, and what was dropped after its run.
+    """The segment's name (the path of its module, if it is one), its inputs, and what was dropped after its run.
 
-    `inputs` bytes are held until it is pulled back, `dropped` bytes come back when it is recomputed.
+    `inputs` bytes are held until it is pulled back; `dropped` bytes are live again once it is recomputed.
     """
 
     name: str
@@ -51,13 +51,13 @@ class SegmentContents:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "SegmentContents":
-        """The contents from plain data; numbers that make no sense raise a FileError."""
+        """The contents from plain data; raise a FileError for invalid numbers."""
         tensors = tuple(SavedTensor.from_dict(each) for each in data["tensors"])
         return cls(str(data["name"]), count_of(data["inputs"]), count_of(data["dropped"]), tensors)
 
 
 def count_of(value: Any) -> int:
-    """A number of bytes or sizes from a file, which may come from anywhere."""
+    """A size or number of bytes from an untrusted file; raise a FileError if it is invalid."""
     if type(value) is not int or not 0 <= value < LARGEST:
         raise FileError(f"the saved profile is damaged: {str(value)[:40]!r} is no number of bytes")
     return value

@@ -13,14 +13,14 @@ PASS_KINDS = ("forward", "recompute", "pullback")
 
 @dataclass(frozen=True)
 class SegmentPass:
-    """One pass over a segment inside `depth` others; `again` if it runs because one of those is recomputed."""
+    """One pass over a segment nested in `depth` others; `again` if it runs because one of those is recomputed."""
 
     name: str
     what: str
     depth: int = 0
     again: bool = False
     seconds: float = 0.0
-    start: float = 0.0  # by the clock that `time.perf_counter` reads
+    start: float = 0.0  # on the clock of `time.perf_counter`
 
     def __str__(self) -> str:
         return f"{self.what:<10}{'  ' * self.depth}{self.name}{' again' * self.again}"
@@ -32,7 +32,7 @@ class SegmentPass:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "SegmentPass":
         """The pass from plain data."""
-        # A file may come from anywhere: its values end up in messages and in a page.
+        # The file is untrusted, and its values end up in messages and in a page.
         depth, seconds, start = data["depth"], data["seconds"], data.get("start", 0.0)
         times = {type(seconds), type(start)} <= {int, float}
         valid = data["what"] in PASS_KINDS and type(depth) is int and 0 <= depth < 2**31 and times

@@ -1,4 +1,4 @@
-"""Source locations: where a remat call was made, where its step is defined."""
+"""Source locations: where a remat call was made, and where its step is defined."""
 
 import sys
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _FOLDER = str(PurePath(__file__).parent.parent)
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """A line of a file, and the function around it; an empty file name if it is not known."""
+    """A line of a file and the function around it; the file name is empty if unknown."""
 
     file: str
     line: int
@@ -46,8 +46,8 @@ class SourceLocation:
 def is_internal(frame: FrameType) -> bool:
     """Whether a frame is remat's, a framework's or the standard library's."""
     name = str(frame.f_globals.get("__name__", ""))
-    # The examples that the command line runs are programs of their own. A method that remat adds to a class of the user
-    # has the globals of that class. Methods of named tuples and dataclasses are made from strings.
+    # Examples that the command line runs count as user programs. A method that remat adds to a user's class has that
+    # class's globals, so its file is checked too. Methods of named tuples and dataclasses come from "<string>".
     file = frame.f_code.co_filename
     ours = name.partition(".")[0] in INSIDE or file.startswith(_FOLDER) or (file == "<string>" and name != "__main__")
     return ours and not name.startswith("remat.cli")
@@ -66,14 +66,14 @@ def user_frame() -> SourceLocation:
 
 
 def definition_of(function: Callable[..., Any] | None) -> SourceLocation | None:
-    """Where a function is defined, or None if that is not known (builtins, compiled code)."""
+    """Where a function is defined, or None if unknown (builtins, compiled code)."""
     while isinstance(function, partial):
         function = function.func
     function = getattr(function, "__wrapped__", function)
     inner = getattr(function, "__func__", function)
     code = getattr(inner, "__code__", None)
     if code is None and callable(inner):
-        # Of a torch module the user wrote `forward`; its `__call__` is torch's.
-        method = unwrap(getattr(type(inner), "forward", type(inner).__call__))  # remat's own are around the user's
+        # In a torch module, the user wrote `forward`; `__call__` is torch's.
+        method = unwrap(getattr(type(inner), "forward", type(inner).__call__))  # remat's methods wrap the user's
         code = getattr(method, "__code__", None)
     return None if code is None else SourceLocation(code.co_filename, code.co_firstlineno, code.co_name)

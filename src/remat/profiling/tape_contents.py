@@ -1,7 +1,7 @@
 """What is inside the tape of a loop's step: the tensors that its backward needs, each with its op and line.
 
-In: from a framework, while a profile is open, for one recorded step of each call. Out: a value that is saved with the
-profile and reported.
+While a profile is open, a framework provides this for one recorded step of each call; it is saved with the profile and
+reported.
 """
 
 from dataclasses import asdict, dataclass
@@ -11,21 +11,21 @@ from remat.profiling.segment_contents import SavedTensor, count_of
 
 __all__ = ["MOST_TENSORS", "TapeContents", "TapeListing"]
 
-MOST_TENSORS = 200  # that are listed, the largest
+MOST_TENSORS = 200  # the most tensors to list, the largest first
 
 
 @dataclass(frozen=True)
 class TapeContents:
-    """The tensors of a tape, the largest first; `more` smaller ones, of `more_bytes`, are not listed."""
+    """The tensors of a tape, the largest first; `more` smaller ones, `more_bytes` in total, are not listed."""
 
     tensors: tuple[SavedTensor, ...]
-    steps: int = 1  # how many steps these are of: one, unless their lines could not be told apart
+    steps: int = 1  # the number of steps they belong to: one, unless steps could not be told apart
     more: int = 0
     more_bytes: int = 0
 
     @classmethod
     def of(cls, tensors: list[SavedTensor], steps: int = 1) -> "TapeContents":
-        """The contents, from tensors in any order."""
+        """The contents from tensors in any order."""
         ordered = sorted(tensors, key=lambda tensor: -tensor.bytes)
         rest = ordered[MOST_TENSORS:]
         return cls(tuple(ordered[:MOST_TENSORS]), steps, len(rest), sum(tensor.bytes for tensor in rest))
@@ -47,16 +47,16 @@ class TapeContents:
 
 
 class TapeListing(Protocol):
-    """How a framework lists a tape: it watches one range being recorded, and then looks at the tape."""
+    """How a framework lists a tape: it observes the recording of one range, then inspects the tape."""
 
     def begin(self) -> None:
-        """Watch from now on."""
+        """Start observing."""
         ...
 
     def end(self) -> None:
-        """Watch no longer; also where recording has failed."""
+        """Stop observing; also called if recording fails."""
         ...
 
     def contents(self, tape: Any) -> TapeContents:
-        """What is inside the tape that was recorded."""
+        """What is inside the recorded tape."""
         ...

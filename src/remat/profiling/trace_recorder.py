@@ -1,7 +1,7 @@
-"""The trace recorder: measures a real run op by op, as the `Trace` that the simulator produces for a predicted one.
+"""The trace recorder: measures a real run op by op, and gives the same kind of `Trace` as the simulator.
 
-In: from the interpreter, whose observer it is, each op before and after it runs. Out: a `Trace`, also of a run that
-ended early, even in the middle of an op.
+It observes the interpreter, which calls it before and after each op. A run that ended early, even in the middle of an
+op, has a trace too.
 """
 
 from array import array
@@ -22,18 +22,18 @@ from remat.schedule.trace_columns import Columns
 
 __all__ = ["MADE_BY_RUN", "ActiveMeters", "TraceRecorder"]
 
-MADE_BY_RUN = ("outputs", "cotangents of outputs", "gradients")  # always live, and counted by the allocator
+MADE_BY_RUN = ("outputs", "cotangents of outputs", "gradients")  # persistent bytes that the run itself allocates
 
 
 class ActiveMeters:
-    """Memory meters that count as long as a profile is open."""
+    """Memory meters that count while a profile is open."""
 
     def __init__(self) -> None:
         self.open = True
         self._on = ExitStack()
 
     def turn_on(self, meter: Meter | None) -> Meter | None:
-        """The meter, counting from now on; None if there is none, or if the profile is closed."""
+        """Start the meter and return it; None if there is none or the profile is closed."""
         if meter is None or not self.open:
             return None
         self._on.enter_context(meter.counting())
@@ -46,7 +46,7 @@ class ActiveMeters:
 
 
 class TraceRecorder:
-    """Measures one run: the seconds of each op, and the live bytes, from the sizes of the values themselves."""
+    """Measures one run: the seconds of each op, and the live bytes from the actual sizes of values."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class TraceRecorder:
         meters: ActiveMeters | None = None,
         listing: TapeListing | None = None,
     ) -> None:
-        self._listing = listing if traced else None  # until one tape was listed
+        self._listing = listing if traced else None  # None once a tape has been listed
         self.tape: TapeContents | None = None  # what is inside the tape of one step
         self.traced, self.memory, self.meters = traced, memory, meters
         self.device = "ram" if memory is None else memory.device.name
@@ -69,26 +69,26 @@ class TraceRecorder:
         self.backward_seconds = 0.0  # seconds of the ops after the turn
         self.stopped = ""
         self.complete = False
-        self.always: dict[str, int] = {}  # persistent bytes, by name: live during the whole run
+        self.always: dict[str, int] = {}  # persistent bytes by name, live during the whole run
         self.meter = None if meters is None else meters.turn_on(backend.meter())
         self._allocated_before = 0 if self.meter is None else self.meter.now()
         self._initial_state = self.sizes.state  # bytes
-        # Per event, the bytes of the working state and of the tape that was recorded. From these `_holders` replays the
-        # machine: a list of live values for each event would be too large to keep.
+        # For each event, the bytes of the working state and of the recorded tape. `_holders` replays a machine from
+        # these, since a list of live values for each event would be too large.
         self._event_sizes = array("q"), array("q")
         self._turned = False
-        self._op: Op | None = None  # the op that runs
-        self._began = self._seconds = 0.0  # of that op: when it began, how long it took
-        self._allocated: int | None = None  # the most bytes that were allocated while it ran
+        self._op: Op | None = None  # the running op
+        self._began = self._seconds = 0.0  # when the current op began, how long it took
+        self._allocated: int | None = None  # the most bytes allocated while it ran
 
     @property
     def peak(self) -> int:
-        """The largest number of live bytes."""
+        """The most bytes live on the device."""
         return self.totals.peaks[self.device]
 
     @property
     def trace(self) -> Trace:
-        """The trace up to now."""
+        """The trace so far."""
         return Trace(
             self.sizes.units,
             self.device,
@@ -102,7 +102,7 @@ class TraceRecorder:
         )
 
     def begin(self, op: Op) -> None:
-        """Start the clock, and the peak of the meter."""
+        """Start the clock and a new peak of the meter."""
         if self.meter is not None:
             self.meter.reset_peak()
         if self._listing is not None and isinstance(op, Record):
@@ -119,7 +119,7 @@ class TraceRecorder:
             self._list_tape(run.tapes[op.start, op.stop])
 
     def _list_tape(self, tape: Any) -> None:
-        """List what is inside the first tape."""
+        """List what is inside a tape, if it is the first."""
         listing, self._listing = self._listing, None
         if listing is not None:
             listing.end()
@@ -135,7 +135,7 @@ class TraceRecorder:
             self.always = run.backend.persistent_bytes(run.gradients)
 
     def stop(self, error: BaseException, run: Interpreter[ObservableBackend]) -> None:
-        """Record how far a run came that ends early: the finished steps of its last op are an event of their own."""
+        """Record how far a run got that ends early: the finished steps of its last op become an event."""
         self._seconds, op, self._op = perf_counter() - self._began, self._op, None
         self.stopped = type(error).__name__
         if self._listing is not None:
@@ -152,10 +152,11 @@ class TraceRecorder:
         self.always = run.backend.persistent_bytes(run.gradients)
 
     def _allocated_bytes(self, run: Interpreter[ObservableBackend]) -> int | None:
-        """The most bytes that were allocated during the op; None without a meter.
+        """The most bytes allocated during the op; None without a meter.
 
-        Without the recorder's own, and without outputs, their cotangents, and gradients of parameters and inputs, which
-        no plan can make smaller: they are reported apart, as inputs and parameters are, and a budget is not for them.
+        This excludes the recorder's own bytes, and outputs, their cotangents, and gradients of parameters and inputs.
+        No plan can make these smaller, so budgets do not cover them and they are reported separately, like inputs and
+        parameters.
         """
         if self.meter is None or self.meters is None or not self.meters.open:
             return None
@@ -169,7 +170,7 @@ class TraceRecorder:
             self.totals.allocated = max(self.totals.allocated or 0, self._allocated)
         self.totals.count(run.machine, self.totals.ops, op)
         if self._allocated is not None:
-            # Rows of outputs may be states that are kept: these are no part of what is reported apart.
+            # Rows of outputs may also be kept states, which count in the peak although outputs were subtracted above.
             self.totals.allocated = max(self.totals.allocated or 0, self.totals.peaks[self.device])
         self.totals.seconds += self._seconds
         if self._turned:
@@ -180,7 +181,7 @@ class TraceRecorder:
             self._event_sizes[1].append(self.sizes.tapes[op.start, op.stop] if isinstance(op, Record) else 0)
 
     def _holders(self, at: int) -> tuple[LiveItem, ...]:
-        """What was live while op `at` ran, by applying the ops to a new machine; () if events were not kept."""
+        """What was live while op `at` ran, by applying the ops to a new machine; () if events were not stored."""
         sizes = MeasuredSizes(self._initial_state, restartable=self.sizes.restartable)
         machine = Machine(sizes, self.memory)
         for event, state, tape in zip(self.events, *self._event_sizes, strict=False):
@@ -195,7 +196,7 @@ class TraceRecorder:
 
 
 class MeasuredSizes(LiveSizes):
-    """The sizes that were measured last."""
+    """The most recently measured sizes."""
 
     def measure(self, op: Op, run: Interpreter[ObservableBackend]) -> None:
         """Measure the working state, and the tape if the op recorded one."""

@@ -1,4 +1,4 @@
-"""Subjects without names and paths, for reports that are shared: numbers stay, the user's names go."""
+"""Remove the user's names and paths from subjects, for reports that are shared; numbers stay."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ __all__ = ["anonymous"]
 
 
 def anonymous(subject: ReportSubject, number: int) -> ReportSubject:
-    """The same run under the label `run <number>`; levels are numbered; sources, stages and reasons are left out."""
+    """The subject labelled `run <number>` or `plan <number>`, with numbered levels and without sources and reasons."""
     memory = subject.plan.memory if subject.plan else subject.trace.memory
     levels = [] if memory is None else [level.name for level in memory.levels]
     distinct = dict.fromkeys([*levels, subject.trace.device, *subject.trace.keeps, *subject.trace.peaks])
@@ -52,7 +52,7 @@ def _plan(plan: Plan, names: dict[str, str]) -> Plan:
     for name, other in names.items():
         within = within.replace(f" in {name} alone", f" in {other} alone")
     problem = plan.problem
-    if isinstance(problem, Chain):  # graphs have the user's modules and files
+    if isinstance(problem, Chain):  # graphs contain the user's modules and files
         problem = Chain([replace(stage, graph=None) for stage in problem.stages], problem.input)
     claim = replace(plan.claim, within=within)
     return replace(plan, problem=problem, memory=_memory(plan.memory, names), reason="", claim=claim)

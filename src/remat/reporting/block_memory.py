@@ -1,8 +1,8 @@
-"""What the blocks of a program hold over time: segments, which drop what they save and bring it back, and kept blocks.
+"""What the blocks of a program hold over time: segments, which drop and recompute their residuals, and kept blocks.
 
-In: a profile. Out: for each block its bytes and seconds, who holds what at the peak, and what to drop or keep next.
-A segment holds its inputs from its forward to its pullback, and what it recomputes from there to its pullback. A kept
-block holds what its backward needs until the backward has come to a block before it.
+From a profile this computes the bytes and seconds of each block, who holds what at the peak, and what to drop or keep
+next. A segment holds its inputs from its forward to its pullback, and its recomputed residuals from its recomputation
+to its pullback. A kept block holds what its backward needs until the backward has reached a block before it.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ __all__ = ["Block", "BlockMemory", "Held", "block_memory"]
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes that a block holds from one time to another; `what` says why."""
+    """Bytes that a block holds from `start` to `stop`; `what` says why."""
 
     block: str
     what: str  # "inputs", "recomputed" or "kept"
@@ -30,7 +30,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Block:
-    """A block: what it drops or keeps, how long its forward and its recomputations took."""
+    """A block: what it drops or keeps, how often it ran and was recomputed, and for how long."""
 
     name: str
     where: str
@@ -39,14 +39,14 @@ class Block:
     size: int  # bytes of what its backward needs
     runs: int = 0
     recomputed: int = 0
-    seconds: float = 0.0  # of recomputing it
+    seconds: float = 0.0  # total time of its recomputations
     tensors: tuple[SavedTensor, ...] = ()
-    seen: bool = True  # whether its runs are; those of a compiled program (JAX) are not
+    seen: bool = True  # whether its runs were observed; those of a compiled program (JAX) are not
 
 
 @dataclass(frozen=True)
 class BlockMemory:
-    """All blocks in the order of their first runs, and what they hold when, in seconds from the first."""
+    """All blocks in the order of their first runs, and what they hold when, in seconds since the first."""
 
     blocks: tuple[Block, ...]
     held: tuple[Held, ...]
@@ -58,12 +58,12 @@ class BlockMemory:
 
     @property
     def span(self) -> float:
-        """The time at which nothing is held any more."""
+        """The time from which on nothing is held."""
         return max((each.stop for each in self.held), default=0.0)
 
     @property
     def peak_time(self) -> float:
-        """When most is held."""
+        """The time at which most bytes are held."""
         return max((each.start for each in self.held), key=lambda time: sum(h.size for h in self.at(time)), default=0.0)
 
     def at(self, time: float) -> list[Held]:
@@ -78,14 +78,14 @@ class BlockMemory:
 
     @property
     def headline(self) -> Headline:
-        """The peak, and what it is made of."""
+        """The peak and its parts."""
         sizes: Counter[str] = Counter()
         for each in self.at(self.peak_time):
             sizes[each.what] += each.size
         return Headline(self.peak, None, tuple(sizes.most_common()))
 
     def tips(self) -> list[str]:
-        """Which block to drop or to keep next, and which tensor dominates the largest block."""
+        """Which block to drop or keep next, and which tensor dominates the largest block."""
         tips = []
         kept = max((each for each in self.blocks if not each.dropped and each.size), key=lambda b: b.size, default=None)
         if kept is not None:
@@ -107,7 +107,7 @@ class BlockMemory:
 
 
 def block_memory(profile: Profile) -> BlockMemory:
-    """What the blocks of a profile held; nothing where no framework told what segments drop."""
+    """What the blocks of a profile held; empty if no framework reported what segments drop."""
     calls = {call.contents.name: call for call in profile.calls if call.contents is not None}
     contents = {name: call.contents for name, call in calls.items() if call.contents is not None}
     kept = _kept(profile, contents)
@@ -137,9 +137,9 @@ def block_memory(profile: Profile) -> BlockMemory:
 
 
 def _kept(profile: Profile, segments: dict[str, SegmentContents]) -> list[tuple[SegmentContents, float]]:
-    """The kept blocks: no segments, and none that is inside of another block."""
+    """The kept blocks: those that are neither segments nor inside another block."""
     names = {contents.name for contents, _ in profile.kept} | set(segments)
-    # A block of a sequence goes by "Sequential.0", and what is inside of it by "0.mlp".
+    # A block of a sequence is named "Sequential.0", and modules inside it "0.mlp".
     names |= {rest for name in names if (rest := name.partition(".")[2]).replace(".", "").isdigit()}
     return [
         (contents, time)
@@ -151,17 +151,17 @@ def _kept(profile: Profile, segments: dict[str, SegmentContents]) -> list[tuple[
 def _held(
     profile: Profile, blocks: list[Block], first: dict[str, float], kept: list[tuple[SegmentContents, float]]
 ) -> list[Held]:
-    """What is held from when to when; times count from the first pass, and what never ends, ends with the last."""
+    """What is held from when to when, in seconds since the first pass; what is never released ends with the last."""
     if not blocks:
         return []
     zero = min(first.values())
     ends = [each.start + each.seconds for each in profile.passes] + [time for _, time in kept]
     last = max(ends) - zero
-    if all(each.what == "forward" for each in profile.passes):  # no backward was seen, up to which the last one holds
+    if all(each.what == "forward" for each in profile.passes):  # no backward was seen: let the last block hold a while
         last *= 1 + 1 / len(blocks)
     sizes, order = {block.name: block for block in blocks}, [block.name for block in blocks]
     held: list[Held] = []
-    opened: dict[str, tuple[float, float | None]] = {}  # by segment: since when its inputs, and what came back
+    opened: dict[str, tuple[float, float | None]] = {}  # segment → since when it holds inputs, and recomputed tensors
     for each in profile.passes:
         block, start = sizes.get(each.name), each.start - zero
         if block is None or each.again:

@@ -1,7 +1,4 @@
-"""The picture of what blocks hold over time: an area for each block, one on the other, in the order of the blocks.
-
-In: the memory of blocks. Out: text of an `<svg>` element.
-"""
+"""An SVG picture of what blocks hold over time: stacked areas, one per block, in the order of the blocks."""
 
 from html import escape
 from itertools import pairwise
@@ -13,13 +10,13 @@ from remat.units import bytes_text, seconds_text
 __all__ = ["NARROW", "block_picture"]
 
 WIDTH, NARROW, HEIGHT, LEFT, RIGHT, UPPER, LOWER = 720, 360, 300, 88, 12, 40, 62
-# What is held, by reason: inputs below, then what is kept, then what came back.
+# What is held, by reason, from bottom to top: inputs, then what is kept, then what is recomputed.
 COLOURS = {"inputs": "#0072b2", "kept": "#e69f00", "recomputed": "#d55e00"}
-MOST_EDGES = 1200  # times at which the picture changes; of more, the largest between them is drawn
+MOST_EDGES = 1200  # the most times at which the picture changes; if there are more, it is coarser
 
 
 def block_picture(memory: BlockMemory, width: int = WIDTH) -> str:
-    """Live bytes of all blocks over time, split by block; the name of each is shown when one points at it."""
+    """Live bytes over time, split by block; pointing at a block shows its name."""
     span, peak = memory.span or 1.0, memory.peak or 1
     inner, floor = width - LEFT - RIGHT, HEIGHT - LOWER
     scale = (floor - UPPER) / (1.02 * peak)
@@ -36,12 +33,14 @@ def block_picture(memory: BlockMemory, width: int = WIDTH) -> str:
     elements.append(label(LEFT + inner / 2, floor + 34, "time"))
     elements.append(side_title((UPPER + floor) / 2, "live memory"))
     x, top = LEFT + memory.peak_time / span * inner, memory.at(memory.peak_time)[0]
-    words = f"peak {bytes_text(peak)}, {bytes_text(top.size)} of it {top.block} ({top.what})"
-    long = 7 * len(words)
+    words = [f"blocks hold {bytes_text(peak)}", f"{bytes_text(top.size)} of it {top.block} ({top.what})"]
+    if 7 * len(", ".join(words)) < width:
+        words = [", ".join(words)]
+    long = 7 * max(map(len, words))
     anchor = "start" if x + long < width - RIGHT else "end" if x - long > 0 else "middle"
     elements.append(f'<path d="M{x:.1f} {UPPER}V{floor}" stroke="currentColor" stroke-dasharray="2 3"/>')
     at = width / 2 if anchor == "middle" else x
-    elements.append(on_paper(at, 16, words, anchor, "currentColor", "bold"))
+    elements += [on_paper(at, 16 + 15 * i, line, anchor, "currentColor", "bold") for i, line in enumerate(words)]
     for i, (what, colour) in enumerate(COLOURS.items()):
         at = LEFT + (width - LEFT) // 3 * i if width < WIDTH else LEFT + 120 * i
         elements.append(f'<rect x="{at}" y="{HEIGHT - 17}" width="10" height="10" fill="{colour}"/>')
@@ -50,7 +49,7 @@ def block_picture(memory: BlockMemory, width: int = WIDTH) -> str:
 
 
 def _areas(memory: BlockMemory, per_second: float, scale: float, floor: float) -> list[str]:
-    """Rectangles: between two changes, one for each block and reason."""
+    """Rectangles, one for each block and reason between two changes."""
     order = {block.name: number for number, block in enumerate(memory.blocks)}
     times = sorted({time for each in memory.held for time in (each.start, each.stop)})
     times = times[:: -(-len(times) // MOST_EDGES)]
@@ -62,7 +61,7 @@ def _areas(memory: BlockMemory, per_second: float, scale: float, floor: float) -
         for each in live:
             height, x, width = each.size * scale, LEFT + start * per_second, (stop - start) * per_second
             y -= height
-            shade = "" if order[each.block] % 2 else ' fill-opacity=".82"'  # so that neighbours can be told apart
+            shade = "" if order[each.block] % 2 else ' fill-opacity=".82"'  # makes neighbours distinguishable
             words = escape(f"{each.block}, {each.what}: {bytes_text(each.size)}")
             elements.append(
                 f'<rect x="{x:.2f}" y="{y:.2f}" width="{width + 0.05:.2f}" height="{height:.2f}" '

@@ -1,7 +1,8 @@
-"""What a plan does with the blocks of a chain: a line for each run of equal ones."""
+"""What a plan does with the blocks of a chain: a line for each group of consecutive equal blocks."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from remat.planners import Plan
 from remat.planners.chain.record_all import RecordAll
@@ -10,35 +11,37 @@ from remat.reporting.block_contents import HEAD, block_contents
 from remat.schedule import Advance, Pullback, Record, Run, simulate
 from remat.units import bytes_text, seconds_text
 
-__all__ = ["aligned", "block_table"]
+__all__ = ["PLAN_HEAD", "aligned", "block_table", "peak_sentences", "plan_rows"]
+
+PLAN_HEAD = ("block", "what", "runs", "tape", "forward", "backward")
 
 
 def block_table(plan: Plan, *, contents: bool = False, given: tuple[int, int, int] | None = None) -> str:
     """The table of a plan for a chain, or for the graph of a whole step, and where its peak is.
 
-    With `contents` it lists what blocks keep that keep a part. `given` are of a model: its budget, the bytes of what it
-    returns, and the measured peak.
+    With `contents`, it also lists what is kept inside blocks that keep part of their residuals. `given` holds the
+    budget of a model, the bytes of what it returns, and the measured peak.
     """
     chain = plan.problem
     inside, beside = _contents(plan, listed=contents), [] if given is None else [_beside(*given)]
     if isinstance(chain, Graph):
-        return "\n".join([*_summary_of_step(chain, plan), *beside, *inside, "", *_peak_of_step(chain, plan)])
+        return "\n".join([*_summary_of_step(chain, plan), *beside, *inside, "", *peak_sentences(plan)])
     assert isinstance(chain, Chain)
-    rows = [("block", "what", "runs", "tape", "forward", "backward"), *_rows(chain, plan)]
-    return "\n".join([*_summary(chain, plan), *beside, "", *aligned(rows), *inside, "", *_peak(chain, plan)])
+    rows = [PLAN_HEAD, *plan_rows(chain, plan)]
+    return "\n".join([*_summary(chain, plan), *beside, "", *aligned(rows), *inside, "", *peak_sentences(plan)])
 
 
 def _beside(budget: int, outputs: int, peak: int) -> str:
-    """What of a model's budget is not the plan's, and what was measured of the whole."""
+    """How much of a model's budget the plan does not get, and the measured peak of a step."""
     returned = f": {bytes_text(budget - outputs)} for the plan and {bytes_text(outputs)} for what the model returns"
     return f"memory={bytes_text(budget)}{returned if outputs else ''}; a step by the plan took {bytes_text(peak)}"
 
 
 def _contents(plan: Plan, *, listed: bool) -> Iterator[str]:
-    """What blocks keep that keep a part, or how to see that."""
+    """What is kept inside blocks that keep part of their residuals; unless `listed`, how to see it."""
     found = block_contents(plan)
     if found and not listed:
-        yield "\nWhat is made again inside of blocks: remat.explain(..., contents=True)"
+        yield "\nWhat is kept and recomputed inside blocks: remat.explain(..., contents=True)"
         return
     for blocks, rows in found:
         yield f"\n{blocks}:"
@@ -46,7 +49,7 @@ def _contents(plan: Plan, *, listed: bool) -> Iterator[str]:
 
 
 def aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows of a table as lines whose columns begin below each other."""
+    """Rows of a table as lines with aligned columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
@@ -76,7 +79,8 @@ def _peak_of_step(graph: Graph, plan: Plan) -> Iterator[str]:
         yield f"The peak is while operation {op.operation} runs: {graph.operations[op.operation].where}."
 
 
-def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
+def plan_rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
+    """A row for each run of blocks with which a plan does the same."""
     runs: Counter[int] = Counter()
     first: dict[int, bool] = {}  # whether the first run of a stage is recorded
     options: dict[int, int] = {}
@@ -90,7 +94,7 @@ def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
     groups: list[tuple[int, int, tuple[str, ...]]] = []
     for i, stage in enumerate(chain.stages):
         option = stage.options[options[i]]
-        what = ("kept" if first[i] else "computed again") + (", a part made again" if option.remade else "")
+        what = ("kept" if first[i] else "recomputed") + (" in part" if option.remade and first[i] else "")
         row: tuple[str, ...] = (
             what,
             str(runs[i]),
@@ -108,24 +112,40 @@ def _rows(chain: Chain, plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def _name(chain: Chain, stage: int) -> str:
-    """The name of a stage; one that is a number, as in a sequence of modules, says that it is a block's."""
+    """The name of a stage; a number, as in a sequence of modules, becomes "block 3"."""
     name = chain.unit_name(stage) or f"stage {stage}"
     if not chain.stages[stage].repeatable and stage in (0, chain.units - 1):
         return name
     return f"block {name}" if name.replace(".", "").isdigit() else name
 
 
-def _peak(chain: Chain, plan: Plan) -> Iterator[str]:
+def peak_sentences(plan: Plan, lines: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Where the peak of a plan is, with the line of that block, and what to do if most of it is not in blocks."""
+    problem = plan.problem
+    if isinstance(problem, Graph):
+        return [*_peak_of_step(problem, plan)]
+    return [*_peak(problem, plan, lines)] if isinstance(problem, Chain) else []
+
+
+def _peak(chain: Chain, plan: Plan, lines: Mapping[str, str]) -> Iterator[str]:
     trace = simulate(plan.schedule, chain)
     op = next(event.op for event in trace if event.index == trace.totals.peak_index)
     if not hasattr(op, "start"):
         return
     stage = chain.stages[op.start]
     what = "is pulled back" if isinstance(op, Pullback) else "runs"
-    yield f"The peak is while {_name(chain, op.start)} {what}."
-    if not stage.repeatable and op.start == chain.units - 1:
+    line = lines.get(stage.name, "")
+    name, place = _name(chain, op.start), f" ({line})" * bool(line)
+    is_around = name.endswith("the blocks")
+    yield (
+        f"The peak is in what runs {name}{place}, while it {what}."
+        if is_around
+        else f"The peak is while {name} {what}{place}."
+    )
+    own = stage.options[0].tape + chain.pulling_size(op.start, op.start + 1)
+    if not stage.repeatable and op.start == chain.units - 1 and 2 * own >= plan.peak:
         yield (
-            "That is after the blocks, where no choice of blocks helps: often the logits of a language model and their "
-            "softmax. Compute the loss in chunks of the sequence, as a remat.scan over them that sums, and the logits "
-            "of one chunk are live at a time."
+            f"That is after the blocks, where {bytes_text(own)} are live whatever the plan does with them: often the "
+            "logits of a language model and their softmax. Compute the loss in chunks of the sequence, as a remat.scan "
+            "over them that sums, and the logits of one chunk are live at a time."
         )

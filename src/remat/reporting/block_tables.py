@@ -1,11 +1,13 @@
-"""Tables about the blocks of a profile: who holds the peak, what each drops, keeps and pays, what is inside of one."""
+"""Tables about the blocks of a profile: who holds the peak, what each drops, keeps and pays, what is inside one."""
 
 from dataclasses import replace
 
 from remat.profiling import Profile
+from remat.profiling.model_record import ModelRecord
 from remat.reporting.block_memory import Block, BlockMemory, block_memory
 from remat.reporting.block_picture import NARROW, block_picture
 from remat.reporting.dominating_tensor import dominating_tensor
+from remat.reporting.model_tables import model_headline, model_tables, model_tips
 from remat.reporting.table import Table
 from remat.reporting.tape_table import tensor_table
 from remat.units import bytes_text, count_text, seconds_text
@@ -15,22 +17,48 @@ __all__ = ["block_tables"]
 MOST_BLOCKS = 60
 MOST_TENSORS = 20
 MOST_LISTED = 4  # inputs that have a row each; more of them share one
+_RUNNING = (
+    "The peak was measured in a whole step when the plan was tried. Running: what is computed around the blocks, "
+    "recomputed inside them just in time, cotangents, and workspace of kernels."
+)
 
 
 def block_tables(profile: Profile, *, anonymous: bool) -> list[Table]:
-    """The tables, with a picture and advice at the first; none if the profile has no blocks."""
+    """The tables, the first with a picture and advice; none if the profile has no blocks."""
     memory = block_memory(profile)
     if not memory.blocks or (memory.seen and not memory.peak):
-        return []
+        return _of_step(memory, profile.models[0]) if len(profile.models) == 1 and not anonymous else []
     memory = _anonymous(memory) if anonymous else _short(memory)
     largest = max(memory.blocks, key=lambda block: block.size)
     if not memory.seen:
         return [_traced_blocks(memory, largest), _inside(largest)]
+    if len(profile.models) == 1 and not anonymous:  # the tables of a plan have names and lines
+        return _of_model(memory, profile.models[0])
     return [_at_peak(memory), _blocks(memory), _inside(largest)]
 
 
+def _of_model(memory: BlockMemory, model: ModelRecord) -> list[Table]:
+    """The tables of a model under a budget, whose plan says what to do with its blocks."""
+    first, headline = _at_peak(memory), model_headline(model, memory)
+    if headline is not None:
+        time, held = seconds_text(memory.peak_time), bytes_text(memory.peak)
+        title = f"Who holds the {held} of the blocks, {time} after the first of them began"
+        first = replace(first, title=title, headline=str(headline), note=_RUNNING)
+    recomputed = [_blocks(memory)] if any(block.recomputed for block in memory.blocks) else []
+    return [replace(first, tips=(*model_tips(model, memory),)), *model_tables(model), *recomputed]
+
+
+def _of_step(memory: BlockMemory, model: ModelRecord) -> list[Table]:
+    """The tables of a model that is planned as one graph, without blocks."""
+    tables, headline = model_tables(model), model_headline(model, memory)
+    if not tables:
+        return []
+    words = "" if headline is None else str(headline)
+    return [replace(tables[0], headline=words, tips=(*model_tips(model, memory),)), *tables[1:]]
+
+
 def _traced_blocks(memory: BlockMemory, largest: Block) -> Table:
-    """The blocks of a traced program: their bytes are known from it, and nobody sees when they run."""
+    """The blocks of a traced program, whose bytes are known but whose runs are not observed."""
     rows = [
         (block.name, bytes_text(block.inputs), bytes_text(block.size), block.where)
         for block in memory.blocks[:MOST_BLOCKS]
@@ -60,7 +88,7 @@ def _anonymous(memory: BlockMemory) -> BlockMemory:
 
 
 def _short(memory: BlockMemory) -> BlockMemory:
-    """With names of functions without those of the functions around them, unless two would be the same."""
+    """The blocks with function names shortened to the part after `<locals>.`, unless two would be the same."""
     names = [block.name.rpartition("<locals>.")[2] for block in memory.blocks]
     return _renamed(memory, names) if len({*names}) == len(names) else memory
 
@@ -105,7 +133,7 @@ def _blocks(memory: BlockMemory) -> Table:
         )
         for block in memory.blocks[:MOST_BLOCKS]
     ]
-    head = ("block", "what", "inputs held", "backward needs", "recomputed", "for", "came back at", "where")
+    head = ("block", "what", "inputs held", "backward needs", "recomputed", "taking", "live again", "where")
     more = len(memory.blocks) - MOST_BLOCKS
     note = f"{count_text(more)} more blocks are not shown." if more > 0 else ""
     return Table("Blocks: what is dropped, what that saves and costs", head, tuple(rows), note)

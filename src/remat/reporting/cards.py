@@ -1,6 +1,6 @@
-"""Cards: the five questions that a reader has about a run, each with its answer in a few words.
+"""Cards: five questions that a reader has about a run, each with a short answer.
 
-In: a summary. Out: cards, which pages, text and notebooks lay out.
+They are made from a summary; pages, text and notebooks lay them out.
 """
 
 import re
@@ -16,12 +16,12 @@ from remat.units import bytes_text, count_text
 
 __all__ = ["Card", "cards_of", "item_text"]
 
-MOST_HOLDERS = 6  # that are named; a graph has dozens of storages live at its peak
+MOST_HOLDERS = 6  # the most holders to name: a graph has dozens of storages live at its peak
 
 
 @dataclass(frozen=True)
 class Card:
-    """A question, its answer in a few words, and a sentence more."""
+    """A question, its answer in a few words, and a sentence of detail."""
 
     question: str
     answer: str
@@ -36,7 +36,7 @@ def cards_of(summary: Summary) -> tuple[Card, ...]:
 
 
 def item_text(what: str, unit: str = "step") -> str:
-    """What is live, in words: tape 3..9 is the tape of steps 3 to 9."""
+    """What is live, as text: "tape 3..9" becomes "tape of steps 3 to 9"."""
     several = re.sub(r"^tape (\d+)\.\.(\d+)", rf"tape of {unit}s \1 to \2", what)
     return re.sub(r"^tape (\d+)", rf"tape of {unit} \1", several)
 
@@ -112,7 +112,7 @@ def _one(what: str) -> str:
 
 
 def _by_tapes(names: list[str]) -> bool:
-    """Whether tapes hold states, as in a chain: those are not kept by themselves."""
+    """Whether these are states held by tapes, as in a chain, rather than kept states."""
     return any(name.endswith("held by tapes") for name in names)
 
 
@@ -154,7 +154,7 @@ def _more_memory(summary: Summary) -> Card:
 
 
 def _more_memory_unknown(summary: Summary, question: str) -> Card:
-    """Why no other budgets are compared, and how to have them compared."""
+    """Why no other budgets are compared, and how to compare them."""
     subject = summary.subject
     if not subject.trace.complete:
         return Card(question, "not known", "the run ended early")

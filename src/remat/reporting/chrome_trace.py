@@ -1,7 +1,4 @@
-"""The report as a file for Perfetto and chrome://tracing: a track of ops and a counter of live bytes.
-
-In: summaries. Out: a dict in the Trace Event Format.
-"""
+"""The report in the Trace Event Format of Perfetto and chrome://tracing: a track of ops, a counter of live bytes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The tip about a tensor that takes more than half of what a backward needs."""
+"""The tip about a tensor that is more than half of what a backward needs."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ __all__ = ["dominating_tensor"]
 
 
 def dominating_tensor(tensors: Sequence[SavedTensor], total: int, of_what: str) -> list[str]:
-    """A sentence about the largest tensor, if it takes more than half of the `total` bytes; else none."""
+    """A sentence about the largest tensor if it takes more than half of the `total` bytes; otherwise an empty list."""
     top = max(tensors, key=lambda tensor: tensor.bytes, default=None)
     if top is None or 2 * top.bytes <= total:
         return []

@@ -1,7 +1,7 @@
-"""Compact columns of numbers: whole numbers as differences, in variable-length bytes, deflated, in base64.
+"""Compact columns of numbers: integers or their differences as variable-length bytes, deflated, in base64.
 
-In: the rows of a timeline. Out: small dicts for the page's data, which `page/data.js` decodes. A column of 100,000
-events takes some ten to ninety kilobytes, depending on how regular it is.
+The rows of a timeline become small dicts in the page's data, which `page/data.js` decodes. A column of 100,000 events
+takes about ten to ninety kilobytes, depending on how regular it is.
 """
 
 import zlib
@@ -18,14 +18,14 @@ from remat.schedule import Advance, Free, Op, Pullback, Record, Run, Turn
 
 __all__ = ["encode", "encode_kept", "encode_rows", "encode_times"]
 
-MOST_EXACT_ROWS = 20_000  # up to here, columns are encoded with all their digits
+MOST_EXACT_ROWS = 20_000  # columns of up to this many rows are encoded with all digits
 SHORTEST = 1e-200  # seconds; a shorter time is encoded as 0
-MOST_BYTES = 0.9  # for each value of a longer column; if it takes more, digits are dropped
-ROUNDED_TO = 1024  # sizes in a longer irregular column are rounded to this fraction of the largest
+MOST_BYTES = 0.9  # per value of a longer column; if it takes more, digits are dropped
+ROUNDED_TO = 1024  # sizes in a longer irregular column are rounded to 1/ROUNDED_TO of the largest
 
 
 def encode(values: Sequence[int]) -> dict[str, Any]:
-    """Whole numbers of any sign; `k` is their common factor, `d` says whether differences are encoded."""
+    """Encode integers of any sign; `k` is their common factor, `d` says whether differences are encoded."""
     factor = reduce(gcd, values, 0) or 1
     quotients = [value // factor for value in values]
     differences = [b - a for a, b in zip([0, *quotients], quotients, strict=False)]
@@ -35,7 +35,7 @@ def encode(values: Sequence[int]) -> dict[str, Any]:
 
 
 def encode_times(values: Sequence[float]) -> dict[str, Any]:
-    """Times with as many digits as fit: `digits` of them, and `least` is the smallest power of ten."""
+    """Encode times with as many digits as fit (`digits`); `least` is the smallest exponent of ten."""
     for digits in (6, 3, 2):
         column = _encode_digits(values, digits)
         if len(values) <= MOST_EXACT_ROWS or len(column["z"]) <= MOST_BYTES * len(values) * 4 / 3:
@@ -44,7 +44,7 @@ def encode_times(values: Sequence[float]) -> dict[str, Any]:
 
 
 def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict[str, Any]:
-    """All columns of a timeline; an op is its code, its first unit or state, and its length or level."""
+    """Encode all columns of a timeline; an op is its code, its first unit or state, and its length or level."""
     ops = [_fields(op, levels) for op in rows.op]
     columns = {
         "code": encode([OPS_BY_TYPE[type(op)].code for op in rows.op]),
@@ -57,7 +57,7 @@ def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict
         "leastTape": _encode_sizes([least - tape for least, tape in zip(rows.least_tape, rows.tape, strict=True)]),
         "cotangent": _encode_sizes(rows.cotangent),
     }
-    # Rows of groups also say which event each shows, and which units its ops touch.
+    # If events are grouped, rows also say which event each shows, and which units its ops touch.
     if rows.index and rows.index[-1] != len(rows) - 1:
         columns |= {
             "index": encode(rows.index),
@@ -75,7 +75,7 @@ def encode_rows(rows: Rows, levels: list[str], predicted: Sequence[int]) -> dict
 
 
 def encode_kept(kept: Sequence[Kept], levels: list[str]) -> dict[str, Any]:
-    """The bars of kept states."""
+    """Encode the bars of kept states."""
     bars = sorted(kept, key=lambda bar: bar.first)
     return {
         "keptState": encode([bar.state for bar in bars]),
@@ -96,7 +96,7 @@ def _fields(op: Op, levels: list[str]) -> tuple[int, int]:
 
 
 def _encode_sizes(values: Sequence[int]) -> dict[str, Any]:
-    """Bytes; in a long irregular column they are rounded to a fraction of the largest that no chart can show."""
+    """Encode bytes; in a long irregular column they are rounded, by less than any chart can show."""
     column = encode(values)
     unit = max(map(abs, values), default=0) // ROUNDED_TO
     if len(values) <= MOST_EXACT_ROWS or unit <= 1 or len(column["z"]) <= MOST_BYTES * len(values):
@@ -105,7 +105,7 @@ def _encode_sizes(values: Sequence[int]) -> dict[str, Any]:
 
 
 def _encode_digits(values: Sequence[float], digits: int) -> dict[str, Any]:
-    """Each time as mantissa and exponent in one number; 0 is 0."""
+    """Encode each time as one integer that combines mantissa and exponent; 0 stays 0."""
     low, high = 10 ** (digits - 1), 10**digits
     pairs: list[tuple[int, int]] = []
     for value in values:
@@ -128,5 +128,5 @@ def _deflated(values: Sequence[int]) -> bytes:
             data.append(number % 128 + 128)
             number //= 128
         data.append(number)
-    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)  # without a header, as the page's DecompressionStream reads it
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)  # no header, as the page's DecompressionStream expects
     return compressor.compress(bytes(data)) + compressor.flush()

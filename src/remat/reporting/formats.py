@@ -1,4 +1,4 @@
-"""The formats of a report, and how one is written: the format goes by the ending of the file's name."""
+"""The formats of a report, and how it is written; the file's extension chooses the format."""
 
 import json
 import os
@@ -44,7 +44,7 @@ _SUFFIXES = {
 }
 
 PICTURES = ("svg", "png")
-WITH_TABLES = ("html", "txt", "json")  # the other forms are pictures, and lists of events
+WITH_TABLES = ("html", "txt", "json")  # the other formats are pictures and lists of events
 
 Subjects = Plan | Trace | Profile | CallRecord
 
@@ -60,17 +60,17 @@ def report(
     limit: int | str | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Write a report on one or several plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
+    """Write a report on one or more plans, traces, profiles or calls, and return its path: `report(a, b, path)`.
 
     Args:
-        subjects_and_path: What to show, then the path. Several are compared, on one scale of bytes. What is at the path
-            is written over at once: a reader never finds half a report.
-        form: The format, if the ending of the path does not say it.
-        title, labels, tables: What a reader sees: a title, a name for each subject, further tables.
+        subjects_and_path: What to show, then the path. Several subjects are compared on one scale of bytes. An existing
+            file is replaced atomically: a reader never finds half a report.
+        form: The format, if the path's extension does not choose it.
+        title, labels, tables: A title, a name for each subject, and further tables.
         anonymous: Whether to leave out names and paths.
-        tradeoff: Whether to plan for some twenty other budgets, to show what they cost. By default only where there is
-            a formula, for slots, or where it was done before.
-        limit: A line of that many bytes in all charts; what is compared shares the budget of those that have one.
+        tradeoff: Whether to plan for about twenty other budgets and show what they cost. By default only if there is a
+            formula, as there is for slots.
+        limit: Bytes to mark in all charts; by default, in a comparison, the budget that the subjects share.
         progress: An object with `update(done, total)`.
 
     Example:
@@ -92,7 +92,7 @@ def report(
         bytes_limit = None if limit is None else to_bytes(limit, "limit", least=1)
         planned = tradeoff if file_format in WITH_TABLES else False
         summaries = _summaries(subjects, labels, anonymous, planned, bytes_limit)
-        # Whoever compares by a table of their own needs no second one.
+        # A caller with its own tables needs no other comparison.
         all_tables = [*tables] or _overview(subjects, summaries, anonymous)
         _check_drawable(summaries, all_tables, file_format)
         _write_atomically(
@@ -114,18 +114,18 @@ def text_report(
     anonymous: bool = False,
     tradeoff: bool | None = None,
 ) -> str:
-    """The report as text of 80 columns; `tradeoff` as in `report`."""
+    """The report as text, 80 columns wide; arguments as in `report`."""
     summaries = _summaries(subjects, labels, anonymous, tradeoff)
     return text_of(summaries, title or _heading(subjects, summaries), _overview(subjects, summaries, anonymous))
 
 
 def format_for(path: str | Path, form: str | None = None) -> str:
-    """The format that `form` names, or the ending of the path."""
+    """The format given by `form`, or by the path's extension."""
     if form is None:
         name = Path(path).name.lower()
         form = next((form for ending, form in _SUFFIXES.items() if name.endswith(ending)), None)
         if form is None:
-            raise ReportError(f"{name!r} does not say its form: end it in {', '.join(_SUFFIXES)}, or say the form")
+            raise ReportError(f"{name!r} has no known ending: end it in {', '.join(_SUFFIXES)}, or give form=")
     if form not in FORMATS:
         close = get_close_matches(str(form)[:40], FORMATS, 1)
         meant = f" (did you mean {close[0]}?)" if close else ""
@@ -134,7 +134,7 @@ def format_for(path: str | Path, form: str | None = None) -> str:
 
 
 def check_path(path: str | Path, form: str | None = None) -> None:
-    """Raise what writing a report to `path` would raise, before any work is done for it."""
+    """Raise the errors that writing a report to `path` would raise, before any work is done."""
     if not Path(path).parent.is_dir():
         raise ReportError(f"there is no folder {Path(path).parent} to write {Path(path).name} into")
     if format_for(path, form) == "png":
@@ -158,7 +158,7 @@ def _summaries(
 
 
 def curve_for(subject: ReportSubject, tradeoff: bool | None) -> MemoryCurve | None:
-    """The memory curve of a subject as `report` describes it: the one place where a report asks for planning."""
+    """The memory curve of a subject, with `tradeoff` as in `report`; only here does a report plan anything."""
     if tradeoff is not None and not isinstance(tradeoff, bool):
         raise ReportError(f"tradeoff must be True, False or None, not {tradeoff!r:.40}")
     if tradeoff is False or subject.sized is None:
@@ -168,7 +168,7 @@ def curve_for(subject: ReportSubject, tradeoff: bool | None) -> MemoryCurve | No
 
 
 def _with_distinct_labels(subjects: list[ReportSubject]) -> list[ReportSubject]:
-    """The subjects; those that share a label get a number."""
+    """The subjects, with a number added to labels that several share."""
     names = [subject.label for subject in subjects]
     return [
         replace(subject, label=f"{subject.label} ({names[: i + 1].count(subject.label)})")
@@ -179,7 +179,7 @@ def _with_distinct_labels(subjects: list[ReportSubject]) -> list[ReportSubject]:
 
 
 def _with_limit(subjects: list[ReportSubject], limit: int | None) -> list[ReportSubject]:
-    """The subjects, with a limit to draw in all charts: the given one, or the one budget of all that have any."""
+    """The subjects with the limit to draw in all charts: the given one, or the only budget among them."""
     budgets = {budget for subject in subjects if (budget := requested_bytes_of(subject)) is not None}
     if limit is None and len(budgets) == 1 and len(subjects) > 1:
         [limit] = budgets
@@ -187,25 +187,27 @@ def _with_limit(subjects: list[ReportSubject], limit: int | None) -> list[Report
 
 
 def _overview(values: Sequence[Any], summaries: list[Summary], anonymous: bool) -> list[Table]:
-    """The first table of a report: all calls of a profile, or several subjects compared."""
+    """The first tables of a report: those of a profile, or a comparison of several subjects."""
     if len(values) == 1 and isinstance(values[0], Profile):
         tables = (
             *block_tables(values[0], anonymous=anonymous),
             profile_table(values[0], anonymous=anonymous),
-            *([passes_table(values[0], anonymous=anonymous)] if _are_seen(values[0]) else []),
+            *([passes_table(values[0], anonymous=anonymous)] if _passes_were_observed(values[0]) else []),
         )
         return [table for table in tables if table.rows]
     return [compare(summaries)] if len(summaries) > 1 else []
 
 
-def _are_seen(profile: Profile) -> bool:
-    """Whether passes over segments are seen: of a traced program only the trace is."""
+def _passes_were_observed(profile: Profile) -> bool:
+    """Whether passes over segments were observed; of a traced JAX program, only the tracing is."""
     return any(each.what != "forward" for each in profile.passes) or any(c.framework != "jax" for c in profile.calls)
 
 
 def _heading(values: Sequence[Any], summaries: list[Summary]) -> str:
     if len(values) == 1 and isinstance(values[0], Profile):
         calls = len(values[0])
+        if not calls and values[0].models:
+            return f"remat: a profile of {values[0].models[0].name} under a budget"
         if not calls and values[0].kept:
             blocks = len(block_memory(values[0]).blocks)
             return f"remat: a profile of {blocks} block{'s' * (blocks != 1)}"
@@ -250,14 +252,14 @@ def _png_renderer() -> Any:
     try:
         import resvg_py
     except ImportError:
-        raise ReportError("a PNG is drawn by resvg_py: pip install 'remat[png]', or write .svg") from None
+        raise ReportError("drawing a PNG needs resvg_py: pip install resvg_py, or write .svg") from None
     return resvg_py
 
 
 def _picture(summaries: list[Summary], tables: list[Table]) -> str:
-    """What is live when; the charts of several subjects are stacked, on one scale of bytes.
+    """The chart of live bytes over time; those of several subjects are stacked, on one scale of bytes.
 
-    A profile without loops has the picture of its blocks.
+    For a profile without loops, it is the picture of its blocks.
     """
     if not summaries:
         return next(table.picture for table in tables if table.picture)
@@ -280,7 +282,7 @@ FORMATS: dict[str, Callable[[list[Summary], str, list[Table]], bytes]] = {
 
 
 def _write_atomically(path: Path, data: bytes) -> None:
-    """Write a file atomically: to a temporary file in the same folder, which then replaces it."""
+    """Write a file atomically, via a temporary file in the same folder that then replaces it."""
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file():  # a pipe or a device
         path.write_bytes(data)

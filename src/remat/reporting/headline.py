@@ -1,6 +1,6 @@
-"""The headline: the one number of a run, how it compares with the limit, and what it is made of.
+"""The headline: the peak of a run, how it compares with the limit, and its parts.
 
-In: a summary. Out: the same words on the page, in text, in notebooks and in pictures, so that no two of them disagree.
+Page, text, notebooks and pictures use the same words, so that no two of them disagree.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _SCALES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB"
 
 @dataclass(frozen=True)
 class Headline:
-    """The most bytes at once, the limit if there is one, and the parts, which add up to the total."""
+    """The most bytes at once, the limit if there is one, and the parts, which sum to the total."""
 
     total: int
     limit: int | None
@@ -23,7 +23,7 @@ class Headline:
 
     @property
     def short(self) -> str:
-        """The number, and the limit: "3.84 of 4 MiB"."""
+        """The number and the limit: "3.84 of 4 MiB"."""
         if self.limit is None:
             return bytes_text(self.total)
         if self.total > self.limit:
@@ -32,7 +32,7 @@ class Headline:
 
     @property
     def decomposition(self) -> str:
-        """What the number is made of: "3.26 states and tapes + 0.58 running", in its unit."""
+        """The parts of the number, in its unit: "3.26 states and tapes + 0.58 running"."""
         hundredths = _shares([size for _, size in self.parts], self.total, _SCALES[self._unit])
         shown = [(name, count) for (name, _), count in zip(self.parts, hundredths, strict=True) if count]
         return " + ".join(f"{_number(count / 100)} {name}" for name, count in shown)
@@ -56,7 +56,7 @@ def _number(value: float) -> str:
 
 
 def _shares(sizes: list[int], total: int, scale: int) -> list[int]:
-    """Sizes in hundredths of a unit, rounded so that they add up to the rounded total: nobody sees 0.73 + 0 = 0.74."""
+    """Sizes in hundredths of a unit, rounded so that they sum to the rounded total: never 0.73 + 0 = 0.74."""
     exact = [100 * size / scale for size in sizes]
     if sum(sizes) != total:
         return [round(value) for value in exact]
@@ -68,7 +68,7 @@ def _shares(sizes: list[int], total: int, scale: int) -> list[int]:
 
 
 def headline_of(summary: Summary) -> Headline:
-    """The headline: what was allocated, if the allocator was asked, else the states, tapes and cotangents."""
+    """The headline: the allocated bytes if they were measured, otherwise states, tapes and cotangents."""
     trace = summary.subject.trace
     if trace.totals.allocated is not None and trace.totals.allocated > trace.peak:
         running = trace.totals.allocated - trace.peak

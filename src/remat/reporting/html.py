@@ -1,6 +1,6 @@
-"""The page: one HTML file that opens offline. Python writes every word of it, escaped; the scripts only draw.
+"""The page: one HTML file that works offline. Python writes every word of it, escaped; the scripts only draw.
 
-In: summaries. Out: the text of the page. A policy in its head forbids the network, and every script but our own.
+A content security policy in its head forbids network access, and every script but our own.
 """
 
 import json
@@ -21,15 +21,15 @@ from remat.reporting.timeline import PHASES
 
 __all__ = ["MARK", "fragment_of", "page_of"]
 
-MARK = "<!-- a report by remat -->"  # the second line of every page: `remat demo` writes over no other file
+MARK = "<!-- a report by remat -->"  # the second line of every page, which identifies it as a report
 SCRIPTS = ("data.js", "draw.js", "liveness.js", "levels.js", "staircase.js", "main.js")
 _LEFT = ' style="text-align:left"'
 
 
 def page_of(summaries: list[Summary], title: str, version: str, tables: list[Table]) -> str:
-    """The text of the page; the tables come first."""
+    """The text of the page; the tables come first, or after the charts if there is only one subject."""
     script, style = _asset("script"), _asset("style")
-    # No script but ours runs, and it evaluates no text; a program that drives the browser, as in tests, may.
+    # Only our script runs, and it evaluates no text; 'unsafe-eval' is for programs that drive the browser, as in tests.
     policy = (
         "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
         f"script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}' 'unsafe-eval'"
@@ -50,7 +50,7 @@ def page_of(summaries: list[Summary], title: str, version: str, tables: list[Tab
     if len(summaries) == 1:  # the chart comes first
         body += [table_html(table) for table in tables]
     body.append(f"<footer><p>Written by remat {escape(version)}. This page is one file and loads nothing.</p></footer>")
-    # Without "<", no name in the data can end its script element.
+    # "<" is escaped, so that no name in the data can end the script element.
     data_text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     lines = [
         "<!doctype html>",
@@ -69,7 +69,7 @@ def page_of(summaries: list[Summary], title: str, version: str, tables: list[Tab
 
 
 def fragment_of(summaries: list[Summary]) -> str:
-    """What notebooks show: cards, the picture of live bytes and the tips, without scripts."""
+    """What notebooks show: the headline, the picture of live bytes and the cards, without scripts."""
     blocks = []
     for summary in summaries:
         rows = [(card.question, card.answer, card.detail) for card in cards_of(summary)]
@@ -93,7 +93,7 @@ def _subtitle(summary: Summary) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    from importlib.resources import files  # here, since it makes importing remat slow
+    from importlib.resources import files  # imported here to keep `import remat` fast
 
     folder = files("remat.reporting") / "page"
     if name == "style":

@@ -1,7 +1,4 @@
-"""The part of the page about one subject: cards, canvases for the scripts, pictures, tips and tables.
-
-In: a summary. Out: escaped HTML, which `html.py` puts into the page.
-"""
+"""The section of the page about one subject, as escaped HTML: cards, canvases, pictures, tips and tables."""
 
 from html import escape
 from math import ceil, inf
@@ -18,7 +15,7 @@ from remat.units import bytes_text, count_text
 
 __all__ = ["overview_html", "section_html", "table_html"]
 
-TEXT_COLUMNS = ("where", "what", "shape", "dtype", "module")  # of tables of numbers
+TEXT_COLUMNS = ("where", "what", "shape", "dtype", "module")  # columns of text in tables of numbers
 _BUTTONS = (
     ("in", "Zoom in", "+"),
     ("out", "Zoom out", "-"),
@@ -30,7 +27,7 @@ _BUTTONS = (
 
 
 def overview_html(summaries: list[Summary]) -> str:
-    """The charts of all subjects, with one scale of bytes."""
+    """The charts of all subjects on one scale of bytes."""
     top, bins = max(map(top_of, summaries)), 240 if len(summaries) == 2 else 120
     figures = "".join(
         f"<figure><h3>{escape(summary.label)}</h3><p>{escape(str(headline_of(summary)))}</p>"
@@ -46,7 +43,7 @@ def section_html(summary: Summary, number: int, count: int) -> str:
     heading = f'<h2 id="{name}">{escape(summary.label)}</h2>' if count > 1 else ""
     labelled = f'aria-labelledby="{name}"' if count > 1 else 'aria-label="the run"'
     warning = f'<p class="warning">{escape(summary.subject.warning)}</p>' if summary.subject.warning else ""
-    tables = [table for table in tables_of(summary) if table.title != summary.in_units(RUNS)]  # that one is drawn
+    tables = [table for table in tables_of(summary) if table.title != summary.in_units(RUNS)]  # drawn as a picture
     return f"""
 <section class="view" {labelled}>
 {heading}
@@ -72,7 +69,7 @@ def _cards(summary: Summary) -> str:
 
 
 def _liveness_figure(summary: Summary, *, with_picture: bool) -> str:
-    """The chart of live bytes; `with_picture` for readers without scripts, if no overview has the picture already."""
+    """The chart of live bytes; `with_picture` adds a picture for readers without scripts, if there is no overview."""
     trace = summary.subject.trace
     label = (
         f"Live bytes over time. Peak {bytes_text(trace.peak)}, {count_text(trace.recomputed)} {summary.unit}s "
@@ -97,7 +94,7 @@ def _liveness_figure(summary: Summary, *, with_picture: bool) -> str:
 
 
 def _other_levels(summary: Summary) -> str:
-    """The chart of the states in levels below the device, if there are any."""
+    """The chart of states in levels other than the device, if there are any."""
     peaks = {level: max(sizes) for level, sizes in summary.timeline.rows.elsewhere.items() if any(sizes)}
     if not peaks:
         return ""

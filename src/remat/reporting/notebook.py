@@ -15,16 +15,16 @@ from remat.schedule.display import register_renderer
 
 __all__ = ["register"]
 
-MOST_UNITS = 20_000  # of a plan that a notebook draws; of a longer one it prints the text
+MOST_UNITS = 20_000  # notebooks draw plans of up to this many units, and print longer ones as text
 
 
 def register() -> None:
-    """Make this package the renderer of everything that is `Displayable`."""
+    """Make this package the renderer of all `Displayable` values."""
     register_renderer(_ReportRenderer())
 
 
 class _ReportRenderer:
-    """The `Renderer` protocol, by reports."""
+    """Implements the `Renderer` protocol with reports."""
 
     def report(
         self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool, tradeoff: bool | None
@@ -41,7 +41,7 @@ class _ReportRenderer:
 
 
 def _summaries_if_small(subject: Any) -> list[Summary] | None:
-    """Summaries for a notebook; None, which makes it print the text, if they would take long or show nothing."""
+    """Summaries for a notebook; None if they would take long or show nothing, which makes it print text."""
     if isinstance(subject, Plan) and (subject.source is None or subject.problem.units > MOST_UNITS):
         return None
     try:

@@ -1,6 +1,6 @@
 """Views: what the scripts of the page draw, as compact plain data.
 
-In: summaries. Out: a dict for each, with encoded columns; `page/data.js` decodes it.
+Each summary becomes a dict with encoded columns, which `page/data.js` decodes.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ from remat.schedule import Drop, Fetch, Keep
 
 __all__ = ["fit_to_page", "page_view", "top_of"]
 
-COLUMN_BYTES = 290_000  # of a page, for all views
-BYTES_PER_VIEW = 40_000  # for the picture and the text of each view after the first
-LEAST_COLUMN_BYTES = 12_000  # of one view, however many there are
+COLUMN_BYTES = 290_000  # for the columns of all views of a page
+BYTES_PER_VIEW = 40_000  # reserved for the picture and the text of each view after the first
+LEAST_COLUMN_BYTES = 12_000  # for the columns of one view, however many views there are
 
 
 def top_of(summary: Summary) -> int:
@@ -30,7 +30,7 @@ def top_of(summary: Summary) -> int:
 
 
 def fit_to_page(summary: Summary, views: int) -> tuple[Summary, dict[str, Any]]:
-    """The summary and its encoded columns, with larger groups of events until they fit into a page."""
+    """The summary and its encoded columns; events are grouped until the columns fit into a page."""
     limit = max(LEAST_COLUMN_BYTES, (COLUMN_BYTES - (views - 1) * BYTES_PER_VIEW) / views)
     while True:
         levels = _levels(summary)
@@ -50,7 +50,7 @@ def _levels(summary: Summary) -> list[str]:
 
 
 def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
-    """One view: its numbers, and its encoded columns."""
+    """One view: its numbers and its encoded columns."""
     timeline, trace, peak = summary.timeline, summary.subject.trace, summary.timeline.peak
     return {
         "label": summary.label,
@@ -79,7 +79,7 @@ def page_view(summary: Summary, columns: dict[str, Any]) -> dict[str, Any]:
 
 
 def _predicted(summary: Summary) -> list[int]:
-    """The predicted live bytes of the events that the rows show, if that many were predicted."""
+    """The predicted live bytes of the events that the rows show; empty unless all of them were predicted."""
     predicted, indices = summary.subject.predicted, summary.timeline.rows.index
     if predicted is None:
         return []

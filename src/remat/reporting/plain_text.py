@@ -1,7 +1,4 @@
-"""The report as text of 80 columns, for terminals, logs and tests.
-
-In: summaries. Out: text without control characters.
-"""
+"""The report as text 80 columns wide, without control characters, for terminals, logs and tests."""
 
 from collections.abc import Iterator
 from math import ceil
@@ -94,8 +91,8 @@ def _table(table: Table) -> Iterator[str]:
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     least = min(16, widths[0])
     while sum(widths[1:]) + 2 * len(widths) > width - least and len(widths) > 2:
-        widths.pop()  # columns that do not fit are left out, from the right
-    widths[0] = max(8, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))  # names are cut, numbers are not
+        widths.pop()  # columns that do not fit are dropped, from the right
+    widths[0] = max(8, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))  # names are cut, numbers never
     for row in (head, *rows):
         first = row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…"
         numbers = [f"{cell:>{size}}" for cell, size in zip(row[1:], widths[1:], strict=False)]

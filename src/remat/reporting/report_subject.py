@@ -1,7 +1,6 @@
 """What a report is about: plans, traces, calls and profiles become subjects, each with a trace and a label.
 
-In: what the user passes to `report`. Out: subjects; one that was planned and run has both the simulation of the plan
-and the measured trace, with the same ops.
+A subject that was planned and run has both the simulation of its plan and the measured trace, with the same ops.
 """
 
 from dataclasses import dataclass, replace
@@ -19,25 +18,25 @@ from remat.units import count_text
 
 __all__ = ["ReportSubject", "plan_bytes_of", "requested_bytes_of", "subjects_of"]
 
-MOST_SITES = 6  # call sites of a profile that a report shows
+MOST_SITES = 6  # the most call sites of a profile to show
 SEGMENT_CALLS = ("checkpoint", "drop", "chain")
 
 
 @dataclass(frozen=True)
 class ReportSubject:
-    """One plan or run: its trace, the plan that it follows, and the simulation that it can be compared with."""
+    """One plan or run: its trace, the plan that it follows, and the simulation to compare it with."""
 
     label: str
     trace: Trace
     plan: Plan | None = None
     predicted: Trace | None = None
-    sized: Plan | None = None  # the plan; one made in slots with the measured sizes of states and tapes
-    step_cost: StepCost | None = None  # measured before the run was planned; None for what was loaded from a file
+    sized: Plan | None = None  # the plan; if it was made in slots, with the measured sizes of states and tapes
+    step_cost: StepCost | None = None  # measured before the run was planned; None if loaded from a file
     requested_bytes: int | None = None  # the caller's budget; the plan's own may be less
-    limit: int | None = None  # bytes that charts mark, also for what had no budget
+    limit: int | None = None  # bytes that charts mark, even if the subject had no budget
     source: str = ""  # where the step function is defined
     framework: str = ""
-    tape: TapeContents | None = None  # what is inside the tape of a step, where a profile has seen it
+    tape: TapeContents | None = None  # what is inside the tape of a step, if a profile recorded it
     warning: str = ""  # shown above everything else
     notes: tuple[str, ...] = ()
 
@@ -49,14 +48,14 @@ def plan_bytes_of(subject: ReportSubject) -> int | None:
 
 
 def requested_bytes_of(subject: ReportSubject) -> int | None:
-    """The caller's budget in bytes, of which the plan has what a step's workspace and bookkeeping leave."""
+    """The caller's budget in bytes; the plan gets what a step's workspace and bookkeeping leave of it."""
     return plan_bytes_of(subject) if subject.requested_bytes is None else subject.requested_bytes
 
 
 def subjects_of(value: Any, label: str = "") -> list[ReportSubject]:
-    """The subjects of a plan, trace, call or profile; anything else raises a ReportError."""
+    """The subjects of a plan, trace, call or profile; raise a ReportError for anything else."""
     if isinstance(value, Plan):
-        value.schedule  # noqa: B018 (a plan for an unknown length has none, and says what to do)
+        value.schedule  # noqa: B018 (raises for a plan of unknown length, and says what to do)
         return [ReportSubject(label or _plan_label(value), value.simulate(), value, sized=value)]
     if isinstance(value, Trace):
         return [ReportSubject(label or ("measured run" if value.measured else "simulated run"), value)]
@@ -74,9 +73,9 @@ def _plan_label(plan: Plan) -> str:
 
 
 def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
-    """Of the calls at a site with the same number of steps, the one with the largest peak; largest peaks first.
+    """For each call site and number of steps, the call with the largest peak; largest peaks first.
 
-    A profile of segments alone has none: passes over segments have an order and seconds, and no events to draw.
+    A profile with only segments has no subjects: passes over segments have an order and seconds, but no events to draw.
     """
     best: list[tuple[CallRecord, int, int]] = []
     for place in profile.places():
@@ -88,15 +87,15 @@ def _of_profile(profile: Profile, label: str) -> list[ReportSubject]:
             call = max(group, key=lambda call: call.runs[-1].peak)
             best.append((call, group.index(call), len(group)))
     in_segments = any(call.what in SEGMENT_CALLS or call.contents is not None for call in profile.calls)
-    if not best and (in_segments or profile.kept):
+    if not best and (in_segments or profile.kept or profile.models):
         return []  # there is nothing to draw; the tables of the profile have it all
     compiled = [call for call in profile.calls if call.compiled]
     if not best and compiled and all(isinstance(call.plan, Plan) for call in compiled):
         return [_of_compiled(call, label) for call in compiled[:MOST_SITES]]
     if not best and compiled:
         raise ReportError(
-            "the profile has no run to show: its loops run inside of compiled functions, where nobody sees them. Show "
-            "a plan, by run.calls[0].plan.report(...), or give driven=True and call the gradient outside of jit"
+            "the profile has no run to show: its loops ran inside compiled functions, where they cannot be observed. "
+            "Show a plan, by run.calls[0].plan.report(...), or give driven=True and call the gradient outside jit"
         )
     if not best:
         raise ReportError(
@@ -119,7 +118,7 @@ def _of_call(call: CallRecord, label: str) -> ReportSubject:
         raise ReportError("the call has no run to show: no gradient of it was computed")
     if not call.traced:
         raise ReportError(
-            "the events of this call were not held: of one place, those of the first calls are. Show one of these"
+            "the events of this call were not stored: only those of the first calls at a place are. Show one of these"
         )
     plan = _plan_of(call, trace)
     sized = None if plan is None else _sized(plan, trace)
@@ -140,7 +139,7 @@ def _of_call(call: CallRecord, label: str) -> ReportSubject:
 
 
 def _of_compiled(call: CallRecord, label: str) -> ReportSubject:
-    """The plan of a loop that was compiled with the rest of a program."""
+    """The subject for the plan of a loop that was compiled with the rest of a program."""
     [subject] = subjects_of(call.plan, label or f"{call.what} at {call.site}")
     return replace(
         subject,
@@ -158,7 +157,7 @@ def _ops(trace: Trace) -> str:
 
 
 def _plan_of(call: CallRecord, trace: Trace) -> Plan | None:
-    """The plan; for a call loaded from a file its ops are those of the trace, if that is complete."""
+    """The plan of a call; if loaded from a file, it takes its ops from the trace, if that is complete."""
     if call.plan is None or isinstance(call.plan, Plan):
         return call.plan
     if not trace.complete or not isinstance(call.runs[-1], SavedRun):
@@ -174,7 +173,7 @@ def _plan_of(call: CallRecord, trace: Trace) -> Plan | None:
 
 
 def _sized(plan: Plan, trace: Trace) -> Plan | None:
-    """The plan with sizes and times; one made in slots has none of its own and gets the measured ones."""
+    """The plan with sizes and times; a plan made in slots has none and gets the measured ones."""
     if plan.source is None or len(plan.memory.levels) > 1:
         return None
     if plan.memory.device.capacity is not None:

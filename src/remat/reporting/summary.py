@@ -1,7 +1,7 @@
 """The summary of a subject: the numbers that a report shows, computed once for all formats.
 
-In: a subject, and its memory curve if one was computed. Out: its timeline, curve and tips; `cards.py` and `tables.py`
-put them into words, and page, text and JSON only lay them out.
+It has the subject's timeline, tips, and memory curve if one was computed. `cards.py` and `tables.py` put them into
+words; page, text and JSON only lay them out.
 """
 
 import re
@@ -21,7 +21,7 @@ __all__ = ["Summary", "summarise"]
 
 @dataclass(frozen=True)
 class Summary:
-    """Everything that a report shows of one subject."""
+    """Everything that a report shows about one subject."""
 
     subject: ReportSubject
     timeline: Timeline
@@ -30,16 +30,16 @@ class Summary:
 
     @property
     def label(self) -> str:
-        """What the subject is called."""
+        """The name of the subject."""
         return self.subject.label
 
     @property
     def unit(self) -> str:
-        """What is run, recorded and pulled back as a whole: a step, or a stage of a chain."""
+        """The word for one unit: "step", or "stage" for a chain."""
         return "step" if self.subject.plan is None else self.subject.plan.problem.unit
 
     def in_units(self, text: str) -> str:
-        """A text about steps, about what the subject has instead of them."""
+        """A text with "step" replaced by the subject's word for a unit."""
         return text if self.unit == "step" else re.sub(r"\bstep(?=s?\b)", self.unit, text)
 
     @property
@@ -49,36 +49,36 @@ class Summary:
 
     @property
     def requested_bytes(self) -> int | None:
-        """The caller's budget in bytes, of which the plan has what a step's workspace and bookkeeping leave."""
+        """The caller's budget in bytes; the plan gets what a step's workspace and bookkeeping leave of it."""
         return requested_bytes_of(self.subject)
 
     @property
     def limit(self) -> int | None:
-        """The bytes that charts mark: the budget, or that of what the subject is compared with."""
+        """The bytes that charts mark: the subject's budget, or the limit of a comparison."""
         return self.requested_bytes if self.subject.limit is None else self.subject.limit
 
     @property
     def limit_word(self) -> str:
-        """What the marked bytes are called: a plan's own budget, or the limit of a comparison."""
+        """The word for the marked bytes: "budget", or "limit" in a comparison."""
         return "budget" if self.subject.limit is None else "limit"
 
     @property
     def extra(self) -> float:
         """The fraction of the time that would be saved if every tape fitted into memory.
 
-        Every step is recorded once in any case; advancing and moving states come on top of that.
+        Every step is recorded once in any case; advancing and moving states are extra.
         """
         total = sum(self.timeline.seconds.values())
         return (self.timeline.advancing + self.timeline.seconds["move"]) / total if total else 0.0
 
     @property
     def extra_text(self) -> str:
-        """The extra time in words."""
+        """The extra time as text."""
         return f"this takes {self.extra:.0%} of the time" if self.timeline.span else "no times are known"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """How the report is to be read: what was grouped, measured or simulated."""
+        """How to read the report: what was grouped, measured or simulated."""
         notes = list(self.subject.notes)
         if self.timeline.group > 1:
             notes.append(
@@ -97,11 +97,11 @@ class Summary:
         return tuple(map(self.in_units, notes))
 
     def coarser(self, most: int) -> "Summary":
-        """The same summary with a timeline of `most` rows at the most."""
+        """The same summary with a timeline of at most `most` rows."""
         return replace(self, timeline=Timeline.of(self.subject.trace, most))
 
     def time(self, value: float) -> str:
-        """A time in words."""
+        """A time as text."""
         return time_text(value, self.unit, timed=self.subject.trace.timed)
 
     def to_dict(self) -> dict[str, Any]:

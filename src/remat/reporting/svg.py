@@ -1,6 +1,6 @@
-"""Pictures: how often steps run, the memory curve, and pictures as files, as SVG without scripts.
+"""Pictures as SVG without scripts: how often steps run, the memory curve, and pictures as files.
 
-In: a summary. Out: text of an `<svg>` element. Colours are the page's CSS variables, with default values for files that
+Each function returns the text of an `<svg>` element. Colours are the page's CSS variables, with defaults for files that
 contain only the picture.
 """
 
@@ -46,7 +46,7 @@ def histogram_svg(summary: Summary, width: int = 420, height: int = 200) -> str:
 
 
 def memory_curve_svg(curve: MemoryCurve, width: int = 420, height: int = 240) -> str:
-    """Forward runs of a step against memory, both logarithmic; the chosen plan is marked."""
+    """Forward runs per step against memory, both on logarithmic scales; the chosen plan is marked."""
     left, right, upper, lower = 96, 16, 22, 44
     inner, tall = width - left - right, height - upper - lower
     points, chosen = curve.points, curve.chosen
@@ -70,7 +70,7 @@ def memory_curve_svg(curve: MemoryCurve, width: int = 420, height: int = 240) ->
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{colour(kind)}"><title>{words}</title></circle>'
         )
     x, y = places[points.index(chosen)]
-    # The curve falls, so there is room above it to the right; near the right end, higher up.
+    # The curve falls, so there is room for words above it to the right; near the right end, they go higher up.
     anchor, up = ("end", 34) if x > left + 0.6 * inner else ("start", 12)
     words = f"this plan: {curve.text(chosen.budget)}"
     shift = 4 if anchor == "end" else 8
@@ -85,7 +85,7 @@ def memory_curve_svg(curve: MemoryCurve, width: int = 420, height: int = 240) ->
 
 
 def _budget_ticks(curve: MemoryCurve, left: float, inner: float, y: float) -> list[str]:
-    """The least and the most budget, and one between them, where there is room for it."""
+    """The least and the largest budget, and one between them if there is room for it."""
     low, high = max(1, curve.points[0].budget), max(1, curve.points[-1].budget)
     middle = 2 ** round((log(low, 2) + log(high, 2)) / 2)
     x = left + inner * (log(middle / low) / log(high / low) if high > low else 0.5)
@@ -122,13 +122,13 @@ def standalone(picture: str, *, plain: bool = False) -> str:
 
 
 def _nice_ratios(high: float) -> list[float]:
-    """A few round ratios up to e to the `high`."""
+    """A few round ratios up to exp(`high`)."""
     few = (1, 1.5, 2, 3, 5, 10, 20) if high < log(30) else (1, 2, 5, 20, 100, 1000)
     return [ratio for ratio in (*few, *(10**k for k in range(4, 13, 2))) if log(ratio) <= high + 1e-9]
 
 
 def _bars(histogram: dict[int, int]) -> list[tuple[str, int]]:
-    """Bars of a histogram; if there are many, neighbours share one."""
+    """Bars of a histogram; if there are many, neighbours are joined."""
     times = sorted(histogram)
     if len(times) <= 24:
         return [(count_text(t), histogram[t]) for t in times]

@@ -1,7 +1,6 @@
-"""The picture of live bytes over time: by kind, with the peak, the limit, the phases, and the levels below the device.
+"""The SVG picture of live bytes over time: by kind, with the peak, the limit, the phases, and the other levels.
 
-In: a summary. Out: text of an `<svg>` element. Labels stand above the chart or on a ground of their own, so that no
-line runs through them.
+Labels are above the chart or have their own background, so that no line runs through them.
 """
 
 from collections.abc import Iterator
@@ -17,13 +16,13 @@ from remat.units import bytes_text, count_text
 __all__ = ["HEIGHT", "WIDTH", "height_of", "liveness_svg", "peak_label"]
 
 WIDTH, HEIGHT = 720, 260
-LEVELS = 64  # pixels of the panel with the states in other levels
+LEVELS = 64  # height in pixels of the panel with the states in other levels
 LEFT, RIGHT, UPPER, LOWER = 88, 12, 40, 62
 
 
 @dataclass(frozen=True)
 class _Chart:
-    """Where the chart is, and how many pixels a byte takes."""
+    """The position of the chart, and its pixels per byte."""
 
     width: int
     height: int
@@ -46,14 +45,14 @@ class _Chart:
 
 
 def height_of(summary: Summary, height: int = HEIGHT) -> int:
-    """How tall the picture of a summary is: with a panel for other levels, if they hold states."""
+    """The height of a summary's picture, with a panel for other levels if they hold states."""
     return height + (LEVELS if _elsewhere(summary) else 0)
 
 
 def liveness_svg(
     summary: Summary, width: int = WIDTH, height: int = HEIGHT, top: int | None = None, bins: int = 480
 ) -> str:
-    """Live bytes by kind over time, the peak and the limit marked; `top` is the most bytes that the axis shows."""
+    """Live bytes by kind over time, with the peak and the limit marked; `top` is the most bytes on the axis."""
     trace, limit = summary.subject.trace, summary.limit or 0
     most = top or max(trace.peak, limit if limit <= 2 * trace.peak else 0, 1)
     chart = _Chart(width, height, most)
@@ -75,7 +74,7 @@ def liveness_svg(
 
 
 def peak_label(summary: Summary) -> str:
-    """The peak of states, tapes and cotangents, which the chart draws; it says so where more was allocated."""
+    """The peak of states, tapes and cotangents that the chart draws; it says so if more was allocated."""
     more = headline_of(summary).total > summary.subject.trace.peak
     return bytes_text(summary.subject.trace.peak) + (" of states and tapes" if more else "")
 
@@ -99,7 +98,7 @@ def _bytes_axis(chart: _Chart) -> Iterator[str]:
 
 
 def _time_axis(summary: Summary, chart: _Chart) -> Iterator[str]:
-    """Five ticks; where no op takes any time, the axis counts ops."""
+    """Five ticks; if no op takes any time, the axis counts ops."""
     span, y = summary.timeline.span, chart.floor + 22
     for i in range(5):
         text = summary.time(i / 4 * span).removesuffix(f" {summary.unit} times")
@@ -114,7 +113,7 @@ def _time_axis(summary: Summary, chart: _Chart) -> Iterator[str]:
 
 
 def _limit(summary: Summary, chart: _Chart, limit: int, *, at_left: bool) -> Iterator[str]:
-    """The line of the limit; its words are where the peak is not."""
+    """The line of the limit, labelled at the side away from the peak."""
     y, red = chart.y(limit), colour("budget")
     yield f'<path d="M{LEFT} {y:.1f}h{chart.inner}" stroke="{red}" stroke-dasharray="6 4"/>'
     x, anchor = (LEFT + 6, "start") if at_left else (LEFT + chart.inner - 4, "end")
@@ -122,7 +121,7 @@ def _limit(summary: Summary, chart: _Chart, limit: int, *, at_left: bool) -> Ite
 
 
 def _peak(summary: Summary, chart: _Chart, place: float) -> Iterator[str]:
-    """A dot at the peak, a dotted line down from it, and the words above the chart."""
+    """A dot at the peak, a dotted line down from it, and a label above the chart."""
     x, y = LEFT + chart.inner * place, chart.y(summary.subject.trace.peak)
     yield f'<path d="M{x:.1f} {y:.1f}V{chart.floor}" stroke="currentColor" stroke-dasharray="2 3"/>'
     yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="currentColor"/>'
@@ -155,12 +154,12 @@ def _legend(y: int) -> Iterator[str]:
 
 
 def _elsewhere(summary: Summary) -> dict[str, list[int]]:
-    """Bytes of states in each level below the device that holds any."""
+    """Bytes of states over time in each level, other than the device, that holds any."""
     return {level: sizes for level, sizes in summary.timeline.rows.elsewhere.items() if any(sizes)}
 
 
 def _levels(summary: Summary, chart: _Chart) -> Iterator[str]:
-    """A panel below the chart: the states in each other level over time, one area on top of the other."""
+    """A panel below the chart: the states in each other level over time, as stacked areas."""
     levels = _elsewhere(summary)
     if not levels:
         return
@@ -184,7 +183,7 @@ def _levels(summary: Summary, chart: _Chart) -> Iterator[str]:
 
 
 def _place(summary: Summary) -> float:
-    """Where the peak is on the axis, from 0 to 1: at the end of a range that is recorded, else where its op begins."""
+    """The position of the peak on the axis, from 0 to 1: the end of its op if that is a record, otherwise its start."""
     timeline, peak = summary.timeline, summary.timeline.peak
     assert peak is not None
     return timeline.place(peak.row)[isinstance(timeline.rows.op[peak.row], Record)]

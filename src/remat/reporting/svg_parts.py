@@ -1,10 +1,10 @@
-"""The parts of pictures: colours, frames, axes, labels, areas. In: numbers. Out: text of SVG elements."""
+"""Parts of pictures, as text of SVG elements: colours, frames, axes, labels, areas."""
 
 from html import escape
 
 __all__ = ["COLOURS", "KINDS", "area", "colour", "frame", "label", "on_paper", "side_title", "svg", "ticks", "title"]
 
-# Okabe & Ito's palette, whose colours the colour-blind can distinguish.
+# Okabe & Ito's palette, which colour-blind readers can distinguish.
 COLOURS = {
     "state": "#0072b2",
     "tape": "#e69f00",
@@ -23,7 +23,7 @@ _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 
 def svg(width: int, height: int, elements: list[str]) -> str:
-    """A picture of that size."""
+    """A picture of that size with these elements."""
     return (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img" {_FONT} style="max-width:100%;height:auto">{"".join(elements)}</svg>'
@@ -31,12 +31,12 @@ def svg(width: int, height: int, elements: list[str]) -> str:
 
 
 def title(text: str) -> str:
-    """The name of the picture, for readers who do not see it."""
+    """The title of the picture, for screen readers."""
     return f"<title>{escape(text)}</title>"
 
 
 def label(x: float, y: float, text: str) -> str:
-    """Words in the middle of `x`."""
+    """Text centred at `x`."""
     return f'<text x="{x:.1f}" y="{y}" text-anchor="middle" fill="currentColor">{text}</text>'
 
 
@@ -46,7 +46,7 @@ def colour(name: str) -> str:
 
 
 def frame(x: int, y: int, width: int, height: int) -> list[str]:
-    """The axes at the left and below."""
+    """The axes, at the left and at the bottom."""
     return [f'<path d="M{x} {y}v{height}h{width}" fill="none" stroke="currentColor" stroke-opacity=".5"/>']
 
 
@@ -66,7 +66,7 @@ def ticks(most: int) -> list[int]:
 
 
 def side_title(y: float, text: str) -> str:
-    """The title of an axis at the left, from bottom to top."""
+    """The title of the left axis, running from bottom to top."""
     return (
         f'<text x="12" y="{y:.1f}" transform="rotate(-90 12 {y:.1f})" text-anchor="middle" fill="currentColor" '
         f'fill-opacity=".7">{escape(text)}</text>'
@@ -74,7 +74,7 @@ def side_title(y: float, text: str) -> str:
 
 
 def on_paper(x: float, y: float, text: str, anchor: str, fill: str, weight: str = "normal") -> str:
-    """Words on a ground of their own, so that no line or area runs through them."""
+    """Text with its own background, so that no line or area runs through it."""
     width = 6.0 * len(text) * (1.08 if weight == "bold" else 1.0) + 6
     left = x - width + 3 if anchor == "end" else x - width / 2 if anchor == "middle" else x - 3
     where = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'

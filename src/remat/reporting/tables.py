@@ -1,4 +1,4 @@
-"""Tables: what is live at the peak, predicted and measured, and more, as rows of text for every format of report."""
+"""Tables, as rows of text for all formats: what is live at the peak, predicted against measured, and more."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ __all__ = ["RUNS", "compare", "passes_table", "profile_table", "tables_of"]
 
 RUNS = "How often steps run"
 MOST_ITEMS = 12
-MOST_LISTED = 4  # kept states of a level, or tapes, that have a row each; more of them share one
+MOST_LISTED = 4  # kept states of a level, or tapes, with a row each; if there are more, they share one
 MOST_RUNS = 20  # rows of the table of how often steps run
 MOST_SEGMENTS = 60  # rows of the table of segments
 
@@ -35,10 +35,10 @@ def tables_of(summary: Summary) -> tuple[Table, ...]:
 
 
 def compare(summaries: list[Summary]) -> Table:
-    """Several subjects, one below the other; ratios are to the first."""
+    """A comparison with a row per subject; ratios are relative to the first."""
     first = summaries[0].subject.trace
     timed = len({(summary.subject.trace.measured, summary.subject.trace.timed) for summary in summaries}) == 1
-    # A meter makes every op slow, so that times beside it say nothing.
+    # A meter slows down every op, so times measured with it mean nothing.
     metered = all(summary.subject.trace.totals.allocated is not None for summary in summaries)
     peaks = [headline_of(summary).total if metered else summary.subject.trace.peak for summary in summaries]
     rows = []
@@ -72,7 +72,7 @@ def profile_table(profile: Profile, *, anonymous: bool) -> Table:
 
 
 def passes_table(profile: Profile, *, anonymous: bool) -> Table:
-    """The segments of a profile: how often each was run, recomputed and pulled back, and the seconds of that."""
+    """The segments of a profile: how often each was run, recomputed and pulled back, and the seconds of recomputing."""
     by_name: dict[str, list[SegmentPass]] = {}
     for each in tuple(profile.passes):
         by_name.setdefault(each.name, []).append(each)
@@ -110,11 +110,11 @@ def _live_at_peak(summary: Summary) -> Table:
 
 
 def _grouped(trace: Trace, unit: str) -> list[tuple[str, str, int]]:
-    """What is live at the peak; many kept states of a level, or many tapes, are one entry."""
+    """What is live at the peak; many kept states of a level, or many tapes, become one entry."""
     groups: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for what, level, size in trace.at_peak:
         if what.startswith("tape ") and not size:
-            continue  # a stage whose tape holds its input and output, and nothing else
+            continue  # the tape of a stage that holds only its input and output
         kind, _, name = what.partition(" ") if what.startswith(("state ", "tape ")) else (what, "", "")
         groups.setdefault((kind, level), []).append((name, size))
     items = []
@@ -187,11 +187,11 @@ def _always(summary: Summary) -> Table:
 
 
 def _contents(summary: Summary) -> Table | None:
-    """What blocks keep that keep a part, and what they make again."""
+    """What is kept and recomputed inside blocks that keep part of their residuals."""
     contents = [] if summary.subject.plan is None else block_contents(summary.subject.plan)
     rows = [(blocks if i == 0 else "", *row) for blocks, rows in contents for i, row in enumerate(rows)]
-    note = "Microseconds are those of the operation that makes it, when it was measured alone."
-    return Table("What is kept inside of blocks", ("blocks", *HEAD), tuple(rows), note, numbers=False)
+    note = "The time is that of the operation that makes it, measured alone."
+    return Table("What is kept and recomputed inside blocks", ("blocks", *HEAD), tuple(rows), note, numbers=False)
 
 
 def _plan(summary: Summary) -> Table | None:

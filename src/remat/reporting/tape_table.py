@@ -1,7 +1,4 @@
-"""What is inside a tape, or a block: a row for each tensor, the largest first, and a tip where one dominates.
-
-In: tensors that a backward needs. Out: a table, and a sentence.
-"""
+"""What is inside a tape or a block: a table with a row per tensor that its backward needs, the largest first."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +14,7 @@ MOST_TENSORS = 20
 
 
 def tape_table(summary: Summary) -> Table | None:
-    """What is inside the tape of a step, if it is known."""
+    """What is inside the tape of a step; None if unknown."""
     tape = summary.subject.tape
     if tape is None or not tape.tensors:
         return None
@@ -32,7 +29,7 @@ def tape_table(summary: Summary) -> Table | None:
 
 
 def tensor_table(title: str, tensors: Sequence[SavedTensor], total: int, more: tuple[int, int] = (0, 0)) -> Table:
-    """Tensors of `total` bytes, the largest first; `more` counts those that were not listed, and their bytes."""
+    """Tensors of `total` bytes, the largest first; `more` is the number of unlisted ones and their bytes."""
     ordered = sorted(tensors, key=lambda tensor: -tensor.bytes)
     rest = ordered[MOST_TENSORS:]
     rows = [
@@ -50,6 +47,6 @@ def tensor_table(title: str, tensors: Sequence[SavedTensor], total: int, more: t
     count, size = len(rest) + more[0], sum(each.bytes for each in rest) + more[1]
     if count:
         rows.append((f"{count_text(count)} more", "", "", bytes_text(size), f"{size / max(1, total):.1%}", "", ""))
-    head = ("op", "shape", "dtype", "bytes", "share", "where", "module")
+    head = ("op", "shape", "dtype", "bytes", "share", "where", "saved in")
     columns = len(head) - (len({row[-1] for row in rows if row[-1]}) < 2)  # the title has the only module
     return Table(title, head[:columns], tuple(row[:columns] for row in rows))

@@ -1,8 +1,8 @@
-"""The timeline of a trace: the numbers that every format of report draws or prints.
+"""The timeline of a trace: the numbers that every format of a report draws or prints.
 
-In: any `Trace`, simulated or measured, complete or not. Out: live bytes by kind over time, phases, the peak, how often
-each unit ran, which states were kept when. The events of a trace of more than `MOST_EVENTS` are grouped; a group shows
-its moment of most live bytes, so that no peak is lost.
+From any `Trace`, simulated or measured, complete or not, it computes live bytes by kind over time, phases, the peak,
+how often each unit ran, and which states were kept when. If a trace has more than `MOST_EVENTS` events, they are
+grouped; a group shows its moment of most live bytes, so that no peak is lost.
 """
 
 from array import array
@@ -18,10 +18,10 @@ from remat.schedule.events import TapeSizes
 
 __all__ = ["MOST_EVENTS", "PHASES", "Kept", "Moment", "Timeline"]
 
-MOST_EVENTS = 100_000  # that have a row each
+MOST_EVENTS = 100_000  # traces of up to this many events have a row for each
 GROUPS = 50_000  # rows of a longer trace
-MOST_KEPT = 2_000  # bars of kept states of a longer trace: the longest ones
-MOST_UNITS = 10_000_000  # of a loop in which runs of each unit are counted
+MOST_KEPT = 2_000  # bars of kept states of a longer trace; the longest are shown
+MOST_UNITS = 10_000_000  # runs of each unit are counted in loops of up to this many units
 PHASES = ("forward", "recompute", "backward", "move")  # move: keep, fetch, drop, turn
 
 
@@ -29,7 +29,7 @@ PHASES = ("forward", "recompute", "backward", "move")  # move: keep, fetch, drop
 class Moment:
     """One op of the timeline: its phase, its live bytes, and the time at which they are live.
 
-    A recorded range has most live bytes at its end.
+    A record has most bytes live at its end.
     """
 
     index: int
@@ -52,21 +52,21 @@ class Kept:
 
 @dataclass(frozen=True)
 class Timeline:
-    """All that a report shows of one trace."""
+    """Everything that a report shows about one trace."""
 
     trace: Trace
     rows: Rows
-    group: int  # events in a row
+    group: int  # events per row
     peak: Moment | None
     turn: int | None  # the row of the turn
     seconds: dict[str, float]  # by phase
-    advancing: float  # seconds of running steps without tape, in both sweeps, and operations again
+    advancing: float  # seconds of running steps without a tape, in both sweeps, and of recomputing operations
     kept: tuple[Kept, ...]
     runs: tuple[tuple[int, int, int], ...]  # (start, stop, times): units start..stop-1 were run that many times
 
     @classmethod
     def of(cls, trace: Trace, most: int | None = None) -> "Timeline":
-        """The timeline of a trace, in one pass over its events, with `most` rows at the most."""
+        """The timeline of a trace, with at most `most` rows, in one pass over its events."""
         count = trace.totals.ops
         group = 1 if count <= MOST_EVENTS else -(-count // GROUPS)
         group = group if most is None else max(group, -(-count // most))
@@ -114,11 +114,11 @@ class Timeline:
 
     @property
     def span(self) -> float:
-        """The time of all events."""
+        """The total time of all events."""
         return self.rows.start[-1] + self.rows.seconds[-1] if len(self.rows) else 0.0
 
     def place(self, row: int) -> tuple[float, float]:
-        """Where a row begins and ends on an axis from 0 to 1: of time, or of ops where no op takes any time."""
+        """Where a row begins and ends on an axis from 0 to 1: of time, or of ops if no op takes any time."""
         if self.span > 0:
             start = self.rows.start[row] / self.span
             return start, min(1.0, start + self.rows.seconds[row] / self.span)
@@ -138,9 +138,9 @@ class Timeline:
         return best
 
     def doing(self, bins: int) -> list[int]:
-        """A phase for each of `bins` equal parts of the axis; a phase has as many parts as its share of the time.
+        """A phase for each of `bins` equal parts of the axis, in proportion to the phases' shares of the time.
 
-        Each part gets the phase that is most in arrears among those it contains (error diffusion).
+        Each part gets the phase that is most in arrears among those that it contains (error diffusion).
         """
         shares = [[0.0] * len(PHASES) for _ in range(bins)]
         for row in range(len(self.rows)):
@@ -160,7 +160,7 @@ class Timeline:
 
     @property
     def at_peak(self) -> dict[str, int]:
-        """Bytes by kind at the peak: the sum is the trace's peak."""
+        """Bytes by kind at the peak; they sum to the trace's peak."""
         if self.peak is None:
             return {}
         row = self.peak.row
@@ -168,7 +168,7 @@ class Timeline:
 
     @property
     def histogram(self) -> dict[int, int]:
-        """How many units were run once, twice, and so on."""
+        """How many units ran once, twice, and so on: number of runs → number of units."""
         units: Counter[int] = Counter()
         for start, stop, times in self.runs:
             units[times] += stop - start
@@ -179,13 +179,13 @@ def _phase(event: Event, reached: int) -> int:
     op = event.op
     if isinstance(op, Advance | Record):
         return 1 if op.start < reached else 0
-    if isinstance(op, Run):  # what is first run while there are cotangents is the backward
+    if isinstance(op, Run):  # an operation that first runs while there are cotangents is of the backward
         return 1 if op.operation < reached else 2 if event.live.cotangent else 0
     return 2 if isinstance(op, Pullback) else 3
 
 
 class _Runs:
-    """Counts how often each unit is run: an array of changes from unit to unit, so that a range is two additions."""
+    """Counts how often each unit runs, as an array of changes from unit to unit: adding a range is two additions."""
 
     def __init__(self, units: int) -> None:
         self._changes = array("q", bytes(8 * (units + 1))) if units <= MOST_UNITS else array("q")
@@ -205,7 +205,7 @@ class _Runs:
 
 
 class _Kept:
-    """Collects which states are kept from which row to which."""
+    """Collects from which row to which row each state is kept."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[int, str], int] = {}

@@ -1,7 +1,4 @@
-"""The rows of a timeline: columns of numbers, one row for each event or for each group of events.
-
-In: events, in order. Out: lists that are drawn, printed and encoded.
-"""
+"""The rows of a timeline: columns of numbers with one row per event, or per group of events."""
 
 from dataclasses import dataclass, field
 
@@ -12,20 +9,20 @@ __all__ = ["Rows"]
 
 @dataclass
 class Rows:
-    """The columns: one row for each event, or for each group of them."""
+    """The columns, as lists that are drawn, printed and encoded."""
 
     index: list[int] = field(default_factory=list)  # of the event that the row shows
     op: list[Op] = field(default_factory=list)
     phase: list[int] = field(default_factory=list)
     start: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
-    state: list[int] = field(default_factory=list)  # on the device, the working state included
+    state: list[int] = field(default_factory=list)  # on the device, including the working state
     tape: list[int] = field(default_factory=list)
-    # The fewest tape bytes while the op runs: a recorded range grows from there, a pulled back one falls to it.
+    # The fewest tape bytes while the op runs: recording a range grows from there, pulling it back falls to it.
     least_tape: list[int] = field(default_factory=list)
     cotangent: list[int] = field(default_factory=list)
-    allocated: list[int] = field(default_factory=list)  # empty if the allocator was not asked
-    kept_count: list[int] = field(default_factory=list)  # how many are kept, in all levels
+    allocated: list[int] = field(default_factory=list)  # empty if it was not measured
+    kept_count: list[int] = field(default_factory=list)  # number of states kept in all levels
     first_unit: list[int] = field(default_factory=list)  # the ops of the row touch units first_unit..stop_unit-1
     stop_unit: list[int] = field(default_factory=list)
     elsewhere: dict[str, list[int]] = field(default_factory=dict)  # bytes of states in each other level
@@ -39,14 +36,14 @@ class Rows:
         return self.state[row] + self.tape[row] + self.cotangent[row]
 
     def live(self, row: int, place: float) -> tuple[int, int, int]:
-        """States, tapes, cotangents at a place (0 to 1) of a row: a range's tape grows and falls step by step."""
+        """States, tapes, cotangents at a point (0 to 1) within a row: a range's tape grows or falls step by step."""
         tape, least = self.tape[row], self.least_tape[row]
         if tape != least:
             tape = round(tape + (least - tape) * (place if isinstance(self.op[row], Pullback) else 1 - place))
         return self.state[row], tape, self.cotangent[row]
 
     def add(self, event: Event, phase: int, least_tape: int) -> None:
-        """A new row."""
+        """Add a row for an event."""
         live = event.live
         self.index.append(event.index)
         self.op.append(event.op)
@@ -70,7 +67,7 @@ class Rows:
         self.stop_unit.append(stop)
 
     def join(self, event: Event, phase: int) -> None:
-        """Put an event into the last row, which shows the event of the group that has the most live bytes."""
+        """Join an event to the last row, which shows the event of its group with the most live bytes."""
         live = event.live
         if live.total() > self.total(-1):
             self.index[-1], self.op[-1] = event.index, event.op
@@ -88,11 +85,11 @@ class Rows:
         self.first_unit[-1], self.stop_unit[-1] = min(self.first_unit[-1], first), max(self.stop_unit[-1], stop)
         self.seconds[-1] += event.seconds
         self._seconds_by_phase[phase] += event.seconds
-        self.phase[-1] = self._seconds_by_phase.index(max(self._seconds_by_phase))  # what it does most of the time
-        self.least_tape[-1] = self.tape[-1]  # a group is flat
+        self.phase[-1] = self._seconds_by_phase.index(max(self._seconds_by_phase))  # the phase that takes most time
+        self.least_tape[-1] = self.tape[-1]  # a group is drawn flat
 
     def _add_levels(self, event: Event, rows: int) -> None:
-        """Add a column for each level that the event is the first to use; it had no states in the rows before."""
+        """Add a column for each level that first appears in this event, with 0 bytes in the rows before."""
         for level in event.live.state:
             if level != event.live.device and level not in self.elsewhere:
                 self.elsewhere[level] = [0] * rows

@@ -1,7 +1,4 @@
-"""Tips: what the numbers of a report mean for the choice of a budget, in words.
-
-In: a subject, and its memory curve if one was computed. Out: sentences, the most useful first.
-"""
+"""Tips: sentences about what the numbers of a report mean for the choice of a budget, the most useful first."""
 
 from remat.planners import Plan, Point
 from remat.planners.memory_curve import MemoryCurve
@@ -11,14 +8,14 @@ from remat.units import bytes_text, count_text, number_text
 
 __all__ = ["tips_for"]
 
-WORTH_A_TIP = 0.25  # the fraction of the recomputation that more memory must remove
-NEGLIGIBLE = 0.05  # the fraction of forward steps by which less memory may cost more
+WORTH_A_TIP = 0.25  # more memory is worth a tip if it removes this fraction of the recomputation
+NEGLIGIBLE = 0.05  # less memory is worth a tip if it costs at most this fraction more forward steps
 
 
 def tips_for(subject: ReportSubject, curve: MemoryCurve | None) -> list[str]:
     """What to know and what to do, the most useful first."""
     tips = [] if curve is None else [*_more(curve), *_better(curve), *_less(curve)]
-    # A run that was loaded from a file has no measured step, so the curve leaves out a step's overhead.
+    # A run loaded from a file has no measured step, so the curve does not include a step's overhead.
     if tips and subject.requested_bytes is not None and subject.step_cost is None:
         tips.append("These budgets are without what a run sets aside for its steps and for bookkeeping.")
     if subject.sized is not None and subject.plan is subject.sized:
@@ -110,7 +107,7 @@ def _saved(chosen: Point, point: Point, recomputed: int) -> float:
 
 
 def _faster(chosen: Point, point: Point) -> str:
-    """How much less time the other point takes, in words."""
+    """How much less time the other point takes, as text."""
     if not chosen.seconds or point.seconds > chosen.seconds:
         return ""
     return f", for {1 - point.seconds / chosen.seconds:.0%} less time"

@@ -1,7 +1,8 @@
-"""THE LANGUAGE: ops, schedules made of them, the rules that make one legal, and what one costs.
+"""THE LANGUAGE: ops, schedules of ops, the rules that make a schedule legal, and its cost.
 
-In: a problem and a sequence of ops, from a planner or from a file. Out: a `Verdict` (is it legal?) and a `Trace`
-(what happens, op by op). Planners write this language, the interpreter reads it; neither knows the other.
+From a problem and a sequence of ops (from a planner or a file), `verify` gives a `Verdict` (is it legal?) and
+`simulate` a `Trace` (what happens, op by op). Planners write this language and the interpreter reads it; neither
+depends on the other.
 """
 
 from remat.ops import Advance, Drop, Fetch, Free, Keep, Op, Pullback, Record, Run, Turn

@@ -1,16 +1,16 @@
-"""What is live while a chain runs: states are shared, so each counts once, however many hold it.
+"""What is live while a chain runs: states are shared, so each state counts once, however many holders it has.
 
-A state is held if it is kept, if it is the input of a held tape whose option holds it, or its output. The memory model,
-op by op; `held` is the bytes of held states and tapes, c the cotangent that waits (none before the turn), x the bytes
-of states, and the peaks F, R, P are those of `Stage`:
+A state is held if it is kept, or if it is the input or output of a stored tape whose option holds that state. The
+memory model, op by op, where `held` is the bytes of held states and tapes, c the bytes of the waiting cotangent (0
+before the turn), x_i the bytes of state i, and F, R, P the peaks of `Stage` (running, recording, pulling back):
 
     advance s j      the largest over i = s..j-1 of  held + c + (x_i unless it is held) + F_i
-    record i i+1 o   held + c + (x_i unless it is held) + R_io;  then the tape is held, and its input and output with it
-    pullback i+1 i   held by others + x_i if the tape holds it + P_io;  then the tape is gone, and c is that of state i
+    record i i+1 o   held + c + (x_i unless it is held) + R_io;  then the tape is stored and holds its states
+    pullback i+1 i   held without this tape + x_i if the tape holds it + P_io;  then the tape is freed, and c is x_i
     other ops        held + c + (the working state unless it is held)
 
-A range of several stages is recorded and pulled back stage by stage. At the turn itself no cotangent counts: the first
-pullback brings that of the result, in its peak.
+A range of several stages is recorded and pulled back stage by stage. At the turn itself no cotangent counts: the peak
+of the first pullback includes the cotangent of the result.
 """
 
 from bisect import bisect_left
@@ -25,16 +25,16 @@ __all__ = ["ChainMachine", "machine_for"]
 
 
 class ChainMachine(Machine):
-    """The machine of a chain: states that several hold count once."""
+    """The machine for chains: a state with several holders counts once."""
 
     problem: Chain
 
     def __init__(self, problem: Chain, memory: Memory | None = None) -> None:
         super().__init__(problem, memory)
-        self.tape_options: dict[int, int] = {}  # first stage of a tape → the option it was recorded by
-        self._holders: dict[int, int] = {}  # state on the device → how many hold it
+        self.tape_options: dict[int, int] = {}  # first stage of a tape → the option it was recorded with
+        self._holders: dict[int, int] = {}  # state on the device → number of holders
         self._held = 0  # bytes of these states
-        self._held_during = 0  # bytes of them while the last op ran
+        self._held_during = 0  # the same while the last op ran
 
     @property
     def state_size(self) -> int:
@@ -42,11 +42,11 @@ class ChainMachine(Machine):
         return self._held_during
 
     def option_count(self, start: int, stop: int) -> int:
-        """By how many options each of the stages can be recorded."""
+        """The number of options that all of these stages have."""
         return min(len(stage.options) for stage in self.problem.stages[start:stop])
 
     def unrepeatable(self, start: int, stop: int) -> int | None:
-        """The first of these stages that can be run only once, if there is one."""
+        """The first of these stages that must not run twice, or None."""
         return next((i for i in range(start, stop) if not self.problem.stages[i].repeatable), None)
 
     def _advance(self, op: Advance) -> None:
@@ -75,14 +75,14 @@ class ChainMachine(Machine):
         self.tapes.pop(place)
         option, tape, peak = self.tape_options.pop(op.start), self._after_tape, 0
         if self.working is not None and self.working >= op.start:
-            self.working = None  # nothing can use a state at or past the cotangent
+            self.working = None  # nothing uses a state at or after the cotangent's
         for i in reversed(range(op.start, op.stop)):
             stage, chosen = self.problem.stages[i], self.problem.stages[i].options[option]
             tape -= chosen.tape
             self._release(*self._states_of(i, option))
             held = self._held + (self._unheld(i) if chosen.holds_input else 0)
             if chosen.holds_output and i + 1 in self._holders:
-                held -= self._x(i + 1)  # the pullback's own peak has it
+                held -= self._x(i + 1)  # already in the peak of the pullback
             working = 0 if self.working in (None, i) else self._unheld(self.working)
             peak = max(peak, held + tape + working + stage.pullback_peak(option, self._x(i)))
         self._after_tape = tape
@@ -110,7 +110,7 @@ class ChainMachine(Machine):
         self._set(self._unheld(self.working), self._resting_cotangent)
 
     def holders(self) -> list[LiveItem]:
-        """Every live thing as (what, level, bytes): kept states, those that only tapes hold, tapes, and what runs."""
+        """Everything live as (what, level, bytes): kept states, tapes, working state, cotangent, states in tapes."""
         items = super().holders()
         only_tapes = sorted(self._holders.keys() - self.kept.get(self.device, {}).keys())
         size = sum(map(self._x, only_tapes))
@@ -138,7 +138,7 @@ class ChainMachine(Machine):
         return [stage] * chosen.holds_input + [stage + 1] * chosen.holds_output
 
     def _unheld(self, state: int | None) -> int:
-        """Bytes of a state that is used, unless somebody holds it, so that they count already; 0 for none."""
+        """Bytes of a state in use; 0 if it is None, or is held and therefore already counted."""
         return 0 if state is None or state in self._holders else self._x(state)
 
     def _x(self, state: int) -> int:
@@ -146,7 +146,7 @@ class ChainMachine(Machine):
 
 
 def machine_for(problem: Sizes, memory: Memory | None = None) -> Machine:
-    """The machine that counts as the problem's states are: once each in a chain, with every holder in a loop."""
+    """The machine for a kind of problem: chains count a state once, loops once per holder."""
     if isinstance(problem, Graph):
         return GraphMachine(problem, memory)
     return ChainMachine(problem, memory) if isinstance(problem, Chain) else Machine(problem, memory)

@@ -1,7 +1,7 @@
 """Mixin for `.report()` and for display in notebooks.
 
-Rendering is done by `remat.reporting`, which is above this package and registers itself here when it is loaded, so that
-plans and traces do not import it.
+`remat.reporting` does the rendering. It is a higher layer, so plans and traces do not import it; it registers itself
+here when it is loaded.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ __all__ = ["Displayable", "Renderer", "register_renderer"]
 
 
 class Renderer(Protocol):
-    """What renders plans, traces and profiles."""
+    """Renders plans, traces and profiles."""
 
     def report(
         self, *subjects_and_path: Any, form: str | None, title: str | None, anonymous: bool, tradeoff: bool | None
@@ -21,11 +21,11 @@ class Renderer(Protocol):
         ...
 
     def html(self, subject: Any) -> str | None:
-        """A fragment of HTML without scripts; None where it would take long."""
+        """A fragment of HTML without scripts; None if it would take long."""
         ...
 
     def svg(self, subject: Any) -> str | None:
-        """A picture of what is live when; None where it would take long."""
+        """A picture of the live bytes over time; None if it would take long."""
         ...
 
 
@@ -38,14 +38,14 @@ def register_renderer(renderer: Renderer) -> None:
 
 
 def _renderer() -> Renderer:
-    """The registered renderer. Its package is a higher layer, so it is loaded by name when it is first needed."""
+    """The registered renderer, whose package is loaded by name when it is first needed."""
     if not _registered:
         import_module("remat.reporting")  # registers itself
     return _registered[0]
 
 
 class Displayable:
-    """A value with a report: `report(path)` writes it, notebooks show it by themselves."""
+    """A value with a report: `report(path)` writes it, and notebooks show it automatically."""
 
     def report(
         self,
@@ -56,12 +56,12 @@ class Displayable:
         anonymous: bool = False,
         tradeoff: bool | None = None,
     ) -> Path:
-        """Write a report to `path` and return the path; what is there is written over.
+        """Write a report to `path`, overwriting the file if it exists, and return the path.
 
-        The form goes by the ending: .html is one page that opens offline, .txt is text of 80 columns, .json the data,
-        .svg and .png a picture, .chrome.json a file for Perfetto and chrome://tracing. `form` says it in another way:
-        "html", "txt", "json", "svg", "png" or "chrome". `anonymous` leaves out names and paths.
-        `tradeoff=True` adds what other budgets would cost, which may mean planning for them; `False` leaves that out.
+        The file's extension chooses the format: .html is one page that works offline, .txt is text 80 columns wide,
+        .json the data, .svg and .png a picture, .chrome.json a file for Perfetto and chrome://tracing. `form` chooses
+        it instead: "html", "txt", "json", "svg", "png" or "chrome". `anonymous` leaves out names and paths.
+        `tradeoff=True` adds what other budgets would cost, which may require planning for them; `False` leaves it out.
         """
         return _renderer().report(self, path, form=form, title=title, anonymous=anonymous, tradeoff=tradeoff)
 

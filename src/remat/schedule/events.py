@@ -1,7 +1,4 @@
-"""Events: what each op of a run did, and what a run sums up to.
-
-In: ops that a machine has carried out, one by one. Out: an `Event` for each, and their `Totals`.
-"""
+"""Events: what each op of a run did, and the totals of a run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,8 +14,8 @@ __all__ = ["Event", "TapeSizes", "Totals"]
 class Event:
     """One op as it ran: when it started, how long it took, and what was live.
 
-    `allocated` is from the framework's allocator: the most bytes allocated while the op ran, above those before the
-    run; None if it was not measured.
+    `allocated` comes from the framework's allocator: the most bytes allocated while the op ran, above those allocated
+    before the run; None if it was not measured.
     """
 
     index: int
@@ -30,7 +27,7 @@ class Event:
 
 
 class TapeSizes:
-    """Follows the events of a run in order, and tells the bytes of each range's own tape from those of all tapes."""
+    """Follows the events of a run in order, and derives the bytes of each range's tape from those of all tapes."""
 
     def __init__(self) -> None:
         self._by_range: dict[tuple[int, int], int] = {}
@@ -58,7 +55,7 @@ class Totals:
     records: int = 0
     ranges: int = 0
     ops: int = 0
-    reached: int = 0  # the last state that was computed, which is how many units have run at least once
+    reached: int = 0  # the last state computed, which is the number of units that have run at least once
     seconds: float = 0.0
     keeps: dict[str, int] = field(default_factory=dict)
     fetches: dict[str, int] = field(default_factory=dict)
@@ -69,7 +66,7 @@ class Totals:
     allocated: int | None = None
 
     def count(self, machine: Machine, index: int, op: Op) -> None:
-        """Add an op that the machine has just carried out."""
+        """Add an op that the machine has just applied."""
         self._count(op)
         match op:
             case Keep(state, level):
@@ -94,7 +91,7 @@ class Totals:
                 self.records += stop - start
                 self.ranges += 1
                 self.reached = max(self.reached, stop)
-            case Run(operation):  # the first runs of a graph's operations are in order
+            case Run(operation):  # operations run in order the first time, so an earlier one is a recomputation
                 first = operation >= self.reached
                 self.records, self.advances = self.records + first, self.advances + (not first)
                 self.reached = max(self.reached, operation + 1)
@@ -105,7 +102,7 @@ class Totals:
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> "Totals":
-        """The totals of events, but for the bytes of states kept and fetched, which events do not have."""
+        """The totals of events, except the bytes of states kept and fetched, which events do not contain."""
         totals = cls()
         for event in events:
             totals._count(event.op)

@@ -1,9 +1,9 @@
-"""What is live while a graph runs: each storage once, from when it is made until it is freed.
+"""What is live while a graph runs: each storage counts once, from when it is made until it is freed.
 
-While an operation runs, all that is live counts, and what it makes, and its workspace. An operation that is run again
-for one of its outputs makes the others too: if one of them is live already, both copies count while it runs, and the
-new one is let go. Contents have a version, the number of times they were written into, so that an operation which would
-read something else than the first time is found out.
+While an operation runs, everything live counts, plus its outputs and its workspace. An operation that is recomputed for
+one of its outputs makes the others too: if one of them is still live, both copies count while it runs, and the new one
+is freed. Each live storage has a version, the number of writes into it, so that the rules can find an operation that
+would read other contents than the first time.
 """
 
 from remat.ops import Free, Run
@@ -15,21 +15,21 @@ __all__ = ["GraphMachine"]
 
 
 class GraphMachine(Machine):
-    """The machine of a graph: which storages are live, in which version, and which operations have run."""
+    """The machine for graphs: which storages are live, in which version, and which operations have run."""
 
     problem: Graph
 
     def __init__(self, problem: Graph, memory: Memory | None = None) -> None:
         super().__init__(problem, memory)
         self.next = 0  # the first operation that has not run yet
-        self.versions: dict[int, int] = dict.fromkeys(problem.given, 0)  # of each storage that is live
-        self._forward = self._backward = 0  # bytes of live storages that the forward made, that the backward made
-        self._extra = 0  # bytes of the last op's workspace and second copies
+        self.versions: dict[int, int] = dict.fromkeys(problem.given, 0)  # live storage → version
+        self._forward = self._backward = 0  # bytes of live storages made by the forward, and by the backward
+        self._extra = 0  # bytes of the last op's workspace and of second copies that it made
         self._last: int | None = None  # the operation that the last op ran
 
     @property
     def state_size(self) -> int:
-        """Bytes of storages that the forward made, while the last op ran."""
+        """Bytes of storages made by the forward, while the last op ran."""
         return self._forward
 
     def _run_operation(self, op: Run) -> None:
@@ -64,11 +64,11 @@ class GraphMachine(Machine):
 
     @property
     def stored(self) -> list[int]:
-        """The live storages that operations made."""
+        """The live storages that were made by operations."""
         return [storage for storage in self.versions if storage in self.problem.maker]
 
     def holders(self) -> list[LiveItem]:
-        """Every live thing as (what, level, bytes)."""
+        """Everything live as (what, level, bytes)."""
         items: list[LiveItem] = [
             (f"storage {s}{self._storage_named(s)}", self.device, self.problem.storages[s].bytes) for s in self.stored
         ]
@@ -78,11 +78,11 @@ class GraphMachine(Machine):
         return items
 
     def live(self) -> Live:
-        """Bytes while the last op ran: storages of the forward as states, those of the backward as cotangents."""
+        """Bytes while the last op ran: storages of the forward count as states, of the backward as cotangents."""
         return Live(self.device, {self.device: self.state_size + self.running_size}, 0, self.pulling_size)
 
     def describe(self) -> str:
-        """What is live now, in words, for an error message."""
+        """What is live now, as text for error messages."""
         stored = self.stored
         shown = ", ".join(f"{s}{self._storage_named(s)}" for s in stored[:8])
         more = f" and {len(stored) - 8} more" if len(stored) > 8 else ""

@@ -1,7 +1,7 @@
 """The rules of a legal schedule of a graph, numbered after those of loops and chains.
 
-A rule reads the machine before an op (R12 to R16) or at the end (R17), and returns what is wrong, or None. R11 is for
-ops of another kind of problem; capacities are those of R9.
+A rule reads the machine before an op (R12 to R16) or at the end (R17), and returns what is wrong, or None. R11 rejects
+ops of another kind of problem; R9 checks capacities here too.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def _exists(now: GraphMachine, op: Op) -> str | None:
 
 
 @_rule(
-    "operations run in their order, and again only if they may",
+    "operations run in order, and run again only if they may",
     "run what comes before it first; keep what an unrepeatable operation made",
     Run,
 )
@@ -70,7 +70,7 @@ def _unchanged(now: GraphMachine, op: Run) -> str | None:
     return None
 
 
-@_rule("a result of the forward is freed when the forward is over", "free it later", Free)
+@_rule("a result of the forward is freed only after the forward", "free it later", Free)
 def _result_is_out(now: GraphMachine, op: Free) -> str | None:
     if now.next < now.problem.turn and op.storage in now.problem.outputs:
         return f"operations {now.next}..{now.problem.turn - 1} of the forward have not run yet"

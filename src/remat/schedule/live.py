@@ -1,4 +1,4 @@
-"""What is live while an op runs: bytes by level and kind, and the single states and tapes they belong to."""
+"""What is live while an op runs: bytes by level and kind, and the individual states and tapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ LiveItem = tuple[str, str, int]  # one live thing ("state 9"), the level it is i
 
 @dataclass(frozen=True)
 class Live:
-    """Bytes live while an op runs: states by level (the working state on the device), tapes, cotangents."""
+    """Bytes live while an op runs: states by level (the device's include the working state), tapes, cotangents."""
 
     device: str
     state: Mapping[str, int]

@@ -1,7 +1,8 @@
 """What is live while a schedule runs: the one model that `verify` and `simulate` share.
 
-In: a problem, then legal ops one by one. Out: after each op, the kept states, tapes and the cotangent in flight, and
-the bytes that were live *while the op ran*. Its memory grows with what is live, never with the length of the schedule.
+A machine starts from a problem and applies legal ops one by one. After each op it has the kept states, the tapes, the
+cotangent in flight, and the bytes that were live *while the op ran*. Its memory grows with what is live, never with the
+length of the schedule.
 """
 
 from bisect import bisect_left
@@ -26,14 +27,14 @@ class Machine:
         self.kept: dict[str, dict[int, int]] = {}  # level → state → bytes
         self.kept_size: dict[str, int] = {device: 0}
         self.tapes: list[tuple[int, int, int]] = []  # (start, stop, bytes), by start
-        # Bytes while the last op ran, without kept states: tapes, the working set, cotangents in flight.
+        # Bytes while the last op ran, besides kept states: tapes, what units run with, cotangents.
         self.tape_size = 0
         self.running_size = problem.state_size(0)
         self.pulling_size = 0
-        self.just_recorded_size = 0  # of the tape that the last op recorded: it does not count in slots yet
-        self._after_tape = 0
+        self.just_recorded_size = 0  # bytes of the tape that the last op recorded; slots do not count it yet
+        self._after_tape = 0  # bytes of tapes after the last op
         self._pulled_back: tuple[int, ...] = ()  # the first and the last unit of the last pullback
-        self._resting_cotangent = 0
+        self._resting_cotangent = 0  # bytes of the cotangent in flight between ops
 
     @property
     def device_size(self) -> int:
@@ -42,31 +43,31 @@ class Machine:
 
     @property
     def state_size(self) -> int:
-        """Bytes of states held on the device while the last op ran, beside those it worked on."""
+        """Bytes of states held on the device while the last op ran, without those it worked on."""
         return self.kept_size[self.device]
 
     @property
     def held_size(self) -> int:
-        """Bytes of tapes that are stored for later: all but the one just recorded, which may be pulled back at once."""
+        """Bytes of tapes stored for later: all but the one just recorded, which may be pulled back at once."""
         return self._after_tape - self.just_recorded_size
 
     def unrepeatable(self, start: int, stop: int) -> int | None:
-        """The first of these units that can be run only once, if there is one."""
+        """The first of these units that must not run twice, or None."""
         return None
 
     def option_count(self, start: int, stop: int) -> int:
-        """By how many options each of the units can be recorded: by one, but in chains."""
+        """The number of options that all of these units have; only stages of chains have more than one."""
         return 1
 
     def find_tape(self, start: int, stop: int) -> int | None:
-        """The place of the tape of exactly units start..stop-1, or None."""
+        """The index of the tape of exactly units start..stop-1, or None."""
         place = bisect_left(self.tapes, (start,))
         if place < len(self.tapes) and self.tapes[place][:2] == (start, stop):
             return place
         return None
 
     def overlapping_tape(self, start: int, stop: int) -> tuple[int, int] | None:
-        """The range of a tape that shares a unit with start..stop-1, or None."""
+        """The range of a tape that overlaps units start..stop-1, or None."""
         place = bisect_left(self.tapes, (start,))
         for near in self.tapes[max(0, place - 1) : place + 1]:
             if near[0] < stop and start < near[1]:
@@ -74,12 +75,12 @@ class Machine:
         return None
 
     def tape_ending_at(self, state: int) -> bool:
-        """Whether a tape ends at `state`, so that it contains that state if tapes contain outputs."""
+        """Whether a tape ends at `state`; if tapes contain outputs, it contains that state."""
         place = bisect_left(self.tapes, (state,)) - 1
         return place >= 0 and self.tapes[place][1] == state
 
     def apply(self, op: Op) -> None:
-        """Carry out one legal op."""
+        """Apply one legal op."""
         self.tape_size = self._after_tape
         getattr(self, _APPLY[type(op)])(op)
 
@@ -101,7 +102,7 @@ class Machine:
         self.cotangent, self._pulled_back = op.start, (op.start, op.stop - 1)
         self._resting_cotangent = self.problem.state_size(op.start)
         if self.working is not None and self.working >= op.start:
-            self.working = None  # nothing can use a state at or past the cotangent
+            self.working = None  # nothing uses a state at or after the cotangent's
         self._settle()
         self.pulling_size = self.problem.pulling_size(op.start, op.stop)
         self.just_recorded_size = 0
@@ -128,14 +129,14 @@ class Machine:
         self._settle()
 
     def holders(self) -> list[LiveItem]:
-        """Every live thing as (what, level, bytes), the kept states first."""
+        """Everything live as (what, level, bytes), kept states first."""
         named = self._named
         items: list[LiveItem] = [
             (f"state {s}{named(s)}", level, size) for level, kept in self.kept.items() for s, size in kept.items()
         ]
         items += [(f"tape {_range(a, b)}{named(a, b - 1)}", self.device, size) for a, b, size in self.tapes]
         stored = sum(size for _, _, size in self.tapes)
-        if self.tape_size > stored:  # a pullback: its tape is live while it runs, and freed after
+        if self.tape_size > stored:  # a pullback, whose tape is freed after it ran
             what = f"tape pulled back{named(*self._pulled_back)}"
             items.append((what, self.device, self.tape_size - stored))
         if self.running_size:
@@ -150,7 +151,7 @@ class Machine:
         return Live(self.device, state, self.tape_size, self.pulling_size)
 
     def describe(self) -> str:
-        """What is live now, in words, for an error message."""
+        """What is live now, as text for error messages."""
         kept = [f"{state} in {level}" for level, states in self.kept.items() for state in states]
         tapes = [f"{start}..{stop - 1}" for start, stop, _ in self.tapes]
         sentences = [
@@ -163,7 +164,7 @@ class Machine:
         return ", ".join(sentences)
 
     def _named(self, *units: int) -> str:
-        """The names of units, the first and the last of a range, as they are added to a number."""
+        """The names of these units, to put after their numbers: " (first to last)"; empty if they have none."""
         names = dict.fromkeys(filter(None, map(self.problem.unit_name, units)))
         return f" ({' to '.join(names)})" if names else ""
 
@@ -185,7 +186,7 @@ _APPLY = {
     Fetch: "_fetch",
     Drop: "_drop",
     Turn: "_turn",
-    Run: "_run_operation",  # of graphs, whose machine has these two
+    Run: "_run_operation",  # this one and the next are in GraphMachine
     Free: "_free_storage",
 }
 
@@ -195,7 +196,7 @@ def _range(start: int, stop: int) -> str:
 
 
 def ranges_text(numbers: list[int]) -> str:
-    """Sorted numbers as ranges.
+    """Sorted numbers as text, consecutive ones as ranges.
 
     >>> ranges_text([0, 1, 2, 5])
     '0..2, 5'

@@ -1,4 +1,4 @@
-"""The text form of a schedule: one op a line, parsed and printed exactly.
+"""The text form of a schedule, one op per line; parsing inverts printing.
 
     keep 0 ram
     advance 0 3
@@ -6,9 +6,9 @@
     turn
     pullback 4 3
 
-In: lines from a person, a file or another program, trusted or not. Out: ops, one by one, never the whole file at once.
-Semicolons separate ops on a line. Blank lines and comments (#) are passed over; a first line "# remat schedule 1"
-states the version.
+The parser takes lines from a person, a file or another program, trusted or not, and yields ops one by one, without
+reading the whole file. Semicolons separate ops on a line. Blank lines and comments (#) are skipped; a first line
+"# remat schedule 1" states the version.
 """
 
 import io
@@ -23,7 +23,7 @@ __all__ = ["HEADER", "ScheduleFile", "format_op", "parse_lines", "parse_text", "
 
 HEADER = "# remat schedule 1"
 _STEM = "# remat schedule "
-_LONGEST = 200  # characters of a line; an op is a word and two numbers
+_LONGEST = 200  # characters in a line at most; an op is a word and two or three numbers
 
 _FORMS = "advance 3 9, record 9 12, keep 9 ram, fetch 9 ram, drop 9 ram, turn, pullback 12 9; for graphs run 12, free 7"
 
@@ -43,18 +43,18 @@ def format_op(op: Op) -> str:
 
 
 def parse_op(line: str, where: str) -> Op:
-    """The op that one line spells."""
+    """The op in one line; raise a ScheduleError that starts with `where` if it is not an op."""
     word, *arguments = line.split()
     spec = OPS_BY_WORD.get(word)
     if spec is not None and len(spec.fields) <= len(arguments) <= len(spec.fields) + (spec.optional is not None):
         fields = zip((*spec.fields, "option"), arguments, strict=False)
         op: Op = spec.op(*[text if field == "level" else _number(text, where) for field, text in fields])
         return op
-    raise ScheduleError(f"{where}: {line.strip()[:60]!r} is no op; write one a line, as in: {_FORMS}")
+    raise ScheduleError(f"{where}: {line.strip()[:60]!r} is not an op; write one per line, as in: {_FORMS}")
 
 
 def parse_lines(lines: Iterable[str], name: str = "line") -> Iterator[Op]:
-    """The ops that lines spell, one by one."""
+    """The ops in these lines, one by one."""
     for number, line in enumerate(lines, 1):
         where = f"{name} {number}"
         if len(line) > _LONGEST:
@@ -70,17 +70,17 @@ def parse_lines(lines: Iterable[str], name: str = "line") -> Iterator[Op]:
 
 
 def parse_text(text: str) -> Iterator[Op]:
-    """The ops that a text spells, one by one."""
+    """The ops in a text, one by one."""
     return parse_lines(io.StringIO(text))
 
 
 def short_lines(file: TextIO) -> Iterator[str]:
-    """The lines of a file, of which none is read further than it takes to see that it is too long."""
+    """The lines of a file; of a line that is too long, only as much is read as shows that it is."""
     return iter(lambda: file.readline(_LONGEST + 1), "")
 
 
 class ScheduleFile:
-    """The ops in a text file, read anew each time they are iterated; never all in memory."""
+    """The ops in a text file, read again at each iteration and never all in memory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -1,14 +1,14 @@
-"""The binomial schedule in compact form: a few numbers that stand for all ops of a reversal that keeps states only.
+"""The binomial schedule in compact form: a few numbers define all ops of a reversal that keeps states only.
 
-It is Revolve (Griewank & Walther 2000, "Algorithm 799: Revolve", ACM TOMS 26), generalised to recorded ranges of up to
-k steps. Planners produce a `RevolveOps`; the interpreter iterates it, and the JAX backend, which cannot run ops one by
-one inside of a compiled program, rebuilds the same schedule from its numbers.
+This is Revolve (Griewank & Walther 2000, "Algorithm 799: Revolve", ACM TOMS 26), generalised to recorded ranges of up
+to k steps. Planners produce a `RevolveOps`; the interpreter iterates it, and the JAX backend, which cannot run ops one
+by one inside a compiled program, rebuilds the same schedule from its numbers.
 
-A reversal with s kept states is a tree: a segment is advanced over up to a middle state, which is kept; the right part
-is reversed with s-1 states, then the left part with all s. A leaf is one recorded range of up to k steps. Being in the
-left part costs a leaf one advance and leaves s as it is, being in the right part costs no advance and one state, so at
-most β(s, r) = C(s+r, s) leaves can be advanced over at most r times each. Filling the cheapest leaves first gives the
-least number of advances of this class,
+A reversal with s kept states is a tree: advance from the start of a segment to a middle state and keep it, reverse the
+right part with s-1 states, then the left part with all s. A leaf is one recorded range of up to k steps. Each time a
+leaf is in a left part, it is advanced over once and s stays the same; each time it is in a right part, it is not
+advanced over and s drops by one. So at most β(s, r) = C(s+r, s) leaves are advanced over at most r times each. Filling
+the cheapest leaves first gives the least number of advances in this class,
 
     p_k(n, s) = r·n - k·C(s+r, s+1),   r the least integer with k·β(s, r) ≥ n,
 
@@ -31,7 +31,7 @@ __all__ = ["RevolveOps", "advances", "advances_of", "beta", "repetition", "rever
 
 @dataclass(frozen=True)
 class RevolveOps:
-    """All ops that reverse `steps` with `slots` states and recorded ranges of up to `chunk` steps."""
+    """All ops that reverse `steps` steps with `slots` states and recorded ranges of up to `chunk` steps."""
 
     steps: int
     slots: int
@@ -47,12 +47,13 @@ class RevolveOps:
 def reverse(
     first: int, last: int, slots: int, chunk: int, level: str, *, turn: bool = False, kept: bool = False
 ) -> Iterator[Op]:
-    """Ops that pull units first..last-1 back, with `slots` states from `first` on, that one included.
+    """Ops that pull back units first..last-1 with `slots` kept states, state `first` included.
 
-    `first` is the working state, and is `kept` already or not; in the end it is dropped. With `turn` the schedule turns
-    after the last unit ran.
+    `first` is the working state; `kept` says whether it is already kept. It is dropped in the end. With `turn`, the
+    schedule turns after the last unit has run.
     """
-    # A pending segment starts at a kept state and waits for all that is right of it: (start, stop, slots, repetition).
+    # A pending segment starts at a kept state and waits until all units after it are pulled back: (start, stop, slots,
+    # repetition).
     pending: list[tuple[int, int, int, int]] = []
     start, stop = first, last
     times = repetition(-(-(last - first) // chunk), slots) if last - first > chunk else 0
@@ -82,12 +83,12 @@ def reverse(
 
 
 def beta(slots: int, times: int) -> int:
-    """How many ranges can be reversed with `slots` if none is advanced over more than `times` times."""
+    """The most ranges that can be reversed with `slots` states if none is advanced over more than `times` times."""
     return comb(slots + times, slots) if times >= 0 else 0
 
 
 def repetition(ranges: int, slots: int) -> int:
-    """The least r with β(slots, r) ≥ ranges, by bisection: n = 10⁹ takes microseconds."""
+    """The least r with β(slots, r) ≥ ranges, by bisection: microseconds even for n = 10⁹."""
     if ranges <= 1:
         return 0
     if slots < 1:
@@ -103,7 +104,7 @@ def repetition(ranges: int, slots: int) -> int:
 
 
 def advances(steps: int, slots: int, chunk: int = 1) -> int:
-    """The least number of advances that reverse `steps` with `slots` kept states and ranges of up to `chunk` steps.
+    """The least number of advances to reverse `steps` steps with `slots` states and ranges of up to `chunk` steps.
 
     >>> advances(1000, 31), advances(1000, 10), advances(10**9, 100)
     (2439, 3636, 5898659124)
@@ -115,17 +116,17 @@ def advances(steps: int, slots: int, chunk: int = 1) -> int:
 
 
 def split(ranges: int, slots: int, times: int) -> int:
-    """How many ranges to advance over before the next state is kept, `times` being `repetition(ranges, slots)`.
+    """How many ranges to advance over before the next state is kept; `times` is `repetition(ranges, slots)`.
 
     Every i with β(s,r-2) ≤ i ≤ β(s,r-1) and β(s-1,r-1) ≤ n-i ≤ β(s-1,r) is optimal. This is the largest of them: the
-    first range is then advanced over exactly r times, so that if one range is short, it is best the first.
+    first range is then advanced over exactly r times, so if one range is shorter, it should be the first.
     """
     return min(beta(slots, times - 1), ranges - beta(slots - 1, times - 1))
 
 
 def advances_of(steps: Any, slots: int) -> "NDArray[np.int64]":
-    """`advances` of an array of step counts, for one number of slots; infeasible ones are huge."""
-    import numpy as np  # here, so that importing remat stays quick
+    """`advances` for an array of step counts and one number of slots; a huge number where infeasible."""
+    import numpy as np  # imported here to keep `import remat` fast
 
     counts = np.asarray(steps, dtype=np.int64)
     if slots < 1:

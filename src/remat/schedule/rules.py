@@ -1,7 +1,7 @@
-"""The rules of a legal schedule, one small function each, numbered.
+"""The numbered rules of a legal schedule, one small function each.
 
-A rule reads the machine before an op (R1 to R8), after it ran (R9) or at the end (R10), and returns what is wrong, or
-None. `verify` checks them in order; the first broken one is the verdict.
+A rule reads the machine before an op (R1 to R8), after it (R9) or at the end (R10), and returns what is wrong, or None.
+`verify` checks them in order; the first broken rule is the verdict.
 """
 
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def _exists(now: Machine, op: Any) -> str | None:
 
 
 def _is_whole(number: Any) -> bool:
-    """Whether this is a whole number, of Python's or of NumPy's; True and False are none."""
+    """Whether this is a Python or NumPy integer, and not a bool."""
     return type(number) is int or (isinstance(number, Integral) and not isinstance(number, bool))
 
 
@@ -139,7 +139,7 @@ def _has_tape(now: Machine, op: Pullback) -> str | None:
     "advance over units whose tape is held or used already",
     Record,
 )
-def _of_use(now: Machine, op: Record) -> str | None:
+def _recorded_once(now: Machine, op: Record) -> str | None:
     if now.cotangent is not None and op.stop > now.cotangent:
         return f"units from {now.cotangent} on are pulled back already"
     other = now.overlapping_tape(op.start, op.stop)
@@ -148,7 +148,7 @@ def _of_use(now: Machine, op: Record) -> str | None:
 
 @_rule("no level holds more than its capacity", "keep fewer states, hold fewer tapes, or give more memory")
 def over_capacity(now: Machine, _: object = None) -> str | None:
-    """The level whose capacity the last op exceeded while it ran, or None."""
+    """Which level exceeded its capacity while the last op ran, or None."""
     if now.memory is None:
         return None
     for level in now.memory.levels:

@@ -1,7 +1,7 @@
-"""A schedule: a value made of ops, which streams.
+"""A schedule: a sequence of ops that can be iterated repeatedly, compared, printed, saved and loaded.
 
-In: ops, as a tuple or as a *source* that makes a fresh iterator each time (the planners' way; a million-step schedule
-is then a handful of numbers). Out: something to iterate as often as one likes, compare, print, save and load.
+Its ops come from a tuple, or from a *source* that makes a new iterator each time. Planners use sources: a schedule of a
+million steps is then a handful of numbers.
 """
 
 from collections.abc import Iterable, Iterator, Sized
@@ -16,7 +16,7 @@ __all__ = ["Schedule"]
 
 
 class Schedule:
-    """A sequence of ops that is re-iterable, comparable and printable, and is made op by op while it is iterated.
+    """A sequence of ops that is re-iterable, comparable and printable, and is generated while it is iterated.
 
     >>> schedule = Schedule.parse("record 0 1\\nturn\\npullback 1 0")
     >>> schedule
@@ -30,13 +30,13 @@ class Schedule:
     def __init__(self, ops: Iterable[Op]) -> None:
         if isinstance(ops, str | bytes):
             raise ScheduleError("a schedule is made of ops; for text use Schedule.parse")
-        # A one-shot iterator could be read only once, and a container could change: copy their ops.
+        # Copy the ops of one-shot iterators, which can be read only once, and of containers, which may change.
         copied = isinstance(ops, Sized) or iter(ops) is ops
         self._source: Iterable[Op] = tuple(ops) if copied else ops
 
     @classmethod
     def parse(cls, text: str) -> "Schedule":
-        """The schedule that a text spells."""
+        """The schedule in a text."""
         return cls(tuple(parse_text(text)))
 
     @classmethod
@@ -45,17 +45,17 @@ class Schedule:
         return cls(tuple(ScheduleFile(path)))
 
     def save(self, path: str | Path) -> None:
-        """Write the schedule to `path` as text, under a line that states the version."""
+        """Write the schedule to `path` as text, after a line that states the version."""
         with Path(path).open("w", encoding="utf-8") as file:
             file.writelines(line + "\n" for line in chain([HEADER], self.lines()))
 
     @property
     def source(self) -> Iterable[Op]:
-        """What makes its ops: a compact form such as `RevolveOps`, or a tuple of the ops themselves."""
+        """Where the ops come from: a compact form such as `RevolveOps`, or a tuple of ops."""
         return self._source
 
     def ops(self) -> tuple[Op, ...]:
-        """All ops at once, in memory."""
+        """All ops as a tuple."""
         return tuple(self)
 
     def lines(self) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """What a schedule costs: seconds and live bytes, op by op, without running anything.
 
-In: a schedule, a problem, and (for the cost of moving states) a memory. Out: a `Trace`. Streams: totals take one pass
-in the memory of what is live at once; events are simulated anew when they are iterated.
+`simulate` takes a schedule, a problem and (for the cost of moving states) a memory, and returns a `Trace`. It streams:
+totals take one pass, whose memory grows only with what is live at once; events are simulated again at each iteration.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ from remat.schedule.events import Event, Totals
 from remat.schedule.live import LiveItem
 from remat.schedule.schedule import Schedule
 from remat.schedule.trace import Trace
-from remat.schedule.verify import run_legally
+from remat.schedule.verify import check_order, run_legally
 
 __all__ = ["simulate"]
 
@@ -23,24 +23,25 @@ PROGRESS_INTERVAL = 10_000  # ops between two reports of progress
 
 
 def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str | None = None) -> Trace:
-    """What happens when `schedule` reverses `problem`; without `memory`, moving states takes no time.
+    """The trace of `schedule` reversing `problem`; without `memory`, moving states takes no time.
 
     Args:
         schedule: The ops.
         problem: What they reverse, with its sizes and times.
-        memory: Levels with what it costs to move states; capacities are checked by `verify` only.
+        memory: Levels with the costs of moving states; only `verify` checks capacities.
 
     Returns:
         A trace: steps, bytes and seconds, in total and op by op.
 
     Raises:
-        IllegalError: If the schedule breaks a rule, which it names.
+        IllegalError: If the schedule breaks a rule, which the message names.
 
     Example:
         >>> from remat import Loop, plan
         >>> simulate(plan(Loop(10), slots=3).schedule, Loop(10)).forward_steps
         25
     """
+    check_order(schedule, "simulate(schedule, problem)")
     ops = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
     levels = _only_level(ops) if memory is None else Memory.of(memory)
     clock = _Clock(problem, levels)
@@ -56,7 +57,7 @@ def simulate(schedule: Iterable[Op], problem: Problem, memory: Memory | int | st
 
 
 def _only_level(schedule: Schedule) -> Memory | None:
-    """The memory of a schedule that keeps states in one level, which is then the device whatever its name."""
+    """The memory of a schedule that keeps states in only one level: that level is the device, whatever its name."""
     names: set[str] = set()
     for op in schedule:
         if isinstance(op, Keep):
@@ -96,7 +97,7 @@ class _Clock:
 
 @dataclass(frozen=True)
 class _Events:
-    """The events of a simulated run, made anew each time they are iterated."""
+    """The events of a simulated run, simulated again at each iteration."""
 
     schedule: Schedule
     problem: Problem
@@ -111,7 +112,7 @@ class _Events:
             now += seconds
 
     def holders(self, at: int) -> tuple[LiveItem, ...]:
-        """Every live thing while op `at` runs."""
+        """Everything live while op `at` runs."""
         machine = machine_for(self.problem, self.memory)
         for index, _ in run_legally(machine, self.schedule):
             if index == at:

@@ -1,7 +1,7 @@
-"""What happens, or happened, op by op: the one form in which the simulator and real runs are told.
+"""Traces: what happens, or happened, op by op. Simulated and real runs share this type.
 
-In: events, as a source that can be read again. Out: totals, the peak, and what is live there. A trace of a million ops
-stores its totals only; its events are made anew whenever they are iterated.
+A trace has totals, the peak, what is live at the peak, and a re-iterable source of events. A simulated trace of a
+million ops stores only its totals and simulates its events again at each iteration.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,9 +25,9 @@ __all__ = ["Trace"]
 class Trace(Displayable, Serializable):
     """A run of a schedule: totals at once, events on demand.
 
-    `events` is iterated as often as one likes; `keeps` and `fetches` count states moved per level. A `measured` trace
-    is of a real run, which may have ended early (`complete`); `always` is what is live throughout and is no part of the
-    peak: parameters, inputs, outputs, gradients.
+    `events` can be iterated repeatedly; `keeps` and `fetches` count states moved per level. A `measured` trace is of a
+    real run; unless `complete`, that run ended early. `always` holds the bytes that are live throughout and are not in
+    the peak: parameters, inputs, outputs, gradients.
     """
 
     problem_units: int
@@ -39,33 +39,33 @@ class Trace(Displayable, Serializable):
     measured: bool = False
     complete: bool = True
     always: Mapping[str, int] = field(default_factory=dict)
-    timed: bool = True  # False: times are in forward times of one unit, as of a problem without times
+    timed: bool = True  # False: the problem has no times, and times are in multiples of a unit's forward time
 
     kind: ClassVar[str] = "trace"
 
     @property
     def advances(self) -> int:
-        """Units run without tape."""
+        """Units run without a tape."""
         return self.totals.advances
 
     @property
     def records(self) -> int:
-        """Units run with tape."""
+        """Units run with a tape."""
         return self.totals.records
 
     @property
     def forward_steps(self) -> int:
-        """Units run in all."""
+        """Units run in total."""
         return self.advances + self.records
 
     @property
     def recomputed(self) -> int:
-        """Forward evaluations after each unit's first."""
+        """Runs of units after each unit's first."""
         return self.forward_steps - self.totals.reached
 
     @property
     def seconds(self) -> float:
-        """The time of all ops."""
+        """The total time of all ops."""
         return self.totals.seconds
 
     @property
@@ -80,12 +80,12 @@ class Trace(Displayable, Serializable):
 
     @property
     def peaks(self) -> Mapping[str, int]:
-        """The largest bytes live, by level."""
+        """The most bytes live, by level."""
         return self.totals.peaks
 
     @property
     def peak(self) -> int:
-        """The largest bytes live on the device."""
+        """The most bytes live on the device."""
         return self.totals.peaks.get(self.device, 0)
 
     @cached_property
@@ -120,7 +120,7 @@ class Trace(Displayable, Serializable):
         return "\n".join(f"{name:<9}{value}" for name, value in rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """The trace as plain data, a list for each column of its events."""
+        """The trace as plain data, with a list for each column of its events."""
         columns = Columns(self.device)
         for event in self.events:
             columns.append(event.op, event.seconds, event.live, event.allocated)
@@ -140,7 +140,7 @@ class Trace(Displayable, Serializable):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Trace":
-        """The trace from plain data; what makes no sense raises a FileError."""
+        """The trace from plain data; raise a FileError for invalid data."""
         device, memory = str(data["device"]), data["memory"]
         columns = Columns.from_dict(data, device)
         totals = Totals.of(columns)

@@ -1,6 +1,6 @@
-"""Events as columns of numbers: some sixty bytes for each op, where objects would take a thousand.
+"""Events as columns of numbers: about sixty bytes per op, where objects would take a thousand.
 
-In: events, one by one, from a real run or from a file. Out: the same events, made anew whenever they are iterated.
+Events are appended one by one, from a real run or a file; iterating builds the same events again.
 """
 
 import math
@@ -17,7 +17,7 @@ from remat.schedule.notation import format_op, parse_lines
 
 __all__ = ["Columns"]
 
-_LARGEST = 2**62  # of any number of bytes in a file
+_LARGEST = 2**62  # numbers in a file must be smaller
 
 
 class Columns:
@@ -25,15 +25,15 @@ class Columns:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._levels: list[str] = []  # level names, by the number that stands for them in `_second`
-        self._code, self._first, self._second = array("l"), array("q"), array("q")  # code: of the op, and its option
+        self._levels: list[str] = []  # level names; `_second` has indices into it
+        self._code, self._first, self._second = array("l"), array("q"), array("q")  # the code includes the option
         self._seconds = array("d")
         self._state: dict[str, array[int]] = {}
         self._tape, self._cotangent = array("q"), array("q")
         self._allocated: array[int] | None = None
 
     def append(self, op: Op, seconds: float, live: Live, allocated: int | None = None) -> None:
-        """Add an event; where only some events have `allocated`, it is 0 for the others."""
+        """Add an event; if only some events have `allocated`, it is 0 for the others."""
         self._code.append(OPS_BY_TYPE[type(op)].code + len(OP_TABLE) * getattr(op, "option", 0))
         first, second = self._numbers(op)
         self._first.append(first)
@@ -53,7 +53,7 @@ class Columns:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the columns take."""
+        """Bytes of the columns."""
         columns = [self._code, self._first, self._second, self._seconds, self._tape, self._cotangent]
         columns += [*self._state.values(), *([] if self._allocated is None else [self._allocated])]
         return sum(sys.getsizeof(column) for column in columns)
@@ -63,7 +63,7 @@ class Columns:
 
     def __iter__(self) -> Iterator[Event]:
         start = 0.0
-        for i in range(len(self)):  # a run may still be adding events: read those added so far
+        for i in range(len(self)):  # a run may still be appending: read only the events added so far
             state = {level: column[i] for level, column in self._state.items()}
             live = Live(self.device, state, self._tape[i], self._cotangent[i])
             allocated = None if self._allocated is None else self._allocated[i]
@@ -71,7 +71,7 @@ class Columns:
             start += self._seconds[i]
 
     def to_dict(self) -> dict[str, Any]:
-        """The events as plain data: a list for each column, the ops as lines of text."""
+        """The events as plain data: a list for each column, with ops as lines of text."""
         return {
             "ops": [format_op(self._op(i)) for i in range(len(self))],
             "seconds": list(self._seconds),
@@ -83,7 +83,7 @@ class Columns:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], device: str) -> "Columns":
-        """The events from plain data; what makes no sense raises a FileError."""
+        """The events from plain data; raise a FileError for invalid data."""
         lines = data.get("ops")
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise FileError('the saved trace is damaged: it has no list of lines under "ops"')

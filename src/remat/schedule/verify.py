@@ -1,7 +1,7 @@
-"""Is a schedule legal? The first broken rule, where, with what was live, and what to do.
+"""Is a schedule legal? If not: the first broken rule, where, what was live, and what to do.
 
-In: ops (a schedule or any iterable of them), a problem, a memory. Out: a `Verdict`. Streams: a million-step schedule
-is checked in the memory of what is live at once.
+`verify` takes ops (a schedule or any iterable), a problem and a memory, and returns a `Verdict`. It streams: checking a
+million-step schedule takes memory only for what is live at once.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from remat.errors import IllegalError, ScheduleError
 from remat.ops import OPS_BY_TYPE, Op
 from remat.problem import Memory, Problem
+from remat.problem.problem_kinds import is_problem
 from remat.schedule.chain_machine import machine_for
 from remat.schedule.graph_machine import GraphMachine
 from remat.schedule.graph_rules import GRAPH_BEFORE, GRAPH_END, OTHER_KIND
@@ -17,7 +18,7 @@ from remat.schedule.machine import Machine
 from remat.schedule.notation import format_op
 from remat.schedule.rules import BEFORE, RULES, Rule, over_capacity, unfinished
 
-__all__ = ["Verdict", "run_legally", "verify"]
+__all__ = ["Verdict", "check_order", "run_legally", "verify"]
 
 _CAPACITY = next(rule for rule in RULES if rule.check is over_capacity)
 _END = next(rule for rule in RULES if rule.check is unfinished)
@@ -25,7 +26,7 @@ _END = next(rule for rule in RULES if rule.check is unfinished)
 
 @dataclass(frozen=True)
 class Verdict:
-    """Legal, or the first broken rule. True in a condition if and only if the schedule is legal.
+    """Legal, or the first broken rule; as a bool, whether the schedule is legal.
 
     >>> from remat import Loop, Memory, Schedule
     >>> print(verify(Schedule.parse("record 0 1"), Loop(1), Memory(slots=1)))
@@ -59,7 +60,7 @@ class _Broken(Exception):
 
 
 def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str) -> Verdict:
-    """Whether `schedule` reverses `problem` legally inside `memory` (a Memory or bytes); if not, the first broken rule.
+    """Check that `schedule` reverses `problem` legally inside `memory`.
 
     Args:
         schedule: The ops.
@@ -67,19 +68,26 @@ def verify(schedule: Iterable[Op], problem: Problem, memory: Memory | int | str)
         memory: What they may hold: bytes, text, or a `Memory`.
 
     Returns:
-        A verdict, true if all is legal; printed, it says what is broken, where, what was live, and what to do.
+        A verdict, true if the schedule is legal; printed, it says what is wrong, where, what was live, and what to do.
 
     Example:
         >>> from remat import Loop, Memory, Schedule
         >>> bool(verify(Schedule.parse("record 0 1; turn; pullback 1 0"), Loop(1), Memory(slots=0)))
         True
     """
+    check_order(schedule, "verify(schedule, problem, memory)")
     try:
         for _ in _steps(machine_for(problem, Memory.of(memory)), schedule, capacities=True):
             pass
     except _Broken as broken:
         return broken.verdict
     return Verdict(True)
+
+
+def check_order(schedule: object, call: str) -> None:
+    """Raise a ScheduleError with the call that was meant for a problem in the place of the schedule."""
+    if is_problem(schedule):
+        raise ScheduleError(f"the schedule comes before its problem: write remat.{call}")
 
 
 def run_legally(machine: Machine, schedule: Iterable[Op]) -> Iterator[tuple[int, Op]]:
@@ -98,7 +106,7 @@ def _steps(machine: Machine, schedule: Iterable[Op], *, capacities: bool) -> Ite
         if rules is None:
             if type(op) in OPS_BY_TYPE:
                 raise _broken(OTHER_KIND, OTHER_KIND.check(machine, op) or "", machine, index, op)
-            raise ScheduleError(f"item {index} of the schedule is {str(op)[:60]!r}, which is no op")
+            raise ScheduleError(f"item {index} of the schedule is {str(op)[:60]!r}, which is not an op")
         for rule in rules:
             fact = rule.check(machine, op)
             if fact is not None:

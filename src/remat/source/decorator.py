@@ -2,22 +2,25 @@
 
 import ast
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from remat.errors import ProblemError, SourceError
-from remat.source.analysis import Analysis, local_names
-from remat.source.function_source import function_tree, new_function
-from remat.source.last_items import use_last_items
+from remat.source.data_flow.analysis import Analysis, local_names
+from remat.source.data_flow.mutation import is_fresh
 from remat.source.loop_explanation import explained
-from remat.source.mutation import is_fresh
-from remat.source.nests import merge_nests
-from remat.source.numpy_names import differentiable_names, replace_names
-from remat.source.rewriting import rewritten
-from remat.source.run_time import RunTime
+from remat.source.marked_range import MarkedRange
+from remat.source.rewrite.function_source import function_tree, new_function
+from remat.source.rewrite.last_items import use_last_items
+from remat.source.rewrite.nests import merge_nests
+from remat.source.rewrite.numpy_names import differentiable_names, replace_names
+from remat.source.rewrite.rewriting import rewritten
+from remat.source.rewrite.updates import functional_updates, replace_copies
+from remat.source.run_time.turns import RunTime
 from remat.source.settings import Settings
 from remat.source.syntax import visible
-from remat.source.updates import functional_updates, replace_copies
 
 __all__ = ["checkpointed", "transformed"]
 
@@ -46,8 +49,8 @@ def checkpointed(
         fn: The function, if the decorator has no arguments: then only loops over `remat.range` are checkpointed.
         slots, memory: The budget of each loop, as in `remat.scan`.
         check: When recomputed states are compared with the first ones, as in `remat.scan`.
-        on_unsupported: "raise" refuses a loop that cannot be rewritten; "keep" leaves it as it is, with all its memory,
-            which `fn.explain()` says.
+        on_unsupported: "raise" refuses a loop that cannot be rewritten; "keep" leaves it unchanged, with all its
+            memory, and `fn.explain()` says so.
 
     Returns:
         A function with `explain()`, which says for every loop what it carries and how it was planned, and `source`,
@@ -70,23 +73,22 @@ def checkpointed(
     if on_unsupported not in ("raise", "keep"):
         raise ProblemError(f'on_unsupported must be "raise" or "keep", not {on_unsupported!r:.40}')
     settings = Settings.parse(slots, memory, check)
-    if fn is None:
-        return lambda fn: transformed(fn, settings, keep=on_unsupported == "keep")
-    return transformed(fn, settings, keep=on_unsupported == "keep")
+    decorate = partial(transformed, settings=settings, keep=on_unsupported == "keep", needs_budget=True)
+    return decorate if fn is None else decorate(fn)
 
 
-def transformed(fn: Any, settings: Settings, *, keep: bool = False) -> Any:
-    """The rewritten function; one that is rewritten already is rewritten again from its text, with these settings."""
+def transformed(fn: Any, settings: Settings, *, keep: bool = False, needs_budget: bool = False) -> Any:
+    """The rewritten function; one that is already rewritten is rewritten anew from its source, with these settings."""
     if isinstance(fn, MethodType):
-        return MethodType(transformed(fn.__func__, settings, keep=keep), fn.__self__)
+        return MethodType(transformed(fn.__func__, settings, keep=keep, needs_budget=needs_budget), fn.__self__)
     if isinstance(fn, staticmethod | classmethod):
-        return type(fn)(transformed(fn.__func__, settings, keep=keep))
+        return type(fn)(transformed(fn.__func__, settings, keep=keep, needs_budget=needs_budget))
     original = getattr(fn, "remat_original", fn)
     if not isinstance(original, FunctionType):
         how = "Give the function itself, or a method."
-        if isinstance(fn, int | float | str):  # a budget in the place of the function
+        if isinstance(fn, int | float | str):  # a budget in place of the function
             how = f"Name the budget, as in @remat.checkpointed({'memory' if isinstance(fn, str) else 'slots'}={fn!r})."
-        raise SourceError(f"{fn!r:.80} is no plain function, and has no text to rewrite\n{how}")
+        raise SourceError(f"{fn!r:.80} is not a plain function, so there is no source to rewrite\n{how}")
     tree = function_tree(original)
     replace_copies(tree)
     modules = _modules(original, tree)
@@ -95,6 +97,12 @@ def transformed(fn: Any, settings: Settings, *, keep: bool = False) -> Any:
     tree.body = functional_updates(tree.body, names, names - _others(tree, modules))
     merge_nests(tree)
     analysis = Analysis(tree, original.__code__.co_filename, modules, keep, settings.given).run()
+    if needs_budget and not settings.given and analysis.infos and not _may_mark_loops(original):
+        raise ProblemError(
+            f"give the loops of {original.__qualname__} a budget: @remat.checkpointed(slots=31), a number of states, "
+            'or memory="64 MiB". Without one they would keep everything; remat.range(n, slots=31) gives one to a '
+            "single loop"
+        )
     log: dict[int, Any] = {}
     hidden: dict[str, Any] = {".remat": RunTime(analysis.infos, settings, log)}
     replaced = differentiable_names(original, tree)
@@ -105,13 +113,27 @@ def transformed(fn: Any, settings: Settings, *, keep: bool = False) -> Any:
     for part in (*makers, tree):
         replace_names(part, {name: f".{name}" for name in replaced})
     new = new_function(original, tree, makers, hidden)
-    new.remat_original, new.source = original, source  # type: ignore[attr-defined]
+    new.remat_original, new.remat_settings, new.source = original, settings, source  # type: ignore[attr-defined]
     new.loops, new.explain = tuple(analysis.infos), lambda: explained(analysis.infos, settings, log)  # type: ignore[attr-defined]
     return new
 
 
+def _may_mark_loops(function: FunctionType) -> bool:
+    """Whether a function refers to `remat.range`, or to a module that has it."""
+    values = [function.__globals__.get(name) for name in function.__code__.co_names]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # not bound yet
+            values.append(cell.cell_contents)
+    return any(value is MarkedRange or _has_marked_range(value) for value in values)
+
+
+def _has_marked_range(value: object) -> bool:
+    """Whether a value is the module `remat`, or one that has its `range`."""
+    return isinstance(value, ModuleType) and getattr(value, "range", None) is MarkedRange
+
+
 def _modules(function: FunctionType, tree: ast.FunctionDef) -> frozenset[str]:
-    """The names that stand for modules in a function."""
+    """The names that refer to modules in a function."""
     found = {name for name, value in function.__globals__.items() if isinstance(value, ModuleType)}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
@@ -127,7 +149,7 @@ def _modules(function: FunctionType, tree: ast.FunctionDef) -> frozenset[str]:
 
 
 def _others(tree: ast.FunctionDef, modules: frozenset[str]) -> set[str]:
-    """The local names that may stand for somebody else's objects: parameters, and what is not made on the spot."""
+    """The local names that may refer to objects of others: parameters, and names that are not bound to new objects."""
     found = {n.arg for n in ast.walk(tree.args) if isinstance(n, ast.arg)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
@@ -139,5 +161,5 @@ def _others(tree: ast.FunctionDef, modules: frozenset[str]) -> set[str]:
 
 
 def _is_plain_target(tree: ast.FunctionDef, name: ast.Name) -> bool:
-    """Whether a stored name is a target of a plain assignment, whose value is looked at there."""
+    """Whether a stored name is the target of a plain assignment, whose value is checked separately."""
     return any(isinstance(n, ast.Assign | ast.AugAssign) and name in getattr(n, "targets", [n]) for n in ast.walk(tree))

@@ -25,8 +25,10 @@ def grad_with_checkpointing(
 
     Args:
         f: A function in plain NumPy; its loops are rewritten as by `remat.checkpointed`.
-        wrt: The arguments to differentiate by, by position or name; one gives one gradient, several a tuple.
-        num_checkpoints: The states that each loop keeps; √n of n turns by default.
+        wrt: The arguments to differentiate with respect to, by position or name; one gives one gradient, several a
+            tuple.
+        num_checkpoints: The number of states that each loop keeps. By default, a function decorated with
+            `remat.checkpointed` keeps its own budget, and others keep √n states for n iterations.
         memory: A budget in bytes for each loop instead, as in `remat.scan`.
         init_grad: The cotangent of the result; ones by default, so that an array's gradient is that of its sum.
 
@@ -41,18 +43,22 @@ def grad_with_checkpointing(
         ...     return x
         >>> dx, dW = remat.grad_with_checkpointing(model, wrt=(0, 1), num_checkpoints=10)(x, W)  # doctest: +SKIP
     """
-    settings = Settings.parse(num_checkpoints, memory, root=num_checkpoints is None and memory is None)
-    return _gradient(f, wrt, init_grad, settings)
+    asked = num_checkpoints is not None or memory is not None
+    own: Settings | None = getattr(f, "remat_settings", None)
+    if not asked and own is not None and own.given:
+        return _gradient(f, wrt, init_grad, None)
+    return _gradient(f, wrt, init_grad, Settings.parse(num_checkpoints, memory, root=not asked))
 
 
 def grad(
     f: Callable[..., Any], wrt: int | str | Sequence[int | str] = (0,), *, init_grad: Any = None
 ) -> Callable[..., Any]:
-    """The gradient of `f`, a function in plain NumPy; its loops run as they are, or as `remat.checkpointed` has it.
+    """The gradient of `f`, a function in plain NumPy; its loops run unchanged, or as `remat.checkpointed` rewrote them.
 
     Args:
         f: The function.
-        wrt: The arguments to differentiate by, by position or name; one gives one gradient, several a tuple.
+        wrt: The arguments to differentiate with respect to, by position or name; one gives one gradient, several a
+            tuple.
         init_grad: The cotangent of the result; ones by default.
 
     Returns:
@@ -63,9 +69,7 @@ def grad(
 
 def _gradient(f: Callable[..., Any], wrt: Any, init_grad: Any, settings: Settings | None) -> Callable[..., Any]:
     if callable(wrt) and not callable(f):
-        raise ProblemError(
-            f"the function comes before what it is differentiated by: write remat.grad(f, wrt={f!r:.40})"
-        )
+        raise ProblemError(f"the function comes first: write remat.grad(f, wrt={f!r:.40})")
     function = f if settings is None and hasattr(f, "remat_original") else transformed(f, settings or Settings())
     one = isinstance(wrt, int | str)
     signature = inspect.signature(function)
@@ -91,13 +95,13 @@ def _gradient(f: Callable[..., Any], wrt: Any, init_grad: Any, settings: Setting
 
 
 def _check_is_numpy(value: Any, name: str) -> None:
-    """Raise a ProblemError for an array of another framework, which autograd does not differentiate by."""
+    """Raise a ProblemError for an array of another framework, which autograd cannot differentiate."""
     framework = type(value).__module__.partition(".")[0]
     if framework in ("torch", "jax", "jaxlib"):
         title, how = ("PyTorch", "loss.backward()") if framework == "torch" else ("JAX", "jax.grad")
         raise ProblemError(
-            f"{name} is an array of {title}, and remat.grad and grad_with_checkpointing differentiate functions of "
-            f"NumPy: decorate the function with @remat.checkpointed, and differentiate it by {how}"
+            f"{name} is an array of {title}, and remat.grad and grad_with_checkpointing differentiate NumPy "
+            f"functions: decorate the function with @remat.checkpointed, and differentiate it with {how}"
         )
 
 

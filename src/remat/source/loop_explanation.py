@@ -1,4 +1,4 @@
-"""What `fn.explain()` says: for every loop its line, what it carries, which turns run in place, and its plan."""
+"""The text of `fn.explain()`: for every loop its line, what it carries, which turns run in place, and its plan."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["explained"]
 
 
 def explained(infos: Sequence[LoopInfo], settings: Settings, log: dict[int, Any]) -> str:
-    """The text for a function with these loops, of which `log` has the plans of the last run."""
+    """The text for a function with these loops; `log` has their plans in the last run."""
     if not infos:
         return "no loops: the function runs as it is written"
     return "\n".join(_loop(info, settings, log.get(info.number)) for info in infos)
@@ -33,9 +33,9 @@ def _loop(info: LoopInfo, settings: Settings, run: Any) -> str:
             "peak is part of this loop's tape"
         )
     if info.contexts:
-        lines.append(f"  not open when turns are recomputed: {', '.join(info.contexts)}")
+        lines.append(f"  not open when iterations are recomputed: {', '.join(info.contexts)}")
     if info.emits:
-        lines.append("  what it prints or logs, it prints once a turn")
+        lines.append("  prints and logs once per iteration")
     lines.append(f"  plan: {_plan(info, settings, run)}")
     if info.depth and settings.memory is not None:
         lines.append(f"  budget: 1/{2**info.depth} of memory={settings.memory!r}, or the least that it needs")
@@ -68,8 +68,8 @@ def _plan(info: LoopInfo, settings: Settings, run: Any) -> str:
         return f"{'√n slots' if settings.root else budget}, made when the loop is differentiated"
     steps, plan = run
     if isinstance(plan, str):
-        return f"{steps} turns, {plan}"
+        return f"{steps} iterations, {plan}"
     return (
-        f"{steps} turns, {plan.forward_steps} step evaluations ({plan.forward_steps - (steps or 0)} recomputed), "
+        f"{steps} iterations, {plan.forward_steps} step evaluations ({plan.forward_steps - (steps or 0)} recomputed), "
         f"{plan.planner}, {plan.claim}"
     )

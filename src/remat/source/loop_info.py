@@ -1,4 +1,4 @@
-"""What is known of a loop before it runs: the result of the data flow, and what the run time and `explain()` need."""
+"""What is known about a loop before it runs: found by data flow, used by the run time and `explain()`."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class LoopInfo:
     """One loop of a decorated function.
 
     carry = written ∩ (exposed ∪ (live − surely written)); captured = exposed − written; locals = the rest of written.
-    With the last turn in place a name that every turn assigns needs no place in the carry. A `while` does not know its
-    last turn, so there such names are carried.
+    If the last turn runs in place, a name that every turn assigns need not be carried. A `while` loop does not know its
+    last turn, so it carries such names.
     """
 
     number: int
@@ -25,23 +25,25 @@ class LoopInfo:
     captured: tuple[str, ...]
     locals: tuple[str, ...]
     lists: tuple[str, ...] = ()  # outputs: lists that are appended to
-    arrays: tuple[str, ...] = ()  # outputs: arrays that are filled by row
+    arrays: tuple[str, ...] = ()  # outputs: arrays that are filled row by row
+    held: tuple[tuple[str, str, bool], ...] = ()  # (name, *`holds` of `put`), for `arrays` that may be lists or dicts
     last_in_place: bool = False
     ends: frozenset[str] = frozenset()  # how the body may end the loop: "break", "return", "an exception"
     unbound: frozenset[str] = frozenset()  # carried or captured names that may have no value when the loop begins
     put: frozenset[str] = frozenset()  # carried names whose items are assigned
     changed: frozenset[str] = frozenset()  # these, and carried names with `+=`
-    augmented: tuple[tuple[str, str, int], ...] = ()  # (name, other name, line): `name += …` while both may be one
-    shares_iterator: bool = False  # whether the body may take items from the iterator of the loop itself
+    augmented: tuple[tuple[str, str, int], ...] = ()  # (name, other, line): `name += …` where both may be one object
+    shares_iterator: bool = False  # whether the body may take items from the loop's own iterator
     traceable: bool = True  # whether its variable may be traced (traceability.py)
-    hands_on: bool = False  # whether functions of the user's get its variable
-    scaled: frozenset[str] = frozenset()  # names that it multiplies: Python's integers grow, those of arrays overflow
+    reads_variable: bool = True  # whether its body reads the variable of the loop
+    hands_on: bool = False  # whether its variable is passed to the user's functions
+    scaled: frozenset[str] = frozenset()  # names that it multiplies: Python integers grow, those of arrays overflow
     depth: int = 0
     merged: str = ""  # what was merged into this loop, if it was a perfect nest
-    inner: tuple[int, ...] = ()  # the lines of loops inside of it
-    contexts: tuple[str, ...] = ()  # `with` blocks around it, which are not open in the backward
+    inner: tuple[int, ...] = ()  # the lines of loops inside it
+    contexts: tuple[str, ...] = ()  # `with` statements around it, which are not open in the backward
     emits: bool = False  # whether it prints or logs
-    kept: str = ""  # with on_unsupported="keep": why it is left as it is
+    kept: str = ""  # with on_unsupported="keep": why it is left unchanged
 
     @property
     def where(self) -> str:

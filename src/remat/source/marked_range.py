@@ -7,7 +7,7 @@ __all__ = ["MarkedRange"]
 
 
 class MarkedRange(Sequence[int]):
-    """A range whose loop, in a function that `remat.checkpointed` has rewritten, has settings of its own.
+    """A range whose loop, in a function that `remat.checkpointed` has rewritten, has its own settings.
 
     Anywhere else it is an ordinary range.
 

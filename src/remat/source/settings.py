@@ -1,8 +1,9 @@
-"""How loops are checkpointed: the settings of the decorator, of a marked range, and of a call, which wins.
+"""How loops are checkpointed: the settings of the decorator, of a marked range, or of a call, which takes precedence.
 
-Nested loops and a budget in bytes: the outermost loop has all of it, since the peak of an inner plan is part of its
-step's tape, which is measured. A loop inside of it has half of it, and so on: then at least half is left for the states
-of the loop around. An inner loop that needs more gets what it needs (`run_time.py`), and the outer plan has the rest.
+Nested loops and a budget in bytes: the outermost loop has the whole budget, since the peak of an inner plan is part of
+its step's tape, which is measured. A loop inside it has half the budget, and so on, so that at least half is left for
+the states of the loop around it. An inner loop that needs more gets what it needs (`run_time/turns.py`), and the outer
+plan has the rest.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,18 +22,18 @@ from remat.units import to_bytes
 
 __all__ = ["LoggedRequest", "Requests", "Settings", "settings_of_call"]
 
-UNKNOWN = 32  # slots of a loop whose length is not known, where √n is asked for
+UNKNOWN = 32  # slots of a loop of unknown length, if √n slots are requested
 _of_call: ContextVar["Settings | None"] = ContextVar("settings_of_call", default=None)
 
 
 @dataclass(frozen=True)
 class LoggedRequest(LoopRequest):
-    """A request that tells which plan was made."""
+    """A request that logs the plan that was made."""
 
-    log: Callable[[tuple[int | None, Plan | str]], None] | None = None  # told the steps, and the plan or what is done
+    log: Callable[[tuple[int | None, Plan | str]], None] | None = None  # gets (steps, plan or a description)
 
     def record(self, steps: int | None = None, plan: Plan | None = None) -> None:
-        """Write down the number of steps and the plan."""
+        """Log the number of steps and the plan."""
         super().record(steps, plan)
         if self.log is not None and plan is not None:
             self.log((steps, plan))
@@ -40,7 +41,7 @@ class LoggedRequest(LoopRequest):
 
 @dataclass(frozen=True)
 class Settings:
-    """`slots` or `memory`; neither, if `root` asks for √n slots; nothing of all: only marked loops."""
+    """`slots`, `memory`, or `root` for √n slots; with none of them, only marked loops are checkpointed."""
 
     slots: int | None = None
     memory: Any = None
@@ -49,7 +50,7 @@ class Settings:
 
     @classmethod
     def parse(cls, slots: Any, memory: Any, check: Any = "first", *, root: bool = False) -> "Settings":
-        """The settings of these arguments; contradictions are an error when the function is decorated."""
+        """The settings for these arguments; contradictions raise an error when the function is decorated."""
         if slots is not None and memory is not None:
             raise ProblemError("give slots= or memory=, not both")
         if slots is not None or memory is not None:
@@ -62,7 +63,7 @@ class Settings:
         return self.slots is not None or self.memory is not None or self.root
 
     def of_loop(self, marked: MarkedRange | None, info: LoopInfo) -> "Settings | None":
-        """The settings of one loop: of the call, of its own, of the decorator; None if it is none of remat's."""
+        """The settings of one loop: the call's, its own, or the decorator's; None if it is not checkpointed."""
         settings = _of_call.get() or self
         if marked is not None and marked.settings and _of_call.get() is None:
             settings = replace(
@@ -78,7 +79,7 @@ class Settings:
 
 
 class Requests:
-    """The requests of one run of a loop, by its number of turns; `log` is told the plan."""
+    """The requests of one run of a loop, by its number of turns; `log` gets the plan."""
 
     __slots__ = ("_log", "_names", "_settings")
 
@@ -86,7 +87,7 @@ class Requests:
         self._settings, self._names, self._log = settings, names, log
 
     def __call__(self, count: int | None) -> "LoggedRequest":
-        """The request for a loop of so many turns."""
+        """The request for a loop of this many turns, None if unknown."""
         slots, memory = self._settings.slots, self._settings.memory
         if slots is None and memory is None:
             slots = UNKNOWN if count is None else max(1, isqrt(count))
@@ -94,13 +95,13 @@ class Requests:
         return LoggedRequest(parsed.memory, None, parsed.check, None, carry_names=self._names, log=self._log)
 
     def enlarge(self, least: int) -> None:
-        """Ask for this many bytes from now on."""
+        """Request this many bytes from now on."""
         self._settings = replace(self._settings, memory=least)
 
 
 @contextmanager
 def settings_of_call(settings: Settings | None) -> Iterator[None]:
-    """A block in which rewritten functions have these settings; None: those that they have anyway."""
+    """A context in which rewritten functions have these settings; None changes nothing."""
     token = _of_call.set(settings or _of_call.get())
     try:
         yield

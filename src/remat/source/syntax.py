@@ -1,7 +1,7 @@
-"""Small tools for syntax trees: copies, templates whose names no program can have, and places in the user's file.
+"""Helpers for syntax trees: copies, templates with names that no program can have, and locations in the user's file.
 
-In: trees of `ast`. Out: trees of `ast`. Names of generated code begin with a dot, as in `.carry`: such a name compiles,
-cannot be written in source text, and so cannot collide with a user's. Templates are written with these names.
+In: trees of `ast`. Out: trees of `ast`. Names of generated code begin with a dot, as in `.carry`: such a name compiles
+but cannot be written in source code, so it cannot collide with a user's. Templates are written with these names.
 """
 
 import ast
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 N = TypeVar("N", bound=ast.AST)
-_PREFIX = "_remat_hidden_"  # of hidden names while a template is parsed; names of users are never given this way
-_HIDDEN = re.compile(r"(?<![\w.\])\"'])\.(?=[a-z])")  # a dot that no expression comes before
+_PREFIX = "_remat_hidden_"  # of hidden names while a template is parsed; user names in templates never have it
+_HIDDEN = re.compile(r"(?<![\w.\])\"'])\.(?=[a-z])")  # a dot that follows no expression
 
 
 class OwnScope(ast.NodeTransformer):
-    """A transformer of one function's statements: what is inside of inner functions and classes stays as it is."""
+    """A transformer of one function's statements, which leaves inner functions and classes unchanged."""
 
     def _scope(self, node: ast.AST) -> ast.AST:
         return node
@@ -39,7 +39,7 @@ class OwnScope(ast.NodeTransformer):
 
 
 def clone(node: N) -> N:
-    """A copy of a tree, marks included; several times faster than `copy.deepcopy`, which decorating would wait for."""
+    """A copy of a tree, including marks; several times faster than `copy.deepcopy`, for fast decorating."""
     new = node.__class__.__new__(node.__class__)
     for field, value in node.__dict__.items():
         if isinstance(value, ast.AST):
@@ -56,22 +56,22 @@ def words(text: str) -> frozenset[str]:
 
 
 def hidden(name: str) -> str:
-    """The name that generated code has for this."""
+    """The name in generated code for this name."""
     return f".{name}"
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a name is of generated code."""
+    """Whether a name belongs to generated code."""
     return name.startswith(".")
 
 
 def visible(text: str) -> str:
-    """Generated code as text that can be read: `.carry` as `_carry`."""
+    """Generated code as readable text, with `_carry` for `.carry`."""
     return _HIDDEN.sub("_", text)
 
 
 def statements(template: str, place: ast.AST) -> list[ast.stmt]:
-    """The statements of a template, all of them at the place of one of the user's."""
+    """The statements of a template, all with the location of a node of the user's."""
     body = ast.parse(_HIDDEN.sub(_PREFIX, template)).body
     for node in body:
         _hide(node)
@@ -80,7 +80,7 @@ def statements(template: str, place: ast.AST) -> list[ast.stmt]:
 
 
 def expression(template: str, place: ast.AST) -> ast.expr:
-    """The expression of a template, at the place of one of the user's."""
+    """The expression of a template, with the location of a node of the user's."""
     node = ast.parse(_HIDDEN.sub(_PREFIX, template), mode="eval").body
     _hide(node)
     return at(node, place)
@@ -97,7 +97,7 @@ def _hide(root: ast.AST) -> None:
 
 
 def at(node: N, place: ast.AST) -> N:
-    """The same tree, each node of which has the place of another."""
+    """The same tree, with the location of another node set on each of its nodes."""
     where = {
         name: getattr(place, name)
         for name in ("lineno", "col_offset", "end_lineno", "end_col_offset")
@@ -110,7 +110,7 @@ def at(node: N, place: ast.AST) -> N:
 
 
 def flattened(items: Iterable[ast.stmt | list[ast.stmt] | None]) -> list[ast.stmt]:
-    """The statements that a transformer gave, each of which may be several or none."""
+    """The results of a transformer as one list; each may be several statements or none."""
     out: list[ast.stmt] = []
     for item in items:
         out.extend(item if isinstance(item, list) else [] if item is None else [item])
@@ -118,10 +118,10 @@ def flattened(items: Iterable[ast.stmt | list[ast.stmt] | None]) -> list[ast.stm
 
 
 def turn_parts(loop: ast.For | ast.While) -> list[ast.AST]:
-    """What every turn of a loop runs: its body, and its test or its target."""
+    """The parts that every turn of a loop runs: its body, and its test or its target."""
     return [*loop.body, loop.test if isinstance(loop, ast.While) else loop.target]
 
 
 def names_in(node: ast.AST) -> Iterator[str]:
-    """The names in a tree, of inner functions too."""
+    """The names in a tree, including inner functions."""
     return (sub.id for sub in ast.walk(node) if isinstance(sub, ast.Name))

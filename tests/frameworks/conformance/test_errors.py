@@ -55,7 +55,7 @@ def run(framework, step, init, xs=None, traced=True, **how):
         ({"slots": 2, "length": 4}, "length says 4, xs says 5"),
         ({"slots": -1}, "at least 0"),
         ({"slots": 1.5}, "whole number"),
-        ({"memory": "many"}, "memory: 'many' is no size"),
+        ({"memory": "many"}, "memory: 'many' is not a size"),
         ({"memory": "90%"}, "a share of what is free as a number: 0.9"),
         ({"memory": "0.9"}, "a share of what is free as a number: 0.9"),
         ({"length": "64 KiB"}, "did you mean memory='64 KiB'"),

@@ -241,7 +241,7 @@ def test_nonsense_is_refused(framework, x):
 
 def test_a_result_in_the_place_of_the_function_is_answered_with_the_call_that_was_meant(framework, x):
     done = framework.np.sin(x)
-    with pytest.raises(remat.ProblemError, match=r"is an array .*write remat\.checkpoint\(f, x\) for"):
+    with pytest.raises(remat.ProblemError, match=r"not an array .*write remat\.checkpoint\(f, x\) for"):
         remat.checkpoint(done)
     with pytest.raises(remat.ProblemError, match=r"write remat\.adaptive_checkpoint\(f, x, threshold=10240\) for"):
         remat.adaptive_checkpoint(done, 10240)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import remat
-from remat.frameworks.jax.binomial_tables import online_positions
+from remat.frameworks.jax.loops.binomial_tables import online_positions
 
 
 class Counter:

@@ -68,9 +68,9 @@ def test_a_traced_call_is_refused(wrap):
     def last(h):
         return remat.scan(lambda h, _: (jnp.sin(h), None), h, length=5, slots=2, driven=True)[0]
 
-    with pytest.raises(remat.StepError, match="outside of jit"):
+    with pytest.raises(remat.StepError, match="cannot be called inside jit"):
         wrap(last)(jnp.ones(3))
-    with pytest.raises(remat.StepError, match="outside of jit"):
+    with pytest.raises(remat.StepError, match="cannot be called inside jit"):
         wrap(jax.grad(lambda h: last(h).sum()))(jnp.ones((3, 2)))
 
 

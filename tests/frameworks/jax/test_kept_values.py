@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import remat
-from remat.frameworks.jax.kept_values import kept_values
+from remat.frameworks.jax.segments.kept_values import kept_values
 
 pytest.importorskip("networkx")
 

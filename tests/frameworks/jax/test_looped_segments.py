@@ -13,9 +13,9 @@ import pytest
 from jax import lax
 
 import remat
-from remat.frameworks.jax import cpu_scheduler
+from remat.frameworks.jax.segments import cpu_scheduler
 
-SEGMENTS = importlib.import_module("remat.frameworks.jax.checkpoint")
+SEGMENTS = importlib.import_module("remat.frameworks.jax.segments.checkpoint")
 
 
 @pytest.fixture(autouse=True)

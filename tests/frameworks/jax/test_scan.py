@@ -21,8 +21,11 @@ def test_gradients_are_those_of_lax_scan(slots):
     """To the last bit but for how XLA fuses sums and products."""
     cell, *args = lstm()
     plain, ours = losses(cell, slots=slots)
-    gradient = functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
-    close(jax.jit(gradient(ours))(*args), jax.jit(gradient(plain))(*args), 4e-15)
+    # The emitters that the other tests leave out for speed add up in another order in one loop than in the other.
+    jit = functools.partial(jax.jit, compiler_options={"xla_cpu_use_fusion_emitters": True})
+    found, expected = (jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(*args) for loss in (ours, plain))
+    close(found, expected, 1e-16)
+    assert found[0] == expected[0]
 
 
 @pytest.mark.usefixtures("quick")
@@ -147,8 +150,9 @@ def test_programs_and_temporaries_do_not_grow_with_the_length():
         lowered = jax.jit(loss).lower(jnp.ones(8))
         return len(lowered.as_text()), lowered.compile().memory_analysis().temp_size_in_bytes
 
-    small, large = compiled(100), compiled(100_000)
-    assert large[0] < small[0] * 1.05
+    # Twice: in the first program that JAX lowers, loops share a function of which later ones have a copy each.
+    _, small, large = compiled(100), compiled(100), compiled(100_000)
+    assert large[0] < small[0] * 1.005
     assert large[1] == small[1]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import remat
-from remat.frameworks.jax.scan import while_loop
+from remat.frameworks.jax.loops.scan import while_loop
 from remat.loops.request import LoopRequest
 from tests.frameworks.jax.while_programs import assert_same
 

@@ -95,7 +95,7 @@ def test_containers_and_integers():
         (lambda g: (g,), "returned a tuple of 1"),
         (lambda g: ((g, g), None), "another structure"),
         (lambda g: (numpy.ones(3), None), r"carry_bar of step 2 has shape \[3\] instead of \[\]"),
-        (lambda g: (g, None), "closes over, w, and at step 2 vjp returned none for w"),
+        (lambda g: (g, None), "closes over w, whose gradients are needed, and at step 2 vjp returned none for w"),
         (lambda g: (g, None, {"v": g}), "none for w"),
         (lambda g: (g, None, {"w": numpy.ones(2)}), r"gradient of w of step 2 has shape \[2\]"),
     ],

@@ -27,7 +27,7 @@ def test_no_more_states_are_alive_than_the_slots_and_the_working_set(monkeypatch
         most.value = max(most.value, len(alive.value))
         return array
 
-    from remat.frameworks.numpy import backend
+    from remat.frameworks.numpy.loops import backend
 
     original = backend.copier
     monkeypatch.setattr(backend, "copier", lambda **how: lambda leaf: watch(original(**how)(leaf)))

@@ -79,7 +79,7 @@ def test_undeclared_names_exist(module, name):
 def test_declared_names_are_imported_from_the_extension_api():
     declared = {name for name, _ in inspect.getmembers(autograd.extend) if not name.startswith("_")}
     undeclared = {module.__name__: names for module, names in UNDECLARED.items()}
-    for path in TAPE.parent.glob("*.py"):
+    for path in TAPE.parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module in undeclared:
                 names = {alias.name for alias in node.names}

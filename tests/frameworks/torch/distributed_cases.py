@@ -1,6 +1,7 @@
 """Cases that two processes run (distributed_program.py): functions without arguments, which raise where they fail."""
 
 import tempfile
+from datetime import timedelta
 from unittest import mock
 
 import pytest
@@ -196,6 +197,23 @@ def loops_in_one_process_alone():
         remat.scan(lambda h, x: (cell(x, h), None), torch.zeros(4, WIDTH), xs, memory="1 MiB")[0].sum().backward()
 
 
+def a_process_that_does_not_call_the_loop():
+    """Nobody waits for ever: when the time of the group is over, the error names who waits, and for whom."""
+    group = dist.new_group(timeout=timedelta(seconds=5))
+
+    def step(h, x):
+        return torch.tanh(h + x - collective.all_reduce(h.detach().mean(0), group=group)), None
+
+    xs = random(STEPS, 4, WIDTH).requires_grad_()
+    dist.barrier()
+    if dist.get_rank() == 1:
+        step(xs[0], xs[0])
+    else:
+        with pytest.raises(remat.ProblemError, match=r"rank 0 did not get an answer .* of the ranks \[0, 1\]"):
+            remat.scan(step, xs[0], xs, memory=9_000)
+    dist.barrier()
+
+
 def dtensors_as_carry_and_inputs():
     mesh, found = init_device_mesh("cpu", (2,)), []
     for budget in (None, {"slots": 2}, {"memory": 6_000}, {"slots": 2, "check": "always"}):
@@ -338,6 +356,7 @@ CASES = {
         loops_of_other_slots_or_plans,
         loops_of_unknown_length,
         loops_in_one_process_alone,
+        a_process_that_does_not_call_the_loop,
         dtensors_as_carry_and_inputs,
         dtensors_in_segments,
         hooks_of_parameters_that_are_not_used,

@@ -10,9 +10,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import remat
-from remat.frameworks.torch.measure_chain import StageMeasurement
-from remat.frameworks.torch.measure_model import MeasuredModel
-from tests.frameworks.torch.planned_models import batch, net
+from remat.frameworks.torch.models.measure_chain import StageMeasurement
+from remat.frameworks.torch.models.measure_model import MeasuredModel
+from tests.frameworks.torch.models.planned_models import batch, net
 
 DATA = [batch(128, seed=rank) for rank in range(2)]
 LITTLE, MORE = 160_000, 230_000  # bytes; the second with parameters that are gathered, of blocks or of the model
@@ -105,7 +105,7 @@ def sharded_parts_of_blocks():
     check(sharded(model))
     other = net()
     fully_shard(other.blocks[2].up)
-    with pytest.raises(remat.ProblemError, match=r"part of block 'blocks.2' is sharded by itself, 'up'.*plan="):
+    with pytest.raises(remat.ProblemError, match=r"part of block 'blocks.2' is sharded separately, 'up'.*plan="):
         planned(sharded(other))
 
 

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _compare(
     model: "CharModel", memory: int, iterations: int, training: "type[Training]"
 ) -> tuple[list[tuple[str, ...]], CallRecord, CallRecord]:
-    """The rows of the table, and the recorded calls: all tapes held, as plain autograd does, and inside the budget."""
+    """The rows of the table, and the recorded calls: with all tapes held, as in plain autograd, and in the budget."""
     from autograd import value_and_grad
 
     with Bars() as bars:
@@ -83,7 +83,7 @@ def _compare(
         def budget(params: Any) -> Any:
             return model.scan_loss(params, memory=memory, progress=bars)
 
-        # Measured and planned before anything is timed; a budget that is too small raises here.
+        # Measure and plan before anything is timed; a budget that is too small raises here.
         bars.say("measuring and planning")
         value_and_grad(budget)(model.params)
         bars.say("training, in turns", 2 * iterations, part="this gradient")
@@ -100,7 +100,7 @@ def _compare(
 
 
 def _recorded(model: "CharModel", how: dict[str, Any], bars: Bars) -> tuple[CallRecord, dict[str, Any]]:
-    """The call of `remat.scan` in one gradient, with all that it allocates, and the gradient."""
+    """The recorded `remat.scan` call of one gradient, with its allocations, and the gradient."""
     from autograd import value_and_grad
 
     gc.collect()
@@ -113,7 +113,7 @@ def _recorded(model: "CharModel", how: dict[str, Any], bars: Bars) -> tuple[Call
 def _rows(
     losses: list[list[float]], times: list[Times], equal: str, plain_peak: int, call: CallRecord
 ) -> list[tuple[str, ...]]:
-    """The rows of the table: what is compared, by plain autograd, by remat."""
+    """The rows of the table: what is compared, the value of plain autograd, and that of remat."""
     plan, trace = call.plan, call.trace
     assert isinstance(plan, Plan)
     assert trace is not None
@@ -135,7 +135,7 @@ def _rows(
 
 
 def _traced(call: Callable[[], Any]) -> tuple[Any, int]:
-    """The result of a call, and the peak of the bytes that Python allocated during it."""
+    """The result of a call, and the peak bytes that Python allocated during it."""
     gc.collect()
     tracemalloc.start()
     try:

@@ -16,7 +16,7 @@ __all__ = ["CharModel", "Training"]
 
 
 class CharModel:
-    """A character LSTM and a batch of text for it: `steps` characters long, `batch` passages at once."""
+    """A character LSTM, and `batch` passages of text for it, each `steps` characters long."""
 
     def __init__(self, steps: int, hidden: int, batch: int, seed: int = 0) -> None:
         text = (files("remat.cli.demo") / "text.txt").read_text(encoding="utf-8")
@@ -36,7 +36,7 @@ class CharModel:
         }
 
     def step(self, params: Any, state: Any, x: Any) -> tuple[Any, Any]:
-        """One character: the next state, and the loss of guessing the character after it."""
+        """Process one character: the next state, and the loss of predicting the character after it."""
         now, after = x
         state = lstm_cell(np, params, state, self.ones[now])
         scores = np.dot(state[0], params["out"])
@@ -53,13 +53,13 @@ class CharModel:
         return total / len(self.xs)
 
     def scan_loss(self, params: Any, **how: Any) -> Any:
-        """The same number by `remat.scan`, by the budget or the plan in its arguments."""
+        """The same number by `remat.scan`, with the given budget or plan."""
         _, losses = remat.scan(lambda state, x: self.step(params, state, x), self.state, (self.xs, self.targets), **how)
         return np.sum(losses) / len(self.xs)
 
 
 class Training:
-    """Adam from the initial parameters, one gradient at a time, so that two trainings can take turns."""
+    """Adam from the initial parameters, one gradient at a time, so that two trainings can alternate."""
 
     def __init__(self, model: CharModel, loss: Callable[[Any], Any], rate: float = 0.02) -> None:
         self.losses: list[float] = []
@@ -68,7 +68,7 @@ class Training:
         self._squares = {name: numpy.zeros_like(array) for name, array in model.params.items()}
 
     def step(self) -> None:
-        """One gradient, and one step of the optimizer."""
+        """Compute one gradient and make one step of the optimizer."""
         value, gradients = self._gradient(self._params)
         self.losses.append(float(value))
         count = len(self.losses)

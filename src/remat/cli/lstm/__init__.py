@@ -1,4 +1,4 @@
-"""`remat lstm`: an LSTM over a long sequence, split by save points: less live memory, the same loss and gradients."""
+"""`remat lstm`: an LSTM over a long sequence, split by save points, with less live memory and the same gradients."""
 
 import argparse
 from collections.abc import Iterator
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 EXAMPLE = "remat lstm --memory 512KiB --compare --report lstm.html"
 HELP = "run an LSTM over a long sequence, split by save points or inside a budget, and show what is live"
-MOST_EXTRA = 1.1  # times the forward steps of even save points that --optimal may run
-CHECKPOINTS = 7  # unless the arguments say how many, or give a budget
-STEPS_TO_MEASURE = 64  # of a model on which the cost of a step is measured
-_COLUMN = 18  # where values begin
+MOST_EXTRA = 1.1  # --optimal may run this many times the forward steps of even save points
+CHECKPOINTS = 7  # the default number, unless a budget is given
+STEPS_TO_MEASURE = 64  # length of the model on which the cost of a step is measured
+_COLUMN = 18  # the column in which values begin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +115,7 @@ def _say_uneven(steps: int, count: int) -> None:
 def _run_variants(
     model: "Lstm", positions: list[int], memory: int | None, compare: bool, variants: list[Variant]
 ) -> None:
-    """Run without save points, inside the budget and with even save points, as the arguments ask for it."""
+    """Run without save points, inside the budget and with even save points, as requested."""
     steps, count = len(model.xs), len(positions)
     _say_uneven(steps, count)
     ways: list[tuple[str, Plan | int]] = []
@@ -139,7 +139,7 @@ def _run_variants(
 
 
 def _less(cost: StepCost, even: Variant, steps: int) -> int:
-    """The least budget in which the planner runs few more steps than even save points do.
+    """The least budget in which the planner runs at most MOST_EXTRA times the steps of even save points.
 
     In the same memory there may be nothing to gain: a step whose tape does not fit at the turn runs twice in any case.
     """
@@ -148,7 +148,7 @@ def _less(cost: StepCost, even: Variant, steps: int) -> int:
 
 
 def _print_all(variants: list[Variant], steps: int, *, optimal: bool) -> None:
-    """Print the numbers of all variants; ratios are to the first, if that has no save points."""
+    """Print the numbers of all variants; ratios are relative to the first, if it has no save points."""
     first = variants[0] if len(variants) > 1 and not variants[0].trace.keeps else None
     for variant in variants:
         print(f"{variant.name}, {count_text(steps)} steps")
@@ -166,7 +166,7 @@ def _print_all(variants: list[Variant], steps: int, *, optimal: bool) -> None:
 
 
 def _numbers(variant: Variant, first: Variant | None) -> Iterator[tuple[str, str]]:
-    """What is printed of one variant, and how it compares with the first one."""
+    """The numbers to print for one variant, compared with the first."""
     trace = variant.trace
     yield "loss", f"{variant.loss:.15f}"
     if isinstance(variant.budget, int):

@@ -1,6 +1,6 @@
-"""The model of `remat lstm` on JAX, with the parameters and the step of the one on NumPy.
+"""The model of `remat lstm` on JAX, with the same parameters and step as on NumPy.
 
-The loop is host-driven, one compiled call for each op, so that a profile sees every op.
+The loop is host-driven, with one compiled call per op, so that a profile sees every op.
 """
 
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ __all__ = ["JaxLstm"]
 
 
 class JaxLstm(Lstm):
-    """The LSTM on arrays of JAX, in double precision as on NumPy."""
+    """The LSTM on JAX arrays, in double precision as on NumPy."""
 
     np: ClassVar[Any] = jnp
     scan_options: ClassVar[dict[str, Any]] = {"driven": True}
@@ -30,7 +30,7 @@ class JaxLstm(Lstm):
             )
 
     def gradient(self, budget: Plan | int, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
-        """The loss, and its gradient for all parameters."""
+        """The loss and its gradient for all parameters."""
         with jax.enable_x64(True):
             value, gradients = jax.value_and_grad(lambda params: self.loss(params, budget, progress))(self.params)
             return float(value), {name: numpy.asarray(gradient) for name, gradient in gradients.items()}

@@ -1,6 +1,6 @@
-"""The model of `remat lstm --framework keras`: an LSTM over sections of a sequence, its state saved between them.
+"""The model of `remat lstm --framework keras`: an LSTM over sections of a sequence, with its state saved between them.
 
-It is the same function for every number of sections: the layer is shared, and the state goes from one to the next.
+It is the same function for any number of sections: they share one layer, and each passes its state to the next.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ import keras
 import numpy
 
 from remat.layers.keras import RecomputationCheckpoint, recompute
-from remat.layers.keras.chain_stages import BudgetedGraph, Contexts
-from remat.layers.keras.keras_internals import functional_of, nodes_of, training_call
+from remat.layers.keras.chain_stages import BudgetedGraph
+from remat.layers.keras.keras_internals import functional_of, nodes_of
 from remat.layers.keras.pure_segment import given_value
 from remat.problem import Chain
 
@@ -40,35 +40,33 @@ class KerasLstm:
 
     @property
     def result_bytes(self) -> int:
-        """Bytes of the gradients, which no plan can avoid: a budget includes them."""
+        """Bytes of the gradients, which no plan can avoid; budgets include them."""
         itemsize = self.xs.dtype.itemsize
         return int(sum(itemsize * numpy.prod(v.shape) for v in self.model.trainable_variables))
 
     def gradient(self) -> tuple[float, dict[str, Any]]:
-        """The loss, and its gradient for all parameters."""
+        """The loss and its gradient for all parameters."""
         loss, gradients = self.run()
         names = [variable.path for variable in self.model.trainable_variables]
         arrays = [numpy.asarray(keras.ops.convert_to_numpy(each)) for each in gradients]
         return float(keras.ops.convert_to_numpy(loss)), dict(zip(names, arrays, strict=True))
 
     def peak(self) -> int | None:
-        """The most bytes of a gradient above those before it; None where the backend does not say."""
+        """The peak bytes of a gradient above those before it; None if the backend does not say."""
         return self._bytes()
 
     def chain(self) -> Chain:
-        """The model's sections as they cost, measured one by one."""
+        """The model's sections as a chain, each measured alone."""
         functional = functional_of(self.model)
         assert functional is not None
         graph = BudgetedGraph(nodes_of(functional), functional.inputs, functional.outputs, 0)
-        contexts = Contexts(training_call, graph.segments)
         inputs = [keras.ops.convert_to_tensor(self.xs)]
-        given = graph.given(inputs, contexts, lambda variable: given_value(variable, None, set()))
-        return graph.chain(inputs, contexts, given)
+        return graph.measured(inputs, lambda variable: given_value(variable, None, set()))
 
 
 def _model(steps: int, hidden: int, batch: int, bounds: list[int], inputs: int) -> Any:
     sequence = keras.Input((steps, inputs), batch_size=batch)
-    # The loop of Keras itself on every device: cuDNN takes no doubles.
+    # Use Keras's own loop on every device, since cuDNN does not support double precision.
     lstm = keras.layers.LSTM(hidden, return_state=True, use_cudnn=False)
     output, state = None, None
     for start, stop in pairwise([0, *bounds, steps]):
@@ -114,8 +112,12 @@ def _on_jax(model: Any, xs: Any, targets: Any) -> tuple[Callable[[], Any], Calla
     def compiled() -> Any:
         return jax.jit(jax.value_and_grad(loss)).lower(parameters, x).compile()
 
+    def peak() -> int:
+        analysis = compiled().memory_analysis()
+        return int(analysis.temp_size_in_bytes + analysis.output_size_in_bytes)  # gradients count, as on PyTorch
+
     wait: Any = jax.block_until_ready
-    return lambda: wait(compiled()(parameters, x)), lambda: int(compiled().memory_analysis().temp_size_in_bytes)
+    return lambda: wait(compiled()(parameters, x)), peak
 
 
 def _on_tensorflow(model: Any, xs: Any, targets: Any) -> tuple[Callable[[], Any], Callable[[], int | None]]:

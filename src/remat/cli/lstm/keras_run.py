@@ -1,4 +1,4 @@
-"""`remat lstm --framework keras`: the LSTM of Keras on one of its backends, with save points or inside a budget."""
+"""`remat lstm --framework keras`: Keras's LSTM on one of its backends, with save points or inside a budget."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,8 +22,8 @@ from remat.units import bytes_text, count_text, number_text
 
 __all__ = ["BACKENDS", "KerasRequest", "run_keras"]
 
-MOST_EXTRA = 1.1  # times the forward steps of even save points that --optimal may run
-_COLUMN = 18  # where values begin
+MOST_EXTRA = 1.1  # --optimal may run this many times the forward steps of even save points
+_COLUMN = 18  # the column in which values begin
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class KerasRequest:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Of the model."""
+        """The sizes of the model: steps, hidden, batch."""
         return self.steps, self.hidden, self.batch
 
 
@@ -63,7 +63,14 @@ def run_keras(request: KerasRequest) -> int:
     _report(variants, request)
     if not request.report:
         tell("next: --report lstm.html draws what is live when")
-    return 0
+    over = [variant for variant in variants if variant.budget == request.memory and variant.bytes_over]
+    for variant in over:
+        tell(
+            f"remat: --memory {bytes_text(request.memory or 0)} does not hold: a gradient takes "
+            f"{bytes_text(variant.peak, up=True)} on {request.backend}, which places buffers by itself; --backend "
+            "torch keeps to the plan"
+        )
+    return 1 if over else 0
 
 
 def _run_variants(request: KerasRequest, bars: Bars, variants: list[KerasVariant]) -> None:
@@ -75,14 +82,14 @@ def _run_variants(request: KerasRequest, bars: Bars, variants: list[KerasVariant
         return
     name, bounds = "placed by the planner", fine_bounds(request.steps, len(request.positions))
     bars.say(name)
-    fine = new_model(*request.sizes, bounds)  # it is measured, and not run
+    fine = new_model(*request.sizes, bounds)  # only its sections are measured
     most = MOST_EXTRA * variants[-1].forward_steps
     budget = least_budget(fine.chain(), fine.section_lengths, most) + fine.result_bytes
     variants.append(run_variant(name, new_model(*request.sizes, bounds, budget), budget))
 
 
 def _ways(request: KerasRequest) -> Iterator[tuple[str, list[int], int | None]]:
-    """What is run: a name, where sections end, and a budget."""
+    """The requested variants: a name, the ends of sections, and a budget."""
     count = len(request.positions)
     if request.compare or (not count and request.memory is None):
         yield "without checkpoints", [], None
@@ -93,7 +100,7 @@ def _ways(request: KerasRequest) -> Iterator[tuple[str, list[int], int | None]]:
 
 
 def _print_all(variants: list[KerasVariant], request: KerasRequest) -> None:
-    """Print the numbers of all variants; ratios are to the first, if that has no save points."""
+    """Print the numbers of all variants; ratios are relative to the first, if it has no save points."""
     first = variants[0] if len(variants) > 1 and not variants[0].plan.recomputed else None
     for variant in variants:
         print(f"{variant.name}, {count_text(request.steps)} steps, Keras on {request.backend}")
@@ -109,12 +116,15 @@ def _print_all(variants: list[KerasVariant], request: KerasRequest) -> None:
 
 
 def _numbers(variant: KerasVariant, first: KerasVariant | None) -> Iterator[tuple[str, str]]:
-    """What is printed of one variant, and how it compares with the first one."""
+    """The numbers to print for one variant, compared with the first."""
     yield "loss", f"{variant.loss:.15f}"
     if variant.budget is not None:
         yield "budget", f"{bytes_text(variant.budget)}, which the planner was given"
     how = "measured" if variant.measured is not None else "estimated: TensorFlow has no meter on the CPU"
     yield "peak live memory", f"{bytes_text(variant.peak)}, {how}"
+    if variant.bytes_over:
+        planned = bytes_text(variant.plan.peak + variant.model.result_bytes)
+        yield "over budget", f"by {bytes_text(variant.bytes_over, up=True)}: the plan and gradients take {planned}"
     assert variant.times is not None
     if first is not None and variant is not first:
         assert first.times is not None

@@ -1,4 +1,4 @@
-"""The ways in which `remat lstm --framework keras` runs its model: without save points, with even ones, in a budget."""
+"""The variants that `remat lstm --framework keras` runs: without save points, with even ones, inside a budget."""
 
 import os
 import sys
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["BACKENDS", "KerasVariant", "fine_bounds", "least_budget", "model_class", "run_variant"]
 
 BACKENDS = ("torch", "jax", "tensorflow")
-FINE = 16  # sections between which the planner may choose, or twice as many as even save points make
+FINE = 16  # sections that the planner may choose from, or twice those of even save points if that is more
 UNDOES = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
 EVERYTHING = 10**18
 
 
 @dataclass(frozen=True)
 class KerasVariant:
-    """One way to run the model: the plan of its sections, and the results."""
+    """One variant: the model, the plan of its sections, and the results."""
 
     name: str
     model: "KerasLstm"
@@ -35,17 +35,22 @@ class KerasVariant:
     plan: Plan
     loss: float
     gradient: dict[str, Any]
-    measured: int | None  # the most bytes, where the backend says it
+    measured: int | None  # the peak bytes, if the backend says
     times: Times | None = None
 
     @property
     def peak(self) -> int:
-        """The most bytes, measured or the plan's."""
+        """The peak bytes: measured, or those of the plan."""
         return self.plan.peak if self.measured is None else self.measured
 
     @property
+    def bytes_over(self) -> int:
+        """The bytes that were measured above the budget."""
+        return 0 if self.budget is None or self.measured is None else max(0, self.measured - self.budget)
+
+    @property
     def forward_steps(self) -> int:
-        """The steps of the LSTM that a gradient runs, those that are run again included."""
+        """The forward steps of the LSTM in one gradient, including recomputed ones."""
         lengths = self.model.section_lengths
         if len(lengths) == 1:
             return lengths[0]
@@ -54,11 +59,11 @@ class KerasVariant:
 
 
 def model_class(backend: str) -> "type[KerasLstm]":
-    """The model; Keras is imported only now, for this backend, in double precision."""
+    """The class of the model; this imports Keras with the given backend, in double precision."""
     try:
         import_module(backend) if backend == "torch" else None
         if backend == "jax" and "jax" not in sys.modules:
-            # XLA reads it once, and would undo recomputation on the CPU.
+            # XLA reads its flags only once, and by default undoes recomputation on the CPU.
             os.environ["XLA_FLAGS"] = " ".join([*os.environ.get("XLA_FLAGS", "").split(), UNDOES])
         os.environ["KERAS_BACKEND"] = backend
         keras = import_module("keras")
@@ -66,18 +71,19 @@ def model_class(backend: str) -> "type[KerasLstm]":
             import_module("jax").config.update("jax_enable_x64", True)
     except ImportError as error:
         raise StepError(
-            f"--framework keras --backend {backend} needs Keras and its backend: pip install 'remat[keras]' {backend} "
-            f"({error})"
+            f"--framework keras --backend {backend} needs Keras and its backend: pip install keras {backend} ({error})"
         ) from error
     if keras.backend.backend() != backend:
-        raise StepError(f"Keras is loaded already, on {keras.backend.backend()}: run --backend {backend} by itself")
+        raise StepError(
+            f"Keras is already loaded, on {keras.backend.backend()}: run --backend {backend} in a new process"
+        )
     keras.config.set_floatx("float64")
     found: type[KerasLstm] = import_module("remat.cli.lstm.keras_model").KerasLstm
     return found
 
 
 def fine_bounds(steps: int, count: int = 0) -> list[int]:
-    """Where sections end between which the planner chooses; there are more of them than even save points make."""
+    """The ends of the sections that the planner chooses from; there are more than with even save points."""
     sections = min(max(FINE, 2 * (count + 1)), steps)
     return [k * steps // sections for k in range(1, sections)]
 
@@ -95,7 +101,7 @@ def run_variant(name: str, model: "KerasLstm", budget: int | None) -> KerasVaria
 
 
 def least_budget(chain: Chain, lengths: Sequence[int], most_steps: float) -> int:
-    """The least bytes in which a plan runs at most so many steps forward, to within 2 %."""
+    """The least bytes in which a plan runs at most `most_steps` forward steps, to within 2 %."""
     low, high = 0, plan(chain, EVERYTHING).peak
     while high - low > max(1, high // 50):
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""The model of `remat lstm` on NumPy: an LSTM over a long sequence, differentiated by autograd under any plan."""
+"""The model of `remat lstm` on NumPy: an LSTM over a long sequence, differentiated by autograd with any plan."""
 
 from typing import Any, ClassVar
 
@@ -18,8 +18,8 @@ class Lstm:
     """An LSTM that predicts the running mean of its inputs, and a batch of random sequences for it."""
 
     np: ClassVar[Any] = autograd.numpy  # the framework's namespace with NumPy's names
-    scan_options: ClassVar[dict[str, Any]] = {}  # more arguments of remat.scan
-    metered: ClassVar[bool] = False  # whether a separate run measures allocations by the framework's meter
+    scan_options: ClassVar[dict[str, Any]] = {}  # further arguments for remat.scan
+    metered: ClassVar[bool] = False  # whether a separate run measures allocations with the framework's meter
 
     def __init__(self, steps: int, hidden: int, batch: int, inputs: int = 8, seed: int = 0) -> None:
         rng = numpy.random.default_rng(seed)
@@ -33,11 +33,11 @@ class Lstm:
 
     @property
     def result_bytes(self) -> int:
-        """Bytes of the outputs and of the gradients, which no plan can avoid: a budget includes them."""
+        """Bytes of the outputs and gradients, which no plan can avoid; budgets include them."""
         return 8 * len(self.xs) + sum(int(array.nbytes) for array in self.params.values())
 
     def loss(self, params: Any, budget: Plan | int, progress: Progress | None = None) -> Any:
-        """The mean squared error over all steps. A plan, or bytes, say what is kept; the value is the same for all."""
+        """The mean squared error over all steps; a plan or a budget in bytes decides what is kept, not the value."""
         np = self.np
         how = {"plan": budget} if isinstance(budget, Plan) else {"memory": max(0, budget - self.result_bytes)}
 
@@ -49,6 +49,6 @@ class Lstm:
         return np.sum(losses) / len(self.xs)
 
     def gradient(self, budget: Plan | int, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
-        """The loss, and its gradient for all parameters."""
+        """The loss and its gradient for all parameters."""
         value, gradients = value_and_grad(lambda params: self.loss(params, budget, progress))(self.params)
         return float(value), gradients

@@ -1,4 +1,4 @@
-"""The model of `remat lstm` on PyTorch, with the parameters and the step of the one on NumPy."""
+"""The model of `remat lstm` on PyTorch, with the same parameters and step as on NumPy."""
 
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -25,7 +25,7 @@ class TorchLstm(Lstm):
         self.state = tuple(torch.from_numpy(array) for array in self.state)
 
     def gradient(self, budget: Plan | int, progress: Progress | None = None) -> tuple[float, dict[str, Any]]:
-        """The loss, and its gradient for all parameters."""
+        """The loss and its gradient for all parameters."""
         value = self.loss(self.params, budget, progress)
         gradients = torch.autograd.grad(value, list(self.params.values()))
         return value.item(), {name: gradient.numpy() for name, gradient in zip(self.params, gradients, strict=True)}

@@ -1,4 +1,4 @@
-"""The ways in which `remat lstm` runs its model: without save points, with even ones, inside a budget."""
+"""The variants that `remat lstm` runs: without save points, with even ones, inside a budget."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -38,14 +38,14 @@ FRAMEWORKS = {  # title, module, class
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run the model: its plan or its budget in bytes, the recorded call, and the results."""
+    """One variant: its plan or its budget in bytes, the recorded call, and the results."""
 
     name: str
     budget: Plan | int
     call: CallRecord
     loss: float = 0.0
     gradient: Any = None
-    allocated: int | None = None  # the most bytes, by the framework's meter
+    allocated: int | None = None  # the peak bytes according to the framework's meter
     times: Times | None = None
 
     @property
@@ -57,23 +57,23 @@ class Variant:
 
 
 def model_on(framework: str) -> "type[Lstm]":
-    """The model on that framework, whose module is imported only now: it needs the framework."""
+    """The class of the model on that framework, which this imports."""
     title, module, model = FRAMEWORKS[framework]
     try:
         import_module(framework)
     except ImportError as error:
-        raise StepError(f"--framework {framework} needs {title}: pip install 'remat[{framework}]' ({error})") from error
+        raise StepError(f"--framework {framework} needs {title}: pip install {framework} ({error})") from error
     model_class: type[Lstm] = getattr(import_module(f"remat.cli.lstm.{module}"), model)
     return model_class
 
 
 def even_plan(steps: int, positions: list[int]) -> Plan:
-    """Save points at these positions."""
+    """The plan with save points at these positions."""
     return plan(Loop(steps), Memory(slots=len(positions)), planner=SavePoints(tuple(positions)))
 
 
 def run_variant(model: "Lstm", name: str, budget: Plan | int, interrupted: Callable[[Variant], None]) -> Variant:
-    """Run the model by a plan or inside a budget; an interrupted run is passed on before the error is."""
+    """Run the model with a plan or a budget; on Ctrl-C, pass the partial run to `interrupted` and re-raise."""
     with Bars() as bars, profile() as recorded:
         bars.say(name)
         try:
@@ -85,7 +85,7 @@ def run_variant(model: "Lstm", name: str, budget: Plan | int, interrupted: Calla
     variant = Variant(name, budget, recorded.calls[0], loss, gradient)
     if not model.metered:
         return variant
-    with Bars() as bars, profile(memory=True) as metered:  # by itself: a meter that counts every op makes the ops slow
+    with Bars() as bars, profile(memory=True) as metered:  # a separate run, since the meter slows down every op
         bars.say(f"{name}, memory")
         model.gradient(budget, bars)
     trace = metered.calls[0].trace
@@ -93,7 +93,7 @@ def run_variant(model: "Lstm", name: str, budget: Plan | int, interrupted: Calla
 
 
 def with_times(model: "Lstm", variants: list[Variant], rounds: int) -> list[Variant]:
-    """The variants with the times of gradients that are not profiled, in turns."""
+    """The variants with times, from gradients that are not profiled and run in turns."""
     with Bars() as bars:
         bars.say("timing, in turns", rounds * len(variants), part="this gradient")
         calls = [lambda budget=variant.budget: model.gradient(budget, bars) for variant in variants]
@@ -102,7 +102,7 @@ def with_times(model: "Lstm", variants: list[Variant], rounds: int) -> list[Vari
 
 
 def step_cost_of(model: "Lstm") -> StepCost:
-    """What a step of the model costs, as `remat.scan` measures it for a budget in bytes."""
+    """The cost of a step of the model, as `remat.scan` measures it for a budget in bytes."""
     with profile() as recorded:
         model.gradient(2**40)
     cost = recorded.calls[0].step_cost
@@ -111,7 +111,7 @@ def step_cost_of(model: "Lstm") -> StepCost:
 
 
 def least_memory(cost: StepCost, steps: int, most_forward_steps: int, enough: int) -> int:
-    """The least bytes in which a loop runs at most so many forward steps, to within 2 %."""
+    """The least bytes in which a loop runs at most `most_forward_steps`, to within 2 %."""
     low, high = 0, enough
     while high - low > max(1, high // 50):
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""What is JAX's: arrays and tracers, containers with these in them, and plain numbers while it traces."""
+"""Which values belong to JAX: arrays and tracers, containers that hold them, and plain numbers during a trace."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from remat.pytree import Leaf
 __all__ = ["TRAITS", "is_module", "is_tracing", "owns"]
 
 ARRAY_TYPES: tuple[type, ...] = (jax.Array, Tracer)
-DECIDING_TYPES = (*ARRAY_TYPES, *filter(None, [getattr(jax, "Ref", None)]))  # mutable arrays, since 0.7
+DECIDING_TYPES = (*ARRAY_TYPES, *filter(None, [getattr(jax, "Ref", None)]))  # mutable arrays exist since 0.7
 TRAITS = FrameworkTraits(
     "jax",
     "JAX",
@@ -27,10 +27,10 @@ TRAITS = FrameworkTraits(
 
 
 def owns(leaf: Leaf) -> bool:
-    """Whether a leaf is a container that only JAX knows, with an array of JAX in it."""
+    """Whether a leaf is a container that only JAX knows and that holds a JAX array."""
     return any(isinstance(part, ARRAY_TYPES) for part in tree_leaves(leaf))
 
 
 def is_module(fn: Any) -> bool:
-    """Whether this is a pytree, as modules of equinox and flax are."""
+    """Whether this is a pytree, as equinox and flax modules are."""
     return not all_leaves([fn])

@@ -1,4 +1,4 @@
-"""Leaves of JAX: its own pytrees are its containers."""
+"""Leaf functions of the framework protocol for JAX, whose containers are its pytrees."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ __all__ = ["flatten", "own", "prepend", "separate", "stack", "unpack"]
 
 
 def unpack(value: PyTree) -> PyTree:
-    """The value: JAX has no containers that wrap plain ones."""
+    """The value itself: JAX has no containers that wrap plain ones."""
     return value
 
 
@@ -22,12 +22,12 @@ def flatten(value: PyTree) -> tuple[list[Leaf], Any]:
 
 
 def stack(rows: Sequence[Leaf]) -> PyTree:
-    """One array of several, along a new first axis."""
+    """The rows as one array, stacked along a new first axis."""
     return jnp.stack(rows)
 
 
 def own(leaf: Leaf) -> Leaf:
-    """The leaf: arrays of JAX cannot be written into."""
+    """The leaf itself: JAX arrays are immutable."""
     return leaf
 
 
@@ -37,5 +37,5 @@ def separate(rows: PyTree) -> Sequence[Leaf]:
 
 
 def prepend(first: Leaf, rows: PyTree) -> PyTree:
-    """An array with one more row, the first."""
+    """The rows with `first` added in front."""
     return jnp.concatenate([jnp.expand_dims(first, 0), rows])

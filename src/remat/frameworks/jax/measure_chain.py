@@ -1,14 +1,15 @@
-"""What the stages of a chain cost on JAX: each is traced and compiled alone, and equal programs are measured once.
+"""Measures the stages of a chain on JAX: each is traced and compiled on its own, and equal programs only once.
 
-The rule: bytes are read off programs. The tape is the residuals of the stage's VJP for its input and all that it closes
-over, beside its input, its output and what it closes over; peaks are what XLA says that the compiled stage, recorded or
-pulled back, takes beside its arguments, gradients of what it closes over included. Seconds are those of a few runs if
-the input is a concrete array; while JAX traces, there is nothing to run, and they are estimated from the numbers of
-operations and bytes of the compiled stage: good for choosing between stages, and no prediction.
+The rule: bytes are read off programs. The tape is the residuals of the stage's VJP with respect to its input and
+everything that it closes over, not counting its input, its output and what it closes over. Peaks are what XLA reports
+for the compiled stage, recorded or pulled back, besides its arguments, including gradients of what it closes over.
+Seconds are measured in a few runs if the input is a concrete array. During a trace nothing can be run, so they are
+estimated from the operations and bytes of the compiled stage: good enough to choose between stages, but not a
+prediction.
 
-What it can miss: XLA compiles the whole program in one piece, and orders it as it likes. On the CPU it merges what
-`jax.checkpoint` would compute again with what was computed first, so that the memory is often that of a plain program:
-the plan keeps its budget, and XLA does not. The cost: three compilations for each different stage.
+What it can miss: XLA compiles and orders the program as a whole. On the CPU it merges what `jax.checkpoint` would
+recompute with the first computation, so that memory is often that of a plain program: the plan keeps to its budget, and
+XLA does not. The cost: three compilations for each different stage.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -29,7 +30,7 @@ from remat.frameworks.jax.avals import (
     nbytes,
     select,
 )
-from remat.frameworks.jax.checkpoint import FlatFunction
+from remat.frameworks.jax.segments.checkpoint import FlatFunction
 from remat.problem import Chain, Option, Stage
 from remat.pytree import PyTree
 from remat.segments import display_name
@@ -37,11 +38,11 @@ from remat.segments import display_name
 __all__ = ["chain_key", "measure_chain"]
 
 TIMES = 5  # runs of a compiled stage
-OPERATIONS, BYTES = 1e12, 1e11  # a second of a usual device, where nothing can be run
+OPERATIONS, BYTES = 1e12, 1e11  # per second of a typical device, for estimates during a trace
 
 
 def measure_chain(stages: Sequence[Callable[[PyTree], PyTree]], x: PyTree) -> Chain:
-    """The chain of these stages on an input like `x`, whose own bytes do not count: the caller holds it."""
+    """The chain of these stages on an input like `x`, whose own bytes do not count because the caller holds it."""
     found: list[Stage] = []
     measured: dict[Hashable, Stage] = {}
     concrete = not is_tracing()
@@ -66,7 +67,7 @@ def measure_chain(stages: Sequence[Callable[[PyTree], PyTree]], x: PyTree) -> Ch
 
 
 def chain_key(stages: Sequence[Callable[[PyTree], PyTree]], x: PyTree) -> Hashable | None:
-    """The avals of the input's arrays; None where JAX traces nothing: then there is no gradient to come."""
+    """The avals of the input's arrays; None if JAX is not tracing, so that no gradient can follow."""
     if not is_tracing():
         return None
     flat = FlatFunction(lambda x: x, "input", (x,), {})
@@ -74,7 +75,7 @@ def chain_key(stages: Sequence[Callable[[PyTree], PyTree]], x: PyTree) -> Hashab
 
 
 class _Program:
-    """The program of one stage, as a function of what it closes over and of its input, and its derivatives."""
+    """The program of one stage, as a function of what it closes over and its input, together with its derivatives."""
 
     def __init__(self, program: ClosedJaxpr, arrays: Sequence[Array]) -> None:
         self._program, self._n_consts = program, len(program.consts)
@@ -82,7 +83,7 @@ class _Program:
         self._active = [differentiable(jax.typeof(each)) for each in self._inputs]
 
     def stage(self, *, timed: bool) -> Stage:
-        """The measured stage; `timed`: by runs on its own input."""
+        """The measured stage; with `timed`, seconds are measured on its own input."""
         tape, holds_input, holds_output = self._residuals()
         output = sum(map(nbytes, self._program.out_avals))
         inputs = self._inputs if timed else [_shape(each) for each in self._inputs]
@@ -111,7 +112,7 @@ class _Program:
         return list(jaxpr_as_fun(program)(*inputs[self._n_consts :]))
 
     def _record(self, *inputs: Array) -> tuple[list[Array], Callable[..., PyTree]]:
-        """The results, and the VJP, whose leaves are the residuals."""
+        """The results and the VJP function, whose leaves are the residuals."""
 
         def run(*active: Array) -> tuple[list[Array], list[Array]]:
             results = self._run(*merge(self._active, active, inputs))
@@ -121,7 +122,7 @@ class _Program:
         return results, vjp
 
     def _residuals(self) -> tuple[int, bool, bool]:
-        """Own bytes of the tape, and whether it has the input and the output."""
+        """Bytes of the tape, not counting input and output, and whether it contains the input and the output."""
         flat = jax.make_jaxpr(lambda *inputs: jax.tree_util.tree_leaves(self._record(*inputs)))(*self._inputs).jaxpr
         n = len(self._program.out_avals)
         outputs, inputs = ({id(var) for var in each} for each in (flat.outvars[:n], flat.invars[self._n_consts :]))
@@ -140,7 +141,7 @@ def _shape(value: PyTree) -> jax.ShapeDtypeStruct:
 
 
 def _costs(function: Callable[..., PyTree], args: Sequence[PyTree], *, timed: bool) -> tuple[float, int]:
-    """Seconds of a function, and the bytes that it takes beside arguments and results."""
+    """Seconds of a function, and the bytes that it uses besides arguments and results."""
     compiled = jax.jit(function).lower(*args).compile()
     temporary = int(getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0))
     if not timed:

@@ -1,4 +1,4 @@
-"""Values of any kind, partitioned into arrays, which JAX traces, and static values, which stay as they are."""
+"""Splits values of any kind into arrays, which JAX traces, and static values, which are passed through unchanged."""
 
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -18,13 +18,13 @@ from remat.pytree import Leaf, PyTree, flatten
 
 __all__ = ["Build", "check_no_leaked_tracers", "is_array", "is_traceable", "partition"]
 
-Build = Callable[[Iterator[Any]], Any]  # puts arrays where those of a partitioned value were
+Build = Callable[[Iterator[Any]], Any]  # rebuilds a partitioned value around other arrays
 
 
 def partition(value: PyTree, wanted: Callable[[Any], bool], arrays: list[Leaf], static_values: list[Leaf]) -> Build:
-    """Append the wanted leaves to the arrays, the others to the static values; the function that rebuilds it.
+    """Append wanted leaves to `arrays`, others to `static_values`; return a function that rebuilds the value.
 
-    Containers are those that remat knows, in which dicts stay in order, and those that are registered with JAX.
+    Containers are those that remat knows, which keep the order of dicts, and those registered with JAX.
     """
     leaves, tree = flatten(value)
     builds = [_partition_leaf(leaf, wanted, arrays, static_values) for leaf in leaves]
@@ -35,7 +35,7 @@ def _partition_leaf(leaf: Leaf, wanted: Callable[[Any], bool], arrays: list[Leaf
     if wanted(leaf):
         arrays.append(leaf)
         return next
-    leaves, tree = tree_flatten(leaf)  # what is a leaf to remat may be a container of JAX, with our containers inside
+    leaves, tree = tree_flatten(leaf)  # a leaf for remat may be a JAX container, with our containers inside
     if treedef_is_leaf(tree):
         static_values.append(leaf)
         return lambda _: leaf
@@ -44,23 +44,23 @@ def _partition_leaf(leaf: Leaf, wanted: Callable[[Any], bool], arrays: list[Leaf
 
 
 def is_array(leaf: Leaf) -> bool:
-    """Whether a leaf is an array of JAX, or a tracer."""
+    """Whether a leaf is a JAX array or a tracer."""
     return isinstance(leaf, jax.Array | Tracer)
 
 
 def is_traceable(leaf: Leaf) -> bool:
-    """Whether a leaf of the arguments is traced: JAX's arrays, and NumPy's of numbers. Single numbers are static."""
+    """Whether a leaf of the arguments is traced: JAX arrays and numeric NumPy arrays are; single numbers are static."""
     if isinstance(leaf, np.ndarray):
         return leaf.dtype == bool or bool(jnp.issubdtype(leaf.dtype, np.number))
     return is_array(leaf)
 
 
-# Values of these types hold no tracers: they need not be searched.
+# Values of these types cannot hold tracers, and are not searched.
 _ATOMIC_TYPES = (np.generic, Number, str, bytes, Enum, type, np.dtype, slice, range, type(...), ModuleType)
 
 
 def check_no_leaked_tracers(static_values: list[Leaf], name: str) -> None:
-    """Raise a StepError if results of a segment that are no arrays hold tracers of it, which mean nothing outside."""
+    """Raise a StepError if static results of a segment hold its tracers, which are meaningless outside of it."""
     for leaf in static_values:
         is_numpy = isinstance(leaf, np.ndarray)
         if isinstance(leaf, _ATOMIC_TYPES) or (is_numpy and leaf.dtype != object):
@@ -76,7 +76,7 @@ def check_no_leaked_tracers(static_values: list[Leaf], name: str) -> None:
 
 
 class _LeakedTracers(Reach):
-    """Searches for tracers of the innermost trace, which is that of the segment."""
+    """A search for tracers of the innermost trace, which is that of the segment."""
 
     def __init__(self) -> None:
         super().__init__()

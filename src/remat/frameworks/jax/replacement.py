@@ -1,8 +1,8 @@
-"""`replace_loops` on JAX: its loops and checkpoints, exchanged for ours while a function is traced.
+"""`replace_loops` on JAX: JAX's loops and checkpoints are replaced by ours while a function is traced.
 
 In: a budget. Out: a context in which `jax.lax.scan`, `fori_loop`, `while_loop` and `jax.checkpoint`, called through
-their modules by anyone, run as `remat.scan`, `remat.while_loop` and `remat.drop` do; and a list of the loops it met.
-What it misses: functions that were jitted and traced before, and references that were taken before.
+their modules by any code, run as `remat.scan`, `remat.while_loop` and `remat.drop`; and a list of the loops that were
+replaced. What it misses: functions that were jitted and traced earlier, and references that were taken earlier.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from remat.frameworks.jax.avals import Tracer
-from remat.frameworks.jax.checkpoint import checkpoint
-from remat.frameworks.jax.scan import scan, while_loop
+from remat.frameworks.jax.loops.scan import scan, while_loop
+from remat.frameworks.jax.segments.checkpoint import checkpoint
 from remat.loops.exchange import Exchange
 from remat.loops.request import LoopRequest
 from remat.pytree import PyTree
@@ -29,11 +29,11 @@ __all__ = ["LoopsMet", "replace_loops"]
 
 
 class LoopMet(NamedTuple):
-    """A loop or a checkpoint that was exchanged."""
+    """A loop or a checkpoint that was replaced."""
 
     kind: str
     name: str
-    steps: int | None  # None: not known when it is traced
+    steps: int | None  # None if unknown when it is traced
 
     def __str__(self) -> str:
         length = (
@@ -44,19 +44,19 @@ class LoopMet(NamedTuple):
 
 @dataclass
 class LoopsMet:
-    """The loops that were met in a `replace_loops`, in order; `new_request` makes what each of them asks for."""
+    """The loops replaced in a `replace_loops` context, in order; `new_request` makes the request for each of them."""
 
     new_request: Callable[[], LoopRequest]
     budget: str
     loops: list[LoopMet] = field(default_factory=list)
 
     def meet(self, kind: str, function: Any, steps: int | None = None) -> LoopRequest:
-        """Note a loop, and return its request."""
+        """Note a loop and return its request."""
         self.loops.append(LoopMet(kind, display_name(function), steps))
         return self.new_request()
 
     def explain(self) -> str:
-        """What was exchanged, one line for each, in the order in which it was traced."""
+        """What was replaced, one line for each, in the order of tracing."""
         if not self.loops:
             return (
                 "no loop was met: a jitted function that was traced before stays as it was, and so does what a module "
@@ -71,7 +71,7 @@ _EXCHANGE: Exchange[LoopsMet] = Exchange("remat_replace_loops")
 
 @contextmanager
 def replace_loops(new_request: Callable[[], LoopRequest], budget: str) -> Iterator[LoopsMet]:
-    """Inside, loops and checkpoints of JAX that this thread traces are ours."""
+    """Within the context, JAX's loops and checkpoints that this thread traces are ours."""
     places: dict[tuple[ModuleType, str], Callable[..., Any]] = {
         (lax, "scan"): _scan,
         (lax, "fori_loop"): _fori_loop,
@@ -96,7 +96,7 @@ def _scan(
 ) -> PyTree:
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(xs)]
     if not callable(f) or not all(shapes) or isinstance(unroll, Tracer):
-        return original(f, init, xs, length, unroll=unroll)  # which says what is wrong
+        return original(f, init, xs, length, unroll=unroll)  # JAX says what is wrong
     steps = length if length is not None or not shapes else shapes[0][0]
     return scan(f, init, xs, length, met.meet("scan", f, steps), reverse=reverse, unroll=unroll)
 
@@ -109,7 +109,7 @@ def _while_loop(
     init_val: PyTree,
 ) -> PyTree:
     if not callable(cond_fun) or not callable(body_fun):
-        return original(cond_fun, body_fun, init_val)  # which says what is wrong
+        return original(cond_fun, body_fun, init_val)  # JAX says what is wrong
     return while_loop(cond_fun, body_fun, init_val, None, met.meet("while_loop", body_fun))
 
 
@@ -123,11 +123,12 @@ def _fori_loop(
     *,
     unroll: int | bool | None = None,
 ) -> PyTree:
+    """Run as a scan if the limits are Python numbers, else as a while_loop."""
     limits = _of_one_dtype(lower, upper)
     known = all(isinstance(limit, int | np.integer) for limit in (lower, upper))
     unrolled = unroll not in (None, False, 1)
     if not callable(body_fun) or limits is None or (unrolled and not known and _any_traced(lower, upper)):
-        return original(lower, upper, body_fun, init_val, unroll=unroll)  # which says what is wrong
+        return original(lower, upper, body_fun, init_val, unroll=unroll)  # JAX says what is wrong
     if known and int(upper) <= int(lower):
         return original(lower, upper, body_fun, init_val)
 
@@ -136,7 +137,7 @@ def _fori_loop(
         i, value = carry
         return i + 1, body_fun(i, value)
 
-    if known:  # the count is a Python number then, as in JAX
+    if known:  # then the loop counter is a Python number, as in JAX
         steps = int(upper) - int(lower)
         request = met.meet("fori_loop", body_fun, steps)
         step = wraps(body_fun)(lambda carry, _: (body(carry), None))
@@ -150,7 +151,7 @@ def _any_traced(*values: Any) -> bool:
 
 
 def _of_one_dtype(lower: Any, upper: Any) -> tuple[Any, Any] | None:
-    """The limits of a count with one dtype: a weakly typed one takes that of the other; None if they have two."""
+    """The limits with one dtype, where a weakly typed one takes the other's; None if the dtypes differ."""
     dtypes = [jnp.result_type(limit) for limit in (lower, upper)]
     if dtypes[0] == dtypes[1]:
         return lower, upper
@@ -161,7 +162,7 @@ def _of_one_dtype(lower: Any, upper: Any) -> tuple[Any, Any] | None:
 def _checkpoint(met: LoopsMet, original: Callable[..., Any], fun: Any = None, **options: Any) -> Any:
     if fun is None:  # used as a decorator with options
         return lambda fun: _checkpoint(met, original, fun, **options)
-    if set(options) - {"policy"}:  # static arguments and the like are JAX's own
+    if set(options) - {"policy"}:  # static arguments and the like are left to JAX
         return original(fun, **options)
     met.meet("checkpoint", fun)
 

@@ -1,7 +1,7 @@
-"""Arrays that plain programs update in place, for autograd, whose boxes cannot be written into.
+"""In-place updates of plain programs as functions, for autograd, whose boxes cannot be written into.
 
-`put_item(x, i, v)` is what `x[i] = v` leaves in `x`; `unstack` has the rows of an array, whose gradient is one array of
-all their cotangents (the rows of a box, taken one by one, cost autograd a full array of zeros each).
+`put_item(x, i, v)` returns `x` after `x[i] = v`. `unstack` returns the rows of an array, and collects their cotangents
+in one array (indexing a box row by row would cost autograd a full array of zeros per row).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.frameworks.numpy.leaves import is_boxed, numbers
 from remat.frameworks.numpy.tape import ActiveTraces
 from remat.loops.stacked_values import SeparateRows
-from remat.pytree import Leaf
+from remat.pytree import Leaf, PyTree
 
 __all__ = [
     "integers",
@@ -30,12 +30,12 @@ __all__ = [
 
 
 def is_differentiating() -> bool:
-    """Whether a gradient may be asked for of what runs now."""
+    """Whether a trace is open, so that what runs now may be differentiated."""
     return bool(ActiveTraces())
 
 
 def put_item(x: Leaf, index: Any, value: Leaf) -> Leaf:
-    """The array after `x[index] = value`: `x` itself where it can be written into, else a new one."""
+    """The array after `x[index] = value`: `x` itself if it is writeable, else a new one."""
     if is_boxed(x) or is_boxed(value):
         return _put(x, value, _plain_index(index))
     if isinstance(x, np.ndarray) and not x.flags.writeable:
@@ -63,7 +63,7 @@ def _bar_of_value(ans: Leaf, x: Leaf, value: Leaf, index: Any) -> Callable[[Leaf
     shape, dtype = np.shape(value), np.result_type(value)
 
     def pull_back(bar: Leaf) -> Leaf:
-        # A place that the index names twice holds the last value only: the others get no cotangent.
+        # An element that the index names twice holds only the last value; the others get no cotangent.
         owner = np.full(np.shape(numbers(bar)), -1)
         places = np.arange(np.size(owner[index])).reshape(np.shape(owner[index]))
         owner[index] = places
@@ -88,7 +88,7 @@ defjvp(
 
 
 def integers(numbers: range) -> Leaf:
-    """The numbers of a range as an input of a loop: each step gets a Python integer, as in `for i in numbers`."""
+    """A range as an input of a loop: each step gets a Python integer, as in `for i in numbers`."""
     return SeparateRows(numbers)
 
 
@@ -98,15 +98,27 @@ def random_states() -> list[ReplayableState]:
 
 
 def is_concrete(arrays: Sequence[Leaf]) -> bool:
-    """Whether Python may branch on these arrays, as it may here."""
+    """Whether Python can branch on these arrays: always, under autograd."""
     return True
 
 
 def segment(
     function: Callable[..., list[Leaf]], arrays: Sequence[Leaf], again: Callable[..., list[Leaf]] | None = None
 ) -> list[Leaf]:
-    """What a function returns; turns that run here keep what they record, and loops are never unrolled."""
+    """Call the function, without checkpointing: turns keep their tapes here, and loops are never unrolled."""
     return function(*arrays)
+
+
+def tape_bytes(function: Callable[..., list[Leaf]], arrays: Sequence[Leaf]) -> int:
+    """0: `segment` recomputes nothing, so there is no tape to measure."""
+    return 0
+
+
+def stays_within_bounds(
+    step: Callable[[PyTree, PyTree], object], carry: PyTree, x: PyTree, ranges: Sequence[range | None]
+) -> bool:
+    """Whether the integers of a step stay within bounds: always, since here they are Python integers."""
+    return True
 
 
 def unstack(rows: Leaf) -> Sequence[Leaf]:
@@ -118,11 +130,11 @@ def unstack(rows: Leaf) -> Sequence[Leaf]:
 
 
 class _Rows(list[Leaf]):
-    """The rows of an array, as autograd sees them: a value of a type of its own."""
+    """The rows of an array, as a type of its own for autograd."""
 
 
 class _RowBars(dict[int, Leaf]):
-    """Cotangents of some rows, by number: adding one costs the same however many there are."""
+    """Cotangents of some rows, by number: adding one takes the same time however many rows there are."""
 
 
 class _RowsBox(Box):  # type: ignore[misc]
@@ -183,7 +195,7 @@ def _entry(bars: _RowBars, k: int, shape: tuple[int, ...], dtype: np.dtype) -> L
     return bars.get(k, np.zeros(shape, dtype))
 
 
-# Autograd finds boxes and vector spaces by type. Each rule's own derivative is another of these functions.
+# Autograd finds boxes and vector spaces by type. The derivative of each rule is again one of these functions.
 for _type in (_Rows, _RowBars):
     _RowsBox.register(_type)
     _RowsVSpace.register(_type)

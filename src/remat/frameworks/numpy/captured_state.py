@@ -1,12 +1,12 @@
-"""What a step or segment changes besides its results, and starts from again when it is recomputed or measured.
+"""What a step or segment changes besides its results, replayed when it is recomputed or measured.
 
-The rule: random generators (closed over, or leaves of the carry), the contents of the lists, dicts and objects that it
-reaches (`execute/python_state.py`), and the numbers in small arrays that no gradient flows to are as they were at that
-step for its recomputation, and as they were before it afterwards. So counters, logs, ring buffers and histograms count
+The rule: a recomputation starts from the random generators (closed over, or leaves of the carry), the contents of the
+lists, dicts and objects that the step reaches (`execute/python_state.py`), and the small arrays that no gradient flows
+to, all as they were at that step; afterwards they are restored. So counters, logs, ring buffers and histograms count
 every step once.
 
-What it can miss: iterators, generators of other libraries, objects with `__slots__`, arrays of more than SMALL bytes
-in all (`execute/array_state.py`). The comparison of recomputed states finds out a step that depends on those.
+What it can miss: iterators, generators of other libraries, objects with `__slots__`, arrays beyond SMALL bytes in total
+(`execute/array_state.py`). The comparison of recomputed states detects a step that depends on those.
 
 The cost, at each kept state as long as nothing has changed: a comparison of the contents, and a checksum of the arrays,
 20 us for all of SMALL.
@@ -39,18 +39,18 @@ _TAKEN = (np.ndarray, np.generic, Box, Node)  # types of values that may be capt
 
 
 class CapturedStep(ConvertedClosure):
-    """A step or segment after closure conversion, with all that it may change besides its results.
+    """A step or segment after closure conversion, with the states that it may change besides its results.
 
-    `leaves` are those of its first carry, among which there may be random generators.
+    `leaves` are those of its first carry, which may include random generators.
     """
 
     def __init__(self, step: Callable[..., PyTree], *others: object, leaves: Sequence[Leaf] = ()) -> None:
         traces = ActiveTraces()
-        # The search takes note of a generator wherever it comes upon one. Without traces there is nothing to capture.
+        # The search also notes the generators that it finds. Without traces there is nothing to capture.
         generators = [leaf for leaf in leaves if private_rng_state(leaf) is not None]
         search = ClosureSearch(Captures(traces.accepts, unpack), _TAKEN, [step, *others, *generators] if traces else ())
         super().__init__(step, search, search.captures)
-        self.arrays, self.containers = search.arrays, search.containers  # plain ones that it reaches
+        self.arrays, self.containers = search.arrays, search.containers  # the plain ones that the step reaches
         self._others = [*search.generators, *small_arrays(self.arrays)]
         self.replayable_states = [*self._others, *([NewContents(self.containers)] if self.containers else [])]
 
@@ -58,41 +58,41 @@ class CapturedStep(ConvertedClosure):
 
     @property
     def may_write(self) -> bool:
-        """Whether its code has operators such as `+=`, which write into plain arrays and make new ones of boxes."""
+        """Whether its code has operators such as `+=`, which write into plain arrays but make new arrays from boxes."""
         return any(map(has_augmented_assignment, self.cache_key))
 
     def contents(self) -> Contents:
-        """What the containers that it reaches have in them now."""
+        """The current contents of the containers that it reaches."""
         return Contents.of(self.containers)
 
     def environment(self) -> "Environment":
-        """The environment in which a segment is called now."""
+        """The current environment, for a segment that is about to be called."""
         return Environment(SegmentReplay(self._others), self.contents())
 
 
 class Environment:
     """What a segment may read and change besides its arguments, as it was when the segment was called.
 
-    Of generators and arrays only those are held that the segment has changed. Contents are references, and are held all
-    the same: the program may change them before the segment is recomputed.
+    Of generators and arrays, only those that the segment has changed are held. Contents, which are only references, are
+    always held: the program may change them before the segment is recomputed.
     """
 
     def __init__(self, replay: SegmentReplay, contents: Contents) -> None:
         self._replay, self.contents = replay, contents
 
     def forget_unused(self) -> None:
-        """Drop what the segment, which has run, did not change."""
+        """After the segment has run, drop what it did not change."""
         self._replay.forget_unused()
 
     def restore(self) -> None:
-        """Let all be as it was at the call, as long as nothing is forgotten."""
+        """Restore everything as it was at the call; only before `forget_unused`."""
         self._replay.rewind()
         self.contents.restore()
 
     @contextmanager
     def at_call(self) -> Iterator[None]:
-        """A block that starts in this environment, and after which all is as it was before the block."""
-        # Contents first and last: what is rewound between them may be reached only through them.
+        """A context that starts from this environment, and restores the current one at its end."""
+        # Contents first and last: the states that are rewound in between may be reachable only through them.
         outside = Contents.of(self.contents.containers())
         try:
             self.contents.restore()

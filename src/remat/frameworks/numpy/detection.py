@@ -8,11 +8,11 @@ from remat.segments import CheckpointOptions
 
 __all__ = ["TRAITS", "checkpoint_module", "is_module", "is_tracing", "owns"]
 
-TRAITS = FrameworkTraits("numpy", "autograd", array_types=(Box,), frees_graphs_at_the_end=True)
+TRAITS = FrameworkTraits("numpy", "autograd", array_types=(Box,), frees_graphs_at_the_end=True, boxes_floats=True)
 
 
 def owns(leaf: Leaf) -> bool:
-    """False: only boxes are autograd's, and these are in ARRAY_TYPES."""
+    """False: only boxes are autograd's, and these are in `TRAITS.array_types`."""
     return False
 
 
@@ -22,7 +22,7 @@ def is_module(fn: PyTree) -> bool:
 
 
 def is_tracing() -> bool:
-    """False: autograd traces boxes only, so that plain numbers are not part of a trace."""
+    """False: autograd traces only boxes, so plain numbers are never part of a trace."""
     return False
 
 

@@ -1,8 +1,8 @@
-"""Values that leave a step or segment by another way than its results (`execute/stored_values.py`), under autograd.
+"""Values that leave a step or segment other than as results (`execute/stored_values.py`), under autograd.
 
-The rule: such a value is a plain array, or a box of a trace that is closed, so a gradient through it would silently be
-zero. It is replaced by a box of the caller's trace, whose derivative is an error. The first step of a loop always has a
-tape, and shows by boxes which values depend on something that is differentiated.
+The rule: such a value is a plain array, or a box of a closed trace, so a gradient through it would silently be zero. It
+is replaced by a box of the caller's trace whose derivative raises an error. The first step of a loop always has a tape,
+and its boxes show which values depend on a differentiated one.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ __all__ = ["has_new_arrays", "mark_escaped", "stored_numbers"]
 
 @primitive  # type: ignore[untyped-decorator]
 def _escaped(value: Leaf, *sources: Leaf) -> Leaf:
-    """A value that was computed from traced sources, and has left by a container."""
+    """A value that was computed from traced sources and has escaped through a container."""
     return value
 
 
@@ -30,19 +30,19 @@ defjvp_argnums(_escaped, raise_stored)
 
 
 def has_new_arrays(before: Contents) -> bool:
-    """Whether containers have got floating arrays or numbers since then, which may depend on traced values."""
+    """Whether floating arrays or numbers, which may depend on traced values, were added to containers since then."""
     return any(map(_may_be_traced, _new_leaves(before)))
 
 
 def stored_numbers(before: Contents) -> list[float]:
-    """Fingerprints of the arrays and numbers that containers have got since then."""
+    """Fingerprints of the arrays and numbers that were added to containers since then."""
     return [fingerprint(numbers(leaf)) for leaf in _new_leaves(before) if _may_be_traced(leaf)]
 
 
 def mark_escaped(before: Contents, sources: Sequence[Leaf]) -> None:
-    """Replace the traced values that containers have got since then; `sources` are the boxes that went in."""
+    """Replace the traced values that were added to containers since then; `sources` are the input boxes."""
     stored = StoredValues(before)
-    # A group with one box of a closed trace has traced values in it; others are logs of plain numbers.
+    # A group that has a box of a closed trace has traced values; other groups are logs of plain numbers.
     groups = [leaves for leaves in stored.groups() if any(map(is_closed_box, leaves))]
     found = {id(leaf): leaf for leaves in groups for leaf in leaves if _may_be_traced(leaf)}
     stored.replace({key: _escaped(plain_value(leaf), *sources) for key, leaf in found.items()})
@@ -53,6 +53,6 @@ def _new_leaves(before: Contents) -> list[Leaf]:
 
 
 def _may_be_traced(leaf: Leaf) -> bool:
-    """Whether a leaf is a floating array or number, or a box of a trace that is closed."""
+    """Whether a leaf is a floating array or number, or a box of a closed trace."""
     is_number = isinstance(leaf, np.ndarray | np.floating) and leaf.dtype.kind in "fc"
     return is_number or is_closed_box(leaf)

@@ -1,8 +1,7 @@
-"""Leaves of NumPy: arrays and numbers, plain or in autograd's boxes; their specs, copies, sizes and fingerprints.
+"""NumPy leaves: arrays and numbers, plain or in autograd's boxes; their specs, copies, sizes and fingerprints.
 
-In: values as a step takes and returns them. Out: an `ArraySpec` for each leaf to check later values against, private
-copies, and one fingerprint for each leaf, by which a recomputed value is compared with the first. The module as a whole
-is the `LeafOps` of NumPy.
+In: values as a step takes and returns them. Out: for each leaf an `ArraySpec` to check later values against, a private
+copy, and a fingerprint to compare a recomputed value with the first. The module as a whole is the `LeafOps` of NumPy.
 """
 
 import random
@@ -58,7 +57,7 @@ _PYTHON = {bool: "b", int: "i", float: "f", complex: "c"}
 
 
 def unpack(value: PyTree) -> PyTree:
-    """Autograd's boxed tuples, lists and dicts as plain ones of boxes; anything else as it is."""
+    """Autograd's boxed tuples, lists and dicts as plain containers of boxes; anything else unchanged."""
     if type(value) is SequenceBox:
         plain_type = type(getval(value))
         items = [value[i] for i in range(len(value))]
@@ -74,7 +73,7 @@ def flatten(value: PyTree) -> tuple[list[Leaf], TreeDef]:
 
 
 def stack(rows: Sequence[Leaf]) -> Leaf:
-    """One leaf of several arrays, along a new first axis: these as they are, where nothing has to be traced."""
+    """Several arrays as one leaf, along a new first axis; `SeparateRows`, without a copy, if none is traced."""
     first = rows[0]
     if all(type(row) is np.ndarray and row.shape == first.shape and row.dtype == first.dtype for row in rows):
         return SeparateRows(rows)
@@ -82,7 +81,7 @@ def stack(rows: Sequence[Leaf]) -> Leaf:
 
 
 def own(leaf: Leaf) -> Leaf:
-    """A copy of an array, which the caller may write into; a box, into which nobody can, as it is."""
+    """A copy of an array, which the caller may write into; a box, which nobody can write into, unchanged."""
     return copy(leaf)
 
 
@@ -92,7 +91,7 @@ def separate(rows: Leaf) -> Sequence[Leaf]:
 
 
 def prepend(first: Leaf, rows: Leaf) -> Leaf:
-    """An array with one more row, the first: in the memory of the others where that has room for it."""
+    """An array with one more row in front, in the same memory if that has a spare row."""
     plain = rows._value if is_boxed(rows) else rows
     has_room = type(plain) is np.ndarray and type(plain.base) is np.ndarray and not is_boxed(plain)
     if has_room and plain.base.shape == (len(plain) + 1, *plain.shape[1:]) and plain.base.flags.writeable:
@@ -102,14 +101,14 @@ def prepend(first: Leaf, rows: Leaf) -> Leaf:
 
 @primitive  # type: ignore[untyped-decorator]
 def _put_first(first: Leaf, rows: Leaf) -> Leaf:
-    """The array that `rows` is a view of, all but its first row, with `first` written there."""
+    """Write `first` into the spare row in front of `rows`, and return the whole array."""
     buffer = rows.base
     buffer[0] = first
     buffer.setflags(write=rows.flags.writeable)
     return buffer
 
 
-# A cotangent is passed on as a view: with that of `anp.concatenate` the outputs would have two cotangents at a time.
+# The cotangents are views: with the rule of `anp.concatenate` the outputs would have two cotangents at once.
 defvjp(_put_first, lambda ans, first, rows: lambda bar: bar[0], lambda ans, first, rows: lambda bar: bar[1:])
 defjvp(
     _put_first,
@@ -124,7 +123,7 @@ def is_boxed(leaf: Leaf) -> bool:
 
 
 def numbers(value: Leaf) -> Leaf:
-    """The value inside of a box, or of a box in boxes; a value that is not boxed itself."""
+    """The value inside any number of nested boxes; a value that is not boxed unchanged."""
     while (inside := getval(value)) is not value:
         value = inside
     return value
@@ -132,7 +131,7 @@ def numbers(value: Leaf) -> Leaf:
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """Shape and dtype of a leaf; a Python number is `weak`: its dtype may be promoted."""
+    """The shape and dtype of a leaf; that of a Python number is `weak`: its dtype may be promoted."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -140,7 +139,7 @@ class ArraySpec:
 
     @classmethod
     def of(cls, leaf: Leaf, name: str) -> "ArraySpec":
-        """The spec of a leaf; a leaf that is neither array nor number raises a StepError that names it."""
+        """The spec of a leaf, or a StepError that names it if it is neither an array nor a number."""
         value = getval(leaf)
         leaf_type = type(value)
         if leaf_type is SeparateRows:
@@ -189,7 +188,7 @@ class ArraySpec:
         return float(np.finfo(self.dtype).eps) if self.differentiable else 2.0**-52
 
     def promotes_to(self, other: "ArraySpec") -> bool:
-        """Whether a leaf of spec `other` may replace one of this: Python numbers promote, arrays do not."""
+        """Whether a leaf of spec `other` may follow one of this spec: Python numbers promote, arrays do not."""
         if self.shape != other.shape or self.dtype == other.dtype:
             return self.shape == other.shape
         return self.weak and self.rank <= other.rank
@@ -198,11 +197,11 @@ class ArraySpec:
         return f"{self.dtype}{list(self.shape)}"
 
     def promoted(self, other: "ArraySpec") -> "ArraySpec":
-        """The spec to check later values against, when a leaf of spec `other` has followed one of this."""
+        """The spec to check later values against, once a leaf of spec `other` has followed one of this spec."""
         return other if self.weak and self != other and self.rank <= other.rank else self
 
     def advice(self, other: "ArraySpec", name: str) -> str:
-        """What the user can do, where a leaf of spec `other` follows and does not match."""
+        """What the user can do if a leaf of spec `other` follows that does not match."""
         if self.shape != other.shape:
             return ""
         if self.rank < other.rank:
@@ -211,13 +210,13 @@ class ArraySpec:
 
     @property
     def rank(self) -> int:
-        """The place of the dtype among bool, int, float and complex: each promotes to those after it."""
+        """The rank of the dtype among bool, int, float and complex: each promotes to those after it."""
         return _RANKS.index(self.dtype.kind)
 
 
 @dataclass(frozen=True)
 class GeneratorSpec(ArraySpec):
-    """The spec of a random generator in the carry: every state has the same one, whose rng state is replayed."""
+    """The spec of a random generator in the carry: all states share the generator, and its rng state is replayed."""
 
     shape: tuple[int, ...] = ()
     dtype: np.dtype = _OBJECTS
@@ -236,16 +235,16 @@ class GeneratorSpec(ArraySpec):
 
 
 def spec_of(leaf: Leaf, name: str) -> ArraySpec:
-    """The spec of a leaf; a leaf that is no array, number or random generator raises a StepError that names it."""
+    """The spec of a leaf, or a StepError that names it if it is not an array, a number or a random generator."""
     if isinstance(leaf, _GENERATORS) and private_rng_state(leaf) is not None:
         return GeneratorSpec(generator=leaf)
     return ArraySpec.of(leaf, name)
 
 
 def is_observation(leaf: Leaf) -> bool:
-    """Whether a leaf of xs is an array whose rows only the step can read: records, dates, texts, masks, objects.
+    """Whether a leaf of xs is an array that only the step can interpret: records, dates, strings, masks, objects.
 
-    No gradient flows to such rows, so the step gets them as `for x in xs` has them.
+    No gradient flows to its rows, so the step gets them as `for x in xs` would.
     """
     if not isinstance(leaf, np.ndarray) or (type(leaf) is np.ndarray and leaf.dtype.kind in _RANKS):
         return False
@@ -254,7 +253,7 @@ def is_observation(leaf: Leaf) -> bool:
 
 def matches_spec(leaf: Leaf, spec: ArraySpec) -> bool:
     """Whether a leaf, boxed or not, is an array of exactly this spec."""
-    # By identity: another generator with an equal state would not be the one that is replayed.
+    # By identity: another generator with an equal state would not be replayed.
     if isinstance(spec, GeneratorSpec):
         return leaf is spec.generator
     plain = getval(leaf)
@@ -274,7 +273,7 @@ def astype(rows: np.ndarray, spec: ArraySpec) -> np.ndarray:
 
 
 def reject_tracer(leaf: Leaf, name: str) -> None:
-    """Raise a StepError if a leaf is boxed although everything that went into the step is plain."""
+    """Raise a StepError if a leaf is boxed although all inputs of the step are plain."""
     if is_boxed(leaf):
         raise StepError(
             f"{name} is still traced by autograd where it must not be: the step uses a traced variable that remat "
@@ -300,17 +299,17 @@ def fast_match(spec: ArraySpec) -> Callable[[Leaf], bool]:
 
 
 def copy(leaf: Leaf) -> Leaf:
-    """A private copy of an array, which may be written into; a number is itself."""
+    """A writeable private copy of an array; a number unchanged."""
     return np.array(leaf, order="K") if isinstance(leaf, np.ndarray) else leaf
 
 
 def ensure_writable(leaf: Leaf) -> Leaf:
-    """The leaf, or a copy of it if it is read-only: results of a loop belong to the caller, who may write into them."""
+    """The leaf, or a copy if it is read-only, since the caller of a loop may write into its results."""
     return leaf.copy() if isinstance(leaf, np.ndarray) and not leaf.flags.writeable else leaf
 
 
 def nbytes(leaf: Leaf) -> int:
-    """Bytes of a leaf, its Python object included."""
+    """Bytes of a leaf, including its Python object."""
     if type(leaf) is SeparateRows:
         return sum(map(nbytes, leaf.rows))
     return leaf.nbytes + header(leaf) if isinstance(leaf, np.ndarray) else sys.getsizeof(leaf)
@@ -322,8 +321,8 @@ def header(array: np.ndarray) -> int:
 
 
 def fingerprint(leaf: Leaf, *, of_sizes: bool = False) -> float:
-    """The fingerprint of an array or a number, or of its size; 0 for a generator, whose draws show in other leaves."""
-    if type(leaf) is np.float64 and np.isfinite(leaf):  # most outputs: the same number in a sixth of the time
+    """The fingerprint of a leaf, or of its absolute values; 0 for a generator, whose draws show in other leaves."""
+    if type(leaf) is np.float64 and np.isfinite(leaf):  # most outputs: the same result in a sixth of the time
         return float(abs(leaf) * _WEIGHT if of_sizes else leaf * _WEIGHT)
     if isinstance(leaf, _GENERATORS):
         return 0.0

@@ -1,11 +1,11 @@
-"""What the stages of a chain cost on NumPy: each is run alone a few times, under tracemalloc, in a trace of its own.
+"""The costs of the stages of a chain on NumPy: each stage runs alone a few times, under tracemalloc, in its own trace.
 
-The rule: bytes are those above the stage's live input, as `Stage` and `Option` have them, Python objects of tapes
-included. The pullback starts from cotangents of ones; the gradients of what the stage closes over, which autograd
-makes anew, are in its peak. Measuring leaves no trace: generators and containers that stages reach are put back.
+The rule: bytes are those above the stage's live input, as in `Stage` and `Option`, including the Python objects of
+tapes. The pullback starts from cotangents of ones; its peak includes the gradients of what the stage closes over, which
+autograd allocates. Measuring has no effects: generators and containers that stages reach are restored.
 
-What it can miss: memory that functions allocate outside of Python and NumPy, and the few kilobytes of a segment's own
-objects. Autograd frees no node before its whole backward has ended; plans are made for that (retained_peak.py).
+What it can miss: memory that functions allocate outside Python and NumPy, and the few kilobytes of a segment's own
+objects. Autograd frees no node before its whole backward has ended; plans account for that (retained_peak.py).
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -33,9 +33,9 @@ TIMES = 5  # runs of a quick stage
 
 
 def measure_chain(stages: Sequence[Callable[[PyTree], PyTree]], x: PyTree) -> Chain:
-    """The chain of these stages on an input like `x`, whose own bytes do not count: the caller holds it."""
+    """The measured chain of these stages on an input like `x`, whose own bytes, held by the caller, do not count."""
     found = []
-    with fresh_trace(), recomputing(True):  # a trace is open, so that stages are searched for what they reach
+    with fresh_trace(), recomputing(True):  # without an open trace, stages are not searched for what they reach
         captured = [CapturedStep(stage) for stage in stages]
         with preserved_state([state for each in captured for state in each.replayable_states]):
             for number, (stage, converted) in enumerate(zip(stages, captured, strict=True)):
@@ -85,7 +85,7 @@ class _Measurement:
         return sizes
 
     def _sizes_of_graph(self, meter: NumpyMeter, output: int) -> tuple[int, int, int, bool, bool]:
-        """Own bytes of the tape, the peaks of record and pullback, and whether the tape holds input and output."""
+        """The tape's own bytes, the peaks of record and pullback, and whether the tape holds input and output."""
         start = meter.now()
         leaves = [leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in self._leaves]
         given = meter.now()
@@ -94,7 +94,7 @@ class _Measurement:
         recording, specs = meter.peak() - given, [(np.shape(each), np.result_type(each)) for each in results]
         level = meter.now()
         del results
-        holds_output = 2 * (level - meter.now()) < output  # up to the Python objects around arrays
+        holds_output = 2 * (level - meter.now()) < output  # a factor of 2 allows for the Python objects around arrays
         level = meter.now()
         del leaves
         holds_input = 2 * (level - meter.now()) < given - start
@@ -105,7 +105,7 @@ class _Measurement:
         return tape, max(recording, output + tape), max(meter.peak() - beside, tape), holds_input, holds_output
 
     def run(self) -> PyTree:
-        """What the stage returns, without a tape."""
+        """The stage's result, computed without a tape."""
         if not self._writes:
             try:
                 with self._step.rebind(self._captured) as stage:
@@ -113,13 +113,13 @@ class _Measurement:
             except ValueError as error:
                 if not is_readonly_error(error):
                     raise
-                self._writes = True  # `x += 1` makes a new array of a box: as autograd runs it
+                self._writes = True  # on boxes, as autograd runs it, `x += 1` makes a new array
         out, trace = self._run_traced(self._leaves)
         leaves, tree = flatten(out, unpack)
         return tree.unflatten([unbox(leaf, trace)[0] for leaf in leaves])
 
     def _run_traced(self, leaves: Sequence[Leaf]) -> tuple[PyTree, float]:
-        """What the stage returns in a trace of its own, of which these leaves and captured values are roots."""
+        """The stage's result in its own trace, whose roots are these leaves and the captured values; and the trace."""
         with fresh_trace() as trace:
             boxes, _ = box_leaves(leaves, [True] * len(leaves), trace)
             captured, _ = box_leaves(self._captured, [True] * len(self._captured), trace)
@@ -127,7 +127,7 @@ class _Measurement:
                 return stage(self._tree.unflatten(boxes)), trace
 
     def _record(self, leaves: Sequence[Leaf]) -> tuple[list[Node], list[Leaf]]:
-        """The nodes of the differentiable results, and these results."""
+        """The nodes of the differentiable results, and the results."""
         out, trace = self._run_traced(leaves)
         pairs = [unbox(leaf, trace) for leaf in flatten(out, unpack)[0]]
         pairs = [(value, node) for value, node in pairs if node is not None and is_boxable(value)]

@@ -19,10 +19,10 @@ class NumpyMeter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count in the block; if tracemalloc is running already, it is not stopped.
+        """A context in which bytes are counted; if tracemalloc is running already, it is not stopped.
 
-        The collector does not run in the block: what it frees by chance would be missing from the counts. To let it
-        collect first, as one might, takes 0.2 s in a large program, and tracemalloc counts no older garbage anyway.
+        The garbage collector is off inside, since what it happens to free would be missing from the counts. Collecting
+        first would take 0.2 s in a large program, and tracemalloc counts no older garbage anyway.
         """
         running, collecting = tracemalloc.is_tracing(), gc.isenabled()
         gc.disable()
@@ -37,13 +37,13 @@ class NumpyMeter:
                 gc.enable()
 
     def now(self) -> int:
-        """Bytes that are allocated now."""
+        """The bytes allocated now."""
         return tracemalloc.get_traced_memory()[0]
 
     def peak(self) -> int:
-        """The most bytes that were allocated since `reset_peak`."""
+        """The most bytes allocated at once since `reset_peak`."""
         return tracemalloc.get_traced_memory()[1]
 
     def reset_peak(self) -> None:
-        """Let the peak start again from the bytes that are allocated now."""
+        """Reset the peak to the bytes allocated now."""
         tracemalloc.reset_peak()

@@ -1,10 +1,10 @@
-"""The results of a primitive that has several, for autograd.
+"""Autograd primitives with several results, whose cotangents are sparse.
 
-Rule: a cotangent of such results has an entry for each result, and None where nothing flowed back.
-What it can miss: nothing; None is zero wherever it is read. It adds like any other cotangent, to any order.
-Cost: autograd's own tuples have dense cotangents. There the first entry that comes in allocates zeros for all results
-and is added to them, so that a loop's outputs, which can be all that is in memory, have two cotangents at once. Here an
-entry is the array that came in. Nor does taking a result keep the others alive, as it does for a tuple.
+The rule: a cotangent of such results has one entry per result, and None where nothing flowed back.
+What it can miss: nothing; None is read as zero everywhere, and adds like any other cotangent, to any order.
+The cost: autograd's own tuples have dense cotangents. There the first incoming entry allocates zeros for all results
+and is added to them, so a loop's outputs, which may fill most of the memory, have two cotangents at once. Here an
+entry is the incoming array itself. Nor does taking one result keep the others alive, as it does for a tuple.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ __all__ = ["PartlyTraced", "Results", "define_derivatives", "make_results"]
 
 
 class Results:
-    """Results, or their cotangents, of which some can be None."""
+    """The results of a primitive, or their cotangents, some of which may be None."""
 
     __slots__ = ("entries",)
 
@@ -49,19 +49,19 @@ class Results:
 
 @dataclass
 class PartlyTraced:
-    """All leaves that a primitive returns, of which autograd sees the differentiable ones only."""
+    """All leaves that a primitive returns; autograd sees only the differentiable ones."""
 
     leaves: list[Leaf]
     differentiable: list[bool]
 
     def differentiable_leaves(self) -> Results:
-        """The differentiable leaves: what the primitive returns."""
+        """The differentiable leaves, which the primitive returns to autograd."""
         return Results([leaf for leaf, active in zip(self.leaves, self.differentiable, strict=True) if active])
 
     def with_boxes(self, boxes: Sequence[Leaf]) -> list[Leaf]:
-        """All leaves, with what the primitive has returned in the places of the differentiable ones.
+        """All leaves, with the primitive's boxes in place of the differentiable ones.
 
-        No leaves are left here: this object may live as long as the graph, and they must not.
+        This forgets the leaves, which must not live as long as the graph, as this object may.
         """
         leaves, self.leaves = self.leaves, []
         rest = iter([boxes[i] for i in range(len(boxes))])
@@ -80,7 +80,7 @@ def _put(entry: Leaf, k: int, count: int) -> Results:
 
 @primitive  # type: ignore[untyped-decorator]
 def make_results(*entries: Leaf) -> Results:
-    """Results of these entries, each traced or not."""
+    """Results with these entries, each traced or not."""
     return Results(entries)
 
 
@@ -95,7 +95,7 @@ class _ResultsBox(Box):  # type: ignore[misc]
 
 
 class _ResultsVSpace(VSpace):  # type: ignore[misc]
-    """Sums of cotangents: an entry is added where both have one."""
+    """Sums of cotangents, entry by entry; None is zero."""
 
     def __init__(self, value: Results) -> None:
         self.size = len(value)
@@ -106,7 +106,7 @@ class _ResultsVSpace(VSpace):  # type: ignore[misc]
     def _add(self, x: Results, y: Results) -> Results:
         return Results([_sum(a, b) for a, b in zip(x.entries, y.entries, strict=True)])
 
-    _mut_add = _add  # entries are the caller's arrays, so none is added to in place
+    _mut_add = _add  # not in place: entries are the caller's arrays
 
 
 def _sum(a: Leaf | None, b: Leaf | None) -> Leaf | None:
@@ -117,13 +117,13 @@ def _sum(a: Leaf | None, b: Leaf | None) -> Leaf | None:
 
 def sparse_entries(results: Leaf) -> list[Leaf | None]:
     """The entries of results or cotangents, traced or not; None where there is none."""
-    # Whether there is an entry can only be asked of the plain value: taking None out of a box would trace it.
+    # Only the plain value can tell whether there is an entry: taking None out of a box would trace it.
     plain = getval(results).entries
     return [None if entry is None else results[k] for k, entry in enumerate(plain)]
 
 
 def _pull_take(ans: Leaf, results: Leaf, k: int) -> Pullback:
-    count = len(results)  # and not `results`: the closure lives as long as the graph
+    count = len(results)  # the closure lives as long as the graph, so it must not refer to `results`
     return lambda bar: _put(bar, k, count)
 
 
@@ -145,10 +145,10 @@ def define_derivatives(
     gradients: Callable[[Any, Sequence[Leaf], list[Leaf | None], list[int]], Sequence[Leaf]],
     tangents: Callable[[Any, Sequence[Leaf], dict[int, Leaf]], Leaf],
 ) -> None:
-    """Register the rules of a primitive from an object and leaves to results.
+    """Register the VJP and JVP of a primitive that maps an object and leaves to results.
 
-    `gradients` are those of the leaves with some indices, from the object, the leaves and a cotangent or None for each
-    result; `tangents` those of the results, from tangents of leaves by index.
+    `gradients(object, leaves, cotangents, indices)` returns the gradients of the leaves with these indices; cotangents
+    may be None. `tangents(object, leaves, tangents)` returns those of the results, from tangents of leaves by index.
     """
 
     def vjp(
@@ -164,7 +164,7 @@ def define_derivatives(
     defjvp_argnums(function, jvp)
 
 
-# Autograd finds boxes, vector spaces and rules by type: from here on results are as good as its own containers.
+# Autograd finds boxes, vector spaces and rules by type: from here on it treats `Results` like its own containers.
 _ResultsBox.register(Results)
 _ResultsVSpace.register(Results)
 defvjp(_take, _pull_take)

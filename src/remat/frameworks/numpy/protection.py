@@ -1,15 +1,15 @@
-"""Protection: a step is given arrays that it cannot write into, in every step.
+"""Protection: every step gets arrays that it cannot write into.
 
-The rule: carry, inputs and captured values are read-only views, so nobody's data can be overwritten and every kept
-state stays what it was. Under autograd `h += x` makes a new array of a traced `h`, and an array that no gradient flows
-to is written in place. A step that tries either on plain arrays gets NumPy's error for read-only arrays. Then the loop
-is started again (`NumpyCall.run`) in another mode, and its steps run as autograd runs them: traced leaves are boxes,
-and the others are private copies that may be written into.
+The rule: carry, inputs and captured values are read-only views, so no data of the caller and no kept state can be
+overwritten. Under autograd, `h += x` makes a new array if `h` is traced, and writes in place if no gradient flows to
+`h`. A step that does either on plain arrays gets NumPy's error for read-only arrays. Then the loop is restarted in
+another mode (`NumpyCall.run`), in which steps run as autograd runs them: traced leaves are boxes, and the others are
+private copies that may be written into.
 
-What it can miss: code that writes into memory without asking NumPy, and arrays that the step reaches by itself, which
-are no business of the loop's (`captured_state.py` puts small ones back).
+What it can miss: code that writes into memory without asking NumPy, and arrays that the step reaches in other ways,
+which the loop does not protect (`captured_state.py` restores small ones).
 
-The cost: 0.2 us a leaf and step.
+The cost: 0.2 us per leaf and step.
 """
 
 import re
@@ -37,20 +37,20 @@ __all__ = [
 class StepMode(Enum):
     """How steps run, in the order in which a loop tries them."""
 
-    PLAIN = 0  # on plain read-only arrays, unless they are recorded; then every floating leaf is a box
-    AUTOGRAD = 1  # all are recorded, with boxes where the plain program has them, and private copies elsewhere
-    TRACED = 2  # all are recorded, and every floating leaf is a box: then `h += x` makes a new array of any h
+    PLAIN = 0  # on plain read-only arrays, except when recorded: then every floating leaf is a box
+    AUTOGRAD = 1  # all are recorded, with boxes where the plain program has them and private copies elsewhere
+    TRACED = 2  # all are recorded, and every floating leaf is a box, so that `h += x` makes a new array for any h
 
 
 class NotAsAutograd(StepError):
-    """A step does with what it is given what it cannot do with that; in another mode it may."""
+    """A step does something that its values do not allow in this mode, but may in another."""
 
-    # Users that no mode has helped see what it is to them.
+    # If no mode helps, users see it as a StepError.
     __module__, __qualname__ = StepError.__module__, StepError.__qualname__
 
 
 def readonly_view(leaf: Leaf) -> Leaf:
-    """A read-only view of an array; a number is itself."""
+    """A read-only view of an array; a number unchanged."""
     if isinstance(leaf, np.ndarray):
         leaf = leaf[...]  # half the time of leaf.view()
         leaf.setflags(write=False)
@@ -60,9 +60,9 @@ def readonly_view(leaf: Leaf) -> Leaf:
 
 
 def protector(tree: TreeDef) -> Callable[[PyTree], PyTree]:
-    """A function from a value of this structure to the same with read-only arrays, in containers of its own.
+    """A function that copies the containers of a value of this structure and makes its arrays read-only.
 
-    It runs in every step, so tuples, which are most carries, are compiled into nested closures.
+    It runs in every step, so tuples, the most common carries, are compiled into nested closures.
     """
     if tree.node_type is None:
         return readonly_view
@@ -78,8 +78,8 @@ def protector(tree: TreeDef) -> Callable[[PyTree], PyTree]:
 
 
 def copier(*, writable: bool = True) -> Callable[[Leaf], Leaf]:
-    """A function from leaves to private copies; what was one array under two names is one copy."""
-    copies: dict[tuple[object, ...], np.ndarray] = {}  # by where an array is in memory, and how it is read
+    """A function from leaves to private copies; an array that occurs twice is copied once."""
+    copies: dict[tuple[object, ...], np.ndarray] = {}  # by address, shape, strides and dtype
 
     def private(leaf: Leaf) -> Leaf:
         if not isinstance(leaf, np.ndarray):
@@ -94,7 +94,7 @@ def copier(*, writable: bool = True) -> Callable[[Leaf], Leaf]:
 
 
 def private_copies(tree: TreeDef) -> Callable[[PyTree], PyTree]:
-    """A function from a value of this structure to the same with private copies of its arrays."""
+    """A function that replaces the arrays in a value of this structure by private copies."""
     return lambda value: tree.map(copier(), value)
 
 
@@ -107,5 +107,5 @@ def mutation_message(error: BaseException, i: int) -> str:
 
 
 def is_readonly_error(error: BaseException) -> bool:
-    """Whether the error says that an array is read-only: raised by NumPy, or by code that writes into its buffers."""
+    """Whether the error, from NumPy or from code that writes into its buffers, says that an array is read-only."""
     return isinstance(error, ValueError) and bool(re.search(r"(array|destination) is read-only$", str(error)))

@@ -1,11 +1,12 @@
-"""Tapes of autograd: a range of steps as one graph with many roots and many outputs, pulled back in one pass.
+"""Autograd tapes: a range of steps as one graph with many roots and many outputs, pulled back in one pass.
 
-Autograd's own `make_vjp` has one root and one output, so that a state would have to be packed into one of its
-containers, which costs more time than many steps take. Here every leaf is a root of its own. Sums of cotangents go from
-range to range, and are added to in the order in which autograd would have added the terms in a plain loop.
+Autograd's own `make_vjp` has one root and one output, so a state would have to be packed into one of its containers,
+which takes longer than many steps do. Here every leaf is its own root. Sums of cotangents are passed from range to
+range, and terms are added in the same order as autograd adds them in a plain loop.
 
-What `autograd.extend` does not declare (`trace`, `trace_stack`, `new_box`, `toposort`, `add_outgrads`, and `_trace`,
-`_node`, `_value` of a box) is used in this file only, but for `getval` and `isbox`. Checked with autograd 1.9.
+Names that `autograd.extend` does not export (`trace`, `trace_stack`, `new_box`, `toposort`, `add_outgrads`, and
+`_trace`, `_node`, `_value` of a box) are used in this file only, except for `getval` and `isbox`. Checked with autograd
+1.9.
 """
 
 import gc
@@ -51,7 +52,7 @@ NodeSums = dict[Node, tuple[Leaf, bool]]
 
 @dataclass(slots=True)
 class Tape:
-    """The graph of a few steps: the nodes of its inputs and outputs by leaf; None for a leaf that has no gradient."""
+    """The graph of a few steps: the nodes of its inputs and outputs, by leaf; None for a leaf without a gradient."""
 
     start: int
     stop: int
@@ -63,7 +64,7 @@ class Tape:
 
 @dataclass(slots=True)
 class RecordedRange:
-    """A recorded range of steps: graphs that follow on each other, and the nodes of captured values that they share."""
+    """A recorded range of steps: consecutive graphs, and the nodes of captured values, which they share."""
 
     start: int
     stop: int
@@ -71,7 +72,7 @@ class RecordedRange:
     tapes: list[Tape] = field(default_factory=list)
 
     def add(self, start: int, stop: int) -> Tape:
-        """A new tape for the next steps."""
+        """Append a new tape for the next steps."""
         self.tapes.append(Tape(start, stop))
         return self.tapes[-1]
 
@@ -82,10 +83,10 @@ _open: set[float] = set()  # the numbers of our own traces that are open
 
 @contextmanager
 def fresh_trace() -> Iterator[float]:
-    """Open a trace on top of all others; it is closed even if the block raises, unlike one of autograd's.
+    """A context with a new innermost trace, which is closed even after an error, unlike autograd's own.
 
-    Autograd numbers traces by their depth, so that a box which a step has stored in an earlier trace would pass for one
-    of the new trace. Here every trace has its own number: its depth plus a fraction that counts traces.
+    Autograd numbers traces by their depth, so a box that a step stored in an earlier trace would pass for one of the
+    new trace. Here every trace has a unique number: its depth plus a fraction that counts traces.
     """
     trace_stack.top += 1
     number = trace_stack.top + next(_traces) % 2**40 * 2.0**-41
@@ -98,26 +99,26 @@ def fresh_trace() -> Iterator[float]:
 
 
 class ActiveTraces:
-    """The traces that are open now: our own, and autograd's; boxes of these are captured.
+    """The traces that are open now, our own and autograd's; their boxes are captured.
 
-    Closure conversion must rebind the boxes of open traces, since gradients go to them, and must leave alone boxes that
-    an earlier `grad` left in a cache or a log. A box has only the number of its trace, and autograd numbers traces by
-    their depth: `trace_stack.new_trace` counts up on entry and down on exit, so the next `grad` gets the number of the
-    last one. Two traces of one number differ in their root: the `parents` of a box's node lead to the node that `trace`
-    was called with, its `start_node`. Autograd keeps that in a local variable only:
+    Closure conversion must rebind the boxes of open traces, since gradients flow to them, and must leave alone boxes
+    that an earlier `grad` left in a cache or a log. A box has only the number of its trace, and autograd numbers traces
+    by their depth: `trace_stack.new_trace` counts up on entry and down on exit, so the next `grad` gets the number of
+    the last one. Two traces with the same number differ in their root: the `parents` of a box's node lead to the node
+    that `trace` was called with, its `start_node`. Autograd keeps that only in a local variable:
 
         def trace(start_node, fun, x):
             with trace_stack.new_trace() as t:
                 start_box = new_box(x, t, start_node)
                 end_box = fun(start_box)      # <- we are somewhere below this line
 
-    So the call stack is walked, once for each call of a loop or segment, and `t` and `start_node` are read from every
-    frame that runs `trace`. The alternative is to replace `trace` or `new_trace` by a version that registers roots,
-    which changes autograd for the whole program and misses every `grad` that was entered before. If autograd renames a
-    local, no trace seems to be open and gradients are lost; tests/frameworks/numpy/test_private_api.py fails then.
+    So we walk the call stack, once for each call of a loop or segment, and read `t` and `start_node` from every frame
+    that runs `trace`. The alternative, replacing `trace` or `new_trace` by a version that registers roots, would change
+    autograd for the whole program and miss every `grad` that was entered before. If autograd renames a local variable,
+    no trace seems to be open and gradients are lost; tests/frameworks/numpy/test_private_api.py fails then.
 
-    Our own traces need none of this: `fresh_trace` gives each a number that no other trace has, and that is not an
-    integer. Forward mode has no `parents`, so a box of forward mode is accepted by its number alone.
+    Our own traces need none of this: `fresh_trace` gives each a unique number that is not an integer. Nodes of forward
+    mode have no `parents`, so its boxes are accepted by their number alone.
     """
 
     def __init__(self) -> None:
@@ -132,11 +133,11 @@ class ActiveTraces:
         return bool(self._roots or _open)
 
     def accepts(self, leaf: Leaf) -> bool:
-        """Whether a leaf is a box of an open trace; a box that outlived its trace, in a cache for one, is not."""
+        """Whether a leaf is a box of an open trace; a box that has outlived its trace, as in a cache, is not."""
         if not isbox(leaf):
             return False
         number, node = leaf._trace, leaf._node
-        if number % 1:  # one of our own
+        if number % 1:  # a trace of our own
             return number in _open
         if number not in self._roots:
             return False
@@ -146,19 +147,19 @@ class ActiveTraces:
 
 
 def is_closed_box(value: object) -> bool:
-    """Whether a value is a box of one of our own traces that is closed: a user's container has kept it."""
+    """Whether a value is a box of a closed trace of our own, which a user's container has kept."""
     return isbox(value) and value._trace % 1 != 0 and value._trace not in _open  # type: ignore[attr-defined]
 
 
 def plain_value(value: Leaf) -> Leaf:
-    """The value inside of boxes of closed traces."""
+    """The value inside any boxes of closed traces."""
     while is_closed_box(value):
         value = value._value
     return value
 
 
 def is_result(box: Leaf) -> bool:
-    """Whether a box is the result of an op, and not what the caller differentiates by."""
+    """Whether a box is the result of an op, and not a root: a value that the caller differentiates with respect to."""
     return bool(getattr(box._node, "parents", None))
 
 
@@ -170,7 +171,7 @@ def is_boxable(leaf: Leaf) -> bool:
 
 
 def root(leaf: Leaf, number: float, tangent: Leaf = None) -> tuple[PyTree, PyTree]:
-    """The box of a leaf as a root of the trace, and its node; with a tangent, in forward mode."""
+    """Box a leaf as a root of the trace; return box and node. With a tangent, in forward mode."""
     node = VJPNode.new_root() if tangent is None else JVPNode.new_root(tangent)
     return new_box(leaf, number, node), node
 
@@ -178,9 +179,9 @@ def root(leaf: Leaf, number: float, tangent: Leaf = None) -> tuple[PyTree, PyTre
 def box_leaves(
     leaves: Sequence[Leaf], needs_grad: Sequence[bool], number: float, tangents: Sequence[Leaf] | None = None
 ) -> tuple[list[Leaf], list[Leaf]]:
-    """The leaves, boxed as roots of a trace where a gradient is needed and possible, and their nodes or None.
+    """The leaves, boxed as roots of a trace where a gradient is needed and possible, and their nodes (or None).
 
-    `tangents`, for forward mode, has one for each leaf whose `needs_grad` is true.
+    `tangents`, for forward mode, has one tangent for each leaf whose `needs_grad` is true.
     """
     rest = iter(tangents or ())
     boxes, nodes = [], []
@@ -193,50 +194,50 @@ def box_leaves(
 
 
 class CapturedRoots:
-    """Captured values as roots of one trace after the other: there may be thousands, so each is boxed once."""
+    """Captured values as roots of one trace after another; there may be thousands, so each is boxed only once."""
 
     def __init__(self, leaves: Sequence[Leaf], needs_grad: Sequence[bool]) -> None:
         self.boxes, self.nodes = box_leaves(leaves, needs_grad, 0.0)
         self._boxed = [box for box, node in zip(self.boxes, self.nodes, strict=True) if node is not None]
 
     def move_to(self, number: float) -> None:
-        """Let all boxes belong to this trace."""
+        """Make all boxes belong to this trace."""
         for box in self._boxed:
             box._trace = number
 
 
 def unbox(leaf: Leaf, number: float) -> tuple[PyTree, PyTree]:
-    """The value of a leaf and its node in the trace, or None if it does not depend on the roots."""
+    """The value of a leaf, and its node in the trace or None if it does not depend on the roots."""
     if isbox(leaf) and leaf._trace == number:
         return leaf._value, leaf._node
     return leaf, None
 
 
 def pull_back(groups: Sequence[NodeCotangents], sums: NodeSums, *, used_up: bool = False) -> NodeSums:
-    """The cotangents of the roots, from cotangents of outputs, added to the `sums` that roots may have already.
+    """Compute the cotangents of the roots from those of outputs, and add them to the `sums` that roots already have.
 
-    `groups` has the outputs of each step, in the order of steps. A plain loop pulls back all steps after step i before
-    the cotangents of its outputs come in. To keep this order of additions, and with it every bit of the sums, each
-    group gets a node whose parents are its outputs and the node of the group before: `toposort` then comes to a group
-    only after all later groups. Nodes that are `used_up` let go of what they hold as soon as they are pulled back.
+    `groups` has the outputs of each step, in step order. A plain loop pulls back all steps after step i before the
+    cotangents of step i's outputs arrive. To keep this order of additions, and so every bit of the sums, each group
+    gets a node whose parents are its outputs and the node of the previous group: `toposort` then visits a group only
+    after all later groups. With `used_up`, a node drops what it holds as soon as it is pulled back.
     """
     last = None
     for group in groups:
         last = _GroupNode(group if last is None else [(last, None), *group])  # `toposort` takes the last parent first
-    sums[last] = (None, False)  # its pullback has the cotangents already, and asks for none
+    sums[last] = (None, False)  # its pullback ignores its own cotangent
     for node in toposort(last):
         if not node.parents:
             continue  # a root: its sum is a result
-        cotangent = sums.pop(node)[0]  # freed as soon as the parents have theirs
+        cotangent = sums.pop(node)[0]  # popped, to be freed as soon as the parents have theirs
         for parent, parent_bar in zip(node.parents, node.vjp(cotangent), strict=True):
             sums[parent] = add_outgrads(sums.get(parent), parent_bar)
         if used_up:
-            node.vjp = None  # `toposort` refers to all nodes until the end
+            node.vjp = None  # `toposort` keeps all nodes alive until the end
     return sums
 
 
 class _GroupNode(VJPNode):  # type: ignore[misc]
-    """A node whose parents are outputs of the graph, and whose pullback is their cotangents."""
+    """A node whose parents are outputs of the graph, and whose pullback returns their cotangents."""
 
     def __init__(self, outputs: NodeCotangents) -> None:
         cotangents = [cotangent for _, cotangent in outputs]
@@ -248,7 +249,7 @@ _SHARED = (type, ModuleType, CodeType, BuiltinFunctionType, VSpace, str, int, bo
 
 
 def tape_size(tape: object, shared: Sequence[Leaf]) -> int:
-    """Bytes that a tape keeps alive: all arrays and Python objects that its nodes refer to, except `shared` arrays."""
+    """Bytes that a tape keeps alive: all arrays and Python objects that it refers to, except `shared` arrays."""
     seen = {id(buffer_of(leaf)) for leaf in shared if isinstance(leaf, np.ndarray)}
     size = 0
     stack: list[Leaf] = [tape]

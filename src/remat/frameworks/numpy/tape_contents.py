@@ -1,12 +1,12 @@
-"""What is inside a tape of autograd: the arrays that its nodes keep, with the op and the line that made each.
+"""The contents of an autograd tape: the arrays that its nodes keep, with the op and the line that made each.
 
-The rule: while one step is recorded, each call of a node's constructor is seen by the trace function of a `LineLog`,
-which reads the op and its result from the arguments. Then each array that a node's pullback refers to is one entry,
-memory that is shared with captured values, inputs and outputs left out. An array that no op of the step made comes in
-with the state, or is made by plain NumPy, and has the line of the op that keeps it.
+The rule: while one step is recorded, the trace function of a `LineLog` sees each call of a node's constructor, and
+reads the op and its result from the arguments. Then each array that a node's pullback refers to is one entry, except
+memory that is shared with captured values, inputs and outputs. An array that no op of the step made came with the state
+or from plain NumPy; its line is that of the op that keeps it.
 
-What it can miss: what `LineLog` can miss; then there are neither lines nor names of ops. Cost: about 10 us a node, for
-one step of a loop, or one segment, in a profile.
+What it can miss: what `LineLog` can miss; then there are no lines and no names of ops. The cost: about 10 us a node,
+for one step of a loop or one segment in a profile.
 """
 
 import gc
@@ -31,7 +31,7 @@ _NOT_FOLLOWED = (type, ModuleType, CodeType, BuiltinFunctionType, VSpace, str, i
 
 
 class NodeLog(LineLog):
-    """The nodes that one step makes, in order, with their ops and lines."""
+    """The nodes that one step creates, in order, with their ops and lines."""
 
     def __init__(self, current_step: Callable[[], int] = lambda: 0) -> None:
         super().__init__(lambda: len(self.ops), current_step)
@@ -40,12 +40,12 @@ class NodeLog(LineLog):
         self._results: dict[int, tuple[ref[Leaf], int]] = {}  # by the id of an array
 
     def note_internal(self, frame: FrameType) -> None:
-        """Note the node that is made."""
+        """Note a new node, if this is the frame of its constructor."""
         if frame.f_code is not _CONSTRUCTOR:
             return
         given, number = frame.f_locals, len(self.ops)
         self.ops.append(getattr(given["fun"], "__name__", "op"))
-        self._nodes[id(given["self"])] = number  # an id that was used before is that of a node that is gone
+        self._nodes[id(given["self"])] = number  # overwrites that of a freed node with the same id
         if isinstance(given["value"], np.ndarray):
             result = buffer_of(given["value"])
             self._results.setdefault(id(result), (ref(result), number))
@@ -53,7 +53,7 @@ class NodeLog(LineLog):
                 self._results[id(result)] = ref(result), number
 
     def number_of(self, node: Node) -> int | None:
-        """The number of a node; None if it was not seen."""
+        """The number of a node; None if it was not logged."""
         return self._nodes.get(id(node))
 
     def maker_of(self, array: Leaf) -> int | None:
@@ -69,14 +69,14 @@ class NumpyTapeListing:
         self.begin, self.end, self._log, self._shared = log.begin, log.end, log, shared
 
     def contents(self, tape: RecordedRange) -> TapeContents:
-        """What the nodes of the logged step keep; of all steps if none was logged."""
+        """The arrays that the nodes of the logged step keep; those of all steps if none was logged."""
         ends = [node for piece in tape.tapes for row in (*piece.ys, piece.carry_out) for node in row]
         steps = 1 if self._log.ops else tape.stop - tape.start
         return TapeContents.of(list(saved_arrays(ends, self._shared, self._log)), steps)
 
 
 def saved_arrays(ends: Sequence[Node | None], shared: Sequence[Leaf], log: NodeLog) -> Iterator[SavedTensor]:
-    """The arrays that the graph of these nodes keeps, as far as they were logged; all of them if nothing was."""
+    """The arrays that the logged nodes of a graph keep, or all its nodes if none was logged; `ends` are its outputs."""
     seen = {id(buffer_of(leaf)) for leaf in shared if isinstance(leaf, np.ndarray)}
     for node in _graph(ends):
         number = log.number_of(node)
@@ -94,7 +94,7 @@ def saved_arrays(ends: Sequence[Node | None], shared: Sequence[Leaf], log: NodeL
 
 
 def _graph(ends: Sequence[Node | None]) -> Iterator[Node]:
-    """The nodes behind these, each once."""
+    """The nodes of the graph that ends in these, each once, without roots."""
     ready, seen = [node for node in ends if node is not None], set[int]()
     while ready:
         node = ready.pop()

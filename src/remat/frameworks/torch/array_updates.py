@@ -1,4 +1,4 @@
-"""Tensors that plain programs update in place, made functional: a copy is written into, which autograd follows."""
+"""In-place updates of plain programs as functions: they write into a copy, which autograd follows."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from remat.execute.rng_state import ReplayableState, global_rng_states
-from remat.frameworks.torch.functorch import in_forward_mode, in_transform
-from remat.frameworks.torch.replayable_state import global_generators
-from remat.pytree import Leaf
+from remat.frameworks.torch.internals.functorch import in_forward_mode, in_transform
+from remat.frameworks.torch.replay.replayable_state import global_generators
+from remat.pytree import Leaf, PyTree
 
 __all__ = [
     "integers",
@@ -23,21 +23,21 @@ __all__ = [
 
 
 def is_differentiating() -> bool:
-    """Whether a gradient may be asked for of what runs now."""
+    """Whether autograd records what runs now, so that it may be differentiated."""
     if torch.is_inference_mode_enabled():
         return False
     return torch.is_grad_enabled() and not (in_forward_mode() and not in_transform())
 
 
 def put_item(x: Tensor, index: object, value: Leaf) -> Tensor:
-    """The tensor after `x[index] = value`, as a new one: kept states and leaves stay as they are."""
+    """The tensor after `x[index] = value`, as a new one, so that kept states and leaves do not change."""
     new = x.clone()
     new[index] = value  # type: ignore[index]
     return new
 
 
 def integers(numbers: range) -> Tensor:
-    """The numbers of a range as an input of a loop, on the CPU, where a step reads them without waiting."""
+    """A range as an input of a loop, on the CPU, where a step reads the numbers without synchronization."""
     return torch.arange(numbers.start, numbers.stop, numbers.step, device="cpu")
 
 
@@ -47,19 +47,31 @@ def random_states() -> list[ReplayableState]:
 
 
 def is_concrete(arrays: Sequence[Leaf]) -> bool:
-    """Whether Python may branch on these arrays, as it may here."""
+    """Whether Python can branch on these arrays: always, on PyTorch."""
     return True
 
 
 def segment(
     function: Callable[..., list[Leaf]], arrays: Sequence[Leaf], again: Callable[..., list[Leaf]] | None = None
 ) -> list[Leaf]:
-    """What a function returns; turns that run here keep what they record, and loops are never unrolled."""
+    """Call the function, without checkpointing: turns keep their tapes here, and loops are never unrolled."""
     return function(*arrays)
 
 
+def tape_bytes(function: Callable[..., list[Leaf]], arrays: Sequence[Leaf]) -> int:
+    """0: `segment` recomputes nothing, so there is no tape to measure."""
+    return 0
+
+
+def stays_within_bounds(
+    step: Callable[[PyTree, PyTree], object], carry: PyTree, x: PyTree, ranges: Sequence[range | None]
+) -> bool:
+    """Whether the integers of a step stay within bounds: always, since here they are Python integers."""
+    return True
+
+
 def unstack(rows: Tensor) -> Sequence[Tensor]:
-    """The rows of a tensor; their gradient is one stack of their cotangents."""
+    """The rows of a tensor; autograd stacks their cotangents."""
     return rows.unbind()
 
 

@@ -1,8 +1,7 @@
-"""Leaves of PyTorch: tensors and numbers; their specs, copies, sizes and fingerprints.
+"""PyTorch leaves: tensors and numbers; their specs, copies, sizes and fingerprints.
 
-In: values as a step takes and returns them. Out: a `TensorSpec` for each leaf to check later values against, private
-copies, and one fingerprint for each leaf, by which a recomputed value is compared with the first. The module as a whole
-is the `LeafOps` of PyTorch.
+In: values as a step takes and returns them. Out: for each leaf a `TensorSpec` to check later values against, a private
+copy, and a fingerprint to compare a recomputed value with the first. The module as a whole is the `LeafOps` of PyTorch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +15,8 @@ from remat.errors import StepError
 from remat.execute.fingerprint import fingerprint, weights
 from remat.execute.fingerprint import row_fingerprints as fingerprints_of_rows
 from remat.execute.rng_state import private_rng_state
-from remat.frameworks.torch.functorch import escaped_its_transform
-from remat.frameworks.torch.storage import local_part
+from remat.frameworks.torch.internals.functorch import escaped_its_transform
+from remat.frameworks.torch.internals.storage import local_part
 from remat.pytree import TreeDef
 from remat.pytree import flatten as flatten_value
 
@@ -53,7 +52,7 @@ _NUMBERS = (bool, int, float, complex)  # each promotes to those after it
 
 
 def unpack(value: Any) -> Any:
-    """The value: PyTorch has no containers of its own."""
+    """The value unchanged: PyTorch has no containers of its own."""
     return value
 
 
@@ -68,28 +67,28 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def stack(rows: Sequence[Any]) -> Any:
-    """One tensor of several, along a new first axis."""
+    """Several tensors stacked along a new first axis."""
     return torch.stack([torch.as_tensor(row) for row in rows])
 
 
 def own(leaf: Any) -> Any:
-    """A copy of a tensor; one with a graph as it is, since autograd follows what is written into it."""
+    """A copy of a tensor; one that requires a gradient unchanged, since autograd follows writes into it."""
     return leaf if not isinstance(leaf, Tensor) or leaf.requires_grad else leaf.clone()
 
 
 def batched_zeros_like(leaf: Tensor, batch: int | None) -> Tensor:
-    """Zeros in the shape of a tensor, or so many of them."""
+    """Zeros in the shape of a tensor, with a first axis of size `batch` if that is given."""
     return torch.zeros_like(leaf) if batch is None else leaf.new_zeros((batch, *leaf.shape))
 
 
 def by_step(stacked: Tensor, batch: int | None) -> Tensor:
-    """Stacked cotangents or gradients with the axis of steps before that of their batch, or after it again."""
+    """Stacked cotangents or gradients with the axes of steps and batch swapped, if there is a batch."""
     return stacked if batch is None else stacked.transpose(0, 1)
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, dtype and device of a leaf; a Python number is `weak`, a random generator is `opaque`."""
+    """The shape, dtype and device of a leaf; a Python number is `weak`, a random generator is `opaque`."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -108,7 +107,7 @@ class TensorSpec:
         return eps_of(self.dtype) if self.differentiable else 2.0**-52
 
     def promotes_to(self, other: "TensorSpec") -> bool:
-        """Whether a leaf of spec `other` may follow one of this: a Python number may become a tensor without axes."""
+        """Whether a leaf of spec `other` may follow one of this spec: a Python number may become a scalar tensor."""
         if self == other:
             return True
         if not self.weak or self.shape != other.shape:
@@ -116,15 +115,17 @@ class TensorSpec:
         return not other.weak or _NUMBERS.index(self.dtype) <= _NUMBERS.index(other.dtype)
 
     def promoted(self, other: "TensorSpec") -> "TensorSpec":
-        """The spec to check later values against, when a leaf of spec `other` has followed one of this."""
+        """The spec to check later values against, once a leaf of spec `other` has followed one of this spec."""
         return other if self.weak and self.promotes_to(other) else self
 
     def advice(self, other: "TensorSpec", name: str) -> str:
-        """What the user can do, where a leaf of spec `other` follows and does not match."""
+        """What the user can do if a leaf of spec `other` follows that does not match."""
         if self.weak:
             return "; start with a tensor of that shape"
         if self.device != other.device and other.device is not None:
             return f"; move it, as in {name}.to({str(self.device)!r})"
+        if self.shape == other.shape and other.differentiable and not (self.differentiable or other.weak):
+            return f"; start with {str(other.dtype).removeprefix('torch.')}"  # integers would cut the gradient
         return f"; cast it, as in {name}.to({self.dtype})" if self.shape == other.shape and not other.weak else ""
 
     def __str__(self) -> str:
@@ -140,7 +141,7 @@ def eps_of(dtype: torch.dtype) -> float:
 
 
 def spec_of(leaf: Any, name: str) -> TensorSpec:
-    """The spec of a leaf; a leaf that is no tensor, number or generator raises a StepError that names it."""
+    """The spec of a leaf, or a StepError that names it if it is not a tensor, a number or a generator."""
     if isinstance(leaf, Tensor):
         if leaf.layout is not torch.strided:
             raise StepError(f"{name} is a tensor of layout {leaf.layout}: give a dense one, as {name}.to_dense() is")
@@ -203,7 +204,7 @@ def empty(count: int, spec: TensorSpec, like: Any) -> Any:
 
 
 def _empty_rows_like(like: Any, count: int) -> Any:
-    """The same for a DTensor: each row is sharded as that is. `new_empty` would put all rows into every process."""
+    """The same for a DTensor, with rows sharded like it; `new_empty` would put all rows into every process."""
     from torch.distributed import tensor as dtensor
 
     placements = [dtensor.Shard(each.dim + 1) if each.is_shard() else dtensor.Replicate() for each in like.placements]
@@ -217,7 +218,7 @@ def astype(rows: Any, spec: TensorSpec) -> Any:
 
 
 def reject_tracer(leaf: Any, name: str) -> None:
-    """Raise a StepError if a leaf belongs to a transform of torch.func that does not run any more, or not yet."""
+    """Raise a StepError if a leaf belongs to a transform of torch.func that is not running."""
     if isinstance(leaf, Tensor) and escaped_its_transform(leaf):
         raise StepError(
             f"{name} is still traced by torch.func where it must not be: the step uses a traced tensor that remat "
@@ -227,7 +228,7 @@ def reject_tracer(leaf: Any, name: str) -> None:
 
 
 def is_differentiable(leaf: Any) -> bool:
-    """Whether a leaf is a tensor of floats, real or complex, so that it can have a gradient."""
+    """Whether a leaf can have a gradient: a tensor of real or complex floats."""
     return isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
 
 
@@ -237,7 +238,7 @@ def detached(leaf: Any) -> Any:
 
 
 def require_grad_roots(leaves: Sequence[Any], active: Sequence[bool]) -> list[Any]:
-    """The leaves; active ones are replaced by detached tensors that require a gradient, the roots of a new graph."""
+    """The leaves, with the active ones replaced by detached tensors that require a gradient: roots of a new graph."""
     return [
         leaf.detach().requires_grad_() if is_active and is_differentiable(leaf) else leaf
         for leaf, is_active in zip(leaves, active, strict=True)
@@ -245,25 +246,25 @@ def require_grad_roots(leaves: Sequence[Any], active: Sequence[bool]) -> list[An
 
 
 def copy_tensor(leaf: Any) -> Any:
-    """A detached copy of a tensor; a number is itself."""
+    """A detached copy of a tensor; a number unchanged."""
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def nbytes(leaf: Any) -> int:
-    """Bytes of a tensor's numbers that are here; 0 for Python numbers, which take none on the device."""
+    """Bytes of a tensor's local part; 0 for Python numbers, which take none on the device."""
     return local_part(leaf).numel() * leaf.element_size() if isinstance(leaf, Tensor) else 0
 
 
-# Not those that NumPy does not have, nor half precision, in which it would add up with as few digits.
+# Without dtypes that NumPy lacks, and without half precision, in which NumPy would also accumulate.
 _IN_NUMPY = {torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32, torch.int64, torch.bool}
 _weights: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-SCALE = 2.0**-14  # of the weights: not even a row of 4096 numbers of the largest size overflows
-SMALL = 1 << 16  # numbers of a leaf that may be copied to find its fingerprint
-PIECE = 1 << 22  # numbers that are copied at a time where memory may be short
+SCALE = 2.0**-14  # of the weights: even a row of 4096 of the largest numbers does not overflow
+SMALL = 1 << 16  # elements of a leaf that may be copied for its fingerprint
+PIECE = 1 << 22  # elements that are copied at a time, where memory may be short
 
 
 def quick_fingerprint(leaf: Any, *, of_sizes: bool = False) -> float:
-    """The fingerprint of a leaf: a weighted sum of its numbers, which another value is most unlikely to have."""
+    """The fingerprint of a leaf: a weighted sum of its elements, which is most unlikely to agree for another value."""
     if not isinstance(leaf, Tensor):
         return fingerprint(abs(leaf) if of_sizes else leaf) if type(leaf) in _NUMBERS else 0.0
     leaf = local_part(leaf)
@@ -274,20 +275,20 @@ def quick_fingerprint(leaf: Any, *, of_sizes: bool = False) -> float:
 
 
 def is_on_host(tensor: Tensor) -> bool:
-    """Whether NumPy's code for fingerprints, which all arrays on the host share, is for a tensor, too."""
+    """Whether a tensor's fingerprint is computed by NumPy, as those of all arrays on the host."""
     return tensor.device.type == "cpu" and tensor.dtype in _IN_NUMPY
 
 
 def with_finite_numbers(leaf: Any) -> Any:
-    """A leaf whose nan and inf count as numbers, so that they hide no change beside them; a large one as it is."""
-    # Not large ones: the copy would be bytes that no plan counts. A change beside a nan or inf of theirs is missed.
+    """A leaf with nan and inf replaced by numbers, so that they hide no other change; a large leaf unchanged."""
+    # A copy of a large leaf would take bytes that no plan counts; so in one with nan or inf, other changes are missed.
     if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel() <= SMALL:
         return leaf.detach().nan_to_num(nan=0.3, posinf=0.7, neginf=-0.7)
     return leaf
 
 
 def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
-    """The fingerprint of a leaf as a tensor on its device, without synchronization; `of_sizes`: of absolute values."""
+    """The fingerprint of a leaf (or of its absolute values) as a tensor on its device, without synchronization."""
     if not isinstance(leaf, Tensor):
         leaf = torch.tensor(leaf if type(leaf) in _NUMBERS else 0.0, dtype=torch.complex128)
     part = local_part(leaf).detach()
@@ -297,7 +298,7 @@ def device_fingerprint(leaf: Any, *, of_sizes: bool = False) -> Tensor:
 
 
 def _as_floats(flat: Tensor, of_sizes: bool) -> Tensor:
-    # Real and imaginary parts as two numbers: the fingerprint is one real number, and must depend on both.
+    # Real and imaginary parts as two elements: the fingerprint is one real number, and must depend on both.
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     if flat.dtype not in (torch.float32, torch.float64):
@@ -306,7 +307,7 @@ def _as_floats(flat: Tensor, of_sizes: bool) -> Tensor:
 
 
 def _weighted_pieces(part: Tensor, of_sizes: bool) -> Tensor:
-    """The fingerprint of a large tensor, of which only a piece is copied at a time: memory may be short."""
+    """The fingerprint of a large tensor; only a piece is copied at a time, since memory may be short."""
     sums, rest = list[Tensor](), None
     for piece in _pieces(part):
         flat = _as_floats(piece, of_sizes)
@@ -321,7 +322,7 @@ def _weighted_pieces(part: Tensor, of_sizes: bool) -> Tensor:
 
 
 def _pieces(part: Tensor) -> Iterator[Tensor]:
-    """The numbers of a tensor in order, in flat pieces."""
+    """The elements of a tensor in order, in flat pieces."""
     if part.is_contiguous():
         yield from torch.tensor_split(part.view(-1), -(-part.numel() // PIECE))
     elif part.numel() <= PIECE:
@@ -332,7 +333,7 @@ def _pieces(part: Tensor) -> Iterator[Tensor]:
 
 
 def row_fingerprints(stacked: Tensor) -> Any:
-    """For every row of a tensor its fingerprint, but for rounding, and that of its sizes: two columns."""
+    """Two columns: the fingerprint of each row of a tensor, up to rounding, and that of the row's absolute values."""
     stacked = local_part(stacked)
     if is_on_host(stacked):
         return fingerprints_of_rows(stacked.detach().resolve_conj().resolve_neg().numpy())
@@ -341,7 +342,7 @@ def row_fingerprints(stacked: Tensor) -> Any:
         pairs = [torch.stack([device_fingerprint(row), device_fingerprint(row, of_sizes=True)]) for row in stacked]
         return torch.stack(pairs) if pairs else torch.zeros(0, 2)
     numbers = []
-    count = max(1, SMALL // max(1, stacked[:1].numel()))  # small parts, since some are copied
+    count = max(1, SMALL // max(1, stacked[:1].numel()))  # rows at a time: few, since some parts are copied
     for part in torch.split(stacked.detach(), count):
         rows = part.reshape(len(part), -1).to(stacked.dtype if stacked.dtype is torch.float64 else torch.float32)
         factors = _factors(rows.dtype, rows.device)[: rows.shape[1]]
@@ -355,7 +356,7 @@ def _weighted(flat: Tensor) -> Tensor:
     if not rows:
         return torch.dot(flat, factors[: flat.numel()])
     whole, rest = flat[: rows * factors.numel()], flat[rows * factors.numel() :]
-    # The factor tells whole rows from the rest; sums of rows are added in doubles, so that rounding does not grow.
+    # The factor distinguishes whole rows from the rest; row sums are added in float64, so that rounding does not grow.
     total = 0.7 / SCALE * _weighted((whole.reshape(rows, -1) @ factors).to(torch.float64))
     return total + torch.dot(rest, factors[: rest.numel()]) if rest.numel() else total
 

@@ -1,5 +1,5 @@
-"""Meters of PyTorch's memory: the allocator of a CUDA device; on the CPU, every storage that an op makes, or what the
-allocator itself reports to a profiler, which sees the work space of kernels as well, such as that of convolutions.
+"""Meters of PyTorch's memory: the allocator of a CUDA device; on the CPU, the storages that ops make, or the events
+that the allocator reports to a profiler, which include the workspace of kernels, such as that of convolutions.
 """
 
 import weakref
@@ -13,12 +13,12 @@ import torch
 # The documented way to see every op has only a private path (checked with 2.11 and 2.13).
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# `remat.pytree.flatten` does not see torch.return_types, and takes three times as long for every op that is counted.
+# `remat.pytree.flatten` does not know torch.return_types, and takes three times as long, for every op.
 from torch.utils._pytree import tree_leaves
 
 from remat.errors import InfeasibleError
+from remat.frameworks.torch.internals.storage import is_dense, storage_id
 from remat.frameworks.torch.leaves import tensors_in
-from remat.frameworks.torch.storage import is_dense, storage_id
 
 __all__ = [
     "AllocatorMeter",
@@ -41,13 +41,13 @@ def cuda_of(devices: Sequence[torch.device]) -> torch.device | None:
 
 
 def meter_for(devices: Sequence[torch.device]) -> Any:
-    """The meter of the memory that a loop on these devices is planned for."""
+    """The meter of the memory for which a loop on these devices is planned."""
     device = cuda_of(devices)
     return StorageMeter() if device is None else CudaMeter(device)
 
 
 def allocator_of(devices: Sequence[torch.device]) -> Any:
-    """The meter of the allocator of these devices; while the program is profiled, that of storages on the CPU."""
+    """The meter of the allocator of these devices; on the CPU, that of storages if the program is being profiled."""
     device = cuda_of(devices)
     if device is not None:
         return CudaMeter(device)
@@ -55,7 +55,7 @@ def allocator_of(devices: Sequence[torch.device]) -> Any:
 
 
 def free_on(*values: Any) -> int | None:
-    """Bytes that are free on the CUDA device that values are on, or None if they are on none."""
+    """The free bytes of the CUDA device on which values are, or None if they are on none."""
     return free_bytes(devices_of(*values))
 
 
@@ -65,7 +65,7 @@ def devices_of(*values: Any) -> list[torch.device]:
 
 
 def free_bytes(devices: Sequence[torch.device]) -> int | None:
-    """Bytes that are free on the CUDA device among these, with those that PyTorch has reserved and does not use."""
+    """The free bytes of the CUDA device among these, including those that PyTorch has reserved but does not use."""
     device = cuda_of(devices)
     if device is None:
         return None
@@ -75,7 +75,7 @@ def free_bytes(devices: Sequence[torch.device]) -> int | None:
 
 @contextmanager
 def one_step(when: str, need: int) -> Iterator[None]:
-    """A block in which a single step runs; where CUDA has no memory for it, it raises an InfeasibleError."""
+    """A context in which a single step runs; if CUDA has not enough memory for it, it raises an InfeasibleError."""
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
@@ -89,9 +89,9 @@ def one_step(when: str, need: int) -> Iterator[None]:
 
 @contextmanager
 def allocations(devices: Sequence[torch.device]) -> Iterator[Callable[[], int]]:
-    """A block; it yields a function that returns the bytes which were allocated in it, freed or not."""
+    """A context that yields a function which returns the bytes allocated inside it so far, freed or not."""
     device = cuda_of(devices)
-    if device is not None:  # the allocator's own count: its peak, which the user may look at, is not reset
+    if device is not None:  # the allocator's own count, since its peak, which the user may read, must not be reset
         before = _allocated_on(device)
         yield lambda: _allocated_on(device) - before
         return
@@ -112,32 +112,36 @@ class CudaMeter:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """A block; the allocator always counts, so only its peak is reset."""
+        """A context in which bytes are counted; the allocator always counts, so this only resets the peak."""
         self.reset_peak()
         yield
 
     def now(self) -> int:
-        """Bytes that are allocated now."""
+        """The bytes allocated now."""
         return int(torch.cuda.memory_allocated(self.device))
 
     def peak(self) -> int:
-        """The most bytes that were allocated since `reset_peak`."""
+        """The most bytes allocated at once since `reset_peak`."""
         return int(torch.cuda.max_memory_allocated(self.device))
 
     def reset_peak(self) -> None:
-        """Let the peak start again from the bytes that are allocated now."""
+        """Reset the peak to the bytes allocated now."""
         torch.cuda.reset_peak_memory_stats(self.device)
 
 
 class AllocatorMeter:
-    """Bytes that this thread has allocated on the CPU, by the events that the allocator reports to a profiler."""
+    """Bytes that this thread has allocated on the CPU, from the events that the allocator reports to a profiler.
+
+    PyTorch prints a line to stderr when memory is freed that was allocated outside all counting contexts, such as that
+    of a tensor that a step replaces by another. So warm-ups and what follows them are counted, too.
+    """
 
     def __init__(self) -> None:
         self._now = self._peak = 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count in the block; no other profiler may run meanwhile."""
+        """A context in which bytes are counted; no other profiler may run inside it."""
         self._start()
         try:
             yield
@@ -145,19 +149,19 @@ class AllocatorMeter:
             self._stop()
 
     def now(self) -> int:
-        """Bytes that are allocated now."""
+        """The bytes allocated now."""
         self._stop()
         self._start()
         return self._now
 
     def peak(self) -> int:
-        """The most bytes that were allocated since `reset_peak`."""
+        """The most bytes allocated at once since `reset_peak`."""
         if torch._C._autograd._profiler_enabled():
             self.now()
         return self._peak
 
     def reset_peak(self) -> None:
-        """Let the peak start again from the bytes that are allocated now."""
+        """Reset the peak to the bytes allocated now."""
         self._peak = self.now()
 
     def _start(self) -> None:
@@ -169,50 +173,50 @@ class AllocatorMeter:
             self._read(event)
 
     def _read(self, event: Any) -> None:
-        if event.kind() == "memory_alloc":  # or freed, with a negative number
+        if event.kind() == "memory_alloc":  # also for freed memory, with a negative number
             self._now += event.cpu_memory_usage()
             self._peak = max(self._peak, self._now)
 
 
 def _memory_events() -> Any:
-    autograd: Any = torch.autograd  # which does not export them
+    autograd: Any = torch.autograd  # it does not export these names
     options = torch._C._profiler._ExperimentalConfig()
-    # Input shapes, memory, stacks, flops, modules; by position, as the names are not those of every version.
+    # Input shapes, memory, stacks, flops, modules; by position, since the names differ between versions.
     return autograd.ProfilerConfig(autograd.ProfilerState.CPU, False, True, False, False, False, options)
 
 
 class StorageMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of the storages that ops have made while it is active and that are still alive."""
+    """Bytes of the live storages that ops have made while this mode was active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.allocated = 0  # in total, with what is freed
+        self.allocated = 0  # in total, including what was freed
         self._live: dict[int, int] = {}
         self._now = self._peak = 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count in the block."""
+        """A context in which bytes are counted."""
         with self:
             yield
 
     def now(self) -> int:
-        """Bytes that are allocated now."""
+        """The bytes allocated now."""
         return self._now
 
     def peak(self) -> int:
-        """The most bytes that were allocated since `reset_peak`."""
+        """The most bytes allocated at once since `reset_peak`."""
         return self._peak
 
     def reset_peak(self) -> None:
-        """Let the peak start again from the bytes that are allocated now."""
+        """Reset the peak to the bytes allocated now."""
         self._peak = self._now
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an op, and count the storages that it made."""
         inputs = {storage_id(t) for t in tree_leaves((args, kwargs)) if is_dense(t)}
         out = func(*args, **(kwargs or {}))
-        if func.is_view:  # a view makes no storage: that of its input, if it is not counted, existed before
+        if func.is_view:  # a view makes no storage; its input's storage is counted, or existed before
             return out
         for tensor in tree_leaves(out):
             if is_dense(tensor):

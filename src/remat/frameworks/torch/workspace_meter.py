@@ -1,8 +1,9 @@
-"""The bytes that single operators take while they run, beside what they return: read when all of them have run.
+"""The workspace of single operators: the bytes that they take while they run, besides their results.
 
-Rule. On a CUDA device the allocator is asked before and after an operator. On the CPU the events that it reports to a
-profiler are read at the end, with marks where operators begin and end: to stop a profiler inside of a backward, in
-which it has to see nodes begin and end, is not allowed. While the program is profiled itself, nothing is known.
+The rule: on a CUDA device the allocator is asked before and after each operator. On the CPU the events that the
+allocator reports to a profiler are read at the end, with marks where operators begin and end: a profiler must not be
+stopped inside a backward, since it has to see nodes both begin and end. What it can miss: on the CPU, all workspace
+while the program itself is being profiled.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ _BEGIN, _END = "remat: an operator begins", "remat: an operator ends"
 
 
 class WorkspaceMeter(AllocatorMeter):
-    """Runs operators, and knows what each has taken, in their order, when its block has ended."""
+    """Runs operators, and knows the workspace of each, by its number, once its context has ended."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class WorkspaceMeter(AllocatorMeter):
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """A block in which operators run."""
+        """A context in which operators run."""
         if self._marks:
             with super().counting():
                 yield
@@ -40,7 +41,7 @@ class WorkspaceMeter(AllocatorMeter):
             yield
 
     def run(self, call: Callable[[], Any]) -> tuple[Any, int]:
-        """What an operator returns, and its number."""
+        """The result of an operator, and its number."""
         number, self._ran = self._ran, self._ran + 1
         if self._cuda is not None:
             before = self._cuda.now()
@@ -58,7 +59,7 @@ class WorkspaceMeter(AllocatorMeter):
         return out, number
 
     def workspace(self, number: int) -> int:
-        """The bytes that an operator took beside what it returned."""
+        """The bytes that an operator took besides its results."""
         return self._bytes[number] if number < len(self._bytes) else 0
 
     def _read(self, event: Any) -> None:

@@ -1,13 +1,13 @@
 """Keras 3: save points in models, on PyTorch, JAX and TensorFlow.
 
-    RecomputationCheckpoint()      a layer: its values are stored (checkpoint_layer.py)
-    recompute(model, memory=None)  the model, in which what lies between is computed again (recomputing_model.py)
+    RecomputationCheckpoint()      a layer whose values are stored (checkpoint_layer.py)
+    recompute(model, memory=None)  the model, which recomputes what lies between save points (recomputing_model.py)
     Model(inputs, outputs)         both at once
     RNN(cell, slots=, memory=)     a recurrent layer around `remat.scan` (recurrent_layer.py)
     explain(model)                 segments, what crosses them, bytes and seconds (segment_table.py)
 
 A model's graph is split into segments (model_segments.py), each a pure function (pure_segment.py); with a budget they
-are the stages of a chain (chain_stages.py). Private names of Keras are in keras_internals.py alone.
+are the stages of a chain (chain_stages.py). Private names of Keras are only in keras_internals.py.
 """
 
 from remat.layers.keras.checkpoint_layer import RecomputationCheckpoint

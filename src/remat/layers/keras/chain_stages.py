@@ -1,19 +1,18 @@
-"""A model as a chain of stages, for a budget: one after another, with all values that are still needed as the state.
+"""A model as a chain of stages, for a budget: the state between two stages is all values that are still needed.
 
-The rule: with save points, a stage is what lies between two levels of them; without, a stage ends behind each node
-after which a single value is needed, and behind every node where there is none of these for long. States are lists of
-values with their masks; new values of variables and losses travel with them. Inputs of the model are there anyway:
-stages behind the first take them beside the state, so that they count in none, and no gradient is made for them. The
-plan (`remat.plan`) says which stages keep their tape, and which ranges are computed again, also several times, as
-segments inside segments.
+The rule: with save points, a stage is what lies between two levels of them. Without, a stage ends after each node
+behind which only one value is still needed, and after every LONG nodes if there is no such place. States are lists of
+values with their masks; new values of variables and losses travel with them. The model's inputs are live anyway: stages
+after the first take them besides the state, so that they count in no state and get no gradient. The plan (`remat.plan`)
+says which stages keep their tape, and which ranges are recomputed, some several times, as segments inside segments.
 
-What it can miss: a value that crosses several stages counts in each of their states, so that a plan is on the safe
-side. The cost: stages are measured in the first training call with inputs of new shapes; smaller batches share a plan.
+What it can miss: a value that crosses several stages counts in the state of each, so a plan overestimates. The cost:
+stages are measured in the first training call with inputs of new shapes; smaller batches share a plan.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
@@ -28,15 +27,17 @@ from remat.layers.keras.keras_internals import (
     mask_of,
     seed_variables,
     set_mask,
+    training_call,
 )
 from remat.layers.keras.model_segments import Segment, is_save_point, segments_of, split_at_save_points
 from remat.layers.keras.pure_segment import (
     Call,
     Surroundings,
     checkpoint,
-    foreign_state,
+    distinct,
     given_value,
     loss_owner,
+    run_with_all_variables,
     segment_function,
 )
 from remat.planners import Plan, plan
@@ -44,12 +45,13 @@ from remat.problem import Chain, Stage
 
 __all__ = ["BudgetedGraph", "chain_segments"]
 
-LONG = 4  # nodes without a place where a single value crosses: then every place may be one
+LONG = 4  # a stage has at most this many nodes where more than one value always crosses
 State = tuple[list[Any], list[Any], dict[tuple[int, int], Any], list[tuple[int, int, Any]]]
-# Of a stage: the values of its variables, and of the inputs of the model that are not in its state, with their masks.
+# For one stage: the values of its variables, and of the model's inputs that are not in its state, with their masks.
 Given = tuple[list[Any], list[Any], list[Any]]
 StageFunction = Callable[["Contexts", State, list[Given]], State]
 NOTHING: Given = ([], [], [])
+R = TypeVar("R")
 
 
 def chain_segments(nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Segment]:
@@ -66,6 +68,7 @@ def chain_segments(nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: S
 
 
 def _cut_where_little_crosses(nodes: Sequence[GraphNode], outputs: Sequence[Any]) -> list[list[GraphNode]]:
+    """Groups of nodes, cut where a single value crosses, or after LONG nodes."""
     last_use = {id(x): len(nodes) for x in outputs}
     for place, node in reversed([*enumerate(nodes)]):
         for x in node.inputs:
@@ -82,18 +85,15 @@ def _cut_where_little_crosses(nodes: Sequence[GraphNode], outputs: Sequence[Any]
 
 
 class Contexts:
-    """The surroundings of each stage; opaque for remat."""
+    """The surroundings of each stage; opaque to remat."""
 
-    def __init__(self, call: Call, segments: Sequence[Segment]) -> None:
+    def __init__(self, call: Call, segments: Sequence[Segment], others: Sequence[Any]) -> None:
         seeds = seed_variables()
-        self.of_stage = [
-            Surroundings(call, list({id(v): v for v in [*segment.variables(), *seeds]}.values()))
-            for segment in segments
-        ]
+        self.of_stage = [Surroundings(call, distinct([*each.variables(), *others, *seeds])) for each in segments]
 
 
 class BudgetedGraph:
-    """Runs a functional model as a chain of stages inside a budget."""
+    """Runs a functional model as a chain of stages within a budget."""
 
     def __init__(self, nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: Sequence[Any], memory: int | str):
         self.memory = memory
@@ -104,20 +104,21 @@ class BudgetedGraph:
         self._stages = [_stage(k, *each, self._inputs_beside(k)) for k, each in enumerate(around)]
         self._runs: dict[Hashable, tuple[Plan, StageFunction]] = {}
         self._written: set[int] = set()
+        self._others: list[Any] = []  # variables that stages assign, and that Keras does not count among their layers'
 
     @property
     def plans(self) -> list[Plan]:
-        """The plans that were made, the last one first."""
+        """The plans made so far, the latest first."""
         return [found for found, _ in reversed(self._runs.values())]
 
     def run(self, inputs: Sequence[Any], call: Call) -> Values:
         """The outputs of the model, by the ids of the symbolic ones."""
+        scope = current_scope()
         while True:
-            contexts = Contexts(call, self.segments)
-            scope = current_scope()
-            given = self.given(inputs, contexts, partial(given_value, scope=scope, written=self._written))
+            value_of = partial(given_value, scope=scope, written=self._written)
+            contexts, given, run = self._with_all_variables(inputs, call, value_of, self._run)
             state: State = list(inputs), [mask_of(x) for x in inputs], {}, []
-            values, masks, assigned, losses = self._run(inputs, contexts, given)(contexts, state, given)
+            values, masks, assigned, losses = run(contexts, state, given)
             written = {id(contexts.of_stage[stage].variables[place]) for stage, place in assigned}
             if keras.backend.backend() == "jax" or scope is not None or written <= self._written:
                 break
@@ -130,7 +131,27 @@ class BudgetedGraph:
             set_mask(value, mask)
         return dict(zip(map(id, self._outputs), values, strict=True))
 
-    def given(self, inputs: Sequence[Any], contexts: Contexts, value_of: Callable[[Any], Any]) -> list[Given]:
+    def measured(self, inputs: Sequence[Any], value_of: Callable[[Any], Any]) -> Chain:
+        """The stages as they cost in training on inputs like these; variables have the values that are told."""
+        return self._with_all_variables(inputs, training_call, value_of, self._chain)[2]
+
+    def _with_all_variables(
+        self,
+        inputs: Sequence[Any],
+        call: Call,
+        value_of: Callable[[Any], Any],
+        result_of: Callable[[Sequence[Any], Contexts, list[Given]], R],
+    ) -> tuple[Contexts, list[Given], R]:
+        """Surroundings, what stages take beside states, and what is made of these; again where variables are found."""
+
+        def run() -> tuple[Contexts, list[Given], R]:
+            contexts = Contexts(call, self.segments, self._others)
+            given = self._given(inputs, contexts, value_of)
+            return contexts, given, result_of(inputs, contexts, given)
+
+        return run_with_all_variables(self._others, run)
+
+    def _given(self, inputs: Sequence[Any], contexts: Contexts, value_of: Callable[[Any], Any]) -> list[Given]:
         """What the stages take beside their states."""
         values = dict(zip(map(id, self._inputs), inputs, strict=True))
         found: list[Given] = []
@@ -140,14 +161,14 @@ class BudgetedGraph:
         return found
 
     def _inputs_beside(self, number: int) -> list[int]:
-        """The ids of the model's inputs that a stage takes beside its state; the first one has them in it."""
+        """The ids of the model's inputs that a stage takes besides its state; the first stage has them in its state."""
         if number == 0:
             return []
         segment = self.segments[number]
         read = {id(x) for x in segment.inputs} | ({id(x) for x in self._outputs} if segment.is_last else set())
         return [id(x) for x in self._inputs if id(x) in read]
 
-    def chain(self, inputs: Sequence[Any], contexts: Contexts, given: list[Given]) -> Chain:
+    def _chain(self, inputs: Sequence[Any], contexts: Contexts, given: list[Given]) -> Chain:
         """The stages as they cost on inputs like these."""
         state: State = list(inputs), [mask_of(x) for x in inputs], {}, []
         functions = [_bound(stage, contexts, given) for stage in self._stages]
@@ -163,19 +184,19 @@ class BudgetedGraph:
         return Chain(stages, measured.input)
 
     def _run(self, inputs: Sequence[Any], contexts: Contexts, given: list[Given]) -> StageFunction:
-        """The stages by a plan that was made for inputs of these shapes, or larger ones."""
+        """The stages, run by a plan that was made for inputs of these shapes or larger ones."""
         shapes = tuple((str(x.dtype), tuple(x.shape)) for x in inputs)
         for known, (_, run) in self._runs.items():
             if _no_larger(shapes, known):
                 return run
         with errors_as_they_are():
-            found = plan(self.chain(inputs, contexts, given), self.memory)
+            found = plan(self._chain(inputs, contexts, given), self.memory)
         self._runs[shapes] = found, _run_items(self._stages, nested_ranges(found.schedule, len(self._stages)))
         return self._runs[shapes][1]
 
 
 def _no_larger(shapes: Any, known: Any) -> bool:
-    """Whether shapes are those, but for smaller batches."""
+    """Whether shapes are equal to the known ones, except for smaller batches."""
     return len(shapes) == len(known) and all(
         dtype == other and a[1:] == b[1:] and len(a) == len(b) and (a[:1] == b[:1] or (None not in (*a, *b) and a <= b))
         for (dtype, a), (other, b) in zip(shapes, known, strict=True)
@@ -205,14 +226,12 @@ def _stage(number: int, segment: Segment, before: list[int], after: list[int], b
         found = dict(zip(before, zip(values, masks, strict=True), strict=True))
         found |= dict(zip(beside, zip(inputs, input_masks, strict=True), strict=True))
         variables = contexts.of_stage[number].variables
-        # A variable of several stages has the value that an earlier one gave it.
+        # A variable that several stages use has the value that an earlier stage gave it.
         current = {id(contexts.of_stage[stage].variables[place]): value for (stage, place), value in assigned.items()}
         own = [current.get(id(v), value) for v, value in zip(variables, of_variables, strict=True)]
         ins = [found[id(x)] for x in segment.inputs]
         results = function(contexts.of_stage[number], [x for x, _ in ins], [mask for _, mask in ins], own)
-        outputs, out_masks, new, new_losses, others = results
-        if others:
-            raise foreign_state(segment, others)
+        outputs, out_masks, new, new_losses = results
         found |= dict(zip(map(id, segment.outputs), zip(outputs, out_masks, strict=True), strict=True))
         after_values = [found[key] for key in after]
         return (
@@ -227,7 +246,7 @@ def _stage(number: int, segment: Segment, before: list[int], after: list[int], b
 
 
 def _bound(stage: StageFunction, contexts: Contexts, given: list[Given]) -> Callable[[State], State]:
-    """The stage as a function of its state, for measuring."""
+    """The stage as a function of its state only, for measuring."""
 
     def run(state: State) -> State:
         return stage(contexts, state, given)
@@ -236,7 +255,7 @@ def _bound(stage: StageFunction, contexts: Contexts, given: list[Given]) -> Call
 
 
 def _run_items(stages: Sequence[StageFunction], items: Sequence[Item]) -> StageFunction:
-    """The stages, recorded or computed again as a plan's items say."""
+    """The stages, recorded or recomputed as a plan's items say."""
     parts = [_recomputed(stages, item) if isinstance(item, Range) else stages[item] for item in items]
 
     def run(contexts: Contexts, state: State, given: list[Given]) -> State:

@@ -1,4 +1,4 @@
-"""The save point: an identity layer that says which values of a model are stored."""
+"""The save point: an identity layer that marks which values of a model are stored."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ __all__ = ["RecomputationCheckpoint"]
 
 @keras.saving.register_keras_serializable(package="remat")
 class RecomputationCheckpoint(keras.layers.Layer):
-    """A save point: its values are stored for the backward, and what lies between save points is computed again there.
+    """A save point: its values are stored for the backward, which recomputes what lies between save points.
 
-    It returns what it is called with, any nested structure of tensors, with their masks. By itself it changes nothing:
-    `recompute(model)` makes a model with save points a recomputing one.
+    It returns what it is called with, any nested structure of tensors, with their masks. The layer alone changes
+    nothing: `recompute(model)` turns a model with save points into one that recomputes.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -25,7 +25,7 @@ class RecomputationCheckpoint(keras.layers.Layer):
         return inputs
 
     def compute_output_spec(self, inputs: Any) -> Any:
-        """New symbolic tensors like the inputs: a node of a graph has outputs of its own."""
+        """New symbolic tensors like the inputs, since a node of a graph has its own outputs."""
         return keras.tree.map_structure(lambda x: keras.KerasTensor(x.shape, x.dtype), inputs)
 
     def compute_output_shape(self, input_shape: Any) -> Any:

@@ -1,18 +1,18 @@
-"""The names of Keras that are private: all of them are here, behind a test of the release.
+"""All private names of Keras that are used, behind a check of the release.
 
 | name | what for | without it |
 |---|---|---|
 | `Functional._run_through_graph`, `_nodes_by_depth`, `fill_in` | a model's nodes, run one by one | `public_graph.py` |
 | `Sequential._functional` | the graph of a Sequential | the same |
-| `Variable._value` | the value that mixed precision has not cast | mixed precision is refused |
-| `get_keras_mask`, `set_keras_mask` | masks of tensors, which get lost in any wrapper | models with masks are refused |
+| `Variable._value` | the value before mixed precision casts it | mixed precision is refused |
+| `get_keras_mask`, `set_keras_mask` | masks of tensors, which any wrapper loses | models with masks are refused |
 | `GLOBAL_STATE_TRACKER` | what surrounds a call: autocast, the call context, the device | it is not restored |
-| `_keras_call_info_injected` | errors that Keras raises again as they are | an InfeasibleError is a RuntimeError |
+| `_keras_call_info_injected` | errors that Keras re-raises unchanged | an InfeasibleError is a RuntimeError |
 | `_dropout_mask`, `_recurrent_dropout_mask` | masks of cells, which a loop keeps | cells with dropout are refused |
 | `GLOBAL_SEED_GENERATOR` | draws without a seed of their own | such draws are refused |
 
-Tried with Keras 3.15. A later release is used in the same way as long as it has these names: `MISSING` says which of
-them it has not, and a test says so, too.
+Tested with Keras 3.15. A later release is used in the same way as long as it has these names: `MISSING` lists those
+that it lacks, and a test reports them too.
 """
 
 import importlib
@@ -53,7 +53,7 @@ Values = dict[int, Any]  # by the ids of symbolic tensors
 
 
 def _private(name: str) -> Any:
-    """A private name of Keras, such as "models.functional.Functional"; None if this release does not have it."""
+    """A private name of Keras, such as "models.functional.Functional"; None if this release lacks it."""
     module, _, attribute = name.rpartition(".")
     try:
         return getattr(importlib.import_module(f"keras.src.{module}"), attribute, None)
@@ -85,7 +85,7 @@ def has_graph() -> bool:
 
 
 class GraphNode(NamedTuple):
-    """One call of a layer or an operation in a model; `run` puts its outputs beside its inputs."""
+    """One call of a layer or an operation in a model; `run` adds its outputs to the values that it reads from."""
 
     operation: Any
     inputs: tuple[Any, ...]  # symbolic tensors
@@ -94,7 +94,7 @@ class GraphNode(NamedTuple):
 
 
 def functional_of(model: Any) -> Any | None:
-    """The model that has the graph: itself, or the one inside of a Sequential; None for a subclassed model."""
+    """The model that has the graph: itself, or the one inside a Sequential; None for a subclassed model."""
     inner = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
     return inner if _functional is not None and isinstance(inner, _functional) else None
 
@@ -116,13 +116,13 @@ def _graph_node(node: Any) -> GraphNode:
 
 
 def training_call(operation: Any) -> Callable[..., Any]:
-    """A layer or an operation, as a model that is trained calls it."""
+    """A layer or an operation, as a model in training calls it."""
     takes_it = getattr(operation, "_call_has_training_arg", False)
     return partial(operation, training=True) if takes_it else operation
 
 
 class _Asked:
-    """Stands for a layer, and returns the `training` that it is called with."""
+    """Stands in for a layer, and returns the `training` argument that it is called with."""
 
     _call_context_args = frozenset({"training"})
 
@@ -136,7 +136,7 @@ def is_training(call: Callable[[Any], Callable[..., Any]]) -> bool:
 
 
 def raw_value(variable: Any, scope: Any | None) -> Any:
-    """The value of a variable as a stateless scope has it, or its own; not cast by mixed precision."""
+    """The value of a variable in a stateless scope, or its own; not cast by mixed precision."""
     value = None if scope is None else scope.get_current_value(variable)
     if value is None:
         value = getattr(variable, "_value", None)
@@ -160,13 +160,13 @@ def current_scope() -> Any | None:
 
 
 def seed_variables() -> list[Any]:
-    """The state of the generator from which `keras.random` draws without a seed, if there is one already."""
+    """The state of the generator from which `keras.random` draws without a seed, if it exists already."""
     generator = None if _get_global is None else _get_global(_seed_name)
     return [] if generator is None else [generator.state]
 
 
 def make_seed_generator(random_state: Any) -> None:
-    """Make that generator, as it would have been made by a draw when Python's own generator had that state."""
+    """Create that generator as a draw would have created it when Python's own generator had that state."""
     random.setstate(random_state)
     _private("backend.common.global_state.set_global_attribute")(_seed_name, None)
     _private("random.seed_generator.global_seed_generator")()
@@ -179,7 +179,7 @@ def ambient_state() -> dict[str, Any]:
 
 @contextmanager
 def errors_as_they_are() -> Iterator[None]:
-    """A block whose errors keep their class: of one that takes more than a message, Keras makes a RuntimeError."""
+    """A context whose errors keep their class; Keras turns one that takes more than a message into a RuntimeError."""
     try:
         yield
     except InfeasibleError as error:
@@ -188,14 +188,14 @@ def errors_as_they_are() -> Iterator[None]:
 
 
 def dropout_masks(cell: Any) -> list[tuple[Any, str, Any]]:
-    """The masks of a recurrent cell and of those in it, with owners and names; the layer makes them for a call."""
+    """The masks of a recurrent cell and its inner cells, with owner and name; the layer creates them for a call."""
     found = [each for inner in getattr(cell, "cells", ()) for each in dropout_masks(inner)]
     for rate, name in (("dropout", "_dropout_mask"), ("recurrent_dropout", "_recurrent_dropout_mask")):
         if hasattr(cell, f"get{name}") and getattr(cell, rate, None):
             if vars(cell).get(name) is None:
                 raise StepError(
-                    f"Keras {keras.__version__} keeps the dropout masks of {type(cell).__name__} at another place than "
-                    "remat knows, so steps cannot be computed again with them: use keras.layers.RNN"
+                    f"Keras {keras.__version__} keeps the dropout masks of {type(cell).__name__} in another place than "
+                    "remat knows, so steps cannot be recomputed with them: use keras.layers.RNN"
                 )
             value = vars(cell)[name]
             found.append((cell, name, list(value) if isinstance(value, list) else value))
@@ -204,7 +204,7 @@ def dropout_masks(cell: Any) -> list[tuple[Any, str, Any]]:
 
 @contextmanager
 def with_dropout_masks(places: Sequence[tuple[Any, str]], masks: Sequence[Any]) -> Iterator[None]:
-    """A block in which cells have these masks."""
+    """A context in which cells have these masks."""
     before = [vars(cell).get(name) for cell, name in places]
     for (cell, name), mask in zip(places, masks, strict=True):
         vars(cell)[name] = mask
@@ -217,7 +217,7 @@ def with_dropout_masks(places: Sequence[tuple[Any, str]], masks: Sequence[Any]) 
 
 @contextmanager
 def restored_ambient_state(state: dict[str, Any]) -> Iterator[None]:
-    """A block with the surroundings of an earlier call: a backward runs outside of these, or in another thread."""
+    """A context with the surroundings of an earlier call; a backward runs outside of these, or in another thread."""
     tracked = _tracked()
     if tracked.keys() == state.keys() and all(tracked[name] is value for name, value in state.items()):
         yield
@@ -232,5 +232,5 @@ def restored_ambient_state(state: dict[str, Any]) -> Iterator[None]:
 
 
 def _tracked() -> dict[str, Any]:
-    tracker = getattr(_global_state, "GLOBAL_STATE_TRACKER", None)  # `clear_session` makes a new one
+    tracker = getattr(_global_state, "GLOBAL_STATE_TRACKER", None)  # `clear_session` creates a new one
     return {} if tracker is None else vars(tracker)

@@ -1,13 +1,13 @@
 """The segments of a model: what lies between its save points.
 
-The rule: the level of a node is the largest number of save points on any path to it. Nodes of one level that hang
-together, not through a save point, are one segment, so that towers with save points of their own are separate. Values
-that cross levels are inputs of the later segment, so they are kept. The segments of the last level are not run again:
-the backward begins there.
+The rule: the level of a node is the largest number of save points on any path to it. Nodes of one level that are
+connected other than through a save point form one segment, so that towers with their own save points are separate.
+Values that cross levels are inputs of the later segment, so they are kept. The segments of the last level are not
+recomputed, since the backward begins there.
 
-A node that reads nothing but what is stored anyway (inputs of the model, save points), and is only needed later, goes
-to the first level that needs it: what it makes is not kept then. Calls of one layer with state, such as the seed of a
-dropout, are in one segment if they are of one level: its draws keep their order.
+A node that reads only what is stored anyway (inputs of the model, save points), and is only needed later, moves to the
+first level that needs it, so that its results are not kept. Calls of one layer with state, such as the seed of a
+dropout, are in one segment if they have the same level, so that its draws keep their order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ __all__ = ["Segment", "split_at_save_points"]
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """Nodes that run together; `inputs` come from outside of it, and `outputs` are used there."""
+    """Nodes that run together; `inputs` come from outside, and `outputs` are used there."""
 
     level: int
     is_last: bool
@@ -37,12 +37,12 @@ class Segment:
         return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
     def variables(self) -> list[Any]:
-        """The variables of its layers as they are now: layers may be given more, as by `enable_lora`."""
+        """The variables of its layers as they are now; layers may gain some, as by `enable_lora`."""
         return variables_of(self.nodes)
 
 
 def variables_of(nodes: Iterable[GraphNode]) -> list[Any]:
-    """The variables of the layers of some nodes, each once."""
+    """The variables of the nodes' layers, each once."""
     return list({id(v): v for node in nodes for v in getattr(node.operation, "variables", ())}.values())
 
 
@@ -58,7 +58,7 @@ def split_at_save_points(nodes: Sequence[GraphNode], inputs: Sequence[Any], outp
 
 
 def segments_of(groups: Sequence[tuple[int, Sequence[GraphNode]]], outputs: Sequence[Any], last: int) -> list[Segment]:
-    """Segments of groups of nodes with their levels: what each reads from before it, and what is used after it."""
+    """Segments made of groups of nodes with their levels: what each reads from before it, and what is used after it."""
     segments: list[Segment] = []
     wanted = {id(x) for x in outputs}
     for level, nodes in reversed(groups):
@@ -76,7 +76,7 @@ def is_save_point(node: GraphNode) -> bool:
 
 
 def _levels(nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[int]:
-    """The level of each node. A save point is the last node of its level, and its outputs are of the next one."""
+    """The level of each node; a save point is the last node of its level, and its outputs belong to the next."""
     of_tensor = {id(x): 0 for x in inputs}
     levels: list[int] = []
     for node in nodes:
@@ -85,7 +85,7 @@ def _levels(nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: Sequence
         of_tensor |= {id(x): level + is_save_point(node) for x in node.outputs}
     stored = {id(x) for x in inputs} | {id(x) for node in nodes if is_save_point(node) for x in node.outputs}
     results = {id(x) for x in outputs}
-    first_use: dict[int, int] = {}  # of a tensor, by its id: the first level that reads it
+    first_use: dict[int, int] = {}  # by tensor id: the first level that reads it
     for place in reversed(range(len(nodes))):
         node = nodes[place]
         movable = not is_save_point(node) and not getattr(node.operation, "variables", ())
@@ -98,7 +98,7 @@ def _levels(nodes: Sequence[GraphNode], inputs: Sequence[Any], outputs: Sequence
 
 
 def _connected(nodes: Sequence[GraphNode]) -> list[list[GraphNode]]:
-    """Nodes that hang together by values that are not stored, or by a layer with state, in their order."""
+    """Groups of nodes connected by values that are not stored, or by a layer with state, in order."""
     parent = list(range(len(nodes)))
 
     def root(place: int) -> int:

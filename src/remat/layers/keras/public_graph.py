@@ -1,9 +1,9 @@
-"""Segments by the public names of Keras alone: each is a sub-model, `keras.Model(inputs, outputs)`, of the same layers.
+"""Segments that use only public names of Keras: each is a `keras.Model(inputs, outputs)` of the same layers.
 
-The rule: this is what runs where a release of Keras has lost the private names of `keras_internals.py`. The nodes of a
-model are its layers with their `input` and `output`, which Keras gives for the first call of a layer; a layer that is
-called twice is refused. So is a budget. The cost: sub-models add calls to the layers, and `layer.output` is then that
-of the first one, as before.
+The rule: this is used if a release of Keras lacks the private names of `keras_internals.py`. The nodes of a model are
+its layers with their `input` and `output`, which Keras provides for the first call of a layer; a layer that is called
+twice is refused. So is a budget. The cost: these sub-models add calls to the layers, and `layer.output` is then that of
+the first one, as before.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def _never(values: Values, call: Call) -> None:
 
 
 def public_runners(model: Any) -> list[SegmentRunner]:
-    """One for each segment, as a sub-model."""
+    """A runner for each segment, as a sub-model."""
     nodes = public_nodes(model)
     assert nodes is not None
     return [SegmentRunner(_as_model(segment)) for segment in split_at_save_points(nodes, model.inputs, model.outputs)]
@@ -66,7 +66,7 @@ def _as_model(segment: Segment) -> Segment:
 
 
 def run_publicly(model: Any, runners: Sequence[SegmentRunner], inputs: Any, training: bool | None) -> Any:
-    """The outputs of a model, by its segments."""
+    """The outputs of a model, computed segment by segment."""
     flat = [
         keras.ops.convert_to_tensor(x, dtype=symbolic.dtype)
         for x, symbolic in zip(keras.tree.flatten(inputs), model.inputs, strict=True)

@@ -1,25 +1,28 @@
-"""A segment as a pure function, which is run through the backend's recomputation.
+"""A segment as a pure function, run through the backend's recomputation.
 
 The rule: a segment is a function of its inputs, their masks and the values of all variables of its layers; it returns
 outputs, their masks, new values of variables, and losses. New values are assigned once, outside of it. So seeds and
-moving statistics are plain inputs of the second run: dropout draws the same, and statistics move once. The function is
-made pure by a nested `StatelessScope`, on PyTorch by `remat.checkpoint`, on JAX as well, on TensorFlow by
-`tensorflow_segments.py`.
+moving statistics are plain inputs of the recomputation: dropout draws the same numbers, and statistics move once. The
+function is made pure by a nested `StatelessScope`, and recomputed by `remat.checkpoint` on PyTorch and JAX, and by
+`tensorflow_segments.py` on TensorFlow.
 
-What it can miss: state of a layer that is no variable. On PyTorch and TensorFlow it changes in the second run, too;
-segments run to their end there, so that a layer that cleans up behind itself does (`early_stop=False`: a GRU with
-recurrent dropout forgets its mask at the end of its call).
+What it can miss: state of a layer that is not a variable. On PyTorch and TensorFlow it changes in the recomputation
+too; segments run to their end there, so that layers can clean up (`early_stop=False`: a GRU with recurrent dropout
+discards its mask at the end of its call).
+
+Variables that Keras does not count among those of a layer, such as the states of a stateful LSTM, are found when a
+segment assigns them: it is run once more then, with these among its inputs.
 
 The cost: a few dictionaries for a call; on PyTorch and TensorFlow copies of the variables that the segment assigns.
 """
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import keras
 
-from remat.errors import StepError
 from remat.interface.checkpointing import run_segment
 from remat.layers.keras import tensorflow_segments
 from remat.layers.keras.keras_internals import (
@@ -42,26 +45,36 @@ __all__ = [
     "SegmentRunner",
     "Surroundings",
     "checkpoint",
-    "foreign_state",
+    "distinct",
     "given_value",
     "loss_owner",
+    "run_with_all_variables",
     "segment_function",
 ]
 
 _TO_THE_END = CheckpointOptions(early_stop=False)
+R = TypeVar("R")
 Call = Callable[[Any], Callable[..., Any]]  # of a layer or an operation: it, with `training` and the like
 
 
+class OtherVariables(Exception):
+    """A segment assigns variables that it was not given."""
+
+    def __init__(self, variables: list[Any]) -> None:
+        super().__init__(f"{variables[0].path} is assigned")
+        self.variables = variables
+
+
 class SegmentScope(keras.StatelessScope):
-    """Variables have the values that are given, and others those of the scope around; what is assigned is noted."""
+    """A scope in which variables have the given values, or those of the enclosing scope; assignments are noted."""
 
     def __init__(self, values: Iterable[tuple[Any, Any]], outer: Any | None) -> None:
         super().__init__(values, collect_losses=True, initialize_variables=False)
         self.outer = outer
-        self.assigned: dict[int, tuple[Any, Any]] = {}  # by the id of a variable: it, and its new value
+        self.assigned: dict[int, tuple[Any, Any]] = {}  # by variable id: the variable, and its new value
 
     def get_current_value(self, variable: Any) -> Any:
-        """The value here or around: without that, a traced value of another layer would be a constant."""
+        """The value here or in the enclosing scope, without which another layer's traced value would be a constant."""
         value = super().get_current_value(variable)
         return self.outer.get_current_value(variable) if value is None and self.outer is not None else value
 
@@ -69,7 +82,7 @@ class SegmentScope(keras.StatelessScope):
         """Note a new value."""
         variable, value = update
         if self.outer is None and keras.backend.backend() != "jax":
-            # Outside of any scope, a variable is written into: no gradient flows through the new value.
+            # Outside of any scope, a variable is modified in place: no gradient flows through the new value.
             value = keras.ops.stop_gradient(value)
             seen = _passing_gradient(self.get_current_value(variable), value) if variable.trainable else value
         else:
@@ -79,7 +92,7 @@ class SegmentScope(keras.StatelessScope):
 
 
 def _passing_gradient(old: Any, new: Any) -> Any:
-    """The new value, whose gradient is that of the old one: both are one variable."""
+    """The new value, with the gradient of the old one, since both belong to one variable."""
 
     @keras.ops.custom_gradient
     def exchanged(old: Any, new: Any) -> Any:
@@ -93,7 +106,7 @@ def _upstream(args: tuple[Any, ...], upstream: Any) -> Any:
 
 
 class Surroundings:
-    """What a call of a segment needs beside arrays; opaque for remat."""
+    """What a call of a segment needs besides arrays; opaque to remat."""
 
     def __init__(self, call: Call, variables: Sequence[Any]) -> None:
         self.call, self.variables, self.scope, self.state = call, variables, current_scope(), ambient_state()
@@ -106,34 +119,28 @@ class SegmentRunner:
         self.segment = segment
         self._function = segment_function(segment)
         self._written: set[int] = set()  # ids of the variables that are written into in place when they are assigned
+        self._others: list[Any] = []  # variables that it assigns, and that Keras does not count among its layers'
 
     def plain(self, values: Values, call: Call) -> None:
-        """Run the segment without recomputation; its outputs are added to the values."""
+        """Run the segment without recomputation, and add its outputs to the values."""
         with collected_cycles():
             for node in self.segment.nodes:
                 node.run(values, call)
 
     def recomputed(self, values: Values, call: Call) -> None:
-        """Run the segment, and again in the backward; its outputs are added to the values."""
+        """Run the segment such that the backward recomputes it, and add its outputs to the values."""
         segment = self.segment
         inputs = [values[id(x)] for x in segment.inputs]
         masks = [mask_of(x) for x in inputs]
         while True:
-            seeds, random_state = seed_variables(), random.getstate()
-            variables = list({id(v): v for v in [*segment.variables(), *seeds]}.values())
-            surroundings = Surroundings(call, variables)
-            given = [given_value(v, surroundings.scope, self._written) for v in variables]
-            results = checkpoint(self._function, (surroundings, inputs, masks, given))
-            outputs, out_masks, assigned, losses, others = results
-            if others:
-                if seeds or not seed_variables():
-                    raise foreign_state(segment, others)
-                make_seed_generator(random_state)  # a draw without a seed has made one, whose state is a variable, too
-                continue
+            surroundings, results = run_with_all_variables(self._others, partial(self._run_once, inputs, masks, call))
+            outputs, out_masks, assigned, losses = results
+            variables = surroundings.variables
             written = {id(variables[place]) for place in assigned}
             if keras.backend.backend() == "jax" or surroundings.scope is not None or written <= self._written:
                 break
-            # What is saved for the backward would be written into: the first time, the segment is run with copies.
+            # The assignment would modify what is saved for the backward: the first time, run the segment again with
+            # copies.
             self._written |= written
         for place, value in assigned.items():
             variables[place].assign(value)
@@ -143,9 +150,32 @@ class SegmentRunner:
             set_mask(output, mask)
             values[id(x)] = output
 
+    def _run_once(self, inputs: list[Any], masks: list[Any], call: Call) -> tuple[Surroundings, Any]:
+        """The surroundings and the results of a run."""
+        variables = distinct([*self.segment.variables(), *self._others, *seed_variables()])
+        surroundings = Surroundings(call, variables)
+        given = [given_value(v, surroundings.scope, self._written) for v in variables]
+        return surroundings, checkpoint(self._function, (surroundings, inputs, masks, given))
+
+
+def run_with_all_variables(others: list[Any], run: Callable[[], R]) -> R:
+    """What `run` returns; variables that it assigns and was not given are added to the others, and it runs again.
+
+    This ends: Keras makes no variables inside of a stateless scope.
+    """
+    while True:
+        seeds, random_state = seed_variables(), random.getstate()
+        try:
+            return run()
+        except OtherVariables as error:
+            if not seeds and seed_variables():
+                make_seed_generator(random_state)  # a draw without a seed has made one, whose state is a variable, too
+            else:
+                others += error.variables
+
 
 def given_value(variable: Any, scope: Any | None, written: set[int]) -> Any:
-    """The value of a variable, which stays as it is if it is assigned: `written` are those that are, by their ids."""
+    """The value of a variable, which stays unchanged when it is assigned; `written` has the ids of assigned ones."""
     value = raw_value(variable, scope)
     if keras.backend.backend() == "torch":
         return value.clone() if id(variable) in written else value
@@ -155,29 +185,26 @@ def given_value(variable: Any, scope: Any | None, written: set[int]) -> Any:
 
 
 def loss_owner(operation: Any) -> Any:
-    """The layer to which losses of an operation are added: functional models refuse them, and have their layers'."""
+    """The layer to which an operation's losses are added; functional models refuse them, but report their layers'."""
     while isinstance(operation, keras.Model) and operation.layers:
         operation = operation.layers[-1]
     return operation
 
 
-def foreign_state(segment: Segment, paths: list[str]) -> StepError:
-    """The error for a segment that assigns variables of others."""
-    return StepError(
-        f"the segment {segment.name} assigns the variable {paths[0]}, which is of none of its layers: the new value "
-        "would be lost. Make it an attribute of the layer that assigns it"
-    )
+def distinct(variables: Iterable[Any]) -> list[Any]:
+    """The variables, each once."""
+    return list({id(v): v for v in variables}.values())
 
 
 def checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What the function returns; it is run again in the backward."""
+    """What the function returns; the backward recomputes it."""
     if keras.backend.backend() == "tensorflow":
         return tensorflow_segments.checkpoint(function, arguments)
     return run_segment("checkpoint", function, arguments, {}, _TO_THE_END)
 
 
 def segment_function(segment: Segment) -> Callable[..., Any]:
-    """The segment as a pure function. It is made once, so that remat knows it again."""
+    """The segment as a pure function, made once, so that remat recognizes it."""
 
     def run(surroundings: Surroundings, inputs: list[Any], masks: list[Any], given: list[Any]) -> Any:
         scope = SegmentScope(zip(surroundings.variables, given, strict=True), surroundings.scope)
@@ -191,10 +218,12 @@ def segment_function(segment: Segment) -> Callable[..., Any]:
                 known = len(scope.losses)
                 node.run(values, surroundings.call)
                 losses += [(place, loss) for loss in scope.losses[known:]]
+        others = [variable for key, (variable, _) in scope.assigned.items() if key not in places]
+        if others:
+            raise OtherVariables(others)
         outputs = [values[id(x)] for x in segment.outputs]
-        assigned = {places[key]: value for key, (_, value) in scope.assigned.items() if key in places}
-        others = [variable.path for key, (variable, _) in scope.assigned.items() if key not in places]
-        return outputs, [mask_of(x) for x in outputs], assigned, losses, others
+        assigned = {places[key]: value for key, (_, value) in scope.assigned.items()}
+        return outputs, [mask_of(x) for x in outputs], assigned, losses
 
     run.__qualname__ = f"segment {segment.name}"
     return run

@@ -1,8 +1,8 @@
-"""Models that recompute: `recompute` changes the class of a model in place, so that all else stays as it is.
+"""Models that recompute: `recompute` changes the class of a model in place, so that everything else is unchanged.
 
-The rule: a model of class C gets a class `Recomputing` + C, made once for each class and budget, that runs the model's
+The rule: a model of class C gets a class `Recomputing` + C, made once for each class and budget, which runs the model's
 graph by segments. Layers, variables, names, optimiser, weights, `summary` and methods such as `train_step` are those of
-the model. `get_config` names C and the budget, so that files load as recomputing models, and clones are recomputing.
+the model. `get_config` names C and the budget, so that files load as recomputing models, and clones recompute too.
 
 What it can miss: `keras.models.clone_model` makes a plain `Sequential` of a Sequential; call `recompute` on it.
 """
@@ -28,15 +28,15 @@ Memory = int | str | None
 
 
 def recompute(model: M, memory: Memory = None) -> M:
-    """The model, changed in place: what lies between its save points is computed again in the backward.
+    """The model, changed in place so that the backward recomputes what lies between its save points.
 
     Args:
-        model: A functional or Sequential model with `RecomputationCheckpoint` layers; models inside of it that have
-            some are changed, too.
+        model: A functional or Sequential model with `RecomputationCheckpoint` layers; models inside it that have some
+            are changed too.
         memory: The bytes that activations may take until the backward has ended, such as "2 GiB". Then segments are
-            measured in the first training step, and planned for the least time: save points are the places where a
-            value may be stored, or without any, all places where few values cross. On TensorFlow inputs need a
-            batch size, and costs are estimates. On JAX the budget is the plan's: XLA may take more.
+            measured in the first training step, and planned for the least time. Save points are the places where a
+            value may be stored; without any, these are all places where few values cross. On TensorFlow inputs need a
+            batch size, and costs are estimates. On JAX the plan keeps to the budget, but XLA may take more.
 
     Returns:
         The model.
@@ -58,17 +58,17 @@ def Model(inputs: Any, outputs: Any, *, memory: Memory = None, **kwargs: Any) ->
     return recompute(keras.Model(inputs, outputs, **kwargs), memory)
 
 
-_Mixin: Any = object  # beside a model of Keras
+_Mixin: Any = object  # mixed into a Keras model
 
 
 class Recomputing(_Mixin):
-    """What recomputing models have beside their own class."""
+    """What recomputing models add to their own class."""
 
     remat_memory: ClassVar[Memory] = None
     remat_base: ClassVar[type]
 
     def get_config(self) -> dict[str, Any]:
-        """The model as one of its own class, and the budget."""
+        """The config of the model as one of its own class, and the budget."""
         base = self.remat_base
         model = {
             "module": base.__module__,
@@ -92,12 +92,12 @@ class Recomputing(_Mixin):
 class RecomputingFunctional(Recomputing):
     """A functional model that runs by segments."""
 
-    @not_compiled  # `jit_compile=True` on PyTorch: compilers do not trace segments that run again
+    @not_compiled  # `jit_compile=True` on PyTorch: its compiler does not trace segments that run again
     def _run_through_graph(self, inputs: Any, operation_fn: Call = lambda op: op, call_fn: Any = None) -> Any:
         flat = keras.tree.flatten(inputs)
         if call_fn is not None or any(isinstance(x, keras.KerasTensor) for x in flat):
             return super()._run_through_graph(inputs, operation_fn, call_fn)
-        # Keras also calls models to learn the shapes of their results, on PyTorch with tensors that have no memory.
+        # Keras also calls models to infer the shapes of their results, on PyTorch with tensors that have no memory.
         without_memory = any(getattr(getattr(x, "device", None), "type", None) == "meta" for x in flat)
         if self.remat_memory is not None and is_training(operation_fn) and not without_memory:
             values = self.remat_graph.run(flat, operation_fn)
@@ -118,17 +118,17 @@ class RecomputingFunctional(Recomputing):
         return graph
 
     def _runners(self) -> list[SegmentRunner]:
-        """One for each segment; made in the first call."""
+        """One runner for each segment, made in the first call."""
         if "_remat_runners" not in self.__dict__:
             segments = split_at_save_points(nodes_of(self), self.inputs, self.outputs)
-            # Not by assignment: Keras would track them.
+            # Not by assignment, which Keras would track.
             self.__dict__["_remat_runners"] = [SegmentRunner(segment) for segment in segments]
         runners: list[SegmentRunner] = self.__dict__["_remat_runners"]
         return runners
 
 
 class RecomputingSequential(Recomputing):
-    """A Sequential whose graph, which is made anew when layers are added, runs by segments."""
+    """A Sequential whose graph, which is rebuilt when layers are added, runs by segments."""
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the last layer."""
@@ -139,7 +139,7 @@ class RecomputingSequential(Recomputing):
 
 
 class RecomputingByParts(Recomputing):
-    """A model whose segments are sub-models, where Keras hides its graph (public_graph.py)."""
+    """A model whose segments are sub-models, for releases of Keras that hide its graph (public_graph.py)."""
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None, **kwargs: Any) -> Any:
         """The outputs."""
@@ -170,7 +170,7 @@ def _change_class(model: Any, memory: Memory) -> None:
 
 
 def _models_in(model: Any) -> list[Any]:
-    """Models with save points that are layers of the model, the inner ones first."""
+    """Models with save points that are layers of the model, inner ones first."""
     found: list[Any] = []
     for layer in model.layers:
         if isinstance(layer, keras.Model) and _nodes(layer) is not None:
@@ -193,7 +193,7 @@ def _nodes(model: Any) -> list[GraphNode] | None:
 
 
 def _check(model: Any, memory: Memory) -> None:
-    """Raise an error that says what to do where a model cannot be a recomputing one."""
+    """Raise an error, with advice, if a model cannot become a recomputing one."""
     backend = keras.backend.backend()
     if backend not in BACKENDS:
         raise ProblemError(
@@ -201,7 +201,7 @@ def _check(model: Any, memory: Memory) -> None:
             f"KERAS_BACKEND to {', '.join(BACKENDS[:-1])} or {BACKENDS[-1]} before Keras is imported"
         )
     if not isinstance(model, keras.Model):
-        raise StepError(f"recompute takes a functional or a Sequential model of Keras, not {type(model).__name__}")
+        raise StepError(f"recompute takes a functional or Sequential Keras model, not {type(model).__name__}")
     if _nodes(model) is None:
         if isinstance(model, keras.Sequential):
             raise ProblemError(
@@ -217,6 +217,6 @@ def _check(model: Any, memory: Memory) -> None:
         raise ProblemError(f"Keras {keras.__version__} hides the graphs of models, so a budget cannot be planned for")
     if memory is None and not _has_save_points(model) and not _models_in(model):
         raise ProblemError(
-            f"the model {model.name!r} has no save point: put remat.keras.RecomputationCheckpoint() behind some of its "
+            f"the model {model.name!r} has no save point: put remat.keras.RecomputationCheckpoint() after some of its "
             'layers, or let a plan choose, with recompute(model, memory="2 GiB")'
         )

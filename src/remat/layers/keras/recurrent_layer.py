@@ -1,11 +1,12 @@
-"""A recurrent layer whose loop is `remat.scan`: `keras.layers.RNN` with a budget for the states and tapes of its steps.
+"""A recurrent layer whose loop is `remat.scan`: `keras.layers.RNN` with a budget for its steps' states and tapes.
 
-The rule: all but the loop is Keras's own layer. A step is a pure function of its state and inputs, as segments are: the
-values of the cell's variables and its dropout masks are taken at the call, and steps see these whenever they run again.
+The rule: everything except the loop is Keras's own layer. A step is a pure function of its state and inputs, like a
+segment: the values of the cell's variables and its dropout masks are taken at the call, and steps see these whenever
+they run again.
 
-What it can miss: a cell whose steps assign variables or add losses is refused, as Keras's own loop on JAX loses them;
-state of a cell that is no variable changes again in the second run. The cost: that of `remat.scan`, and on PyTorch a
-young collection for each step (reference_cycles.py).
+What it can miss: a cell whose steps assign variables or add losses is refused, since Keras's own loop on JAX loses
+them; state of a cell that is not a variable changes again in the recomputation. The cost: that of `remat.scan`, and on
+PyTorch a young collection for each step (reference_cycles.py).
 """
 
 from collections.abc import Callable
@@ -34,15 +35,15 @@ BACKENDS = ("torch", "jax")
 
 @keras.saving.register_keras_serializable(package="remat")
 class RNN(keras.layers.RNN):
-    """`keras.layers.RNN` whose steps are computed again in the backward, as few as a budget allows.
+    """`keras.layers.RNN` whose steps are recomputed in the backward, as few as a budget allows.
 
     Outputs and gradients are those of Keras's layer, on PyTorch and JAX.
 
     Args:
-        cell: A cell of Keras, such as `keras.layers.LSTMCell(64)`, a list of them, or one of your own.
+        cell: A Keras cell, such as `keras.layers.LSTMCell(64)`, a list of them, or one of your own.
         slots: How many states are kept, or
         memory: The bytes for them and for tapes, such as "64 MiB".
-        return_sequences, return_state, go_backwards, stateful, zero_output_for_mask, **kwargs: As Keras has them.
+        return_sequences, return_state, go_backwards, stateful, zero_output_for_mask, **kwargs: As in Keras.
 
     Raises:
         ProblemError: Without a budget, or with two; with `unroll=True`; in training on another backend.
@@ -73,21 +74,21 @@ class RNN(keras.layers.RNN):
                 f"remat.keras.RNN is trained on {' and '.join(BACKENDS)}, and Keras runs on {backend}: there, cut the "
                 "sequence into sections, with remat.keras.RecomputationCheckpoint() on the state between them"
             )
-        if backend == "torch" and self.stateful:  # the layer's variables, which are written into behind the loop
+        if backend == "torch" and self.stateful:  # these are the layer's variables, which are modified after the loop
             initial_state = keras.tree.map_structure(keras.ops.copy, initial_state)
         is_there = None if mask is None else self._in_order(_as_column(mask))
         xs = self._in_order(sequences)
         step = _pure_step(self.cell, initial_state, training)
-        output, _ = step(initial_state, xs[0])  # of which only the shape is used
+        output, _ = step(initial_state, xs[0])  # only its shape is used
         carries_output = mask is not None or not self.return_sequences
 
         def run(carry: Any, x: Any) -> Any:
             (states, previous), (inputs, is_there) = carry, x
             output, new_states = step(states, inputs)
             if is_there is not None:
-                output = _chosen(
-                    is_there, output, keras.ops.zeros_like(output) if self.zero_output_for_mask else previous
-                )
+                zeros = self.zero_output_for_mask
+                instead = keras.ops.zeros_like(output) if zeros else _output_before(states, previous)
+                output = _chosen(is_there, output, instead)
                 new_states = keras.tree.map_structure(lambda a, b: _chosen(is_there, a, b), new_states, states)
             return (new_states, output if carries_output else None), output if self.return_sequences else None
 
@@ -98,13 +99,13 @@ class RNN(keras.layers.RNN):
         return ys[-1], keras.ops.swapaxes(ys, 0, 1), states
 
     def _in_order(self, x: Any) -> Any:
-        """A row for each step, in the order of the steps."""
+        """One row for each step, in the order of the steps."""
         rows = keras.ops.swapaxes(x, 0, 1)
         return keras.ops.flip(rows, 0) if self.go_backwards else rows
 
 
 def _pure_step(cell: Any, like: Any, training: bool) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """A step of the cell with the values and dropout masks that it has now; states have the structure of `like`."""
+    """A step of the cell with its present values and dropout masks; states have the structure of `like`."""
     outer, surroundings = current_scope(), ambient_state()
     variables, masks = cell.variables, dropout_masks(cell)
     values, mask_values = [raw_value(v, outer) for v in variables], [value for _, _, value in masks]
@@ -131,7 +132,7 @@ def _pure_step(cell: Any, like: Any, training: bool) -> Callable[[Any, Any], tup
 
 
 def _output_before(states: Any, previous: Any) -> Any:
-    """What a masked step returns: the output before it; on JAX, as Keras has it there, the first state of the cell."""
+    """What a masked step returns: the output before it; on JAX, as in Keras there, the first state of the cell."""
     if keras.backend.backend() == "jax":
         state = states[-1][0] if isinstance(states[0], list | tuple) else states[0]
         if state.shape == previous.shape:
@@ -145,7 +146,7 @@ def _as_column(mask: Any) -> Any:
 
 
 def _chosen(is_there: Any, a: Any, b: Any) -> Any:
-    """Where the step is there `a`, elsewhere `b`."""
+    """`a` where the step is present, `b` elsewhere."""
     for _ in range(a.ndim - is_there.ndim):
         is_there = keras.ops.expand_dims(is_there, -1)
     return keras.ops.where(is_there, a, b)

@@ -1,11 +1,12 @@
-"""Tensors in reference cycles: on PyTorch, Keras and PyTorch leave some at every call, by their functions for trees.
+"""Tensors in reference cycles: on PyTorch, the tree functions of Keras and PyTorch leave some at every call.
 
-The rule: while layers run, Python's collector waits, so that what they leave is still in its youngest generation; that
-is collected behind them. Otherwise a state of each step of a loop, with the tape that it belongs to, stays until Python
-happens to collect an older generation: an LSTM cut by seven save points took up to 75 % of the memory of a plain one.
+The rule: while layers run, Python's collector is off, so that what they leave is still in its youngest generation,
+which is collected afterwards. Otherwise a state of each step of a loop, with the tape that it belongs to, stays until
+Python happens to collect an older generation: an LSTM cut by seven save points took up to 75 % of the memory of a plain
+one.
 
-What it can miss: cycles that layers of the user's own make and hold for longer. The cost: one young collection for a
-segment, in place of those that its objects would have caused; cycles of one segment at a time are there.
+What it can miss: cycles that the user's own layers create and hold for longer. The cost: one young collection for each
+segment, in place of those that its objects would have caused; the cycles of one segment at a time stay in memory.
 """
 
 import gc
@@ -19,7 +20,7 @@ __all__ = ["collected_cycles"]
 
 @contextmanager
 def collected_cycles() -> Iterator[None]:
-    """A block whose reference cycles are gone after it, on PyTorch; elsewhere they hold no memory."""
+    """A context whose reference cycles are collected at its end, on PyTorch; elsewhere they hold no memory."""
     if keras.backend.backend() != "torch":
         yield
         return

@@ -1,4 +1,4 @@
-"""What a recomputing model keeps and computes again: its segments, what crosses them, bytes and seconds."""
+"""What a recomputing model keeps and recomputes: its segments, what crosses them, bytes and seconds."""
 
 from collections.abc import Sequence
 from math import prod
@@ -7,8 +7,8 @@ from typing import Any
 import keras
 
 from remat.errors import ProblemError, StepError
-from remat.layers.keras.chain_stages import BudgetedGraph, Contexts
-from remat.layers.keras.keras_internals import functional_of, nodes_of, raw_value, training_call
+from remat.layers.keras.chain_stages import BudgetedGraph
+from remat.layers.keras.keras_internals import functional_of, nodes_of, raw_value
 from remat.layers.keras.model_segments import Segment
 from remat.problem import Chain
 from remat.reporting.block_table import aligned, block_table
@@ -20,15 +20,15 @@ HEAD = ("segment", "layers", "kept for it", "tape", "output", "forward", "backwa
 
 
 def explain(model: Any, sample: Any = None, *, batch_size: int = 32) -> str:
-    """The segments of a model: what is kept for each, the bytes of its tape, and seconds; and the plan, with a budget.
+    """The segments of a model: what is kept for each, the bytes of its tape, and seconds; with a budget, also the plan.
 
-    Segments are measured alone, in training, on the sample or on zeros; nothing of the model is changed. On TensorFlow
-    they are traced, and seconds are estimated.
+    Segments are measured alone, in training, on the sample or on zeros; the model is not changed. On TensorFlow they
+    are traced, and seconds are estimated.
 
     Args:
         model: A functional or Sequential model.
         sample: What the model is called with.
-        batch_size: Of zeros instead, where the model says no more than the shapes of its inputs.
+        batch_size: The batch size of zeros, if there is no sample and the model does not fix it.
 
     Returns:
         A text of a few lines.
@@ -39,11 +39,10 @@ def explain(model: Any, sample: Any = None, *, batch_size: int = 32) -> str:
     """
     functional = functional_of(model)
     if functional is None:
-        raise StepError(f"explain takes a functional or Sequential model of Keras, not {type(model).__name__}")
+        raise StepError(f"explain takes a functional or Sequential Keras model, not {type(model).__name__}")
     inputs = _inputs(functional, sample, batch_size)
     graph = BudgetedGraph(nodes_of(functional), functional.inputs, functional.outputs, 0)
-    contexts = Contexts(training_call, graph.segments)
-    chain = graph.chain(inputs, contexts, graph.given(inputs, contexts, _value))
+    chain = graph.measured(inputs, _value)
     size = next(iter(inputs[0].shape), 1)
     names = {id(x): node.operation.name for segment in graph.segments for node in segment.nodes for x in node.outputs}
     rows = [_row(segment, chain, place, int(size), names) for place, segment in enumerate(graph.segments)]
@@ -88,7 +87,7 @@ def _row(segment: Segment, chain: Chain, place: int, batch: int, names: dict[int
 
 
 def _crossing(values: Sequence[Any], batch: int, names: dict[int, str]) -> str:
-    """The layers whose values come into a segment, and the bytes of these."""
+    """The layers whose values enter a segment, and the bytes of these values."""
     sizes = [prod(batch if size is None else size for size in x.shape) * _itemsize(x.dtype) for x in values]
     makers = list(dict.fromkeys(names.get(id(x), "inputs") for x in values))
     shown = ", ".join(makers[:3]) + (", ..." if len(makers) > 3 else "")

@@ -1,11 +1,12 @@
-"""What the stages of a chain cost on TensorFlow: each is traced alone with its gradient, and nothing is run.
+"""The costs of the stages of a chain on TensorFlow: each is traced alone with its gradient, and nothing is run.
 
-The rule: the tape is the tensors that operations of the gradient read from the forward, beside the stage's input and
-variables. Of lists of tensors, which loops keep, the graph says the shape of an element, and the steps by the rows that
-the loop reads; where it does not, each counts as the largest tensor of the stage. Seconds are those bytes at a usual
-bandwidth: good for choosing between stages, and no prediction.
+The rule: the tape is the tensors that operations of the gradient read from the forward, besides the stage's input and
+variables. For lists of tensors, which loops keep, the graph gives the shape of an element, and the rows that the loop
+reads give the number of steps; if it does not, each list counts as the largest tensor of the stage. Seconds are these
+bytes at a typical bandwidth: good enough to choose between stages, but not a prediction.
 
-What it can miss: work space of kernels. Batch sizes must be known: a budget is in bytes. The cost: one trace a stage.
+What it can miss: workspace of kernels. Batch sizes must be known, since a budget is in bytes. The cost: one trace for
+each stage.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ if keras.backend.backend() == "tensorflow":  # it is optional
 
 __all__ = ["measure_chain"]
 
-BYTES = 1e10  # a second
+BYTES = 1e10  # per second
 
 
 def measure_chain(
@@ -33,9 +34,9 @@ def measure_chain(
     inputs: Sequence[Any],
     beside: Sequence[Sequence[Any]],
 ) -> Chain:
-    """The chain of stages, functions of (contexts, state, given).
+    """The chain of stages, which are functions of (contexts, state, given).
 
-    `inputs` are the model's own, symbolic ones, and `beside` those that each stage takes beside its state.
+    `inputs` are the model's own symbolic inputs, and `beside` those that each stage takes besides its state.
     """
     found: list[Stage] = []
     arguments: Any = (*_specs(state[0], state[1], inputs), {}, [])
@@ -49,7 +50,7 @@ def measure_chain(
 
 
 def _specs(values: Sequence[Any], masks: Sequence[Any], inputs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Inputs of the model and their masks, by shapes."""
+    """Specs of the model's inputs and their masks."""
     specs = [_spec(value, symbolic) for value, symbolic in zip(values, inputs, strict=True)]
     return specs, [
         None if mask is None else tf.TensorSpec(spec.shape[: len(mask.shape)], mask.dtype)
@@ -99,7 +100,7 @@ def _measured(stage: Callable[..., Any], contexts: Any, state: Any, variables: A
 
 
 def _tape_bytes(graph: Any, forward: set[str], outputs: set[str]) -> int:
-    """Bytes that the gradient's operations read of the forward's."""
+    """Bytes that the gradient's operations read from the forward's."""
     operations = graph.get_operations()
     made = [operation for operation in operations if operation.type != "Placeholder"]
     largest = max((_nbytes(each) for operation in made for each in operation.outputs), default=0)
@@ -119,7 +120,7 @@ def _tape_bytes(graph: Any, forward: set[str], outputs: set[str]) -> int:
 
 
 def _list_nbytes(tensor: Any, largest: int) -> int:
-    """Bytes of a list of tensors that a loop has filled, or the given ones where the graph does not say."""
+    """Bytes of a list of tensors that a loop has filled, or `largest` if the graph does not say."""
     source, steps = _source(tensor), None
     while source.op.type in ("While", "StatelessWhile"):
         steps = _steps(source.op)
@@ -136,7 +137,7 @@ def _list_nbytes(tensor: Any, largest: int) -> int:
 
 
 def _steps(loop: Any) -> int | None:
-    """The steps of a loop over the rows of tensors, or None."""
+    """The number of steps of a loop over the rows of tensors, or None."""
     sources = [_source(each) for each in loop.inputs if each.dtype == tf.variant]
     rows = [each.op.inputs[0].shape for each in sources if each.op.type == "TensorListFromTensor"]
     known = [shape[0] for shape in rows if shape.rank and shape[0] is not None]
@@ -144,7 +145,7 @@ def _steps(loop: Any) -> int | None:
 
 
 def _source(tensor: Any) -> Any:
-    """The tensor that this is another name of."""
+    """The tensor behind any Identity operations."""
     while tensor.op.type == "Identity":
         tensor = tensor.op.inputs[0]
     return tensor

@@ -1,11 +1,11 @@
 """Segments on TensorFlow: a function whose gradient runs it again.
 
 The rule: `custom_gradient` with positional tensors; `tf.recompute_grad` refuses keyword arguments in a `tf.function`,
-and `training=` is one. The inputs of the second run wait for a cotangent, or the graph would merge both runs: by a
-control dependency, and by a value where a compiler (XLA) does not know those.
+and `training=` is one. The inputs of the recomputation wait for a cotangent, by a control dependency; otherwise the
+graph would merge both runs.
 
-What it can miss: gradients for tensors that the function closes over; `pure_segment.py` gives it all that it reads, and
-variables that it reads all the same TensorFlow finds. The cost: the second run.
+What it can miss: gradients for tensors that the function closes over; `pure_segment.py` passes it everything that it
+reads, and TensorFlow finds variables that it reads nevertheless. The cost: the recomputation.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ __all__ = ["checkpoint", "read"]
 
 
 def checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """What the function returns; what its gradient needs is computed again for it."""
+    """What the function returns; its gradient recomputes what it needs."""
     flat = _FlatFunction(function, arguments)
 
     @tf.custom_gradient
@@ -37,7 +37,7 @@ def checkpoint(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 
 
 def read(variable: Any, *, copied: bool) -> Any:
-    """The value of a variable. TensorFlow writes into what was read before, where it runs without a compiler."""
+    """The value of a variable; TensorFlow, without a compiler, modifies what was read before, hence the copy."""
     value = tf.convert_to_tensor(variable)
     if not copied:
         return value
@@ -45,7 +45,7 @@ def read(variable: Any, *, copied: bool) -> Any:
 
 
 class _FlatFunction:
-    """A function of tensors that returns a list of tensors; what else it takes and returns is static."""
+    """A function of tensors that returns a list of tensors; its other arguments and results are static."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._function, self._arguments = function, arguments
@@ -75,7 +75,7 @@ _TENSOR = object()
 def _gradients(
     flat: _FlatFunction, tensors: Sequence[Any], variables: Sequence[Any], cotangents: Sequence[Any]
 ) -> list[Any]:
-    """The gradients for tensors and variables: the function is run again, once its cotangents are there."""
+    """The gradients for tensors and variables: the function runs again once its cotangents are available."""
     again = _waiting(tensors, cotangents)
     active = [place for place, tensor in enumerate(again) if _is_differentiable(tensor)]
     with tf.GradientTape() as tape:
@@ -99,7 +99,7 @@ def _is_differentiable(tensor: Any) -> bool:
 
 
 def _waiting(tensors: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """The tensors, which are there when a cotangent is."""
+    """The tensors, made to wait for a cotangent."""
     first = next(each for each in cotangents if each is not None and each.dtype.is_floating)
     if tf.executing_eagerly():
         return [tf.identity(tensor) for tensor in tensors]

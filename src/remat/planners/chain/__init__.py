@@ -1,4 +1,4 @@
-"""Planners for chains: the best persistent schedule, and what it is compared with.
+"""Planners for chains in one level of bytes: the best persistent schedule, and others to compare it with.
 
-In: a `Chain` and a memory of one level in bytes. Out: a `Plan`. `chain_ops` makes ops of the moves of a table (`dp/`).
+`chain_ops` turns the moves that a table (`dp/`) chooses into ops.
 """

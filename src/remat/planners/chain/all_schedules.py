@@ -1,7 +1,8 @@
-"""Every schedule of a tiny chain is considered, persistent or not. The oracle for the other planners of chains.
+"""Considers every schedule of a tiny chain, persistent or not, as the oracle for the other chain planners.
 
-A shortest-path search over what is live: the working state, kept states, tapes with their options, the cotangent. It
-counts live bytes itself, from the table in `schedule/chain_machine.py`, and shares no code with it or the recurrences.
+It is a shortest-path search whose nodes are what is live: the working state, kept states, tapes with their options, the
+cotangent. It counts live bytes by the table in `schedule/chain_machine.py`, but shares no code with that module or with
+the recurrences.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ MOST_STAGES = 6
 
 
 class _Now(NamedTuple):
-    """What is live between two ops; -1 is none, tapes are (stage, option)."""
+    """What is live between two ops; -1 means none, and tapes are (stage, option)."""
 
     working: int
     cotangent: int
@@ -34,13 +35,13 @@ class _Now(NamedTuple):
 
 @dataclass(frozen=True)
 class AllSchedules(ChainPlanner):
-    """The least time that any schedule of single stages takes, found by trying them all; for up to six stages."""
+    """Finds the schedule of least time by trying all that record stages singly; for up to six stages."""
 
     name: ClassVar[str] = "chain-exhaustive"
     summary: ClassVar[str] = f"try every schedule of a chain; the oracle for up to {MOST_STAGES} stages"
 
     def refuses(self, problem: Chain, memory: Memory) -> str | None:
-        """The reason, unless the chain is short and the memory is one level of bytes."""
+        """The reason to refuse, unless the chain is short and the memory is one level of bytes."""
         if problem.units > MOST_STAGES:
             return f"it tries every schedule, which takes too long for more than {MOST_STAGES} stages"
         return super().refuses(problem, memory)
@@ -85,12 +86,12 @@ def _search(chain: Chain, capacity: int, level: str) -> list[Op] | None:
             seconds = best[now] + more
             if live <= capacity and seconds < best.get(after, float("inf")):
                 best[after], came[after] = seconds, (now, op)
-                heappush(queue, (seconds + _to_come(chain, after), next(order), after))
+                heappush(queue, (seconds + _least_remaining(chain, after), next(order), after))
     return None
 
 
-def _to_come(chain: Chain, now: _Now) -> float:
-    """Seconds that every schedule still takes from here: each stage is recorded and pulled back once."""
+def _least_remaining(chain: Chain, now: _Now) -> float:
+    """A lower bound on the remaining seconds: each remaining stage is recorded and pulled back once."""
     recorded, left = dict(now.tapes), chain.units if now.cotangent < 0 else now.cotangent
     seconds = 0.0
     for i, stage in enumerate(chain.stages[:left]):
@@ -104,8 +105,8 @@ def _to_come(chain: Chain, now: _Now) -> float:
 def _moves(chain: Chain, now: _Now, level: str) -> Iterator[tuple[Op, float, int, _Now]]:
     """The ops that may come next, with their seconds and the bytes live while they run.
 
-    Left out is what cannot be part of a best schedule: a kept state that is of no use any more is dropped at once, and
-    a fetched state is used.
+    Ops that no best schedule needs are left out: a kept state that is no longer useful is dropped at once, and only
+    states before the cotangent are fetched.
     """
     n, (working, cotangent, kept, tapes) = chain.units, now
     held = _held(chain, kept, tapes)
@@ -168,7 +169,7 @@ def _bytes(chain: Chain, states: set[int], tapes: frozenset[tuple[int, int]]) ->
 
 
 def _most_bytes(chain: Chain) -> Iterator[int]:
-    """Bytes whose sum no schedule needs."""
+    """Bytes whose sum is more than any schedule needs."""
     for stage, size in zip(chain.stages, map(chain.state_size, range(chain.units)), strict=True):
         options = range(len(stage.options))
         yield size + stage.running_peak + max(stage.record_peak(k) + stage.pullback_peak(k, size) for k in options)

@@ -1,7 +1,7 @@
 """The ops of a persistent schedule of a chain, from the moves that a table chooses.
 
-A state that will be used again is kept before the sweep leaves it, and dropped when its stage is recorded: the tape
-then holds it, or nobody needs it. Keeping takes no memory of its own, since states are shared.
+A state that will be used again is kept before the sweep leaves it, and dropped when its stage is recorded: from then on
+the tape holds it, or it is not needed. Keeping takes no extra memory, since states are shared.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What planners of chains share: which memories they take, and the plan that a schedule makes."""
+"""What chain planners share: the memories they accept, and how a schedule becomes a plan."""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -21,7 +21,7 @@ class ChainPlanner(Planner[Chain]):
     problem_type: ClassVar[type[Chain]] = Chain
 
     def refuses(self, problem: Chain, memory: Memory) -> str | None:
-        """The reason, unless the memory is one level in bytes whose states move at no cost."""
+        """The reason to refuse, unless the memory is one level in bytes without read and write costs."""
         if len(memory.levels) > 1 or not memory.device.free:
             return "it plans chains in one level without read and write costs"
         if memory.device.slots is not None:
@@ -36,7 +36,7 @@ class ChainPlanner(Planner[Chain]):
 
 
 def least_memory_error(problem: Chain, memory: Memory, ops: Iterable[Op], least: int) -> InfeasibleError:
-    """The error that names the least memory, and the stage at whose op the schedule of least memory has its peak."""
+    """The error that names the least memory, and the stage at which `ops`, which need that much, reach their peak."""
     trace = simulate(Schedule(tuple(ops)), problem)
     event = next(event for event in trace if event.index == trace.totals.peak_index)
     op = event.op

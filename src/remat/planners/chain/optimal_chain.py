@@ -1,8 +1,8 @@
-"""The best persistent schedule of a chain: exact step functions where they are few, a grid of budgets beyond.
+"""The best persistent schedule of a chain: from exact step functions if they have few points, or on a grid of budgets.
 
-On a grid every size is rounded up, which costs a little for each thing that is held. That is paid once instead: the
-table is made for somewhat more than the budget, and the fastest of its plans whose exactly simulated peak fits is
-taken. The same grid with sizes rounded down bounds how much better any other plan could be.
+On a grid every size is rounded up, which wastes a little memory for each thing that is held. To make up for that, the
+table is computed for a little more than the budget, and the fastest of its plans whose exactly simulated peak fits is
+taken. A second grid with sizes rounded down bounds how much better any other plan could be.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ from remat.problem import Chain, Memory
 
 __all__ = ["OptimalChain"]
 
-MARGIN = 1.08  # of the budget, for which a grid is made
-TRIES = 16  # plans of a grid that are simulated
-LONG = 350  # stages
-ROUNDING = 1e-5  # relative error of sums of seconds in single precision, with room to spare
+MARGIN = 1.08  # a grid is computed for this multiple of the budget
+TRIES = 16  # plans of a grid to simulate
+LONG = 350  # stages beyond which the grid is coarser
+ROUNDING = 1e-5  # more than the relative error of sums of seconds in single precision
 
 
 @dataclass(frozen=True)
 class OptimalChain(ChainPlanner):
-    """Keeps, records and recomputes stages (also several times) so that the reversal takes the least seconds.
+    """Keeps, records and recomputes stages (possibly several times) so that the reversal takes the least time.
 
-    Up to `points` points of step functions are computed for an exact plan, about a second; beyond them budgets are
-    rounded to `units` units, and to fewer for chains of more than LONG stages, whose tables take a time that grows with
-    the cube of their number.
+    An exact plan may compute up to `points` points of step functions, about a second. Beyond that, budgets are rounded
+    to `units` units, and to fewer for chains of more than LONG stages, since the time of a table grows with the cube of
+    the number of stages.
     """
 
     points: float = 2.5e6
@@ -44,7 +44,7 @@ class OptimalChain(ChainPlanner):
     summary: ClassVar[str] = "keep, record and recompute unequal stages, also several times, in the least time"
 
     def plan(self, problem: Chain, memory: Memory) -> Plan:
-        """The plan of least seconds that fits."""
+        """The plan of least time that fits."""
         steps = _exact(problem, self.points)
         if steps is None:
             return self._rounded(problem, memory)
@@ -71,13 +71,13 @@ class OptimalChain(ChainPlanner):
             plan = self.plan_of(chain_ops(table, problem.units, name), problem, memory, Claim(None))
             if plan.peak <= budget:
                 break
-        del grid, tables, table  # before the next grid is made
+        del grid, tables, table  # frees their memory before the next grid is computed
         bound = ChainGrid(costs, budget, units // 2, down=True).seconds() * (1 - ROUNDING)
         return replace(plan, claim=Claim(max(1.0, plan.seconds / bound), PERSISTENT))
 
 
 def _budgets(grid: ChainGrid, budget: int) -> Iterator[int]:
-    """Budgets of the grid from the largest, whose plan may be too large, to one whose plan surely fits."""
+    """Budgets of the grid, from the largest, whose plan may not fit, down to one whose plan surely fits."""
     surely = (budget - grid.costs.states[0]) // grid.unit
     between = range(surely + 1, grid.most + 1)
     tried = [between[len(between) * i // TRIES] for i in range(TRIES)] if between else []
@@ -88,7 +88,7 @@ def _budgets(grid: ChainGrid, budget: int) -> Iterator[int]:
 
 @lru_cache(maxsize=4)
 def _exact(chain: Chain, points: float) -> ChainSteps | None:
-    """The exact table of a chain for all budgets, or None where it would have too many points."""
+    """The exact table of a chain for all budgets, or None if it would have too many points."""
     try:
         return ChainSteps(ChainCosts.of(chain), points)
     except TooManyPoints:

@@ -1,7 +1,7 @@
-"""Segments of a chain: every one but the last runs without tape, and once more with it. The usual checkpointing.
+"""The usual checkpointing of a chain: every segment but the last first runs without a tape, and later again with one.
 
-As `torch.utils.checkpoint.checkpoint_sequential` does it: the stages are cut into equal counts, the inputs of segments
-are kept, and each segment is recorded whole before it is pulled back.
+Like `torch.utils.checkpoint.checkpoint_sequential`: segments have equal numbers of stages, the inputs of segments are
+kept, and each segment is recorded as a whole before it is pulled back.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ __all__ = ["PeriodicSegments"]
 
 @dataclass(frozen=True)
 class PeriodicSegments(ChainPlanner):
-    """The chain in `k` segments, or in the number of them that is fastest of those that fit."""
+    """Cuts the chain into `k` segments, or into the fastest number of segments that fits."""
 
     k: int | None = None
 
@@ -30,14 +30,14 @@ class PeriodicSegments(ChainPlanner):
     summary: ClassVar[str] = "equal segments, each run once more: the usual checkpointing, for comparison"
 
     def refuses(self, problem: Chain, memory: Memory) -> str | None:
-        """The reason, unless every stage can be run again."""
+        """The reason to refuse, unless every stage can be recomputed."""
         once = [i for i, stage in enumerate(problem.stages) if not stage.repeatable]
         if once:
             return f"it runs every stage again, and stage {once[0]} can be run only once"
         return super().refuses(problem, memory)
 
     def plan(self, problem: Chain, memory: Memory) -> Plan:
-        """The plan of the fastest number of segments that fits, or of `k`."""
+        """The plan with `k` segments, or with the fastest number that fits."""
         if self.k is not None and not 1 <= self.k <= max(problem.units, 1):
             raise ProblemError(f"k={self.k} segments cannot be made of {problem.units} stages")
         counts = range(1, max(problem.units, 1) + 1) if self.k is None else [self.k]
@@ -51,7 +51,7 @@ class PeriodicSegments(ChainPlanner):
 
 
 def _ops(chain: Chain, k: int, level: str) -> Iterator[Op]:
-    """The ops for k segments, the last of which takes what is left over."""
+    """The ops for k segments; the last one includes the remainder."""
     size = max(1, chain.units // k)
     starts = [i * size for i in range(k)] if chain.units else []
     segments = list(zip(starts, [*starts[1:], chain.units], strict=True))

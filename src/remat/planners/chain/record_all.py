@@ -1,4 +1,4 @@
-"""Record every stage of a chain once, by its fastest option: what a framework does without remat."""
+"""Record every stage of a chain once with its fastest option, as a framework does without remat."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ __all__ = ["RecordAll", "fastest_option"]
 
 @dataclass(frozen=True)
 class RecordAll(ChainPlanner):
-    """Every tape is held until it is used: no recomputation, and the most memory."""
+    """Holds every tape until it is used: no recomputation, and the most memory."""
 
     name: ClassVar[str] = "chain-keep-all"
     summary: ClassVar[str] = "record every stage once, recompute nothing"
 
     def plan(self, problem: Chain, memory: Memory) -> Plan:
-        """The plan that records all; it fits where all tapes do."""
+        """The plan that records everything; it fits if all tapes do."""
         plan = self.plan_of(_ops(problem), problem, memory, Claim(1.0))
         if memory.device.capacity is not None and plan.peak > memory.device.capacity:
             raise infeasible(problem, memory.device, plan.peak, f"the tapes of all {problem.units} stages at once")
@@ -30,7 +30,7 @@ class RecordAll(ChainPlanner):
 
 
 def fastest_option(chain: Chain, stage: int) -> int:
-    """The option by which a stage is recorded and pulled back in the least time."""
+    """The option with which a stage is recorded and pulled back in the least time."""
     options = chain.stages[stage].options
     return min(range(len(options)), key=lambda k: options[k].record + options[k].backward)
 

@@ -1,1 +1,1 @@
-"""The mathematics that the planners stand on: recurrences, closed forms and the bounds they prove. No ops here."""
+"""The mathematics of the planners: recurrences, closed forms and the bounds they prove. There are no ops here."""

@@ -1,4 +1,4 @@
-"""The budgets that can remain after storing some states and tapes: exactly where they are few, else on a grid."""
+"""The budgets that can remain after storing some states and tapes: exact if they are few, otherwise on a grid."""
 
 from remat.planners.dp.states_or_tapes import SubproblemSizes
 
@@ -9,7 +9,7 @@ MOST_ON_GRID = 100_000
 
 
 def reachable_budgets(sizes: SubproblemSizes, top: int, limit: int = MOST_EXACT) -> list[int] | None:
-    """Every budget that remains of `top` after storing states and tapes, or None if there are more than `limit`.
+    """Every budget that can remain of `top` after storing states and tapes, or None if there are more than `limit`.
 
     >>> reachable_budgets(SubproblemSizes(state=2, tape=5, restartable=False, early=0), 9)
     [0, 1, 2, 3, 4, 5, 7, 9]
@@ -30,15 +30,16 @@ def reachable_budgets(sizes: SubproblemSizes, top: int, limit: int = MOST_EXACT)
 def on_grid(
     sizes: SubproblemSizes, top: int, *, up: bool, fine: int = MOST_EXACT
 ) -> tuple[SubproblemSizes, int, list[int]] | None:
-    """Sizes and budget in grid cells, and the budgets that can remain; exact where these are no more than `fine`.
+    """Sizes and budget in grid cells, and the budgets that can remain; exact if there are at most `fine` of them.
 
-    With `up`, sizes are rounded up and the budget down, so that a schedule for the grid fits the true sizes; else the
-    other way round, so that a bound for the grid bounds the true problem (None if that takes too many budgets).
+    With `up`, sizes are rounded up and the budget down, so that a schedule for the grid fits the true sizes. Without
+    it, sizes are rounded down and the budget up, so that a bound for the grid is a bound for the true problem (None if
+    that takes too many budgets).
     """
     exact = reachable_budgets(sizes, top, fine)
     if exact is not None:
         return sizes, top, exact
-    # The smaller of state and tape should be a whole number of cells, and of as many as are affordable.
+    # The smaller of state and tape should be a whole number of cells, as many as `fine` allows.
     total, smallest = top + sizes.early, min(sizes.state, sizes.tape)
     cell = -(-smallest // max(fine * smallest // total, 1))
     if total // cell > MOST_ON_GRID:

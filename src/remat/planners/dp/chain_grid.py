@@ -1,12 +1,12 @@
 """Chains on a grid of budgets, for chains whose exact step functions would have too many points.
 
-The recurrence U of `chain_steps` for tapes that hold their stage's input, over budgets in whole units. Sizes are
-rounded up to units for a plan, which then fits; rounded down they give a lower bound: if sizes add up to no more than M
-bytes, the sum of their whole units is no more than the whole units of M. A chain with tapes that do not hold their
-input is planned as if they did, which is legal and takes no less memory; its bound is of schedules that do the same.
+This is the recurrence U of `chain_steps`, for tapes that hold their stage's input, over budgets in whole units. Sizes
+rounded up to units give a plan that fits. Sizes rounded down give a lower bound: if sizes sum to at most M bytes, the
+sum of their whole units is at most the whole units of M. A chain with tapes that do not hold their input is planned as
+if they did, which is legal and never takes less memory; its bound then covers only schedules that do the same.
 
-Seconds are single precision and beyond the fastest options, so that they are small. O(n³·budgets) additions by NumPy:
-about 0.2 s for 100 stages and 500 budgets, 3 s for 339.
+Seconds are in single precision and relative to the fastest options, which keeps them small. NumPy does O(n³·budgets)
+additions: about 0.2 s for 100 stages and 500 budgets, 3 s for 339 stages.
 """
 
 from typing import TYPE_CHECKING, TypeVar
@@ -22,15 +22,15 @@ __all__ = ["ChainGrid"]
 
 _Bytes = TypeVar("_Bytes", int, "NDArray[np.int64]")
 
-_INFINITE = 1e30  # two of them add up inside single precision
-# Parts that end at neighbouring stops, and splits of them, that are computed at a time: enough for NumPy, few enough
+_INFINITE = 1e30  # the sum of two fits in single precision
+# How many neighbouring stops, and how many splits, are computed at a time: enough to keep NumPy efficient, few enough
 # for the processor's cache.
 _STOPS = 8
 _SPLITS = 24
 
 
 class ChainGrid:
-    """The least extra seconds of every part at budgets of 0 to `most` units of `unit` bytes beside its first state."""
+    """The least extra seconds of every part, at budgets of 0 to `most` units of `unit` bytes beside its first state."""
 
     def __init__(self, costs: ChainCosts, budget: int, units: int, *, down: bool = False) -> None:
         import numpy as np
@@ -42,24 +42,24 @@ class ChainGrid:
         self._states = [self._rounded(size) for size in costs.states]
         self._forward = np.array(costs.forward, np.float32)
         n = costs.units
-        # [s, t] is the extra of stages s..t-1 and the seconds of all stages before t: then a split is one addition.
-        # Only s ≤ t is ever touched, so half of the pages are never there.
+        # [s, t] is the extra of stages s..t-1 plus the forward seconds of all stages before t: a split is then one
+        # addition. Only s ≤ t is ever touched, so half of the memory pages are never allocated.
         self._extra: NDArray[np.float32] = np.empty((n + 1, n + 1, self.most + 1), np.float32)
         self._solve()
 
     def seconds(self, budget: int | None = None) -> float:
-        """The least seconds of the whole chain in `budget` units (default: all); inf where nothing fits."""
+        """The least seconds of the whole chain in `budget` units (default: all); inf if nothing fits."""
         n = self.costs.units
         budget = self.most if budget is None else budget
         extra = float(self._extra[0, n, budget]) - float(self._forward[n])
         return float("inf") if extra > _INFINITE / 2 else self.costs.least + extra
 
     def in_budget(self, budget: int) -> TableInBudget:
-        """The table as one that plans in `budget` units beside the chain's input."""
+        """This table for a budget of `budget` units, without the chain's input."""
         return TableInBudget(self, budget, owned=False)
 
     def choose(self, part: Part) -> Move:
-        """The move of least seconds; the values are computed again, which is cheaper than to store all choices."""
+        """The move of least seconds, recomputed from the table, which is cheaper than storing every choice."""
         import numpy as np
 
         s, t, budget, owned = part
@@ -96,17 +96,17 @@ class ChainGrid:
         import numpy as np
 
         n, top = self.costs.units, self.most + 1
-        paid = np.empty((_STOPS, n + 1, top), np.float32)  # [t, j]: the extra of j..t-1 where state j is paid for
+        paid = np.empty((_STOPS, n + 1, top), np.float32)  # [t, j]: the extra of j..t-1 if the budget includes state j
         sums = np.empty((_STOPS, _SPLITS, top), np.float32)
         for t in range(n + 1):
-            self._extra[t, t] = self._forward[t]  # nothing is left to do
+            self._extra[t, t] = self._forward[t]  # an empty part
         for first in range(1, n + 1, _STOPS):
             stops = range(first, min(first + _STOPS, n + 1))
             report_progress(stops[-1], n)
             self._solve_stops(stops, paid[: len(stops)], sums)
 
     def _solve_stops(self, stops: range, paid: "NDArray[np.float32]", sums: "NDArray[np.float32]") -> None:
-        """All parts that end at one of the stops: splits before the first of them are tried for all at a time."""
+        """Solve all parts that end at one of the stops; splits before the first are tried for all stops at once."""
         import numpy as np
 
         forward, top = self._forward, self.most + 1
@@ -114,7 +114,7 @@ class ChainGrid:
         waiting = np.array([self.costs.waiting(t) for t in stops])
         leasts = self._leasts(stops, waiting)
         for s in range(stops[-1] - 1, -1, -1):
-            skipped = max(0, s + 1 - stops[0])  # stops that are not behind s
+            skipped = max(0, s + 1 - stops[0])  # stops that do not come after s
             ends, rights, least = stops[skipped:], paid[skipped:], leasts[skipped:, s]
             extras = self._extra[s, ends[0] : ends[-1] + 1]
             extras[:] = _INFINITE
@@ -128,13 +128,13 @@ class ChainGrid:
                 if own < top:
                     rights[k, s, own:] = extra[: top - own]
                 extra += forward[t]
-                if k + 1 < len(ends) and t <= last:  # a split at a stop is tried when the part up to it is there
+                if k + 1 < len(ends) and t <= last:  # now that the part up to t is solved, try splits at t
                     found = np.add(rights[k + 1 :, t], extra, out=sums[k + 1 : len(ends), 0])
                     found -= forward[s]
                     np.minimum(extras[k + 1 :], found, out=extras[k + 1 :])
 
     def _leasts(self, stops: range, waiting: "NDArray[np.int64]") -> "NDArray[np.int64]":
-        """[t, s]: the budget in which all stages of s..t-1 can run, one at a time."""
+        """[t, s]: the least budget in which the stages s..t-1 can run one after another."""
         import numpy as np
 
         needed = np.zeros((len(stops), stops[-1]), np.int64)
@@ -153,7 +153,7 @@ class ChainGrid:
         least: "NDArray[np.int64]",
         extras: "NDArray[np.float32]",
     ) -> None:
-        """Record stage s and go on with the rest, for all stops."""
+        """Try to record stage s and then reverse the rest, for all stops."""
         import numpy as np
 
         top, offsets = self.most + 1, self._forward[stops.start : stops.stop, None]
@@ -179,9 +179,10 @@ class ChainGrid:
         paid: "NDArray[np.float32]",
         sums: "NDArray[np.float32]",
     ) -> None:
-        """Split the parts from s to several stops at points before all of these.
+        """Try to split the parts from s to several stops, at points before all stops.
 
-        A split at j costs the seconds up to j at least: budgets at which all of the parts take less are left out.
+        A split at j costs at least the forward seconds from s to j, so budgets at which all parts already take less are
+        skipped.
         """
         import numpy as np
 

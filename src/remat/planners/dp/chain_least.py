@@ -1,12 +1,12 @@
-"""The least memory in which a chain can be reversed, exactly, for tapes that hold their stage's input.
+"""The exact least memory in which a chain can be reversed, for tapes that hold their stage's input.
 
-The feasibility of U in `chain_steps`, with max for + and bytes for seconds:
+The recurrence is that of U in `chain_steps`, with max in place of + and bytes in place of seconds:
 
     L(s, t) = max( c_t + F_s, c_t + x_k + F_k for s < k < t,
                    min( min_o max(R_o + c_t, P_o, a_o + x_{s+1} + L(s+1, t)),
                         min_j max(x_j + L(j, t), L(s, j)) ) )
 
-O(n³) comparisons by NumPy: half a second for 339 stages.
+NumPy does O(n³) comparisons: half a second for 339 stages.
 """
 
 from remat.planners.dp.chain_parts import ChainCosts, Move, Part
@@ -15,7 +15,7 @@ __all__ = ["ChainLeast"]
 
 
 class ChainLeast:
-    """The least bytes of every part beside its first state, and moves that need no more."""
+    """The least bytes of every part, without its first state, and the moves that reach them."""
 
     def __init__(self, costs: ChainCosts) -> None:
         import numpy as np
@@ -33,11 +33,11 @@ class ChainLeast:
 
     @property
     def least(self) -> int:
-        """The least bytes for the whole chain, its input included."""
+        """The least bytes for the whole chain, including its input."""
         return int(self._least[0, self.costs.units]) + self.costs.states[0]
 
     def whole(self) -> Part:
-        """The part that is all of the chain."""
+        """The whole chain as a part."""
         return Part(0, self.costs.units, self.least, True)
 
     def choose(self, part: Part) -> Move:
@@ -49,7 +49,7 @@ class ChainLeast:
         return Move(option, Part(s + 1, t, 0, False) if t > s + 1 else None, None)
 
     def _choices(self, s: int, t: int) -> tuple[tuple[int, int], int, int]:
-        """The bytes and number of the best option, the bytes of the best split, and where it is."""
+        """The bytes and number of the best option, the bytes of the best split, and its position."""
         import numpy as np
 
         waiting, after = self.costs.waiting(t), self.costs.states[s + 1] + int(self._least[s + 1, t])

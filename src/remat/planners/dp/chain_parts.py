@@ -1,9 +1,9 @@
-"""The parts that a persistent schedule of a chain is made of, and the moves that make a part of smaller ones.
+"""The parts of a persistent schedule of a chain, and the moves that divide a part into smaller ones.
 
-A part is the stages start..stop-1, reversed from start: its first state is there, the cotangent of its last one is (but
-before the turn), and `budget` is what it may use. If the part *owns* its first state, its bytes are in the budget, and
-they are free once the first stage is recorded by an option that does not hold its input; otherwise somebody outside
-holds the state and has paid for it.
+A part reverses the stages start..stop-1 within `budget`. It starts with its first state and (except before the turn)
+the cotangent of its last state. If the part *owns* its first state, the budget includes that state's bytes, and they
+become free once the first stage is recorded with an option that does not hold its input. Otherwise the state is held,
+and counted, outside the part.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ __all__ = ["ChainCosts", "ChainTable", "Move", "OptionCosts", "Part", "TableInBu
 
 
 class Part(NamedTuple):
-    """Stages to reverse, with a budget in the unit of the table that made the part."""
+    """Stages to reverse, with a budget in the unit of its table."""
 
     start: int
     stop: int
@@ -26,9 +26,9 @@ class Part(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Record the first stage by an option and reverse the `right` part, or advance to the right part and come back.
+    """Record the first stage with an option, then reverse `right`; or advance, reverse `right`, then reverse `left`.
 
-    `right` is None where the stage was the last one; `left` is None for a record.
+    `left` is None for a record, and `right` too if the recorded stage is the last one.
     """
 
     option: int | None
@@ -40,14 +40,14 @@ class ChainTable(Protocol):
     """Knows the best move of every part."""
 
     def whole(self) -> Part:
-        """The part that is all of the chain."""
+        """The whole chain as a part."""
 
     def choose(self, part: Part) -> Move:
         """The move of least seconds."""
 
 
 class PlannedParts(Protocol):
-    """A table of all budgets: it knows the chain's costs, and the best move of every part."""
+    """A table for all budgets: it knows the chain's costs and the best move of every part."""
 
     costs: "ChainCosts"
 
@@ -57,14 +57,14 @@ class PlannedParts(Protocol):
 
 @dataclass(frozen=True)
 class TableInBudget:
-    """A table with the budget of the whole chain, in the table's unit, in which the chain's input is if it is owned."""
+    """A table with a budget for the whole chain, in the table's unit; if `owned`, it includes the chain's input."""
 
     table: PlannedParts
     budget: int
     owned: bool
 
     def whole(self) -> Part:
-        """The part that is all of the chain."""
+        """The whole chain as a part."""
         return Part(0, self.table.costs.units, self.budget, self.owned)
 
     def choose(self, part: Part) -> Move:
@@ -73,7 +73,7 @@ class TableInBudget:
 
 
 class OptionCosts(NamedTuple):
-    """One option of a stage: own bytes of its tape, peaks, seconds beyond the stage's fastest option, what it holds."""
+    """One option of a stage: bytes of its tape, peaks, seconds over the stage's fastest option, and what it holds."""
 
     tape: int
     record_peak: int
@@ -85,18 +85,18 @@ class OptionCosts(NamedTuple):
 
 @dataclass(frozen=True)
 class ChainCosts:
-    """The numbers of a chain as the recurrences use them.
+    """The numbers of a chain in the form that the recurrences use.
 
-    Every stage is recorded and pulled back once, so the sum of the fastest options, `least`, is paid by every schedule;
-    tables are about the seconds beyond it.
+    Every stage is recorded and pulled back once, so every schedule takes at least `least`, the sum over the fastest
+    options; tables hold the seconds beyond that.
     """
 
     states: Sequence[int]  # bytes of states 0..n
-    running: Sequence[int]  # peaks of stages without tape, above their input
-    forward: Sequence[float]  # sums of forward seconds: stages i..j-1 take forward[j] - forward[i]
+    running: Sequence[int]  # peaks of stages without a tape, besides their input
+    forward: Sequence[float]  # cumulative forward seconds: stages i..j-1 take forward[j] - forward[i]
     options: Sequence[tuple[OptionCosts, ...]]
     least: float
-    furthest: Sequence[int]  # the last state to which one can advance from each
+    furthest: Sequence[int]  # for each state, the last state that can be reached by advancing
 
     @classmethod
     def of(cls, chain: Chain) -> "ChainCosts":
@@ -128,16 +128,16 @@ class ChainCosts:
 
     @cached_property
     def pinned(self) -> bool:
-        """Whether every tape holds its stage's input, as graphs of frameworks do."""
+        """Whether every tape holds its stage's input, as the graphs of frameworks do."""
         return all(option.holds_input for options in self.options for option in options)
 
     def waiting(self, stop: int) -> int:
-        """Bytes of the cotangent that waits while stages before `stop` run: none before the turn."""
+        """Bytes of the cotangent that waits while stages before `stop` run: 0 before the turn."""
         return self.states[stop] if stop < self.units else 0
 
 
 def _furthest(chain: Chain) -> list[int]:
-    """For each stage, the first one from there on that cannot be repeated, or the number of stages."""
+    """For each stage, the first stage from there on that must not run twice, or the number of stages."""
     found = [chain.units]
     for i in reversed(range(chain.units)):
         found.append(found[-1] if chain.stages[i].repeatable else i)

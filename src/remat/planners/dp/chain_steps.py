@@ -1,8 +1,9 @@
-"""Chains exactly: the two-table recurrence over parts, as step functions of the budget in bytes.
+"""Chains, exactly: the two-table recurrence over parts, as step functions of the budget in bytes.
 
-U is a part whose first state somebody else holds, V one that owns it (`chain_parts`). With x the bytes of states, c_t
-the cotangent that waits at t (none before the turn), f the seconds of a stage without tape, and for an option o of
-stage s its own bytes a, peaks R and P, and seconds beyond the fastest option e:
+U is for parts whose first state is held outside, V for parts that own it (`chain_parts`). Let x be the bytes of states,
+c_t the bytes of the cotangent that waits at t (0 before the turn), f and F the seconds and the peak of a stage without
+a tape, and for an option o of stage s, a the bytes of its tape, R and P its peaks, and e its seconds over the fastest
+option:
 
     next_o(m)  = 0 if s+1 = t, else U(s+1, t, m - x_{s+1}) if o holds the output, else V(s+1, t, m)
     U(s, t, m) = min( min_o  e_o + next_o(m - a_o)                                if m ≥ R_o + c_t, P_o
@@ -11,12 +12,12 @@ stage s its own bytes a, peaks R and P, and seconds beyond the fastest option e:
                       min_o  e_o + next_o(m - a_o)       o not holding its input, if m ≥ x_s + R_o + c_t, P_o
                       min_j  f_s + … + f_{j-1} + V(j, t, m - x_s) + V(s, j, m)    if some option of s does not )
 
-k runs over the stages s < k < j that are advanced over. The value is that of a schedule; none that is *persistent*
-(what is held stays until its own part is reversed) is better, by the same argument as in `exact_table`. If every tape
+k runs over the stages s < k < j that are advanced over. Each value is reached by a schedule, and no *persistent*
+schedule (what is held stays until its own part is reversed) is better, by the argument of `exact_table`. If every tape
 holds its stage's input, V(s, t, m) = U(s, t, m - x_s), and one table is enough.
 
-Parts of equal stages are solved once. A split at j costs f_s + … + f_{j-1} at least, so budgets at which recording is
-as good already are left out. What it costs grows with the number of different sums of sizes: `most` bounds the points.
+Parts with equal stages are solved once. A split at j costs at least f_s + … + f_{j-1}, so budgets at which recording is
+already as good are skipped. The cost grows with the number of distinct sums of sizes; `most` bounds the points.
 """
 
 from collections.abc import Sequence
@@ -29,15 +30,15 @@ from remat.progress import report_progress
 
 __all__ = ["ChainSteps", "TooManyPoints"]
 
-_OUTSIDE = (
-    0  # the move of V that pays for the first state and goes on as U; a split at s + d is d, an option k is -1 - k
+_HELD_OUTSIDE = (
+    0  # the move of V that holds the first state and continues as U; d > 0 is a split at s + d, -1 - k is option k
 )
-MOST_KINDS = 3000  # different stages times stages: beyond it the parts are too many, whatever their points
+MOST_KINDS = 3000  # distinct stages times stages; beyond this there are too many parts, however few their points
 _ANY = 2**62  # a budget that is never reached
 
 
 class TooManyPoints(Exception):
-    """The step functions have more points than they may."""
+    """The step functions have more points than allowed."""
 
 
 class ChainSteps:
@@ -60,11 +61,11 @@ class ChainSteps:
         return self._own(0, self.costs.units)
 
     def seconds(self, budget: int) -> float:
-        """The least seconds in `budget` bytes, which is not below `least`."""
+        """The least seconds in `budget` bytes, which must be at least `least`."""
         return self.costs.least + float(self._whole.extras[self._whole.place(budget)])
 
     def in_budget(self, budget: int) -> TableInBudget:
-        """The table as one that plans in `budget` bytes."""
+        """This table for a budget of `budget` bytes."""
         return TableInBudget(self, budget, owned=True)
 
     def choose(self, part: Part) -> Move:
@@ -72,7 +73,7 @@ class ChainSteps:
         start, stop, budget, owned = part
         function = self._own(start, stop) if owned else self._held[start, stop]
         move = int(function.moves[function.place(budget)])
-        if owned and (self.costs.pinned or move == _OUTSIDE):
+        if owned and (self.costs.pinned or move == _HELD_OUTSIDE):
             return self.choose(Part(start, stop, budget - self.costs.states[start], False))
         if move > 0:
             inside = budget - self.costs.states[start] if owned else budget
@@ -133,7 +134,7 @@ class ChainSteps:
 
     def _solve_owned(self, s: int, t: int) -> StepFunction:
         costs, own = self.costs, self.costs.states[s]
-        candidates = [moved(self._held[s, t], own, 0, 0.0, _OUTSIDE)]
+        candidates = [moved(self._held[s, t], own, 0, 0.0, _HELD_OUTSIDE)]
         if all(option.holds_input for option in costs.options[s]):
             return self._counted(candidates)
         waiting = costs.waiting(t)
@@ -150,7 +151,7 @@ class ChainSteps:
         return self._counted(candidates)
 
     def _recorded(self, s: int, t: int, k: int, least: int) -> StepFunction | None:
-        """Stage s recorded by option k with a budget of at least `least`, then the rest of the part."""
+        """Record stage s with option k, in a budget of at least `least`, then reverse the rest of the part."""
         option = self.costs.options[s][k]
         if s + 1 == t:
             return _point(least, option.extra, -1 - k)
@@ -175,11 +176,11 @@ def _point(budget: int, extra: float, move: int) -> StepFunction:
 
 
 def _above(function: StepFunction, extra: float) -> int:
-    """The first budget at which `function` is not above `extra`: a candidate that takes as long is of no use there."""
+    """The first budget at which `function` is at most `extra`, so that a candidate of at least `extra` is useless."""
     place = int((-function.extras).searchsorted(-extra, "left"))
     return int(function.budgets[place]) if place < len(function.budgets) else _ANY
 
 
 def _differences(sums: Sequence[float]) -> list[float]:
-    # Rounded, since equal stages must have equal names although their sums of seconds differ in the last bit.
+    # Rounded, so that equal stages compare equal although their sums of seconds differ in the last bit.
     return [round(b - a, 12) for a, b in pairwise(sums)]

@@ -1,6 +1,6 @@
-"""States or tapes, exactly: the two-table recurrence of A and B, over all step counts and reachable budgets.
+"""States or tapes, exactly: the two-table recurrence for A and B, over all step counts and reachable budgets.
 
-With m the budget, σ and τ the bytes of a state and a tape, X = B if tapes contain their step's output and else A:
+With m the budget, σ and τ the bytes of a state and a tape, and X = B if tapes contain their step's output, else X = A:
 
     B(t, m) = min( min_{1≤y<t}  y + A(t-y, m) + B(y, m),                                      split
                    min_{1≤y<t}  y + X(t-y, m-τ) + B(y-1, m) )                                 tape
@@ -10,17 +10,17 @@ With m the budget, σ and τ the bytes of a state and a tape, X = B if tapes con
                    min_{2≤y<t}  y + X(t-y, m-σ-τ) + A(y-1, m) )                               tape
 
 with A(0, ·) = B(0, ·) = 0, A(1, m) = B(1, m) = 1, and infinite where m is below the least budget. Each term is the cost
-of a schedule (`states_or_tapes` says which), so the value is reached. Why nothing is better, as a sketch: in a
-*persistent* schedule, where what is stored stays until its own part is reversed, the first thing stored after the start
-splits the steps into those to the right, which are reversed first, and those to the left, of which nothing is stored
-yet; storing something on the left any earlier only takes memory from the right part. So the schedule is one of the
+of a schedule (`states_or_tapes` says which), so the value is reached. Sketch of why nothing is better: in a
+*persistent* schedule, what is stored stays until its own part is reversed. The first thing stored after the start
+divides the steps into those to its right, which are reversed first, and those to its left, where nothing is stored yet;
+storing something on the left any earlier would only take memory from the right part. So the schedule matches one of the
 terms, and its two parts are smaller problems of the same class. There is no full proof for all n: the values equal
 exhaustive search wherever that was tried (tests/figures), and the plan's claim names the class.
 
-One table, as usually printed (Gruslys et al. 2016), is not optimal where a tape is larger than a state: it does not
-tell apart whether the start of a part is stored already.
+A single table, as usually published (Gruslys et al. 2016), is not optimal if a tape is larger than a state, because it
+does not distinguish whether the start of a part is already stored.
 
-It takes O(n²·budgets) additions, done by NumPy for all budgets and split points of one step count at a time.
+It takes O(n²·budgets) additions; for each step count, NumPy handles all budgets and split points at once.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExactTable"]
 
-_INFINITE = 2**29  # two of them add up inside int32
+_INFINITE = 2**29  # the sum of two fits in int32
 
 
 class ExactTable:
@@ -47,7 +47,7 @@ class ExactTable:
         self.place = {budget: i for i, budget in enumerate(budgets)}
         self._shift = {size: self._places(budgets, size) for size in _shifts(sizes)}
         after = _Half(self, budgets, steps, None)
-        # Without bytes to spare before the turn, both sides have the same sizes and one table serves both.
+        # If no extra bytes are free before the turn, one table serves both sides of the turn.
         before = after if sizes.early == 0 else _Half(self, budgets, steps, after)
         self._halves = (before, after)
 
@@ -57,7 +57,7 @@ class ExactTable:
 
     def shifted(self, row: "Rows", size: int) -> "Rows":
         """`row` at budgets smaller by `size`; infinite where there is no such budget."""
-        import numpy as np  # here, so that importing remat stays quick
+        import numpy as np  # imported here to keep `import remat` fast
 
         places = self._shift[size]
         return np.where(places < 0, _INFINITE, row[places]).astype(np.int32)
@@ -69,18 +69,18 @@ class ExactTable:
 
 
 class _Half:
-    """A and B on one side of the turn. The part reversed first is on the same side, the part left is `after` it."""
+    """A and B before or after the turn. The part reversed first is on the same side; the left part is `after` it."""
 
     def __init__(self, table: ExactTable, budgets: list[int], steps: int, after: "_Half | None") -> None:
         import numpy as np
 
         sizes = self.sizes = table.sizes
         shape = (steps + 1, len(budgets))
-        # right_*: the part reversed first, at budgets smaller by what is kept or held meanwhile.
+        # right_*: the part reversed first, at budgets smaller by what is stored meanwhile.
         self.a, self.b, self.right_state, self.right_tape, self.right_both = (
             np.zeros(shape, np.int32) for _ in range(5)
         )
-        # left_*[y] = y + A or B of y steps: the part left for later, with the steps that are run over it first.
+        # left_*[y] = y + A or B of y steps: the part reversed later, plus the y steps that first advance over it.
         self.left_a, self.left_b = (np.zeros(shape, np.int32) for _ in range(2))
         if after is not None:
             self.left_a, self.left_b = after.left_a, after.left_b
@@ -103,7 +103,7 @@ class _Half:
                 np.minimum(self.b[t] + t, _INFINITE, out=self.left_b[t])
 
     def _fill(self, table: ExactTable, t: int, scratch: "Rows") -> None:
-        """Row t of A and B, from the rows before it."""
+        """Compute row t of A and B from the rows before it."""
         import numpy as np
 
         def best(right: "Rows", left: "Rows") -> "Rows":
@@ -120,7 +120,7 @@ class _Half:
         self.a[t], self.b[t] = np.minimum(a, _INFINITE), np.minimum(b, _INFINITE)
 
     def choose(self, sub: Subproblem, place: int) -> Move:
-        """The move of least forward steps for one subproblem, searched again in its column."""
+        """The move of least forward steps for one subproblem, found by searching its column again."""
         t = sub.steps
 
         def column(rows: "Rows", low: int, high: int) -> Any:

@@ -1,16 +1,16 @@
 """States in several levels with read and write costs, exactly: the recurrence of H-Revolve (Herrmann & Pallez 2020).
 
-P_k(l, m) is the least time to reverse l+1 units from a state stored in level k, m slots of which (that one included)
-are free; O_k(l, m) the same from a state that is only in working memory. With uf and ub the times of a forward and of a
-record and pullback, w and r those of writing and reading a state, c_k the slots of level k:
+P_k(l, m) is the least time to reverse l+1 units from a state stored in level k, with m slots of that level available,
+the slot of that state included; O_k(l, m) is the same from a state that is only in working memory. uf is the time of a
+forward, ub that of a record and pullback, w and r those of writing and reading a state, and c_k the slots of level k:
 
     O_k(0, m) = P_k(0, m) = ub,    O_{-1}(l, ·) = ∞ for l > 0,    O_k(l, 0) = O_{k-1}(l, c_{k-1})
     P_k(l, m) = min( O_{k-1}(l, c_{k-1}),  min_{1≤j≤l}  j·uf + O_k(l-j, m-1) + r_k + P_k(j-1, m) )
     O_k(l, m) = min( O_{k-1}(l, c_{k-1}),  w_k + P_k(l, m) )
 
-The published recurrence treats l = 1 apart, as if the state were always in the fastest level already: with w_0 > 0 its
-value is then not reached by any schedule. Without that exception (j may be l) the values are those of schedules, equal
-the published ones where the fastest level is free, and equal exhaustive search where levels are ordered by cost.
+The published recurrence makes an exception for l = 1, as if the state were always in the fastest level already: if
+w_0 > 0, no schedule reaches its value. Without the exception (j may be l), every value is reached by a schedule; the
+values equal the published ones if the fastest level is free, and equal exhaustive search if levels are ordered by cost.
 """
 
 from dataclasses import dataclass
@@ -37,14 +37,14 @@ class StoreCost:
 
 
 class HRevolveTable:
-    """O and P for every level, slot count and length; and the choices that reach them.
+    """O and P for every level, slot count and length, and the choices that reach them.
 
-    Slots that change nothing are left out: if O_k(·, m) equals O_k(·, m-1) at every length, the recurrence repeats
-    itself and more slots are of no use. So a level without limit costs no more than the slots it can use.
+    Useless slots are left out: if O_k(·, m) equals O_k(·, m-1) at every length, the recurrence repeats itself and
+    further slots change nothing. So an unlimited level costs no more than the slots it can use.
     """
 
     def __init__(self, units: int, stores: list[StoreCost], forward: float, reverse: float) -> None:
-        import numpy as np  # here, so that importing remat stays quick
+        import numpy as np  # imported here to keep `import remat` fast
 
         self.units = max(units, 1)
         below = np.full(self.units, np.inf)  # O_{-1}, then O_k with all slots of level k
@@ -75,7 +75,7 @@ class HRevolveTable:
         return float((self.p if stored else self.o)[length, column])
 
     def column(self, level: int, slots: int) -> int:
-        """The column of O_level(·, slots); a level without slots left passes on to the one below."""
+        """The column of O_level(·, slots); a level without free slots passes on to the one below."""
         while level >= 0 and slots == 0:
             level -= 1
             slots = self.slots[level] if level >= 0 else 0
@@ -87,16 +87,16 @@ class HRevolveTable:
         return level, column - self.offset[level] + 1
 
     def split(self, column: int, length: int) -> int:
-        """The j that P_k(length, m) advances by before the next state."""
+        """The number of units j that P_k(length, m) advances before the next stored state."""
         totals = self.right[:length, column][::-1] + self.left[1 : length + 1, column]
         return 1 + int(totals.argmin())
 
 
-_WIDTH = 32  # columns at a time: few enough for the cache
+_WIDTH = 32  # columns to compute at a time: few enough for the processor's cache
 
 
 def _block(store: StoreCost, below: "Floats", last: "Floats", width: int, forward: float) -> tuple["Floats", ...]:
-    """O, P, the part reversed first (O with one slot less) and the part left for later, for `width` slot counts."""
+    """O, P, the part reversed first (O with one slot less) and the part reversed later, for `width` slot counts."""
     import numpy as np
 
     units = len(below)

@@ -1,18 +1,18 @@
-"""States or tapes at any length: how many steps can be run at most r times, what that proves, and the search it guides.
+"""States or tapes for loops of any length: a lower bound on the forward steps, and the search that it guides.
 
 Let N(r) be the most steps that can be reversed in a budget if none is run forward more than r times. It obeys the
 recurrence of `exact_table` with (max, +) in place of (min, +): the steps left of y run once more than in their own
-subproblem, so they may run there r-1 times. It does not depend on n. For states only it is Revolve's β(s, r-1), since
-here the run that is recorded counts too.
+subproblem, so there they may run r-1 times. N(r) does not depend on n. If only states are stored, it is Revolve's
+β(s, r-1), since here the recorded run counts too.
 
-Lower bound: in any legal schedule, remove every step that is run more than r times. The others still form a legal
-schedule (a removed step is the identity between two states, and its tape is not needed), for fewer steps in no more
-memory, so there are at most N(r) of them. Hence at most N(1) steps run once, at most N(2) at most twice, …: no schedule
-costs less than filling these layers in order, N(1) steps run once, N(2)-N(1) twice, and so on.
+Lower bound: from any legal schedule, remove every step that is run more than r times. The others still form a legal
+schedule (a removed step becomes the identity between two states, and its tape is not needed), for fewer steps in no
+more memory, so there are at most N(r) of them. Hence at most N(1) steps run once, at most N(2) steps run at most twice,
+and so on: no schedule costs less than filling these layers in order, N(1) steps run once, N(2)-N(1) steps twice, ….
 
 Search: this bound is convex in the number of steps, so the sum of the bounds of two parts is least at a layer edge of
-one of them. Splitting every subproblem there gives schedules close to the bound (the planner says how close), for any
-n, without a table over n.
+one of them. Splitting every subproblem at such an edge gives schedules close to the bound (the planner says how close),
+for any n, without a table over n.
 """
 
 from bisect import bisect_left
@@ -28,7 +28,7 @@ INFINITE = 2**62
 
 
 class LayerBound:
-    """Layer sizes for every reachable budget, as many layers as the whole problem (`steps` in `top`) needs."""
+    """Layer edges for every reachable budget, for as many layers as the whole problem (`steps` in `top`) needs."""
 
     def __init__(self, sizes: SubproblemSizes, top: int, budgets: list[int], steps: int) -> None:
         self.sizes = sizes
@@ -41,18 +41,18 @@ class LayerBound:
         # rows[r][2 * kept + turned][place]: the most steps run at most r times; negative where a budget is too small.
         self.rows: list[list[list[int]]] = [[[0] * len(budgets) for _ in range(4)]]
         self._edges: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-        # No subproblem runs a step more often than the whole schedule does: it needs no more layers than the whole.
+        # No subproblem runs a step more often than the whole schedule does, so none needs more layers.
         self.most: float = inf
         self.whole = Subproblem(False, False, steps, top)
         self.most = len(self.edges(self.whole)[0])
 
     @property
     def feasible(self) -> bool:
-        """Whether the whole problem fits its budget at all."""
+        """Whether the whole problem fits its budget."""
         return self.bound(self.whole) < INFINITE
 
     def bound(self, sub: Subproblem) -> int:
-        """No schedule for the subproblem runs fewer steps than this; INFINITE if the budget is too small."""
+        """A lower bound on the forward steps of the subproblem; INFINITE if the budget is too small."""
         if sub.budget < self.sizes.floor(sub.turned) or sub.budget not in self.place:
             return INFINITE
         if sub.steps <= 1:
@@ -82,7 +82,7 @@ class LayerBound:
         return edges, sums
 
     def choose(self, sub: Subproblem) -> Move:
-        """The move with the least sum of bounds; of several, the one that advances furthest (best in experiments)."""
+        """The move with the least sum of bounds; of equals, the one that advances furthest (best in experiments)."""
         return min(self._moves(sub), key=lambda move: (self._promise(sub, move), -move.y, move.kind))
 
     def _promise(self, sub: Subproblem, move: Move) -> int:
@@ -99,21 +99,21 @@ class LayerBound:
                 continue
             right, left = self.sizes.parts(sub, Move(kind, 2))
             right, left = right._replace(steps=sub.steps), (left or right)._replace(steps=sub.steps)
-            recorded = 1 if kind == "tape" else 0  # of the y steps, the one that is not in the left part
+            recorded = 1 if kind == "tape" else 0  # the recorded step is one of the y, but not in the left part
             points = {first, sub.steps - 1}
             points.update(edge + recorded for edge in self.edges(left)[0])
             points.update(sub.steps - edge for edge in self.edges(right)[0])
             yield from (Move(kind, y) for y in points if first <= y < sub.steps)
 
     def _grows(self, sub: Subproblem) -> bool:
-        """Whether running steps more often reverses ever more of them: the start is stored, or can be."""
+        """Whether N(r) keeps growing with r: it does if the start is stored or can be."""
         return sub.budget >= (0 if sub.kept else self.sizes.state)
 
     def _next_row(self) -> None:
-        """Add the row for one run more: the recurrence of `exact_table` with (max, +).
+        """Add the row for one more run, by the recurrence of `exact_table` with (max, +).
 
-        Budgets ascend, so what a smaller budget gives in this row is there already. The left part comes from the row
-        before, since its steps were advanced over once.
+        Budgets ascend, so the values of this row for smaller budgets are already there. The left part comes from the
+        previous row, since its steps were advanced over once.
         """
         report_progress(len(self.rows), None)
         sizes, previous = self.sizes, self.rows[-1]
@@ -134,7 +134,7 @@ class LayerBound:
                 if less_both >= 0:  # tape
                     most = max(most, after_tape[less_both] + 1 + left_a)
                 a[i] = most
-                most += left_b  # split, the start being stored
+                most += left_b  # split, with the start stored
                 if less_tape >= 0:  # tape
                     most = max(most, after_tape[less_tape] + 1 + left_b)
                 b[i] = most

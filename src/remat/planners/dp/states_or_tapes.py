@@ -1,19 +1,19 @@
-"""States or tapes, one level: the moves that every planner of this class chooses from, and what they cost in bytes.
+"""States or tapes in one level: the moves that planners of this class choose from, and what they cost in bytes.
 
 A subproblem is `(kept, turned, steps, budget)`: reverse `steps` steps from the working state, with at most `budget`
-bytes of further states and tapes. Either the start is stored already and does not count (problem B), or it is only in
-working memory (problem A); either the cotangent is there already (`turned`) or the turn is inside. There are four
-moves, y being the number of steps that lie to the left of the part that is reversed first:
+bytes of further states and tapes. The start is either already stored and does not count (problem B), or it is only in
+working memory (problem A). The cotangent is either already there (`turned`), or the turn is inside the subproblem.
+There are four moves, where y is the number of steps to the left of the part that is reversed first:
 
     hold   record the first step, store its tape, reverse the other steps, pull the tape back       (A only)
-    keep   keep the start, go on as B                                                               (A only)
+    keep   keep the start, continue as B                                                            (A only)
     split  [A: keep the start,] advance y, reverse the steps from y on, fetch the start, reverse the first y
     tape   [A: keep the start,] advance y-1, record one step and store its tape, reverse the steps from y on, pull the
            tape back, fetch the start, reverse the first y-1
 
-Where tapes contain their step's output (restartable), a stored tape is also a stored start, so that the steps after it
-are a B problem, else an A problem. The least number of forward steps obeys a recurrence with one term for each move
-(`exact_table`); its bound for any number of steps is in `layer_bound`.
+If tapes contain their step's output (restartable), a stored tape is also a stored start, so the steps after it are a B
+problem; otherwise they are an A problem. The least number of forward steps obeys a recurrence with one term per move
+(`exact_table`); `layer_bound` has its bound for any number of steps.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Subproblem(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What to do first: "hold", "keep", "split" or "tape", and how many steps go before the rest."""
+    """What to do first: "hold", "keep", "split" or "tape", and the number of steps y before the rest."""
 
     kind: str
     y: int
@@ -42,7 +42,7 @@ class Move(NamedTuple):
 class SubproblemSizes:
     """Bytes of a state and of a tape, and whether a tape contains its step's output.
 
-    `early` bytes more than the budget are free before the turn, where there is no cotangent yet.
+    Before the turn there is no cotangent yet, so `early` bytes more than the budget are free.
     """
 
     state: int
@@ -55,11 +55,11 @@ class SubproblemSizes:
         return 0 if turned else -self.early
 
     def all_fit(self, sub: Subproblem) -> bool:
-        """Whether every tape of the subproblem can be held; then no step is run twice."""
+        """Whether every tape of the subproblem fits; then no step runs twice."""
         return sub.budget - (sub.steps - 1) * self.tape >= self.floor(sub.turned)
 
     def parts(self, sub: Subproblem, move: Move) -> tuple[Subproblem, Subproblem | None]:
-        """The subproblem to the right, which is reversed first, and the one to the left, if there is any."""
+        """The subproblem to the right, which is reversed first, and the one to the left, or None."""
         kept, turned, steps, budget = sub
         after_tape = self.restartable
         charge = 0 if kept else self.state  # for keeping the start
@@ -74,7 +74,7 @@ class SubproblemSizes:
 
 
 class MovePolicy(Protocol):
-    """What decides the moves: the exact table, or the search guided by the bound."""
+    """Decides the moves: the exact table, or the search guided by the bound."""
 
     sizes: SubproblemSizes
 

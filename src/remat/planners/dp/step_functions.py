@@ -1,7 +1,7 @@
-"""Step functions of a budget: the least extra seconds that a part takes, for every budget at once, without rounding.
+"""Step functions of a budget: the least extra seconds of a part, for every budget at once and without rounding.
 
-A function is three arrays: budgets in rising order, the extra seconds from each of them on in falling order, and the
-move that reaches them. Below the first budget nothing fits.
+A function is three arrays: increasing budgets, the decreasing extra seconds from each budget on, and the moves that
+reach them. Below the first budget nothing fits.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,12 @@ class StepFunction(NamedTuple):
     moves: "NDArray[np.int32]"
 
     def place(self, budget: int) -> int:
-        """The point that holds at `budget`; -1 if nothing fits."""
+        """The index of the point that applies at `budget`; -1 if nothing fits."""
         return int(self.budgets.searchsorted(budget, "right")) - 1
 
 
 def moved(function: StepFunction, bytes_more: int, least: int, extra: float, move: int) -> StepFunction | None:
-    """`function` where each budget is larger by `bytes_more` and at least `least`, and each extra by `extra`."""
+    """`function` with each budget larger by `bytes_more` and at least `least`, and each extra larger by `extra`."""
     import numpy as np
 
     if not len(function.budgets):
@@ -56,7 +56,7 @@ def added(
 
 
 def lowest(candidates: Sequence[StepFunction]) -> StepFunction:
-    """The least of several functions at every budget; nothing fits anywhere if there are none."""
+    """The minimum of several functions at every budget; without any, nothing fits in any budget."""
     import numpy as np
 
     if not candidates:
@@ -67,6 +67,6 @@ def lowest(candidates: Sequence[StepFunction]) -> StepFunction:
     best = np.minimum.accumulate(extras)
     falls = np.empty(len(best), bool)
     falls[0] = True
-    # A rounding error in a sum of seconds is no improvement; a relative step of 1e-12 is far below any clock.
+    # A rounding error in a sum of seconds is not an improvement; no clock resolves a relative step of 1e-12.
     falls[1:] = best[1:] < best[:-1] - 1e-12 * (1.0 + best[:-1])
     return StepFunction(budgets[falls], extras[falls], moves[falls])

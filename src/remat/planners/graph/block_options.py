@@ -1,8 +1,8 @@
-"""The options of a block: for a number of tape sizes, what to keep so that making the rest again takes the least time.
+"""The options of a block: for several tape sizes, what to keep so that recomputing the rest takes the least time.
 
-In: the graph of one block. Out: options from the one that keeps most to the one that keeps least, each with its sizes
-and times, which become the options of a stage in a chain. The lower hull is found by minimum cuts; the points between
-by OR-Tools, where that is installed. Without it there are fewer options, and each is still the fastest for its size.
+From the graph of one block come options, from the one that keeps most to the one that keeps least, with their sizes and
+times; they become the options of a stage in a chain. Minimum cuts find the lower hull, and OR-Tools, if installed, the
+points between. Without OR-Tools there are fewer options, but each is still the fastest for its size.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from remat.schedule import Run, simulate
 
 __all__ = ["BlockOption", "block_option", "block_options"]
 
-TINY = 1000  # storages below this fraction of what is saved are kept wherever that is of use
+TINY = 1000  # storages of at most 1/TINY of the saved bytes are kept wherever that is useful
 
 
 @dataclass(frozen=True)
 class BlockOption:
     """One choice of what a block keeps between its forward and its backward.
 
-    `kept` is storages, `remade` the operations that are run again in the backward, each once, when the backward first
-    asks for something that needs them; `seconds` is their time. `tape_bytes` is what is held after the forward beyond
-    the block's input, its outputs counted once. `record_peak` is the most bytes live in the forward beyond the input,
-    `pullback_peak` the most in the backward: what is kept, what was made again, cotangents. `found` says how the choice
+    `kept` are storages. `remade` are the operations that the backward recomputes, each once, when something that needs
+    them is first used; `seconds` is their time. `tape_bytes` is what is held after the forward besides the block's
+    input, with its outputs counted once. `record_peak` is the most bytes live in the forward besides the input,
+    `pullback_peak` the most in the backward: kept and recomputed storages and cotangents. `found` says how the choice
     was found: "hull" (fastest for its size, and on the convex hull of all choices), "exact" (fastest for its size) or
     "given".
     """
@@ -46,9 +46,9 @@ def block_options(
 ) -> tuple[BlockOption, ...]:
     """The fastest options of a block for up to `points` tape sizes, those that keep most first.
 
-    Storages of at most `tiny` bytes (default: a thousandth of what is saved) are kept wherever they are of use.
-    `exact=False` gives the points of the convex hull only; None adds those between where OR-Tools is installed, True
-    raises without it.
+    Storages of at most `tiny` bytes (default: a thousandth of the saved bytes) are kept wherever that is useful.
+    `exact=False` gives only the points of the convex hull; None adds points between them if OR-Tools is installed; True
+    raises if it is not.
 
     >>> from remat.problem import Operation, Storage
     >>> norm = Operation("norm", 1.0, [0], [1])
@@ -63,7 +63,7 @@ def block_options(
     question = KeepQuestion.of(graph, small)
     choices = dict.fromkeys(hull(question, points), "hull")
     if exact:
-        cp_model()  # raises where it is missing
+        cp_model()  # raises if it is missing
     if exact or (exact is None and has_cp_sat()):
         choices |= dict.fromkeys(between(question, list(choices), points - len(choices)), "exact")
     ordered = sorted(choices, key=lambda choice: (-choice.bytes, choice.ticks))
@@ -71,7 +71,7 @@ def block_options(
 
 
 def block_option(graph: Graph, choice: Choice, found: str = "given") -> BlockOption:
-    """The option of a choice, its peaks found by simulating its schedule."""
+    """The option for a choice; its peaks come from simulating its schedule."""
     forward, backward = peaks(graph, just_in_time(graph, choice.kept))
     return BlockOption(
         choice.kept,
@@ -85,7 +85,7 @@ def block_option(graph: Graph, choice: Choice, found: str = "given") -> BlockOpt
 
 
 def peaks(graph: Graph, runs: Sequence[int]) -> tuple[int, int]:
-    """The most bytes live in the forward, and in the backward with what it makes again."""
+    """The most bytes live in the forward, and in the backward including what it recomputes."""
     forward = backward = ran = 0
     for event in simulate(with_frees(graph, runs), graph):
         ran += isinstance(event.op, Run)

@@ -1,7 +1,7 @@
-"""The fastest schedule of a small graph, found by trying them all: the measure of the other planners of graphs.
+"""The fastest schedule of a small graph, found by trying all of them: the oracle for the other graph planners.
 
-Dijkstra's algorithm over what has run and what is live. Every order of runs is tried, however often something is run
-again, before the turn too; so nothing is faster. The number of states doubles with each storage.
+This is Dijkstra's algorithm, whose nodes are what has run and what is live. It tries every order of runs, with any
+number of recomputations, also before the turn; so no schedule is faster. The number of nodes doubles with each storage.
 """
 
 import heapq
@@ -20,7 +20,7 @@ from remat.schedule import Free, Op, Run, Schedule, simulate
 
 __all__ = ["EveryRunOrder"]
 
-State = tuple[int, frozenset[int]]  # operations that have run for the first time, and live storages
+State = tuple[int, frozenset[int]]  # the number of operations that have run, and the live storages
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class EveryRunOrder(GraphPlanner):
     summary: ClassVar[str] = "try every schedule of a small graph: the measure of the others"
 
     def refuses(self, problem: Graph, memory: Memory) -> str | None:
-        """The reason, if storages are written into, which the search does not follow, or the memory is not bytes."""
+        """The reason to refuse: the search does not follow writes into storages, and needs a memory in bytes."""
         if any(each.writes for each in problem.operations):
             return "it does not follow storages that are written into"
         return super().refuses(problem, memory)
@@ -75,7 +75,7 @@ class EveryRunOrder(GraphPlanner):
 
 
 def _steps(graph: Graph, state: State, budget: int) -> Iterator[tuple[list[Op], float, State]]:
-    """What can be done next: free a storage, run an operation again, or run the next one, and free what is over."""
+    """What can be done next: free a storage, recompute an operation, or run the next one; at the end, free the rest."""
     ran, live = state
     for storage in live:
         if not (storage in graph.outputs and ran < graph.turn) and not _is_final(graph, storage):
@@ -91,7 +91,7 @@ def _steps(graph: Graph, state: State, budget: int) -> Iterator[tuple[list[Op], 
 
 
 def _is_final(graph: Graph, storage: int) -> bool:
-    """Whether a storage is a result of the backward, which lasts."""
+    """Whether a storage is a result of the backward, which is never freed."""
     return storage in graph.results and graph.maker[storage] >= graph.turn
 
 

@@ -1,6 +1,6 @@
-"""The fastest choice of what to keep in a number of bytes, exactly, by OR-Tools' CP-SAT.
+"""The fastest choice of what to keep in a given number of bytes, solved exactly by OR-Tools' CP-SAT.
 
-These are the points that lie above the lower hull, which no price per byte finds. A block's question has some dozens of
+These points lie above the lower hull, so no price per byte finds them. The question for a block has some dozens of
 variables and takes milliseconds.
 """
 
@@ -13,12 +13,12 @@ from remat.planners.graph.keep_choice import Choice, KeepQuestion
 
 __all__ = ["between", "cp_model", "fastest_in", "has_cp_sat"]
 
-SECONDS = 10.0  # that one question may take; what is not proved by then is no point
-NARROWEST = 1 / 200  # of all bytes: gaps that are not looked into
+SECONDS = 10.0  # time limit for one question; what is not proved optimal by then is discarded
+NARROWEST = 1 / 200  # gaps narrower than this fraction of all bytes are not searched
 
 
 def between(question: KeepQuestion, points: Sequence[Choice], most: int) -> list[Choice]:
-    """Up to `most` choices between those of a hull, each the fastest for its bytes, in the widest gaps first."""
+    """Up to `most` choices between those of a hull, each the fastest for its bytes; the widest gaps come first."""
     ordered = sorted(points, key=lambda point: point.bytes)
     gaps = [(a.bytes, b.bytes) for a, b in pairwise(ordered)]
     narrowest = max(1, (ordered[-1].bytes - ordered[0].bytes) * NARROWEST)
@@ -34,13 +34,13 @@ def between(question: KeepQuestion, points: Sequence[Choice], most: int) -> list
             continue
         if choice.bytes > low:
             found[choice.bytes] = choice
-        # Nothing between its bytes and the cap is faster; what is below and above is open.
+        # No choice between its bytes and the cap is faster; the ranges below and above remain open.
         gaps += [(low, choice.bytes), (cap, high)]
     return list(found.values())
 
 
 def fastest_in(question: KeepQuestion, cap: int) -> Choice | None:
-    """The choice of the least seconds among those that keep at most `cap` bytes, and of those the one with fewest."""
+    """The fastest choice that keeps at most `cap` bytes; of equally fast ones, the one that keeps fewest."""
     model, run, keep = _model(question)
     ticks = sum(question.ticks[i] * variable for i, variable in run.items())
     size = sum(question.price(s) * variable for s, variable in keep.items())
@@ -91,9 +91,9 @@ def has_cp_sat() -> bool:
 
 
 def cp_model() -> Any:
-    """The module of OR-Tools' CP-SAT, imported when it is first used."""
+    """OR-Tools' CP-SAT module, imported on first use."""
     try:
         from ortools.sat.python import cp_model
     except ImportError:
-        raise PlannerError('exact plans of graphs need OR-Tools: install "remat[graph]", or ortools itself') from None
+        raise PlannerError("exact plans of graphs need OR-Tools: pip install ortools") from None
     return cp_model

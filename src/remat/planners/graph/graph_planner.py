@@ -1,4 +1,4 @@
-"""What planners of graphs share: which memories they take, the plan that runs make, and the error for too little."""
+"""What graph planners share: the memories they accept, how runs become a plan, and the error for too little memory."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -22,7 +22,7 @@ class GraphPlanner(Planner[Graph]):
     problem_type: ClassVar[type[Graph]] = Graph
 
     def refuses(self, problem: Graph, memory: Memory) -> str | None:
-        """The reason, unless the memory is one level in bytes whose storages move at no cost."""
+        """The reason to refuse, unless the memory is one level in bytes without read and write costs."""
         if len(memory.levels) > 1 or not memory.device.free:
             return "it plans graphs in one level without read and write costs"
         if memory.device.slots is not None:
@@ -42,7 +42,7 @@ def peak_of(graph: Graph, runs: Sequence[int]) -> int:
 
 
 def too_little(graph: Graph, memory: Memory, runs: Sequence[int], proved: bool) -> InfeasibleError:
-    """The error that names the least memory, which these runs take, and the operation that takes it."""
+    """The error that names the least memory, which is the peak of `runs`, and the operation at that peak."""
     trace = simulate(with_frees(graph, runs), graph)
     event = next(event for event in trace if event.index == trace.totals.peak_index)
     number = event.op.operation if isinstance(event.op, Run) else 0

@@ -1,14 +1,14 @@
-"""Which forward operations to run again, and when, by retention intervals in OR-Tools' CP-SAT.
+"""Which forward operations to recompute, and when, by retention intervals in OR-Tools' CP-SAT.
 
-The order is given: the forward once, then the backward, where before each backward operation some forward ones may run
-again, in the forward's order. Every copy of a storage is an interval from when it is made to its last use; each use is
-served by one copy; a cumulative constraint bounds the bytes of all copies at any time (MOCCASIN, Bartan et al. 2023). A
-time is a number: operation i of the forward first runs at i, and in the stage of the k-th backward operation there is
-one slot for each forward operation and a last one for the backward operation itself. So nothing is counted together
-that is not live together, and the model has a handful of integers for each operation.
+The order is fixed: the forward runs once, then the backward; before each backward operation, some forward operations
+may be recomputed, in forward order. Every copy of a storage is an interval from when it is made to its last use, each
+use is served by one copy, and a cumulative constraint bounds the bytes of all copies at any time (MOCCASIN, Bartan et
+al. 2023). Times are integers, called slots: forward operation i first runs at i, and the stage of each backward
+operation has one slot for each forward operation and a last one for the backward operation itself. So only what is live
+at the same time counts together, and the model has a handful of integers per operation.
 
-The cumulative constraint alone bounds the cost badly. What is live at the turn is added as plain linear constraints:
-bytes kept there are within the budget, and what is not kept is run again, with its inputs.
+The cumulative constraint alone gives a weak bound on the cost. So what is live at the turn is added as plain linear
+constraints: the bytes kept there are within the budget, and what is not kept is recomputed, with its inputs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,23 +22,23 @@ from remat.problem import Graph
 
 __all__ = ["IntervalModel", "Solution", "Times", "last_stages"]
 
-MOST = 2**58  # of units of memory times slots, summed over all copies: the solver counts in 64 bits
-TICKS = 2**30  # of the time of all forward operations together, where times are no whole numbers
+MOST = 2**58  # the most units of memory × slots, summed over all copies: the solver counts in 64 bits
+TICKS = 2**30  # the total time of all forward operations in ticks, if times are not integers
 
 
 @dataclass(frozen=True)
 class Times:
-    """The slots of the timeline: forward operations first, then a stage for each backward operation."""
+    """The slots of the timeline: the forward operations, then a stage for each backward operation."""
 
     turn: int
     units: int
 
     def first(self, operation: int) -> int:
-        """When an operation runs for the first time."""
+        """The slot of an operation's first run."""
         return operation if operation < self.turn else self.again(operation, self.turn)
 
     def again(self, stage: Any, slot: int) -> Any:
-        """When a forward operation is run again in the stage of a backward operation; also for variables."""
+        """The slot in which forward operation `slot` is recomputed in `stage`, a number or a solver variable."""
         return self.turn + (stage - self.turn) * (self.turn + 1) + slot
 
     @property
@@ -49,16 +49,16 @@ class Times:
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solver found in its time: the runs in their order, and what is proved of them."""
+    """What a solver found in its time: the runs in order, and what is proved about them."""
 
     runs: tuple[int, ...] | None  # None: nothing found
-    proved: bool  # the best of its class, or that there is none
-    bound: float  # seconds of running again that no solution of the class goes below
+    proved: bool  # whether these runs are proved to be the best of the class, or that there are none
+    bound: float  # a lower bound on the seconds of recomputation, for all solutions of the class
 
 
 @dataclass
 class _Copy:
-    """One run again of an operation: whether it happens, in which stage, and until when each output is held."""
+    """One recomputation of an operation: whether it happens, in which stage, and until when each output is held."""
 
     happens: Any
     stage: Any
@@ -71,12 +71,12 @@ class _Copy:
 class IntervalModel:
     """The model of a graph, to be solved once: for the least seconds in a budget, or for the least memory.
 
-    `copies` is how often an operation may be run again.
+    `copies` is how often an operation may be recomputed.
     """
 
     graph: Graph
     copies: int
-    held: frozenset[int]  # storages that are held as long as anything may need them
+    held: frozenset[int]  # storages that are held until nothing can need them any more
     model: Any = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,8 +86,8 @@ class IntervalModel:
         self.needed = last_stages(graph)
         self.until: dict[int, Any] = {}  # storage → last slot of its first copy, a number or a variable
         self.again: dict[int, list[_Copy]] = {}
-        self.uses: list[tuple[int | _Copy, int, list[Any]]] = []  # when, of what, and by which copy it is served
-        self.kept: list[tuple[int, Any]] = []  # storage → whether it is live at the turn
+        self.uses: list[tuple[int | _Copy, int, list[Any]]] = []  # (slot or copy that reads, storage, copy that serves)
+        self.kept: list[tuple[int, Any]] = []  # (storage, whether it is live at the turn)
         self.intervals: list[Any] = []
         self.sizes: list[int] = []
         for operation in range(graph.units):
@@ -103,7 +103,7 @@ class IntervalModel:
     def fastest(
         self, budget: int, seconds: float, workers: int, hint: Sequence[int] | None = None, bound: float = 0.0
     ) -> Solution:
-        """The runs of the least time in the budget; `hint` is runs that fit, `bound` seconds known to be needed."""
+        """The runs of least time in the budget; `hint` are runs that fit, `bound` is a known lower bound in seconds."""
         ticks, scale = _ticks(self.graph, self.again)
         unit = self._unit(budget)
         self.model.add_cumulative(self.intervals, [-(-size // unit) for size in self.sizes], budget // unit)
@@ -121,7 +121,7 @@ class IntervalModel:
         return Solution(None, status == known.INFEASIBLE, least)
 
     def smallest(self, enough: int, seconds: float, workers: int, hint: Sequence[int]) -> Solution:
-        """Runs of `enough` bytes, or else of the least memory; `hint` is runs of more."""
+        """Runs that need at most `enough` bytes, or the least memory; `hint` are runs that need more."""
         most = max(live_bytes(self.graph, hint))
         unit = self._unit(most)
         capacity = self.model.new_int_var(min(enough, most) // unit, -(-most // unit), "memory")
@@ -136,7 +136,7 @@ class IntervalModel:
         return Solution(None, status == known.INFEASIBLE, 0.0)
 
     def rounding(self, budget: int) -> int:
-        """The bytes that sizes are rounded up to in this budget; 0 where they are counted exactly."""
+        """The unit of bytes to which sizes are rounded up in this budget; 0 if they are counted exactly."""
         unit = self._unit(budget)
         return 0 if unit == self._common else unit
 
@@ -159,7 +159,7 @@ class IntervalModel:
             backward = [user for user in users if user >= graph.turn]
             most = max([least, *map(self.times.first, backward), *self._slots_of_users(storage)])
             if storage in self.held or operation not in self.needed:
-                # Nothing but the first copy: it is held until the last operation that may need it.
+                # There is only the first copy, which is held until the last operation that may need it.
                 self.until[storage] = most
                 self._fixed(time, most, size)
             elif most == least:
@@ -171,7 +171,7 @@ class IntervalModel:
                 self._interval(self.model.new_interval_var(time, until + 1 - time, until + 1, ""), size)
 
     def _slots_of_users(self, storage: int) -> Iterator[int]:
-        """The last slots in which forward operations that read the storage may be run again."""
+        """The last slots in which forward operations that read the storage may be recomputed."""
         for user in self.graph.users[storage]:
             if user in self.needed:
                 yield self.times.again(self.needed[user], user)
@@ -190,14 +190,14 @@ class IntervalModel:
                 slot = model.new_optional_fixed_size_interval_var(time, 1, happens, "")
                 self._interval(slot, each.workspace)
             model.add(stage == graph.turn).only_enforce_if(happens.negated())
-            if copies:  # later copies are later, and there are none without the ones before
+            if copies:  # a copy comes after the previous one, and happens only if that one does
                 model.add_implication(happens, copies[-1].happens)
                 model.add(stage > copies[-1].stage).only_enforce_if(happens)
             copies.append(copy)
         return copies
 
     def _copy_interval(self, copy: _Copy, operation: int, storage: int) -> None:
-        """The interval of one output of a copy."""
+        """Add the interval of one output of a copy."""
         model, size = self.model, self.graph.storages[storage].bytes
         first, users = self.times.again(self.graph.turn, operation), self.graph.users[storage]
         slots = [self.times.first(user) for user in users if user >= self.graph.turn]
@@ -209,7 +209,7 @@ class IntervalModel:
         copy.until[storage], copy.length[storage] = until, length
 
     def _serve(self, time: Any, copy: _Copy | None, storages: Sequence[int]) -> None:
-        """Each storage that a run reads is live then: its first copy, or one of those made again before."""
+        """Require that each storage a run reads is live then: its first copy, or one recomputed before."""
         unless = [] if copy is None else [copy.happens.negated()]
         when = [] if copy is None else [copy.happens]
         for storage in storages:
@@ -232,7 +232,7 @@ class IntervalModel:
             self.uses.append((time if copy is None else copy, storage, served))
 
     def _cut_at_turn(self, capacity: int, unit: int) -> None:
-        """What is live when the backward starts, as linear constraints: for the bound."""
+        """Add what is live when the backward starts as linear constraints, which strengthen the bound."""
         graph, model, size = self.graph, self.model, []
         kept: dict[int, Any] = {}
         for storage, until in self.until.items():
@@ -263,7 +263,7 @@ class IntervalModel:
         return gcd(*self.sizes) or 1
 
     def _unit(self, budget: int) -> int:
-        """Bytes of one unit of memory: what all sizes have in common, or more where that would be too fine."""
+        """Bytes per unit of memory: the greatest common divisor of all sizes, or a multiple if that is too fine."""
         common, finest = self._common, max(1, MOST // ((self.times.end + 1) * max(1, len(self.sizes))))
         return common * max(1, -(-budget // (common * finest)))
 
@@ -277,7 +277,7 @@ class IntervalModel:
             self.sizes.append(size)
 
     def _hint(self, runs: Sequence[int]) -> None:
-        """Give the solver runs that are known to fit, with the value of every variable."""
+        """Give the solver known runs as a hint, with a value for every variable."""
         hint, graph, turn = self.model.add_hint, self.graph, self.graph.turn
         slots = _slots(graph, self.times, runs)
         made: dict[tuple[int, int], int] = {}  # storage and slot in which a copy is made → slot of its last use
@@ -314,7 +314,7 @@ class IntervalModel:
         return solver.solve(self.model), solver
 
     def _runs(self, solver: Any) -> tuple[int, ...]:
-        """The runs of the solution that was found, in their order."""
+        """The runs of the solution that was found, in order."""
         placed: dict[int, list[int]] = {}
         for operation, copies in self.again.items():
             for copy in copies:
@@ -336,7 +336,7 @@ def _slots(graph: Graph, times: Times, runs: Sequence[int]) -> list[int]:
 
 
 def last_stages(graph: Graph) -> dict[int, int]:
-    """For each forward operation that may be worth running again, the last backward operation that can need it."""
+    """For each forward operation that may be worth recomputing, the last backward operation that can need it."""
     last: dict[int, int] = {}
     for operation in range(graph.turn - 1, -1, -1):
         if operation not in graph.run_again:
@@ -349,7 +349,7 @@ def last_stages(graph: Graph) -> dict[int, int]:
 
 
 def _ticks(graph: Graph, operations: Mapping[int, object]) -> tuple[dict[int, int], float]:
-    """The time of each operation as a whole number, and the seconds of one."""
+    """The time of each operation in whole ticks, and the seconds per tick."""
     seconds = {i: graph.operations[i].seconds for i in operations}
     if all(value == int(value) < 2**24 for value in seconds.values()):
         return {i: int(value) for i, value in seconds.items()}, 1.0

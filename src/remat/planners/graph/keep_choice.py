@@ -1,13 +1,13 @@
-"""What to keep between forward and backward, as a question that solvers of graphs answer.
+"""What to keep between forward and backward, as an optimization problem for the solvers of graphs.
 
-Keep a saved storage, or run the operation that makes it again, which needs its own inputs to be kept or made again:
+Each saved storage is kept, or its operation is recomputed, whose own inputs must then be kept or recomputed:
 
-    least  Σ seconds·run + price·Σ bytes·keep
+    minimize  Σ seconds·run + price·Σ bytes·keep
     keep_s or run_maker(s)                    for every saved storage s
     keep_s or run_maker(s) or not run_i       for every input s of every operation i
 
-A choice is the set of operations that are run again: what is kept follows from it. Seconds are counted in whole ticks,
-so that solvers work with integers.
+A choice is the set of recomputed operations; what is kept follows from it. Seconds are counted in whole ticks, so that
+solvers work with integers.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,35 +18,35 @@ from remat.problem import Graph
 
 __all__ = ["Choice", "KeepQuestion"]
 
-TICKS = 2**32  # of the time of all operations of the question together
+TICKS = 2**32  # the total time of all operations of a question, in ticks
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Operations that are run again, what is kept for them and the backward, and what both cost."""
+    """The operations to recompute, the storages kept for them and for the backward, and the costs of both."""
 
     remade: frozenset[int]
     kept: frozenset[int]
-    bytes: int  # of what is kept, without what is free to keep
+    bytes: int  # of kept storages, without those that are free to keep
     ticks: int
 
 
 @dataclass(frozen=True)
 class KeepQuestion:
-    """The question for one graph; storages in `free` are kept at no price."""
+    """The question for one graph; storages in `free` cost nothing to keep."""
 
     graph: Graph
     free: frozenset[int]
 
     @classmethod
     def of(cls, graph: Graph, tiny: int = 0) -> "KeepQuestion":
-        """The question for a graph: its outputs, and storages of at most `tiny` bytes, are kept at no price."""
+        """The question for a graph, whose outputs and storages of at most `tiny` bytes cost nothing to keep."""
         small = {s for s in graph.maker if graph.storages[s].bytes <= tiny}
         return cls(graph, frozenset(small | set(graph.outputs)))
 
     @cached_property
     def operations(self) -> tuple[int, ...]:
-        """The operations that running something again can need: those behind what is saved, in order."""
+        """The operations that a recomputation can involve, in order: those that saved storages depend on."""
         graph, found = self.graph, set[int]()
         stack = [graph.maker[s] for s in graph.saved]
         while stack:
@@ -59,34 +59,34 @@ class KeepQuestion:
 
     @cached_property
     def ticks(self) -> dict[int, int]:
-        """The time of each operation in ticks; an operation that takes any takes at least one."""
+        """The time of each operation in ticks; at least one, unless its time is 0."""
         times = {i: self.graph.operations[i].seconds for i in self.operations}
         total = sum(times.values()) or 1.0
         return {i: max(round(seconds / total * TICKS), int(seconds > 0)) for i, seconds in times.items()}
 
     @cached_property
     def storages(self) -> tuple[int, ...]:
-        """The storages that may be kept: what these operations make and something uses."""
+        """The storages that may be kept: those that these operations make and something uses."""
         used = {*self.graph.saved, *(s for i in self.operations for s in self.inputs(i))}
         return tuple(s for s in sorted(used) if self.graph.maker[s] in self.ticks)
 
     def inputs(self, operation: int) -> Iterator[int]:
-        """What an operation reads and another one makes."""
+        """The inputs of an operation that other operations make."""
         return (s for s in self.graph.operations[operation].inputs if s in self.graph.maker)
 
     def price(self, storage: int) -> int:
-        """Bytes that keeping a storage counts for."""
+        """Bytes that keeping a storage costs."""
         return 0 if storage in self.free else self.graph.storages[storage].bytes
 
     def choice(self, remade: Collection[int]) -> Choice:
-        """The choice that runs these operations again, and keeps what is then of use."""
-        graph, again = self.graph, self._of_use(frozenset(remade))
+        """The choice that recomputes these operations, without useless ones, and keeps what is then needed."""
+        graph, again = self.graph, self._useful(frozenset(remade))
         needed = {*graph.saved, *(s for i in again for s in self.inputs(i))}
         kept = frozenset(s for s in needed if graph.maker[s] not in again)
         return Choice(again, kept, sum(map(self.price, kept)), sum(self.ticks[i] for i in again))
 
-    def _of_use(self, remade: frozenset[int]) -> frozenset[int]:
-        """Those of the operations that make something which is saved, or which another one of use reads."""
+    def _useful(self, remade: frozenset[int]) -> frozenset[int]:
+        """The useful ones of these operations: they make something that is saved, or that a useful one reads."""
         wanted = set(self.graph.saved)
         used = set[int]()
         for i in sorted(remade, reverse=True):  # users come after makers

@@ -1,9 +1,10 @@
 """The lower convex hull of all choices of what to keep, by minimum cuts (networkx).
 
-For a price per byte the question is a minimum cut: source → operation (its seconds: cut to run it again), operation →
-storage (price × bytes: cut to keep it), storage → operation that reads it and saved storage → sink (never cut). Between
-two points of the hull the price is their slope; where the cut at that price lies below their line, it is a new point,
-and else there is none (Eisner & Severance 1976). All capacities are Python integers, so every comparison is exact.
+For a given price per byte, the best choice is a minimum cut of this network: source → operation (its seconds; cut to
+recompute it), operation → storage that it makes (price × bytes; cut to keep it), storage → operation that reads it and
+saved storage → sink (never cut). To find points between two points of the hull, use the slope of their line as the
+price: if the cut is below the line, it is a new point of the hull; if not, there is none between them (Eisner &
+Severance 1976). All capacities are Python integers, so every comparison is exact.
 """
 
 from typing import Any
@@ -15,12 +16,12 @@ __all__ = ["hull"]
 
 
 def hull(question: KeepQuestion, most: int = 64, at: int | None = None) -> list[Choice]:
-    """The choices on the lower hull of (bytes, seconds), those that keep most first; about `most` at the most.
+    """About `most` choices on the lower hull of (bytes, seconds), those that keep most first.
 
-    However few they are, with `at` the two on either side of so many bytes are neighbours on the hull.
+    With `at`, the search goes on until the two choices on either side of `at` bytes are neighbours on the hull.
     """
     size = sum(question.graph.storages[s].bytes for s in question.storages) + 1
-    # Without a time or bytes to weigh, the other of the two decides.
+    # The fastest choice (of equals the smallest), and the smallest (of equals the fastest).
     fastest = _cheapest(question, size, 1)
     smallest = _cheapest(question, 1, sum(question.ticks.values()) + 1)
     points = [fastest] if (fastest.bytes, fastest.ticks) == (smallest.bytes, smallest.ticks) else [fastest, smallest]
@@ -40,7 +41,7 @@ def hull(question: KeepQuestion, most: int = 64, at: int | None = None) -> list[
 
 
 def _cheapest(question: KeepQuestion, per_tick: int, per_byte: int) -> Choice:
-    """The choice of the least per_tick·ticks + per_byte·bytes."""
+    """The choice that minimizes per_tick·ticks + per_byte·bytes."""
     networkx = _networkx()
     network = networkx.DiGraph()
     network.add_nodes_from(["source", "sink"])
@@ -63,7 +64,5 @@ def _networkx() -> Any:
     try:
         import networkx
     except ImportError:
-        raise PlannerError(
-            'choosing what a block keeps needs networkx: install "remat[graph]", or networkx itself'
-        ) from None
+        raise PlannerError("choosing what a block keeps needs networkx: pip install networkx") from None
     return networkx

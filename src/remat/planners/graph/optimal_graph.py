@@ -1,8 +1,8 @@
-"""Plans of whole graphs: which forward operations the backward runs again, in the least time that fits.
+"""Plans of whole graphs: which forward operations the backward recomputes, in the least time that fits.
 
-First the hull of what to keep at the turn, by minimum cuts: it bounds what any plan takes, whatever its order. From its
-points and from running everything once, plans that fit are made greedily (`relief.py`). Then CP-SAT searches the
-moments at which single operations run again (`intervals.py`), from the best of these plans on.
+First, minimum cuts find the hull of what to keep at the turn, which bounds the time of any plan, whatever its order.
+Starting from points of the hull and from running everything once, plans that fit are made greedily (`relief.py`). Then
+CP-SAT, starting from the best of these, searches when single operations are recomputed (`intervals.py`).
 """
 
 import os
@@ -24,22 +24,22 @@ from remat.units import count_text
 
 __all__ = ["OptimalGraph", "seconds_at_turn"]
 
-TRIED = 24  # points of the hull that are looked for
-STARTS = 4  # of which plans are made that fit
-AIMS = (1.0, 0.85)  # of the budget: who aims below it takes other ways, and may come nearer
-FEW = 120  # forward operations times backward ones: so many copies are searched in no time
-OFTEN = (1, 2, 3)  # how often an operation is run again in larger graphs, as far as it must
-ROUNDING = 1e-7  # relative error of times that solvers count in whole numbers, with room to spare
+TRIED = 24  # points of the hull to look for
+STARTS = 4  # points from which plans are made that fit
+AIMS = (1.0, 0.85)  # fractions of the budget to aim for: a lower aim leads to other moves, which may end up closer
+FEW = 120  # forward × backward operations up to which any number of recomputations is searched: it takes no time
+OFTEN = (1, 2, 3)  # how often an operation may be recomputed in larger graphs; the first that is enough is taken
+ROUNDING = 1e-7  # more than the relative error of times that solvers count in integers
 
 
 @dataclass(frozen=True)
 class OptimalGraph(GraphPlanner):
-    """Runs forward operations again in the backward, each at most `copies` times, so that the step is fastest.
+    """Recomputes forward operations in the backward, each at most `copies` times, so that the step is fastest.
 
-    The default is once, more often only if nothing else fits, and any number of times in small graphs.
-    `seconds` bounds each search of CP-SAT, in `workers` threads (default: all cores, at most 8). Storages that together
-    have less than the fraction `small` of the budget are held as long as anything may need them. Without OR-Tools
-    the greedy plan is taken, and what is proved of it is what the cut proves.
+    The default is once, more often only if nothing else fits, and any number of times in small graphs. `seconds` bounds
+    each search of CP-SAT, in `workers` threads (default: all cores, at most 8). The smallest storages, which together
+    have less than the fraction `small` of the budget, are held until nothing can need them any more. Without OR-Tools
+    the greedy plan is taken, and the claim is what the cut proves.
     """
 
     copies: int | None = None
@@ -51,7 +51,7 @@ class OptimalGraph(GraphPlanner):
     summary: ClassVar[str] = "run single operations of a graph again, with long skips and all, in the least time"
 
     def plan(self, problem: Graph, memory: Memory) -> Plan:
-        """The plan of least seconds that fits, as far as the search came."""
+        """The fastest plan that fits among those that the search found in its time."""
         budget = memory.device.capacity
         if budget is None or problem.plain_peak <= budget:
             plan = self.plan_of(plain_runs(problem), problem, memory, Claim(1.0))
@@ -72,7 +72,7 @@ class OptimalGraph(GraphPlanner):
             runs, copies = self._smaller(problem, memory, start)
         model = IntervalModel(problem, copies, held)
         found = model.fastest(budget, self.seconds, self._workers, runs, least)
-        if found.runs is None:  # no time to find even what was given
+        if found.runs is None:  # not even the hint was found in time
             found = Solution(tuple(runs), False, least)
         searched = _class(problem, copies, held, model.rounding(budget))
         return self._claimed(problem, memory, found, least, searched)
@@ -82,14 +82,14 @@ class OptimalGraph(GraphPlanner):
         return self.workers or min(8, os.cpu_count() or 1)
 
     def _tries(self, graph: Graph) -> tuple[int, ...]:
-        """How often operations may be run again: the first that is enough is taken."""
+        """How often operations may be recomputed: the first number that is enough is taken."""
         if self.copies is not None:
             return (self.copies,)
         stages = graph.units - graph.turn
         return (stages,) if len(last_stages(graph)) * stages <= FEW else OFTEN
 
     def _smaller(self, graph: Graph, memory: Memory, start: Sequence[int]) -> tuple[Sequence[int], int]:
-        """Runs that fit, searched from some that do not; or the error that says what the least memory is."""
+        """Runs that fit, found from runs that do not; raise the error that names the least memory if there are none."""
         budget, bound = memory.device.capacity, least_possible(graph)
         assert budget is not None
         runs, proved = tuple(start), False
@@ -105,7 +105,7 @@ class OptimalGraph(GraphPlanner):
         raise too_little(graph, memory, runs, proved)
 
     def _held(self, graph: Graph, budget: int) -> frozenset[int]:
-        """The smallest storages, which together have a small fraction of the budget."""
+        """The smallest storages, which together take at most the fraction `small` of the budget."""
         held, left = list[int](), budget * self.small
         for storage in sorted(graph.maker, key=lambda s: graph.storages[s].bytes):
             left -= graph.storages[storage].bytes
@@ -115,7 +115,7 @@ class OptimalGraph(GraphPlanner):
         return frozenset(held)
 
     def _claimed(self, graph: Graph, memory: Memory, found: Solution, least: float, searched: str) -> Plan:
-        """The plan with what is proved of it: by the cut for every schedule, or by the search within its class."""
+        """The plan with its claim: what the cut proves for all schedules, or what the search proves in its class."""
         assert found.runs is not None
         again = [i for i in found.runs[graph.turn :] if i < graph.turn]
         seconds, plain = _seconds(graph, found.runs), _plain(graph)
@@ -127,7 +127,7 @@ class OptimalGraph(GraphPlanner):
 
 
 def _class(graph: Graph, copies: int, held: frozenset[int], rounding: int) -> str:
-    """The schedules that were searched, in words."""
+    """The class of schedules that was searched, as text."""
     often = "once" if copies == 1 else f"{copies} times"
     if copies >= graph.units - graph.turn:
         often = "once before a backward operation"
@@ -138,9 +138,9 @@ def _class(graph: Graph, copies: int, held: frozenset[int], rounding: int) -> st
 
 
 def _start(graph: Graph, points: Sequence[Choice], budget: int) -> list[int]:
-    """The fastest runs that fit, made from those of the minimum cuts, or those that come closest."""
+    """The fastest runs that fit, made from the choices of the minimum cuts; if none fits, the closest ones."""
     starts = [just_in_time(graph, choice.kept) for choice in points]
-    # Those near the budget at the turn, and that of no choice at all, which is what a framework does.
+    # Start from the points nearest to the budget at the turn, and from recomputing nothing, as a framework does.
     near = sorted(range(len(points)), key=lambda i: abs(points[i].bytes - budget))[:STARTS]
     tried = [plain_runs(graph), *(starts[i] for i in near)]
     found = [runs for runs in starts if peak_of(graph, runs) <= budget]
@@ -165,9 +165,10 @@ def _plain(graph: Graph) -> float:
 
 
 def seconds_at_turn(question: KeepQuestion, points: Sequence[Choice], budget: int) -> float:
-    """Seconds of running again that no schedule goes below, whatever its order, if the turn has `budget` bytes.
+    """A lower bound on the seconds of recomputation, in any order of operations, with `budget` bytes at the turn.
 
-    What is not live at the turn is run again after it, so the schedule makes a choice, and none is below the hull.
+    What is not live at the turn is recomputed after it, so the schedule is one of the choices, and none is below the
+    hull.
     """
     graph = question.graph
 
@@ -179,13 +180,13 @@ def seconds_at_turn(question: KeepQuestion, points: Sequence[Choice], budget: in
         return seconds(ordered[-1])
     above = next(i for i, choice in enumerate(ordered) if choice.bytes > budget)
     if above == 0:
-        return seconds(ordered[0])  # not feasible at all: the least memory takes this long
+        return seconds(ordered[0])  # nothing fits: this is the time in the least memory
     low, high = ordered[above - 1], ordered[above]
     share = (budget - low.bytes) / (high.bytes - low.bytes)
     return (1 - share) * seconds(low) + share * seconds(high)
 
 
 def _factor(seconds: float, bound: float) -> float:
-    """How much longer something takes than a bound, at least 1; what is rounding is not counted."""
+    """The ratio of `seconds` to a bound; 1.0 if it is below 1 or differs from 1 only by rounding."""
     factor = seconds / bound if bound else 1.0
     return 1.0 if factor < 1 + ROUNDING else factor

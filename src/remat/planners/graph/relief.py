@@ -1,9 +1,9 @@
-"""Runs that fit a budget, found greedily: where too much is live, run again what relieves it most for its time.
+"""Runs that fit a budget, found greedily: where too much is live, recompute what relieves it most for its time.
 
-From runs that are too large, one operation after another is run again just before one of its later uses, so that its
-first copy is free in between; of all such moves the one is made that takes away most bytes above the budget, summed
-over the runs, for each second that it takes. What turns out not to be needed is undone. A start for exact searches, and
-a plan where there is none; each move costs a pass over the graph.
+Starting from runs that need too much memory, each move recomputes an operation just before one of its later uses, so
+that its first copy is freed in between. Of all such moves, the one is made that removes most bytes above the budget,
+summed over the runs, per second it takes. Moves that turn out to be unnecessary are undone. The result is a start for
+exact searches, or the plan itself if there is no exact search; each move costs a pass over the graph.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +13,15 @@ from remat.problem import Graph
 
 __all__ = ["least_possible", "relieved"]
 
-Stages = dict[int, int]  # forward operation → the backward operation before which it is run again
+Stages = dict[int, int]  # forward operation → the backward operation before which it is recomputed
 
-SHORTEST = 1e-3  # of the mean time of an operation: what an operation counts for that takes none
+SHORTEST = 1e-3  # the least time an operation counts for, as a fraction of the mean time of an operation
 
 
 def relieved(graph: Graph, runs: Sequence[int], budget: int, effort: float = 2e6) -> list[int]:
-    """Runs like these that fit the budget, or come closest to it; each forward operation is run again at most once.
+    """Runs like these that fit the budget, or come closest; each forward operation is recomputed at most once.
 
-    `effort` bounds the work: how many runs of operations are looked at, a second or so for a million.
+    `effort` bounds the work: the number of runs of operations that are examined, about a second per million.
     """
     stages = _stages(graph, runs)
     over = _over(graph, stages, budget)
@@ -38,13 +38,14 @@ def relieved(graph: Graph, runs: Sequence[int], budget: int, effort: float = 2e6
         if best is stages:
             break
         stages, over = best, after
-    return _runs(graph, _without_idle(graph, stages, budget, over))
+    return _runs(graph, _without_unnecessary(graph, stages, budget, over))
 
 
 def _moves(graph: Graph, stages: Stages, budget: int) -> Iterator[Stages]:
-    """The stages after each move: an operation whose output is live where too much is, run again before a later use.
+    """The stages after each move: recompute, before a later use, an operation that is live where too much is.
 
-    Alone, so that its inputs are held until then; or with those of them that are not live then anyway, and so on.
+    Each operation is tried alone, so that its inputs are held until then, and together with the makers of those inputs
+    that are not live then anyway, recursively.
     """
     runs = _runs(graph, stages)
     live, copies = live_bytes(graph, runs), last_uses(graph, runs)
@@ -55,7 +56,7 @@ def _moves(graph: Graph, stages: Stages, budget: int) -> Iterator[Stages]:
         for (storage, made), last in copies.items()
         if any(made < place <= last for place in looked_at)
     }
-    places = {operation: place for place, operation in enumerate(runs)}  # of backward operations, and last runs
+    places = {operation: place for place, operation in enumerate(runs)}  # operation → position of its last run
     for operation in crowded & graph.run_again:
         users = (user for storage in graph.operations[operation].outputs for user in graph.users[storage])
         used = {user if user >= graph.turn else stages.get(user, -1) for user in users}
@@ -69,7 +70,7 @@ def _moves(graph: Graph, stages: Stages, budget: int) -> Iterator[Stages]:
 
 
 def _with_inputs(graph: Graph, operation: int, there: set[int]) -> list[int]:
-    """An operation, and those that make again what it needs and is not there."""
+    """An operation, and the makers of what it needs, directly or indirectly, that is not live (`there`)."""
     found, stack = [operation], [operation]
     while stack:
         for storage in graph.operations[stack.pop()].inputs:
@@ -84,8 +85,8 @@ def _seconds(graph: Graph, stages: Stages) -> float:
     return sum(graph.operations[operation].seconds for operation in stages)
 
 
-def _without_idle(graph: Graph, stages: Stages, budget: int, over: int) -> Stages:
-    """Without the runs again that the rest can do without, the longest first."""
+def _without_unnecessary(graph: Graph, stages: Stages, budget: int, over: int) -> Stages:
+    """The stages without unnecessary recomputations; the longest are tried first."""
     for operation in sorted(stages, key=lambda i: -graph.operations[i].seconds):
         fewer = {i: stage for i, stage in stages.items() if i != operation}
         if _over(graph, fewer, budget) <= over:
@@ -99,7 +100,7 @@ def _over(graph: Graph, stages: Stages, budget: int) -> int:
 
 
 def _stages(graph: Graph, runs: Sequence[int]) -> Stages:
-    """What these runs run again, and where."""
+    """Which operations these runs recompute, and in which stage."""
     stages: Stages = {}
     waiting: list[int] = []
     for operation in runs[graph.turn :]:
@@ -122,11 +123,11 @@ def _runs(graph: Graph, stages: Stages) -> list[int]:
 
 
 def least_possible(graph: Graph) -> int:
-    """Bytes that no schedule goes below: what an operation needs at once, beside what the backward holds then."""
+    """A lower bound on the peak of any schedule: what one operation needs, and what cannot be freed at that time."""
     most = 0
     kept = {s for s, maker in graph.maker.items() if maker < graph.turn and maker not in graph.run_again}
     for i, each in enumerate(graph.operations):
-        # Nothing of the backward, and nothing that cannot be made again, is let go before its last use.
+        # What the backward made, and what cannot be recomputed, is never freed before its last use.
         lasting = {
             s
             for s, last in graph.last_use.items()

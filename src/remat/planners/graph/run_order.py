@@ -1,7 +1,7 @@
-"""From the operations that run, in their order, to a schedule of a graph.
+"""From an order of runs to a schedule of a graph.
 
-The order of the runs decides everything else: a storage is best served by the latest run of its maker, and is freed
-after the last operation that uses it before the next such run. Holding a copy any longer would only take memory.
+The order of the runs decides everything else: each use of a storage is best served by the latest run of its maker, and
+the copy is freed after its last use before the maker's next run. Holding a copy any longer would only take memory.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -19,9 +19,9 @@ def plain_runs(graph: Graph) -> list[int]:
 
 
 def just_in_time(graph: Graph, kept: Collection[int]) -> list[int]:
-    """The runs where the forward keeps these storages, and the backward makes others again when it first needs them.
+    """The runs if the forward keeps these storages and the backward recomputes others when it first needs them.
 
-    Each is made once and then held until its last use. What cannot be made again is kept whether or not it is named.
+    Each is recomputed once and then held until its last use. Storages that cannot be recomputed are kept in any case.
     """
     have = {*graph.given, *kept}
     have.update(s for s, maker in graph.maker.items() if maker < graph.turn and maker not in graph.run_again)
@@ -36,7 +36,7 @@ def just_in_time(graph: Graph, kept: Collection[int]) -> list[int]:
 
 
 def _missing(graph: Graph, wanted: Iterable[int], have: set[int]) -> list[int]:
-    """The operations that make what is wanted from what there is, in an order in which they can run."""
+    """The operations that make the `wanted` storages from those we `have`, in an order in which they can run."""
     order: dict[int, None] = {}
     stack = [(graph.maker[s], False) for s in reversed(list(wanted)) if s not in have]
     while stack:
@@ -52,7 +52,7 @@ def _missing(graph: Graph, wanted: Iterable[int], have: set[int]) -> list[int]:
 
 
 def with_frees(graph: Graph, runs: Sequence[int]) -> tuple[Op, ...]:
-    """The schedule of these runs that has the fewest bytes live at any time."""
+    """The schedule with these runs that has the fewest bytes live at any time."""
     until = last_uses(graph, runs)
     freed: list[list[int]] = [[] for _ in runs]
     for (storage, _), last in until.items():
@@ -66,7 +66,7 @@ def with_frees(graph: Graph, runs: Sequence[int]) -> tuple[Op, ...]:
 
 
 def live_bytes(graph: Graph, runs: Sequence[int]) -> list[int]:
-    """Bytes live at each run of the schedule `with_frees`: what a simulation counts, in a fraction of its time."""
+    """Bytes live at each run of the schedule `with_frees`: the same as a simulation, in a fraction of its time."""
     operations, sizes, count = graph.operations, graph.sizes, len(runs)
     change, made, last = [0] * (count + 2), [-1] * len(sizes), [0] * len(sizes)
     held = [graph.turn - 1 if s in graph.outputs else 0 for s in range(len(sizes))]
@@ -85,7 +85,7 @@ def live_bytes(graph: Graph, runs: Sequence[int]) -> list[int]:
 
 
 def kept_at_turn(graph: Graph, runs: Sequence[int]) -> frozenset[int]:
-    """The storages of the forward that are held for the backward: those whose first copy is used after the turn."""
+    """The forward's storages that are held for the backward: those whose first copy is used after the turn."""
     return frozenset(
         storage
         for (storage, place), last in last_uses(graph, runs).items()
@@ -94,13 +94,13 @@ def kept_at_turn(graph: Graph, runs: Sequence[int]) -> frozenset[int]:
 
 
 def last_uses(graph: Graph, runs: Sequence[int]) -> dict[tuple[int, int], int]:
-    """For each copy, (storage, place of the run that makes it): the place of the last run that needs it.
+    """For each copy, as (storage, position of the run that makes it), the position of the last run that needs it.
 
-    A result of the backward is needed beyond the last run. The forward runs once, in order, so places before the turn
-    are operations.
+    A result of the backward is needed after the last run. The forward runs once, in order, so before the turn positions
+    and operations are the same.
     """
     until: dict[tuple[int, int], int] = {}
-    made: dict[int, int] = {}  # storage → place of the latest run that makes it
+    made: dict[int, int] = {}  # storage → position of the latest run that makes it
     for place, operation in enumerate(runs):
         for storage in graph.operations[operation].reads:
             if storage in made:

@@ -1,1 +1,1 @@
-"""Planners for loops, each one file with one final class; `planners/registry.py` lists them."""
+"""Planners for loops, one file with one final class each; `planners/registry.py` lists them."""

@@ -1,6 +1,6 @@
 """Binomial: states only, placed by the closed form of Revolve (Griewank & Walther 2000, `schedule.revolve`).
 
-Costs are closed forms too, so a plan for n = 10⁹ takes microseconds; its ops are made one by one as they are run.
+Costs are closed forms too, so a plan for n = 10⁹ takes microseconds; its ops are generated as they are run.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ __all__ = ["Binomial", "fitting_states", "peak_states", "predict", "stack_depths
 
 @dataclass(frozen=True)
 class Binomial(OneLevelPlanner):
-    """As many kept states as fit, and the least advances they allow where no tape is stored for later."""
+    """Keeps as many states as fit, with the least advances that are possible if no tape is stored for later."""
 
     name: ClassVar[str] = "binomial"
     summary: ClassVar[str] = "states only, optimal placement in closed form (Revolve); any n at once"
@@ -32,7 +32,7 @@ class Binomial(OneLevelPlanner):
 
 
 def predict(loop: Loop, slots: int, chunk: int) -> Prediction:
-    """What `RevolveOps` will cost, in closed form; equal to what `simulate` counts."""
+    """The cost of `RevolveOps` in closed form; it equals what `simulate` counts."""
     n = loop.units
     if n == 0:
         return Prediction(0, 0, loop.state, 0.0)
@@ -44,29 +44,29 @@ def predict(loop: Loop, slots: int, chunk: int) -> Prediction:
 
 
 def stack_depths(ranges: int, slots: int) -> tuple[int, int]:
-    """The most kept states while a range is recorded: before the turn, and after it.
+    """The most states kept while a range is recorded, before and after the turn.
 
-    All slots are in use after the turn if and only if some left segment has more ranges than slots, and `split` makes
-    the first of them so exactly when there are more than 2·slots ranges.
+    After the turn, all slots are in use if and only if some left segment has more ranges than slots. `split` makes the
+    first left segment that long exactly if there are more than 2·slots ranges.
     """
     return min(slots, ranges - 1), slots if ranges > 2 * slots else min(slots - 1, ranges - 2)
 
 
 def peak_states(ranges: int, before: int, after: int) -> int:
-    """States live at the peak: those kept `before` or `after` the turn, and the working set.
+    """States live at the peak: those kept `before` or `after` the turn, plus the working set.
 
-    Recording a range takes two more before the turn (input and output) and three after it (and a cotangent).
+    Recording a range takes two states more before the turn (input and output), and three after it (also a cotangent).
     """
     return max(before + 2, after + 3 if ranges > 1 else 0)
 
 
 def states_text(level: Level, slots: int) -> str:
-    """The class of the claim: in bytes, one state more might fit before the turn, so the number is part of it."""
+    """The class of the claim; in bytes, one more state might fit before the turn, so it names the number of states."""
     return "states only" if level.slots is not None else f"at most {slots} kept state{'s' * (slots != 1)}"
 
 
 def fitting_states(loop: Loop, level: Level, chunk: int) -> int:
-    """The most states that fit the level with ranges of `chunk` steps; too few raise an InfeasibleError."""
+    """The most states that fit the level with ranges of `chunk` steps; raise an InfeasibleError if they are too few."""
     ranges = -(-loop.units // chunk)
     least = 0 if ranges <= 1 else 1
     if level.slots is not None:

@@ -1,6 +1,6 @@
-"""Chunks: binomial over ranges of k steps, each recorded and pulled back as one.
+"""Chunks: the binomial schedule over ranges of k steps, each recorded and pulled back as one.
 
-Frameworks record and pull back a range of k steps far cheaper than k single steps, and fewer, longer ranges need
+Frameworks record and pull back a range of k steps at far less cost than k single steps, and fewer, longer ranges need
 fewer kept states. With a slot for every range this is the familiar √n scheme.
 """
 
@@ -20,15 +20,15 @@ from remat.units import to_count
 
 __all__ = ["Chunks"]
 
-_MOST_LENGTHS = 10_000  # lengths that are tried at the most
+_MOST_LENGTHS = 10_000  # the most lengths to try
 
 
 @dataclass(frozen=True)
 class Chunks(OneLevelPlanner):
-    """Ranges of `k` steps; without `k`, the length with the least predicted time in the memory.
+    """Ranges of `k` steps; without `k`, of the length with the least predicted time in the memory.
 
-    Longer ranges are fewer, so they take less of `Loop.per_range` and fewer kept states, but their tapes are larger. In
-    slots, where a range's tape is outside the budget, the default k gives every range its slot.
+    With longer ranges there are fewer of them, which saves time (`Loop.per_range`) and kept states, but their tapes are
+    larger. In slots, where a range's tape does not count, the default k is such that every range has a slot.
     """
 
     k: int | None = None
@@ -41,7 +41,7 @@ class Chunks(OneLevelPlanner):
             object.__setattr__(self, "k", to_count(self.k, "k", least=1))
 
     def plan(self, problem: Loop, memory: Memory) -> Plan:
-        """The plan for ranges of k steps, the configured k or the fastest."""
+        """The plan with ranges of the configured `k` steps, or of the fastest length."""
         level = memory.device
         k = self.k or _best_length(problem, level)
         slots = fitting_states(problem, level, k)
@@ -71,10 +71,10 @@ def _best_length(loop: Loop, level: Level) -> int:
 
 
 def _lengths(loop: Loop, capacity: int) -> Iterable[int]:
-    """Every length worth trying: the longest of those that leave room for the same number of states.
+    """The lengths worth trying: for each number of states, the longest range that leaves room for them.
 
-    Longer ranges are fewer and need no more advances in the same slots. All lengths, where these are fewer; and not
-    more than some ten thousand, evenly spread.
+    With longer ranges there are fewer, which need no more advances in the same slots. If there are fewer lengths than
+    numbers of states, all lengths are returned. At most about ten thousand are, evenly spread.
     """
     n = max(loop.units, 1)
     if loop.tape == 0:

@@ -16,7 +16,7 @@ __all__ = ["KeepAll", "keep_all_bytes", "least_for_all"]
 @dataclass(frozen=True)
 class _Ops:
     steps: int
-    first: int  # steps that are recorded as a range of their own, before the range that is pulled back at once
+    first: int  # the number of steps in a first range, recorded before the range that is pulled back at once
 
     def __iter__(self) -> Iterator[Op]:
         if self.first:
@@ -32,21 +32,21 @@ class _Ops:
 
 @dataclass(frozen=True)
 class KeepAll(OneLevelPlanner):
-    """Every tape is stored until it is used: no recomputation, memory that grows with n."""
+    """Stores every tape until it is used: no recomputation, and memory that grows with n."""
 
     name: ClassVar[str] = "keep-all"
     summary: ClassVar[str] = "record every step once, recompute nothing"
 
     def plan(self, problem: Loop, memory: Memory) -> Plan:
-        """The plan that records all; it fits where all tapes do."""
+        """The plan that records everything; it fits if all tapes do."""
         level, least = memory.device, least_for_all(problem, memory.device)
         have = level.slots if level.slots is not None else level.capacity
         if have is not None and have < least:
             raise infeasible(problem, level, least, f"the tapes of all {problem.units} steps are held at once")
         n = problem.units
         peak = n * problem.tape + 2 * problem.state if n else problem.state
-        # In slots a tape that is pulled back right after it was recorded does not count. To count the others, all steps
-        # but the last are a range of their own.
+        # In slots, a tape that is pulled back right after it was recorded does not count. The tapes of the other steps
+        # must count, so all steps but the last are a separate range.
         first = max(n - 1, 0) if level.slots is not None else 0
         seconds = n * (problem.record + problem.backward) + (bool(n) + bool(first)) * problem.per_range
         prediction = Prediction(0, n, peak, seconds)
@@ -54,7 +54,7 @@ class KeepAll(OneLevelPlanner):
 
 
 def keep_all_bytes(problem: Problem) -> int:
-    """Bytes of the device in which all tapes of a problem of any kind are held at once, so that nothing runs twice.
+    """Bytes on the device that hold all tapes of any kind of problem at once, so that nothing runs twice.
 
     >>> keep_all_bytes(Loop(10, state=2, tape=5))
     54
@@ -65,7 +65,7 @@ def keep_all_bytes(problem: Problem) -> int:
 
 
 def least_for_all(loop: Loop, level: Level) -> int:
-    """The least capacity for all tapes, in slots or bytes as the level is; the last tape takes no slot."""
+    """The least capacity for all tapes, in the level's unit (slots or bytes); the last tape takes no slot."""
     n = loop.units
     if level.slots is not None:
         return -(-(n - 1) * loop.tape // loop.state) if n > 1 else 0

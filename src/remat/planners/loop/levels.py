@@ -1,9 +1,9 @@
-"""Levels: states in several memories with their read and write costs, the H-Revolve problem.
+"""Levels: states in several levels with read and write costs, the H-Revolve problem.
 
 Herrmann & Pallez 2020, "H-Revolve: a framework for adjoint computation on synchronous hierarchical platforms", ACM
 TOMS 46; the recurrence is in `dp/hrevolve.py`. Steps are recorded and pulled back one at a time; no tape is stored for
-later. Long loops are planned in groups of g steps, each reversed inside a share of the first level by the binomial
-schedule, or with all levels as one pool (`pooled.py`), whichever is faster; the claim then is a factor over a bound.
+later. Long loops are planned in groups of g steps, each reversed by the binomial schedule in part of the first level,
+or with all levels as one pool (`pooled.py`), whichever is faster; the claim is then a factor over a bound.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,20 +25,20 @@ from remat.schedule.revolve import advances, reverse
 
 __all__ = ["Levels"]
 
-MOST_GROUPED = 2_000_000  # steps that are planned in groups at the most: a group is written down
-EXACT = 600_000_000  # additions for the exact recurrence at the most: a second or two
+MOST_GROUPED = 2_000_000  # the most steps to plan in groups: the ops of a group are stored
+EXACT = 600_000_000  # the most additions for the exact recurrence: a second or two
 
 
 @dataclass(frozen=True)
 class Levels(Planner[Loop]):
-    """States go to whichever level makes the whole reversal fastest. Levels are tried in the order of their cost."""
+    """Keeps each state in the level that makes the whole reversal fastest; levels are ordered by their cost."""
 
     name: ClassVar[str] = "levels"
     summary: ClassVar[str] = "states in several levels with read and write costs (H-Revolve)"
     problem_type: ClassVar[type[Loop]] = Loop
 
     def refuses(self, problem: Loop, memory: Memory) -> str | None:
-        """The reason, unless the length is known."""
+        """The reason to refuse, unless the length is known."""
         return UNKNOWN_LENGTH if problem.steps is None else None
 
     def plan(self, problem: Loop, memory: Memory) -> Plan:
@@ -71,7 +71,10 @@ class Levels(Planner[Loop]):
 
 
 class _Node(NamedTuple):
-    """Reverse `length` + 1 groups with the slots of a column; the start is stored there or only in working memory."""
+    """Reverse `length` + 1 groups with the slots of a column of the table.
+
+    The start is `stored` in that level, or only in working memory.
+    """
 
     stored: bool
     column: int
@@ -81,7 +84,7 @@ class _Node(NamedTuple):
 
 
 class _Tree:
-    """The subproblems of one problem, expanded into ops as the recurrence decides."""
+    """Expands the subproblems of one problem into ops, as the recurrence decides."""
 
     def __init__(
         self, loop: Loop, memory: Memory, ranked: list[Level], slots: list[int], group: int, inside: int
@@ -135,7 +138,7 @@ class _Tree:
 
 
 def _slots(loop: Loop, level: Level, memory: Memory) -> int:
-    """How many states fit into the level; on the device the working set is subtracted first."""
+    """How many states fit into the level; on the device, next to the working set."""
     if level.slots is not None:
         return level.slots
     if level.capacity is None:
@@ -147,7 +150,7 @@ def _slots(loop: Loop, level: Level, memory: Memory) -> int:
 
 
 def _check_memory(loop: Loop, memory: Memory, slots: int) -> None:
-    """Raise an InfeasibleError unless the working set fits the device, and the initial state fits somewhere."""
+    """Raise an InfeasibleError unless the working set fits the device and the initial state fits some level."""
     n, device = loop.units, memory.device
     if device.capacity is not None:
         states = min(n + 1, 3) + (n > 2 and slots == 0)
@@ -159,12 +162,12 @@ def _check_memory(loop: Loop, memory: Memory, slots: int) -> None:
 
 
 def _group(units: int, slots: list[int], device: int) -> tuple[int, int]:
-    """How many steps are planned as one, and how many slots of the device reverse them."""
+    """The number of steps that are planned as one group, and of device slots that reverse a group."""
     if units**2 * (sum(slots) + 1) <= 2 * EXACT:
         return 1, 0
     group = 2
     if units > MOST_GROUPED:
-        return group, 0  # groups this long are too long to write down; all levels are one pool then
+        return group, 0  # the ops of such long groups would take too much memory: all levels become one pool
     while (groups := -(-units // group)) ** 2 * (sum(min(count, groups) for count in slots) + 1) > 2 * EXACT:
         group *= 2
     return group, min(-(-slots[device] // 2), isqrt(2 * group) + 1)

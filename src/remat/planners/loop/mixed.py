@@ -1,9 +1,9 @@
-"""Mixed: states or tapes in one level, for any sizes. The least recomputation a budget in bytes allows.
+"""Mixed: states or tapes in one level, for any sizes, with the least recomputation that a budget allows.
 
-The exact table for small problems, the search guided by the layer bound for long ones; the claim says which, and how
-far from the bound. Times of forward, record and backward do not change which schedule is best: every step is recorded
-and pulled back exactly once, so the time is a fixed sum plus the number of advances times that of one. A cost per range
-is not minimised.
+Small problems use the exact table, long ones the search guided by the layer bound; the claim says which, and how far
+from the bound. The times of forward, record and backward do not change which schedule is best: every step is recorded
+and pulled back exactly once, so the time is a constant plus the number of advances times the time of one. A cost per
+range is not minimised.
 """
 
 from contextlib import suppress
@@ -32,11 +32,11 @@ __all__ = ["Mixed"]
 
 @dataclass(frozen=True)
 class Mixed(OneLevelPlanner):
-    """A budget is spent on states, tapes or both, whatever gives the least forward steps.
+    """Spends a budget on states, tapes or both, whichever gives the fewest forward steps.
 
-    The exact table is used up to `most` additions (a billion is about a second), the guided search beyond; `most=0`
-    asks for the search, `most=inf` for the table whatever it takes. About `fine` different budgets are distinguished:
-    fewer take less memory to plan.
+    The exact table is used up to `most` additions (a billion take about a second), the guided search beyond; `most=0`
+    forces the search, `most=inf` the table. About `fine` different budgets are distinguished; with fewer, planning
+    takes less memory.
     """
 
     most: float = 2.5e9
@@ -46,7 +46,7 @@ class Mixed(OneLevelPlanner):
     summary: ClassVar[str] = "states or tapes, whichever saves more; exact for small problems, near the bound for long"
 
     def plan(self, problem: Loop, memory: Memory) -> Plan:
-        """The plan with the least forward steps that the search finds."""
+        """The plan with the fewest forward steps that the table or the search finds."""
         level = memory.device
         try:
             return KeepAll().plan(problem, memory).named(self.name)
@@ -65,10 +65,10 @@ class Mixed(OneLevelPlanner):
 
 
 def _guided(loop: Loop, memory: Memory, sizes: SubproblemSizes, top: int, fine: int) -> Plan:
-    """The best of the guided search, states only and chunks, with the factor over the bound as its claim."""
+    """The best plan of the guided search, binomial and chunks; its claim is the factor over the bound."""
     level, bound = memory.device, states_or_tapes(loop, memory.device, fine)
     candidates: list[tuple[Prediction, Schedule]] = []
-    # In slots the tape of a range that is pulled back at once is free of charge, so chunks are of another class there.
+    # In slots, the tape of a range that is pulled back at once does not count, so chunks are of another class there.
     for planner in (Binomial(), Chunks()) if level.slots is None else (Binomial(),):
         with suppress(InfeasibleError):
             plan = planner.plan(loop, memory)
@@ -86,16 +86,19 @@ def _guided(loop: Loop, memory: Memory, sizes: SubproblemSizes, top: int, fine: 
 
 
 def _class(loop: Loop) -> str:
-    """Persistent: what is kept stays until its own reverse. With a cost per range, fewest steps need not be fastest."""
+    """The class of the claim: in a persistent schedule, what is kept stays until its own part is reversed.
+
+    With a cost per range, the fewest forward steps need not be fastest, so the class says that steps are counted.
+    """
     return "persistent states and tapes" + (", counting forward steps" if loop.per_range else "")
 
 
 def _check_memory(loop: Loop, level: Level) -> None:
     """Raise an InfeasibleError unless some schedule fits.
 
-    Without a kept state all tapes are live at the turn, with a step's input and output: n·τ+2σ bytes. If the initial
-    state is kept up to the turn only, half of the tapes are stored before and half after it: ⌈n/2⌉·τ+3σ. If it is kept
-    for longer, one tape is enough: τ+4σ. The least memory is the least of the three.
+    With no kept state, all tapes are live at the turn, with a step's input and output: n·τ+2σ bytes. If the initial
+    state is kept only up to the turn, half of the tapes are stored before the turn and half after it: ⌈n/2⌉·τ+3σ. If it
+    is kept longer, one tape is enough: τ+4σ. The least memory is the smallest of the three.
     """
     n, state, tape = loop.units, loop.state, loop.tape
     if level.slots is not None:

@@ -1,4 +1,4 @@
-"""The ops of one subproblem of states and tapes, from the move that a policy chooses there."""
+"""The ops of a subproblem of states and tapes, from the moves that a policy chooses."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,14 +12,14 @@ __all__ = ["mixed_ops"]
 
 
 class Node(NamedTuple):
-    """A subproblem, and the level its start is fetched from if it is kept."""
+    """A subproblem, and the level from which its start is fetched if it is kept."""
 
     sub: Subproblem
     source: str
 
 
 def mixed_ops(policy: MovePolicy, steps: int, budget: int, level: str) -> OpTree:
-    """The ops that reverse `steps` in `budget` by the moves of a policy, states kept in `level`."""
+    """The ops that reverse `steps` in `budget` by the moves of a policy, with states kept in `level`."""
     return OpTree(Node(Subproblem(False, False, steps, budget), level), lambda node: _expand(node, policy, level))
 
 
@@ -63,7 +63,7 @@ def _expand(node: Node, policy: MovePolicy, level: str) -> Iterator[RelativeOp |
 
 
 def _join_tapes(policy: MovePolicy, right: Subproblem) -> tuple[int, Subproblem]:
-    """How many steps in a row have their tapes stored, to be recorded as one range, and the subproblem after them."""
+    """The number of consecutive steps whose tapes are stored, to record as one range, and the subproblem after them."""
     recorded = 1
     while not right.kept and right.steps > 1 and not policy.sizes.all_fit(right):
         move = policy.choose(right)

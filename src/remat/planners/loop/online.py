@@ -1,4 +1,4 @@
-"""Online: a loop whose length is not known. The plan has a driver, which decides step by step while the loop runs."""
+"""Online: for loops of unknown length. The plan has a driver, which decides step by step while the loop runs."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -13,19 +13,19 @@ from remat.problem import Level, Loop, Memory
 
 __all__ = ["Online"]
 
-MOST_KNOWN = 1_000_000  # steps of a known length that are driven through at the most
+MOST_KNOWN = 1_000_000  # the most steps of known length to plan step by step
 
 
 @dataclass(frozen=True)
 class Online(Planner[Loop]):
-    """Keeps states as an unknown end may come at any time. A known length is planned as if it were not."""
+    """Keeps states so that the loop may end at any step. A known length is planned as if it were unknown."""
 
     name: ClassVar[str] = "online"
     summary: ClassVar[str] = "length not known: states kept as the loop runs, then an optimal reversal of those held"
     problem_type: ClassVar[type[Loop]] = Loop
 
     def refuses(self, problem: Loop, memory: Memory) -> str | None:
-        """The reason, unless the memory is one level without costs, and a known length is short."""
+        """The reason to refuse, unless the memory is one level without costs and the length is unknown or short."""
         if len(memory.levels) > 1 or not memory.device.free:
             return "it plans one level without read and write costs"
         if problem.steps is not None and problem.steps > MOST_KNOWN:
@@ -33,7 +33,7 @@ class Online(Planner[Loop]):
         return None
 
     def plan(self, problem: Loop, memory: Memory) -> Plan:
-        """A plan to be driven; if the length is known after all, the plan that the driver ends with."""
+        """A plan with a driver; if the length is known, the finished plan that the driver arrives at."""
         slots = _slots(problem, memory.device)
         start = partial(Driver, problem, memory, slots, self.name)
         if problem.steps is None:
@@ -49,7 +49,7 @@ class Online(Planner[Loop]):
 
 
 def _slots(loop: Loop, level: Level) -> int:
-    """States that fit next to the working set; a loop of unknown length needs one at the least."""
+    """The number of states that fit next to the working set; a loop of unknown length needs at least one."""
     if level.slots is not None:
         if level.slots < 1 and (loop.steps is None or loop.steps > 1):
             raise infeasible(loop, level, 1, "the initial state is kept")

@@ -1,8 +1,8 @@
-"""All levels as one pool of slots, for long loops: the binomial schedule, its states spread over the levels by depth.
+"""All levels as one pool of slots, for long loops: the binomial schedule, with states assigned to levels by depth.
 
-Kept states form a stack, the initial one at the bottom; those near the top are written and read most. So the top of
-the stack goes to the fastest levels, and the bottom to as many slower slots as make the whole fastest. Costs are
-counted depth by depth, without a table over n. The levels planner takes the better of this and its groups.
+Kept states form a stack with the initial state at the bottom; those near the top are written and read most. So the top
+of the stack goes to the fastest levels, and the bottom to as many slower slots as make the whole reversal fastest.
+Costs are counted depth by depth, without a table over n. The levels planner takes the better of this and its groups.
 """
 
 from collections.abc import Iterator
@@ -17,15 +17,15 @@ from remat.schedule.revolve import RevolveOps, advances, repetition, split
 __all__ = ["PooledOps", "best_pool"]
 
 
-MOST_SLOTS = 100_000  # costs are counted slot by slot
+MOST_SLOTS = 100_000  # the most slots to use, since costs are counted slot by slot
 
 
 @dataclass(frozen=True)
 class PooledOps:
-    """The binomial schedule with states at depth d of the stack kept in the level of the d-th slot."""
+    """The binomial schedule, with the state at depth d of the stack kept in the level of the d-th slot."""
 
     steps: int
-    shares: tuple[tuple[str, int], ...]  # level names and how many slots of each, the bottom of the stack first
+    shares: tuple[tuple[str, int], ...]  # (level name, number of slots), the bottom of the stack first
 
     def __iter__(self) -> Iterator[Op]:
         names = [name for name, slots in self.shares for _ in range(slots)]
@@ -44,7 +44,7 @@ class PooledOps:
 
 
 def best_pool(loop: Loop, memory: Memory, ranked: list[Level], slots: list[int]) -> tuple[PooledOps, Prediction] | None:
-    """The fastest pool that uses all slots of the faster levels before any of a slower one; None without a slot."""
+    """The fastest pool that uses all slots of faster levels before any slot of a slower one; None without a slot."""
     total = min(sum(slots), loop.units - 1, MOST_SLOTS)
     if total < 1:
         return None
@@ -77,9 +77,11 @@ def _predict(loop: Loop, memory: Memory, shares: list[tuple[Level, int]]) -> Pre
 def _moves_by_depth(steps: int, slots: int) -> tuple[list[int], list[int]]:
     """How many states the binomial schedule keeps and fetches at each depth of its stack."""
     keeps, fetches = [0] * slots, [0] * slots
-    runs = [0] * (slots + 1)  # segments with a slot for each of their units: one keep and one fetch, depth after depth
+    # A segment with a slot for each unit has one keep and one fetch at each depth that it spans; `runs` has +1 where
+    # such a segment starts and -1 where it ends, and `running` is their sum so far.
+    runs = [0] * (slots + 1)
     running = 0
-    segments = {steps: 1}  # segments that start at this depth → how many
+    segments = {steps: 1}  # length of segments that start at this depth → their number
     for depth in range(slots):
         left, deeper = slots - depth, dict[int, int]()
         for length, times in segments.items():
@@ -105,6 +107,6 @@ def _moves_by_depth(steps: int, slots: int) -> tuple[list[int], list[int]]:
 
 
 def _peak(loop: Loop, on_device: list[bool]) -> int:
-    """Bytes at the peak of the device: its part of the stack, and the working set on either side of the turn."""
+    """Peak bytes on the device: its part of the stack, plus the working set before or after the turn."""
     before, after = (sum(on_device[:depth]) for depth in stack_depths(loop.units, len(on_device)))
     return peak_states(loop.units, before, after) * loop.state + loop.tape

@@ -1,7 +1,7 @@
-"""Save points: the loop is cut into sections at chosen positions, and each section is recorded and pulled back as one.
+"""Save points: cut the loop into sections at chosen positions, and record and pull back each section as one.
 
-This is what one does without a planner: a long layer becomes several shorter ones, with the state stored between them.
-Every section but the last runs twice. The other planners are compared with it.
+This is what people do without a planner: they split a long layer into shorter ones and store the state between them.
+Every section but the last runs twice. It serves as a comparison for the other planners.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from remat.units import to_count
 
 __all__ = ["SavePoints", "even_positions", "save_points"]
 
-_MOST_COUNTS = 100_000  # numbers of save points that are tried at the most
+_MOST_COUNTS = 100_000  # the most numbers of save points to try
 
 
 @dataclass(frozen=True)
 class SavePoints(OneLevelPlanner):
-    """States kept at `positions`; without them evenly spaced, as few as fit the memory, or as many as there are slots.
+    """Keeps states at `positions`; by default evenly spaced, as few as fit the bytes, or as many as there are slots.
 
     >>> from remat import Loop, plan
     >>> plan(Loop(2048), slots=7, planner=SavePoints((256, 512, 768, 1024, 1280, 1536, 1792))).forward_steps
@@ -39,14 +39,14 @@ class SavePoints(OneLevelPlanner):
         if self.positions is not None:
             places = tuple(to_count(place, "a position", least=1) for place in self.positions)
             if list(places) != sorted(set(places)):
-                raise ProblemError(f"save points go up, each one once, and these are {str(places)[:80]}")
+                raise ProblemError(f"save points must increase, and these are {str(places)[:80]}")
             object.__setattr__(self, "positions", places)
 
     def plan(self, problem: Loop, memory: Memory) -> Plan:
-        """The plan with those save points; the memory must hold the states and the longest section's tape."""
+        """The plan with these save points; the memory must hold the states and the longest section's tape."""
         n, level = problem.units, memory.device
         if self.positions and self.positions[-1] >= n:
-            raise ProblemError(f"a save point lies inside the loop: {self.positions[-1]} is none of 1..{n - 1}")
+            raise ProblemError(f"a save point must lie inside the loop, in 1..{n - 1}: {self.positions[-1]} does not")
         positions = _fitting(problem, level) if self.positions is None else self.positions
         schedule = Schedule(_Ops(n, positions, level.name))
         cost = Prediction.of(simulate(schedule, problem, memory))
@@ -54,13 +54,13 @@ class SavePoints(OneLevelPlanner):
         if have is not None and have < least:
             why = f"{len(positions)} states are kept" if level.slots is not None else "at these save points"
             raise infeasible(problem, level, least, why)
-        # Sections of a loop that is not cut at all run once, and nothing is better than that.
+        # A loop that is not cut runs once, which is optimal.
         claim = Claim(None, f"{len(positions)} save points") if positions else Claim(1.0)
         return Plan(problem, memory, self.name, claim, cost, schedule)
 
 
 def even_positions(steps: int, count: int) -> list[int]:
-    """`count` positions inside the loop, evenly spaced, the longer sections last.
+    """`count` evenly spaced positions inside the loop, with the longer sections last.
 
     >>> even_positions(2048, 7)
     [256, 512, 768, 1024, 1280, 1536, 1792]
@@ -70,7 +70,7 @@ def even_positions(steps: int, count: int) -> list[int]:
 
 
 def save_points(steps: int, count: int) -> list[int]:
-    """The `count` positions that cut `steps` into sections of equal length, or nearly so, the longer ones last.
+    """The `count` positions that cut `steps` into sections of (nearly) equal length, with the longer ones last.
 
     Args:
         steps: The number of steps of the loop.
@@ -96,7 +96,7 @@ def save_points(steps: int, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Ops:
-    """Advance over all sections but the last, keeping where they start; then record and pull back from the last."""
+    """Advance over all sections but the last and keep their first states; then record and pull back, last to first."""
 
     steps: int
     positions: tuple[int, ...]
@@ -122,13 +122,13 @@ class _Ops:
 
 
 def _fitting(loop: Loop, level: Level) -> tuple[int, ...]:
-    """Even positions: as many as there are slots, or as few as fit the bytes; fewer sections run twice."""
+    """Even positions: as many as there are slots, or as few as fit the bytes, so that fewer sections run twice."""
     n = loop.units
     if level.slots is not None:
         return tuple(even_positions(n, max(0, min(level.slots, n - 1))))
     if level.capacity is None or n < 2:
         return ()
-    # Peak at the turn: the kept states, the last and longest section's tape, a step's input and output.
+    # The peak is at the turn: the kept states, the tape of the last, longest section, a step's input and output.
     least = None
     for count in range(0, n, n // _MOST_COUNTS + 1):
         peak = (count + 2) * loop.state + -(-n // (count + 1)) * loop.tape

@@ -1,4 +1,4 @@
-// The data of the page: encoded columns become typed arrays. In: the JSON block that Python wrote. Out: views.
+// Decodes the JSON block that Python wrote into views: encoded columns become typed arrays.
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("remat-data").textContent);

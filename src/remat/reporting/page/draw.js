@@ -1,4 +1,4 @@
-// What both charts need: a sharp canvas, colours of the theme, numbers in words, axes, and the way rows meet pixels.
+// What both charts share: a sharp canvas, colours of the theme, numbers as text, axes, and mapping rows to pixels.
 "use strict";
 
 const LEFT = 84, RIGHT = 12;
@@ -56,15 +56,15 @@ function valueAt(view, x, width) {
   return view.from + ((x - LEFT) / (width - LEFT - RIGHT)) * (view.to - view.from);
 }
 
-// Tapes at a place (0 to 1) of a row: those of a range grow while it is recorded and fall while it is pulled back.
+// Tape bytes at a point (0 to 1) within a row: they grow while a range is recorded and fall while it is pulled back.
 function tapeAt(view, row, place) {
   const tape = view.tape[row], least = view.leastTape[row];
   if (tape === least) return tape;
   return view.code[row] === CODE.pullback ? tape + (least - tape) * place : least + (tape - least) * place;
 }
 
-// For each pixel the row with the most live bytes, and its tapes there; every row that a pixel touches is looked at,
-// so no peak is lost.
+// For each pixel, the row with the most live bytes, and its tape bytes there. Every row that a pixel touches counts, so
+// no peak is lost.
 function envelope(view, from, to, width) {
   const best = new Int32Array(width).fill(-1), scale = width / (to - from);
   const tapes = new Float64Array(width), most = new Float64Array(width).fill(-1);
@@ -132,7 +132,7 @@ function sideTitle(pen, title, middle) {
   pen.restore();
 }
 
-// Words on a ground of their own, so that no line or area runs through them.
+// Text with its own background, so that no line or area runs through it.
 function words(pen, text, x, y, align, name) {
   const width = pen.measureText(text).width, left = align === "right" ? x - width : x;
   pen.fillStyle = colour("paper");

@@ -1,4 +1,4 @@
-// The chart of the states that are kept below the device: bytes in each other level over time, stacked.
+// The chart of states in levels other than the device: bytes in each level over time, stacked.
 "use strict";
 
 function drawLevels(view, canvas) {

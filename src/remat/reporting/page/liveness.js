@@ -60,7 +60,7 @@ function line(pen, inner, floor, scale, name, dash, sizeAt) {
   outlined(pen, name, dash, 1.5);
 }
 
-// Draw the path on a wider one in the colour of the paper, so that it is seen on any ground.
+// Draw the path over a wider one in the colour of the background, so that it is visible on any area.
 function outlined(pen, name, dash, width) {
   pen.strokeStyle = colour("paper");
   pen.lineWidth = width + 2;
@@ -75,7 +75,7 @@ function outlined(pen, name, dash, width) {
   pen.lineWidth = 1;
 }
 
-// A dashed line across the chart; its words stand at the left if the peak is to the right, and the other way round.
+// A dashed line across the chart, labelled on the side away from the peak.
 function levelLine(pen, name, text, y, width, left) {
   pen.beginPath();
   pen.moveTo(LEFT, y);
@@ -84,7 +84,7 @@ function levelLine(pen, name, text, y, width, left) {
   if (text) words(pen, text, left ? LEFT + 6 : width - RIGHT - 4, y - 6 < 26 ? y + 15 : y - 6, left ? "left" : "right", name);
 }
 
-// A range that is recorded is at its largest when it ends, everything else as long as it lasts.
+// A recorded range is largest at its end, every other op during its whole length.
 function peakPlace(view) {
   if (view.peak.row < 0) return 0;
   const row = view.peak.row;
@@ -92,7 +92,7 @@ function peakPlace(view) {
   return (view.edges[row] + view.edges[row + 1]) / 2;
 }
 
-// The peak is marked wherever one looks: by a dot where it is, by an arrow at the edge if it is out of sight.
+// The peak is always marked: by a dot, or by an arrow at the edge if it is out of view.
 function peakMark(view, pen, y, floor, width) {
   const row = view.peak.row;
   if (row < 0) return;
@@ -113,7 +113,7 @@ function peakMark(view, pen, y, floor, width) {
     pen.fill();
   }
   const right = x > width / 2;
-  // Above the chart, where there are no lines; what does not fit on its side of the peak moves to the other.
+  // The label is above the chart, where there are no lines; if it does not fit on its side of the peak, it moves over.
   const label = away === "◀ " ? away + text : text + away, size = pen.measureText(label).width;
   const tx = Math.max(LEFT, Math.min(width - RIGHT - size, right ? x - size : x));
   words(pen, label, tx, 13, "left", "ink");

@@ -1,4 +1,4 @@
-// The page comes to life: charts are drawn, and mouse, fingers, keys, buttons and the slider move them.
+// Draws the charts, and handles mouse, touch, keys, buttons and the slider.
 "use strict";
 
 function zoom(view, factor, around) {

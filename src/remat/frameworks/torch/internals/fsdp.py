@@ -1,0 +1,188 @@
+"""FSDP2 (`torch.distributed.fsdp.fully_shard`): the sharded modules that a step calls, and their parameters.
+
+A loop has to tell FSDP where the backward of a range ends, and a block that is recomputed while another one is pulled
+back needs its parameters gathered.
+
+FSDP1 (`FullyShardedDataParallel`) gathers and frees parameters once per forward and backward of the whole model, which
+does not fit the ranges of a loop: a step that calls such a module is refused.
+
+This is the only file that touches FSDP's private state. It is checked with 2.11 and 2.13.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import nn
+
+from remat.errors import ProblemError, StepError
+from remat.frameworks.torch.internals.modules import Parts, all_parts
+
+__all__ = [
+    "FirstCall",
+    "any_fsdp_module",
+    "end_backward",
+    "fsdp_modules_called",
+    "gathered",
+    "is_sharded",
+    "meshes_of",
+    "refuse_sharded_parts",
+    "reshard",
+    "sharded_modules_of",
+    "share_fsdp_state",
+    "unsharded_class",
+]
+
+
+def any_fsdp_module(modules: Sequence[nn.Module]) -> bool:
+    """Whether a module is sharded; FSDP is not imported here, since a program that uses it has imported it."""
+    return _any_of("FSDPModule", modules)
+
+
+def is_sharded(model: nn.Module, parts: Parts | None = None) -> bool:
+    """Whether a module or a parameter of a model is sharded, so that its blocks wait for other processes.
+
+    `parts` are all of its modules and parameters, if they are known.
+    """
+    if "torch.distributed.tensor" not in sys.modules and "torch.distributed.fsdp" not in sys.modules:
+        return False
+    modules, parameters = parts or all_parts(model)
+    is_distributed = any(hasattr(kind, "device_mesh") for kind in {type(each) for each in parameters})
+    return is_distributed or any_fsdp_module([*{type(each): each for each in modules}.values()])
+
+
+def _any_of(name: str, modules: Sequence[nn.Module]) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(module, getattr(fsdp, name)) for module in modules)
+
+
+@contextmanager
+def fsdp_modules_called(modules: Sequence[nn.Module], called: list[Any], *, first: bool = True) -> Iterator[None]:
+    """Append those FSDP modules among `modules` that are called in the block to the list `called`.
+
+    FSDP reduces gradients in its own hooks and adds them to `.grad`, so such modules are differentiated by `backward`
+    and not by `grad`. Raises a StepError if an FSDP1 module is called. Raises a FirstCall if the list is empty and this
+    is not the `first` step, since the loop was started as one without such modules.
+    """
+    if not any_fsdp_module(modules) and not _any_of("FullyShardedDataParallel", modules):
+        yield
+        return
+
+    def note(module: nn.Module, _: Any) -> None:
+        if _any_of("FullyShardedDataParallel", [module]):
+            raise StepError(
+                f"a step calls a {type(module.module).__name__} that is wrapped by FSDP1 (FullyShardedDataParallel), "
+                "which frees its parameters before the loop runs the step again: shard it by FSDP2 "
+                "(torch.distributed.fsdp.fully_shard), or wrap what contains the loop, and nothing that steps call"
+            )
+        if any_fsdp_module([module]) and all(module is not each for each in called):
+            if not first and not called:
+                raise FirstCall(module)
+            called.append(module)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(note)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class FirstCall(BaseException):
+    """A step has called an FSDP2 module, and no earlier step has; not an Exception, which the step might catch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def meshes_of(modules: Sequence[Any]) -> list[Any]:
+    """The meshes over which FSDP2 modules are sharded."""
+    return [group.mesh_info.mesh for module in modules for group in _parameter_groups(module)]
+
+
+def _parameter_groups(module: Any) -> list[Any]:
+    # A state has one parameter group in 2.11, and a list of them in 2.13.
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
+
+
+def sharded_modules_of(model: nn.Module, names: Sequence[str]) -> list[tuple[nn.Module, ...]]:
+    """For each named module, the sharded modules that hold its parameters: around it and inside it."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    sharded = {name: module for name, module in modules.items() if any_fsdp_module([module])}
+    if not sharded:
+        return [()] * len(names)
+    found = []
+    for name in names:
+        around = next((each for each in [name, *_parents(name)] if each in sharded), None)
+        inside = [each for each in modules[name].modules() if each is not modules[name] and any_fsdp_module([each])]
+        found.append((*(() if around is None else (sharded[around],)), *inside))
+    return found
+
+
+def refuse_sharded_parts(blocks: Mapping[str, nn.Module]) -> None:
+    """Raise a ProblemError if a part of a block that is to be measured alone is sharded separately."""
+    for name, block in blocks.items():
+        parts = [part for part, module in block.named_modules() if part and any_fsdp_module([module])]
+        if parts:
+            raise ProblemError(
+                f"a part of block {name!r} is sharded separately, {parts[0]!r}: FSDP2 takes each backward through it "
+                "for the end of one through the model, so the block cannot be measured alone. Call auto_checkpoint "
+                "before fully_shard, or give it a plan= that was made before"
+            )
+
+
+def unsharded_class(module: nn.Module) -> type:
+    """The class that a module has without `fully_shard`."""
+    return type(module).__bases__[1] if any_fsdp_module([module]) else type(module)
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the gathered parameters of all sharded modules."""
+    for module in model.modules():
+        if any_fsdp_module([module]):
+            cast(Any, module).reshard()
+
+
+def _parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:stop]) for stop in reversed(range(len(parts)))] if name else []
+
+
+@contextmanager
+def gathered(modules: Sequence[Any]) -> Iterator[None]:
+    """A context in which sharded modules have their parameters gathered; those gathered before stay so afterwards.
+
+    This includes modules whose parameters are being gathered for the backward: FSDP prefetches them while it pulls back
+    others.
+    """
+    pairs = [(module, group) for module in modules for group in _parameter_groups(module)]
+    free = [module for module, group in pairs if not group.is_unsharded and group._all_gather_result is None]
+    for module in modules:
+        module.unshard()
+    try:
+        yield
+    finally:
+        for module in free:
+            module.reshard()
+
+
+def end_backward(modules: Sequence[Any]) -> None:
+    """Make the next forward of sharded modules gather their parameters, although no backward of a root has ended.
+
+    Below another sharded module, FSDP takes the next recorded range for a part of this backward: it stays in the state
+    PRE_BACKWARD and does not gather. There is no public way to say that a backward is over.
+    """
+    for module in modules:
+        state = module._get_fsdp_state()
+        state._training_state = type(state._training_state).IDLE
+
+
+def share_fsdp_state(module: nn.Module, other: nn.Module) -> None:
+    """Let FSDP find the state of a module that it manages under another object too; it is stored by identity."""
+    composable = sys.modules.get("torch.distributed._composable_state")
+    state = None if composable is None else composable._get_module_state(module)
+    if composable is not None and state is not None:
+        composable._insert_module_state(other, state)

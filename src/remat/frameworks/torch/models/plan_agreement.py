@@ -1,0 +1,60 @@
+"""One plan in all processes: a block with sharded parameters must be recomputed in all of them or in none.
+
+The rule: each run of a block with sharded parameters (FSDP2, DTensors) waits for the processes of its meshes. So these
+measure the model together, equally often, and use the measurements of the first process, the smallest budget and the
+largest peak: all make the same plan. A model that was planned before it was sharded was timed separately in each
+process, so the plans may differ: at the first call all use that of the first process. Plans that were given (`plan=`)
+are compared instead. There is one plan for all shapes, since a process cannot know whether others see a new shape.
+
+What it can miss: processes that do not make the same calls. The process group's timeout ends their wait.
+
+The cost: a few small messages when a model is planned and at its first call; nothing afterwards.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch import nn
+
+from remat.errors import ProblemError
+from remat.frameworks.torch.internals.collectives import groups_of, is_single_process
+from remat.frameworks.torch.internals.fsdp import any_fsdp_module, meshes_of
+from remat.frameworks.torch.loops.agreement import largest
+
+__all__ = ["compare_plans", "groups_of_model", "largest", "of_first_process"]
+
+T = TypeVar("T")
+
+
+def groups_of_model(model: nn.Module) -> list[Any]:
+    """The groups of processes over which a model is sharded; none in a single process."""
+    if is_single_process():
+        return []
+    meshes = meshes_of([module for module in model.modules() if any_fsdp_module([module])])
+    meshes += [parameter.device_mesh for parameter in model.parameters() if hasattr(parameter, "device_mesh")]
+    return [group for group in groups_of(meshes) if group.size() > 1]
+
+
+def of_first_process(value: T, groups: Sequence[Any]) -> T:
+    """The value of the first process, broadcast in one group after the other."""
+    for group in groups:
+        values = [value]
+        dist.broadcast_object_list(values, group=group, group_src=0)
+        value = values[0]
+    return value
+
+
+def compare_plans(plan: str, groups: Sequence[Any]) -> None:
+    """Raise a ProblemError in each process if they were given different plans."""
+    for group in groups:
+        plans: list[Any] = [None] * group.size()
+        dist.all_gather_object(plans, plan, group=group)
+        if len(set(plans)) > 1:
+            ranks = dist.get_process_group_ranks(group)
+            others = [rank for rank, each in zip(ranks, plans, strict=True) if each != plans[0]]
+            raise ProblemError(
+                f"the model is sharded over ranks {ranks}, and ranks {others} were given another plan than rank "
+                f"{ranks[0]}: each block that is run again waits for all of them. Give all ranks the same plan=, such "
+                "as one that was saved by one of them"
+            )

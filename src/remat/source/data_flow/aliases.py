@@ -1,0 +1,203 @@
+"""Two names for one object that is changed in place: found by tracking which names may share an object.
+
+The rule: item assignment is rewritten to `x = put(x, i, v)`, which makes a new array; a second name for the old array
+would not see the change, as it would in plain Python. So the function is refused if a name that may share an object
+with `x` is read after `x` was changed, without having been reassigned. Augmented assignment is in place only for plain
+arrays and tensors, and rebinds numbers and traced arrays: there the run time decides (`LoopInfo.augmented`). An array
+copies what is put into it, while lists and dicts hold it: if a read is stale only because an object is held, the
+statements that put it are marked (`node.holds`), and the run time refuses these for lists and dicts.
+
+What it can miss: aliases made by functions that keep their argument. For these the run time compares the memory of
+carried and captured arrays at the start of each loop. The cost: two walks over the function.
+"""
+
+import ast
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from remat.source.data_flow.mutation import change_of_call, is_view, root_name
+
+__all__ = ["StaleRead", "find_stale_reads"]
+
+
+@dataclass(frozen=True)
+class StaleRead:
+    """A read of a name after `change` has changed the object that it may share with `other`."""
+
+    node: ast.Name
+    other: str
+    change: ast.AST
+    augmented: bool
+    held: tuple[ast.Assign, ...] = ()  # earlier statements that put something into an object that may hold it
+
+
+@dataclass
+class _State:
+    shared: frozenset[frozenset[str]] = frozenset()  # pairs of names that may share an object
+    stale: dict[str, tuple[str, ast.AST, bool]] = field(default_factory=dict)
+
+    def joined(self, other: "_State") -> "_State":
+        return _State(self.shared | other.shared, {**self.stale, **other.stale})
+
+
+def find_stale_reads(function: ast.FunctionDef, locals_: Collection[str], modules: Collection[str]) -> list[StaleRead]:
+    """The reads in a function that would see an old object; for `+=`, reads that may, as the run time decides."""
+    found, with_held = (_Walk(set(locals_), modules, holds).run(function) for holds in (False, True))
+    for key in with_held.keys() - found.keys():
+        read = with_held[key]
+        for put in read.held:
+            rebinds = read.augmented and getattr(put, "holds", ("", True))[1]  # `+=` rebinds what is traced
+            put.holds = read.node.id, rebinds  # type: ignore[attr-defined]
+    return list(found.values())
+
+
+def _put_value(node: ast.Assign) -> ast.expr:
+    """The value of a rewritten item assignment: the first argument of `put`, the last of `put_augmented`."""
+    assert isinstance(node.value, ast.Call)
+    return node.value.args[1 if len(node.value.args) == 4 else -1]
+
+
+class _Walk:
+    def __init__(self, locals_: set[str], modules: Collection[str], holds: bool) -> None:
+        self.locals, self.modules, self.holds = locals_, modules, holds
+        self.found: list[StaleRead] = []
+        self.puts: list[ast.Assign] = []  # statements that put something into an object that may hold it
+
+    def run(self, function: ast.FunctionDef) -> dict[tuple[int, int], StaleRead]:
+        """The stale reads, by the nodes of the read and of the change."""
+        self.block(function.body, _State())
+        return {(id(read.node), id(read.change)): read for read in self.found}
+
+    def block(self, body: Iterable[ast.stmt], state: _State) -> _State:
+        for node in body:
+            state = self.statement(node, state)
+        return state
+
+    def statement(self, node: ast.stmt, state: _State) -> _State:
+        if isinstance(node, ast.If):
+            self.reads(node.test, state)
+            return self.block(node.body, state).joined(self.block(node.orelse, state))
+        if isinstance(node, ast.For | ast.While):
+            if isinstance(node, ast.For):
+                self.reads(node.iter, state)
+            for _ in range(2):
+                start = state
+                if isinstance(node, ast.For):
+                    start = self.assigned(node.target, self.roots(node.iter), state)
+                else:
+                    self.reads(node.test, state)
+                state = state.joined(self.block(node.body, start))
+            return self.block(node.orelse, state)
+        if isinstance(node, ast.With | ast.Try | ast.TryStar | ast.Match):
+            return self.compound(node, state)
+        if isinstance(node, ast.Assign):
+            return self.assign(node, state)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            self.reads(node.value, state)
+            self.read(node.target, state)
+            return self.changed(node.target.id, node, state, augmented=True)
+        self.reads(node, state)
+        for part in ast.walk(node):
+            if isinstance(part, ast.NamedExpr):
+                state = self.assigned(part.target, self.roots(part.value), state)
+            elif isinstance(part, ast.Call):
+                state = self.held(part, state)
+        return state
+
+    def held(self, call: ast.Call, state: _State) -> _State:
+        """Note that an object holds the arguments of a method such as `append`."""
+        for name, _ in change_of_call(call, self.modules):
+            others = set().union(*map(self.roots, call.args)) - {name}
+            if name in self.locals:
+                state = _State(state.shared | {frozenset((name, other)) for other in others}, state.stale)
+        return state
+
+    def compound(self, node: ast.stmt, state: _State) -> _State:
+        """The state after a statement that may be left at any point: each of its parts may have run or not."""
+        for part in ast.iter_child_nodes(node):
+            if isinstance(part, ast.stmt):
+                state = state.joined(self.statement(part, state))
+            elif isinstance(part, ast.withitem):
+                self.reads(part.context_expr, state)
+                if part.optional_vars is not None:
+                    state = self.assigned(part.optional_vars, self.roots(part.context_expr), state)
+            elif isinstance(part, ast.ExceptHandler | ast.match_case):
+                for sub in part.body:
+                    state = state.joined(self.statement(sub, state))
+            else:
+                self.reads(part, state)
+        return state
+
+    def assign(self, node: ast.Assign, state: _State) -> _State:
+        self.reads(node.value, state)
+        mutated = getattr(node, "puts_into", None)
+        if mutated is not None:
+            state = self.changed(mutated, node, state, augmented=False)
+            held = self.roots(_put_value(node)) - {mutated} if self.holds else set()
+            self.puts += [node] if held else []
+            return _State(state.shared | {frozenset((mutated, name)) for name in held}, state.stale)
+        for target in node.targets:
+            roots = self.roots(node.value)
+            parts = getattr(target, "elts", None)
+            values = getattr(node.value, "elts", None)
+            if parts is not None and values is not None and len(parts) == len(values):
+                for part, value in zip(parts, values, strict=True):
+                    state = self.assigned(part, self.roots(value), state)
+            else:
+                state = self.assigned(target, roots, state)
+        return state
+
+    def assigned(self, target: ast.expr, roots: set[str], state: _State) -> _State:
+        """The state after a target is bound to something that may share an object with these names."""
+        if isinstance(target, ast.Starred):
+            return self.assigned(target.value, roots, state)
+        if isinstance(target, ast.Tuple | ast.List):
+            for part in target.elts:
+                state = self.assigned(part, roots, state)
+            return state
+        if isinstance(target, ast.Name):
+            name = target.id
+            kept = frozenset(pair for pair in state.shared if name not in pair or name in roots)
+            stale = {key: value for key, value in state.stale.items() if key != name}
+            around = {other for root in roots for pair in state.shared if root in pair for other in pair}
+            pairs = {frozenset((name, other)) for other in roots | around if other != name}
+            return _State(kept | pairs, stale)
+        root = root_name(target)  # an item or attribute: the object now leads to these names' objects, too
+        if root is None:
+            return state
+        return _State(state.shared | {frozenset((root, other)) for other in roots if other != root}, state.stale)
+
+    def changed(self, name: str, node: ast.AST, state: _State, *, augmented: bool) -> _State:
+        others = {other for pair in state.shared if name in pair for other in pair if other != name}
+        return _State(state.shared, {**state.stale, **dict.fromkeys(others, (name, node, augmented))})
+
+    def reads(self, node: ast.AST, state: _State) -> None:
+        for sub in ast.walk(node):
+            if isinstance(sub, ast.Name) and isinstance(sub.ctx, ast.Load):
+                self.read(sub, state)
+
+    def read(self, node: ast.Name, state: _State) -> None:
+        if node.id in state.stale:
+            self.found.append(StaleRead(node, *state.stale[node.id], tuple(self.puts)))
+
+    def roots(self, node: ast.expr) -> set[str]:
+        """The names with which the value of an expression may share an object."""
+        if isinstance(node, ast.Name):
+            return {node.id} & self.locals
+        if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.NamedExpr):
+            return self.roots(node.value)
+        if isinstance(node, ast.IfExp):
+            return self.roots(node.body) | self.roots(node.orelse)
+        if isinstance(node, ast.Tuple | ast.List | ast.Set):
+            return set().union(*map(self.roots, node.elts))
+        if isinstance(node, ast.Dict):
+            return set().union(*map(self.roots, node.values))
+        if isinstance(node, ast.BoolOp):
+            return set().union(*map(self.roots, node.values))
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
+            return self.roots(node.elt) | set().union(*(self.roots(gen.iter) for gen in node.generators))
+        if isinstance(node, ast.Call) and is_view(node, self.modules):
+            parts = [*node.args, *(keyword.value for keyword in node.keywords)]
+            own = self.roots(node.func.value) if isinstance(node.func, ast.Attribute) else set()
+            return own.union(*map(self.roots, parts))
+        return set()

@@ -1,0 +1,104 @@
+"""The body of a loop as a step: leaving a turn becomes returning from the step.
+
+continue          ->  return (carry, outputs)
+break, return     ->  return STOP: the turn does not count, and is rerun in place with the real statement
+ys.append(v)      ->  .y0 = v
+h += v            ->  h = augmented("Add", h, v): a carried array is not written into
+print(...)        ->  deferred until the turn is done, and made once (speech.py)
+"""
+
+import ast
+
+from remat.source.data_flow.outputs import Output
+from remat.source.loop_info import LoopInfo
+from remat.source.syntax import OwnScope, clone, expression, flattened, statements
+
+__all__ = ["bound_values", "step_body"]
+
+
+def bound_values(names: tuple[str, ...], unbound: frozenset[str]) -> str:
+    """The source of a tuple of these variables; one that may have no value is read through the run time."""
+    parts = [f".remat.bound(lambda: {name})" if name in unbound else name for name in names]
+    return f"({', '.join(parts)}{',' if parts else ''})"
+
+
+def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output]) -> list[ast.stmt]:
+    """The statements of a step, made from copies of the loop's statements."""
+    numbers = {id(output.node): k for k, output in enumerate(outputs)}
+    for part in body:  # the mark is copied with the node
+        if id(part) in numbers:
+            part.remat_output = numbers[id(part)]  # type: ignore[attr-defined]
+    copies = [clone(part) for part in body]
+    for part in body:
+        part.__dict__.pop("remat_output", None)
+    ys = f"({', '.join(f'.y{k}' for k in range(len(outputs)))},)" if outputs else "None"
+    carry = bound_values(info.carry, info.unbound)
+    result = f"return ({carry[1:-2] if len(info.carry) == 1 else carry}, {ys})"
+    keeps_continue = _continues_through_finally(body)
+    ends = _Ends(result, keeps_continue, frozenset(info.carry))
+    new = flattened([ends.visit(part) for part in copies])
+    if keeps_continue:  # a loop of one turn, so that `finally` runs before the carry is read
+        [once] = statements("for .once in .remat.once:\n  pass", body[0])
+        assert isinstance(once, ast.For)
+        once.body, new = new, [once]
+    return [*new, *statements(result, body[-1])]
+
+
+def _continues_through_finally(body: list[ast.stmt]) -> bool:
+    tries = [n for part in body for n in ast.walk(part) if isinstance(n, ast.Try | ast.TryStar) and n.finalbody]
+    return any(isinstance(n, ast.Continue) for part in tries for n in ast.walk(part))
+
+
+class _Ends(OwnScope):
+    def __init__(self, result: str, keeps_continue: bool, carry: frozenset[str]) -> None:
+        self.result, self.keeps_continue, self.carry, self.depth = result, keeps_continue, carry, 0
+
+    def _loop(self, node: ast.For | ast.While) -> ast.AST:
+        self.depth += 1
+        node.body = flattened([self.visit(part) for part in node.body])
+        self.depth -= 1
+        node.orelse = flattened([self.visit(part) for part in node.orelse])  # `break` there leaves the loop around
+        return node
+
+    visit_For = visit_While = _loop
+
+    def visit_Continue(self, node: ast.Continue) -> ast.AST:
+        """The turn ends here: return the carry and the outputs."""
+        return node if self.depth or self.keeps_continue else statements(self.result, node)[0]
+
+    def visit_Break(self, node: ast.Break) -> ast.AST:
+        """The loop ends here: return STOP."""
+        return node if self.depth else statements("return .remat.ended", node)[0]
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        """The function ends here, and with it the loop: return STOP."""
+        return statements("return .remat.ended", node)[0]
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        """A carried tensor is not written into, since kept states may hold it."""
+        if not (isinstance(node.target, ast.Name) and node.target.id in self.carry):
+            return node
+        name = node.target.id
+        [new] = statements(f"{name} = .remat.augmented({type(node.op).__name__!r}, {name}, None)", node)
+        assert isinstance(new, ast.Assign)
+        assert isinstance(new.value, ast.Call)
+        new.value.args[2] = node.value
+        return new
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Rewrite outputs and calls that print, wherever they are."""
+        output = getattr(node, "remat_output", None)
+        if output is not None:
+            assert isinstance(node, ast.Expr | ast.Assign)
+            assert isinstance(node.value, ast.Call)
+            new = statements(f".y{output} = None", node)[0]
+            assert isinstance(new, ast.Assign)
+            new.value = node.value.args[0 if isinstance(node, ast.Expr) else 1]
+            return new
+        if hasattr(node, "remat_emits"):
+            assert isinstance(node, ast.Expr)
+            assert isinstance(node.value, ast.Call)
+            node.value.args.insert(0, node.value.func)
+            node.value.func = expression(".remat.say", node)
+            return node
+        return super().generic_visit(node)

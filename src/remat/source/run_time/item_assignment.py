@@ -1,0 +1,107 @@
+"""`x[i] = v` at run time: in place where Python does so and nobody else sees it, functional elsewhere.
+
+`whose` classifies the object: "here" is outside loops, where lists and dicts are written into as in plain Python;
+"own" is in a loop, for a name that is only bound to new objects; "other" is in a loop, for any other name.
+"""
+
+import linecache
+import sys
+from typing import Any, NoReturn
+
+import numpy as np
+
+from remat.errors import SourceError
+from remat.frameworks import find_framework
+from remat.source.rewrite.updates import AUGMENTED, PLAIN
+from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed
+
+__all__ = ["augmented", "put", "put_augmented"]
+
+_NUMBERS = (int, float, complex, str, bytes, type(None))
+
+
+def put(
+    whose: str,
+    value: Any,
+    x: Any,
+    index: Any,
+    holds: tuple[str, bool] | None = None,
+    given: GivenArrays = NOTHING_GIVEN,
+) -> Any:
+    """The object after `x[index] = value`: a new one for arrays that are differentiated, and in loops.
+
+    `holds` is set if the value is later changed in place, so that a list or dict would hold the old value: it has the
+    name that is read then, and whether only `+=` changes it, which rebinds traced values. An array that the function
+    was `given` is written into.
+    """
+    if not hasattr(x, "shape"):
+        if holds is not None and _is_stale(value, by_rebinding=holds[1]):
+            _refuse(
+                f"a {type(x).__name__} holds what is put into it here, which is changed in place after that, and "
+                f"{holds[0]} is read then: put a copy into it, as in x[i] = v.copy()"
+            )
+        if whose == "here" or not isinstance(x, dict | list):
+            if whose != "here" and hasattr(type(x), "__setitem__"):
+                _refuse(f"an item of a {type(x).__name__} is assigned in a loop: remat knows arrays, lists and dicts")
+            x[index] = value
+            return x
+        if whose == "other":
+            _refuse(
+                f"an item of a {type(x).__name__} is assigned in a loop, which may be somebody else's: copy it before "
+                "the loop"
+            )
+        new = x.copy()  # kept states may hold the old one
+        new[index] = value
+        return new
+    if given.holds(x):
+        if isinstance(x, np.ndarray) and type(value).__name__.endswith("Box"):
+            _refuse(
+                "an item of an array of NumPy that the function was given is assigned, which cannot hold values that "
+                "are differentiated: copy the array first, and return it if the caller needs it"
+            )
+        x[index] = value
+        return x
+    return find_framework(x, value).put_item(x, index, value)
+
+
+def _is_stale(value: Any, by_rebinding: bool) -> bool:
+    """Whether a list would hold an old value: one that plain Python changes in place and a step rebinds."""
+    if by_rebinding:
+        return is_changed(value) and find_framework(value).is_differentiating()
+    return not isinstance(value, _NUMBERS)
+
+
+def _refuse(why: str) -> NoReturn:
+    """Raise a SourceError for the user's line that assigns an item: that of the first frame in another file."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(file, line).strip()
+    raise SourceError(f"{file}, line {line}: {why}\n    {code}", file, line, 0, code)
+
+
+def put_augmented(
+    whose: str,
+    x: Any,
+    index: Any,
+    operation: str,
+    value: Any,
+    holds: tuple[str, bool] | None = None,
+    given: GivenArrays = NOTHING_GIVEN,
+) -> Any:
+    """The object after `x[index] += value`, or another augmented assignment."""
+    item = x[index]
+    if hasattr(item, "shape"):
+        item = item + 0 if item.dtype != bool else item | False  # a view of x must not be written into
+    after: Any = AUGMENTED[operation](item, value)
+    return put(whose, after, x, index, holds, given)
+
+
+def augmented(operation: str, x: Any, value: Any) -> Any:
+    """The value of a carried variable after `x += value`: a new array, since kept states may hold the old one."""
+    if hasattr(x, "requires_grad"):  # a tensor: on a copy, so that dtype and shape stay, as in place
+        return AUGMENTED[operation](x.clone(), value)
+    if hasattr(x, "shape"):  # `x + value`, as autograd's boxes do
+        return PLAIN[operation](x, value)
+    return AUGMENTED[operation](x, value)

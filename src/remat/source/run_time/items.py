@@ -1,0 +1,206 @@
+"""The items of a `for` loop, by number: taken all at once where that is safe, otherwise one by one, and held.
+
+In: the iterable of a loop. Out: `Items`. A turn may be rerun, so an item is taken once and kept. Ranges, arrays, lists,
+dict views, and `zip`, `enumerate`, `reversed` and products of these have a known length; other iterators are taken
+lazily, so that infinite ones work and their code runs between the turns, as in plain Python. An iterator that draws
+random numbers is refused: its draws could not be separated from those of the steps when these are recomputed.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from remat.errors import StepError
+from remat.execute.rng_state import ReplayableState, global_rng_states
+from remat.source.marked_range import MarkedRange
+
+__all__ = ["Combined", "Items", "Product", "is_iterator", "items_of", "lookup"]
+
+_SIZED: tuple[type, ...] = (
+    list,
+    tuple,
+    str,
+    bytes,
+    set,
+    frozenset,
+    dict,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+_ITERABLES: list[Any] = [range(0), range(2**100), [], (), "", b"", set(), {}, {}.values(), {}.items(), reversed([])]
+_PURE = (*(type(iter(each)) for each in _ITERABLES), type(reversed({})))
+
+
+class Combined:
+    """`zip` or `enumerate`, which knows its parts."""
+
+    __slots__ = ("arguments", "call", "options")
+
+    def __init__(self, call: Callable[..., Iterator[Any]], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        self.call, self.arguments, self.options = call, arguments, options
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.call(*self.arguments, **self.options)
+
+
+class Product:
+    """The pairs of a perfect nest."""
+
+    __slots__ = ("inner", "outer")
+
+    def __init__(self, outer: Iterable[Any], inner: Iterable[Any]) -> None:
+        self.outer, self.inner = outer, inner
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.product(self.outer, self.inner)
+
+    def __len__(self) -> int:
+        return len(self.outer) * len(self.inner)  # type: ignore[arg-type]
+
+    def __getitem__(self, k: int) -> Any:
+        outer, inner = divmod(k, len(self.inner))  # type: ignore[arg-type]
+        return self.outer[outer], self.inner[inner]  # type: ignore[index]
+
+
+class Items:
+    """The items of a loop: `at(k)` is item k, `count` their number, None until it is known.
+
+    `stacked` has the items as arrays or ranges, the inputs of a scan; if it is None, a step looks items up. An
+    exception in an iterator ends the items; `end()` raises it where the loop itself would get the next item.
+    """
+
+    __slots__ = ("_error", "_held", "_rest", "count", "random_states", "rows", "stacked")
+
+    def __init__(self, rows: Sequence[Any] | None, rest: Iterator[Any] | None = None, stacked: Any = None) -> None:
+        self._held: list[Any] = []
+        self._rest = rest
+        self._error: Exception | None = None
+        self.count = None if rows is None else len(rows)
+        self.rows = rows  # None for lazy items
+        self.stacked = stacked
+        self.random_states: Sequence[ReplayableState] = global_rng_states()
+
+    def at(self, k: int) -> Any:
+        """Item k, which must exist."""
+        return self._held[k] if self.rows is None else self.rows[k]
+
+    def has(self, k: int) -> bool:
+        """Whether there is an item k; lazy items are taken up to it."""
+        if self.count is not None:
+            return k < self.count
+        assert self._rest is not None
+        while len(self._held) <= k:
+            before = [state.version() for state in self.random_states]
+            try:
+                item = next(self._rest)
+            except Exception as error:
+                self.count, self._error = len(self._held), None if isinstance(error, StopIteration) else error
+                return False
+            if before != [state.version() for state in self.random_states]:
+                raise StepError("the iterator of the loop draws random numbers: make a list of it before the loop")
+            self._held.append(item)
+        return True
+
+    def end(self) -> None:
+        """Called after the last item: raise the iterator's exception, if there was one."""
+        if self._error is not None:
+            raise self._error
+
+    def take_all(self) -> "Items":
+        """Take all items, for a loop that no turn ends early."""
+        if self.rows is not None:
+            return self
+        k = 0
+        while self.has(k):
+            k += 1
+        self.end()
+        return Items(tuple(self._held))
+
+
+class _Rows:
+    """Rows of several parts, as tuples, up to the shortest."""
+
+    __slots__ = ("count", "parts")
+
+    def __init__(self, parts: Sequence[Sequence[Any]]) -> None:
+        self.parts, self.count = parts, min(map(len, parts), default=0)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, k: int) -> Any:
+        return tuple(part[k] for part in self.parts)
+
+
+def lookup(rows: Any) -> Callable[[int], Any]:
+    """A function from a number to an item, with the rows in its closure, so that traced values are found."""
+    if isinstance(rows, _Rows):
+        parts = tuple(map(lookup, rows.parts))
+        return lambda k: tuple(part(k) for part in parts)
+    return lambda k: rows[k]
+
+
+def items_of(iterable: Any, is_array: Callable[[Any], bool]) -> Items:
+    """The items of an iterable; `is_array` recognizes arrays of the framework, whose rows have gradients."""
+    if isinstance(iterable, MarkedRange):
+        iterable = iterable.range
+    if isinstance(iterable, range):
+        return Items(iterable, stacked=iterable)
+    if is_array(iterable) or isinstance(iterable, np.ndarray):
+        return Items(iterable, stacked=iterable if is_array(iterable) else None)
+    if isinstance(iterable, Product):
+        return Items(iterable)  # type: ignore[arg-type]
+    if isinstance(iterable, Combined):
+        return _combined(iterable, is_array)
+    if isinstance(iterable, _SIZED):
+        return Items(tuple(iterable))  # type: ignore[arg-type]
+    iterator = iter(iterable)
+    # An iterator may have another user, who continues where a loop that ends early has stopped.
+    return Items(None, iterator) if iterator is iterable or not _is_pure(iterator) else Items(tuple(iterator))
+
+
+def is_iterator(iterable: Any) -> bool:
+    """Whether an iterable, or a part of it, is an iterator, which may have other users."""
+    if isinstance(iterable, Combined):
+        return any(map(is_iterator, iterable.arguments))
+    return hasattr(iterable, "__next__")
+
+
+def _is_pure(iterator: Any) -> bool:
+    """Whether taking all items at once has the same effect as taking them one by one."""
+    if type(iterator) in (zip, enumerate):
+        parts = iterator.__reduce__()[1]
+        return all(_is_pure(part) for part in (parts if type(iterator) is zip else parts[:1]))
+    return type(iterator) in _PURE
+
+
+def _combined(iterable: Combined, is_array: Callable[[Any], bool]) -> Items:
+    parts: list[Any] = []
+    arguments = [part.range if isinstance(part, MarkedRange) else part for part in iterable.arguments]
+    if iterable.call is enumerate and 1 <= len(arguments) <= 2 and set(iterable.options) <= {"start"}:
+        start = iterable.options.get("start", arguments[1] if len(arguments) == 2 else 0)
+        arguments = arguments[:1]
+        parts.append(start)
+    elif iterable.call is not zip or iterable.options:
+        return Items(None, iter(iterable))
+    rows: list[Any] = []
+    part: Any
+    for part in arguments:
+        if isinstance(part, Combined):
+            inner = _combined(part, is_array)
+            if inner.count is None:
+                return Items(None, iter(iterable))
+            part = inner.rows
+        if not (isinstance(part, range | list | tuple | np.ndarray | _Rows) or is_array(part)):
+            if is_iterator(part) or not (isinstance(part, _SIZED) or _is_pure(iter(part))):
+                return Items(None, iter(iterable))
+            part = tuple(part)
+        rows.append(tuple(part) if isinstance(part, list) else part)
+    if parts:
+        rows = [range(parts[0], parts[0] + len(rows[0])), *rows]
+    whole = _Rows(rows)
+    stacked = tuple(rows) if all(isinstance(row, range) or is_array(row) for row in rows) else None
+    return Items(whole, stacked=stacked)  # type: ignore[arg-type]

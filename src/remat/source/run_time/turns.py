@@ -1,0 +1,331 @@
+"""The run time of a rewritten function: what its generated code calls.
+
+`turns` and `while_turns` run most turns of a loop through the framework of its values. The loop itself runs those that
+must run in place: the first, if a carried name has no value yet; the last, if names that are not carried are read after
+the loop; the one that ends the loop; and one in which a carried value changes its kind. If no gradient is needed, all
+turns run in place: that is plain Python, and keeps nothing.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import numpy as np
+
+from remat.errors import InfeasibleError, SourceError, StepError
+from remat.execute.stop import STOP
+from remat.frameworks import Framework, find_framework
+from remat.source.loop_info import LoopInfo
+from remat.source.marked_range import MarkedRange
+from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed, write_back
+from remat.source.run_time.item_assignment import augmented, put, put_augmented
+from remat.source.run_time.items import Combined, Items, Product, is_iterator, items_of
+from remat.source.run_time.messages import with_names
+from remat.source.run_time.ran import Ran
+from remat.source.run_time.segments_of_turns import Turns
+from remat.source.run_time.shared_arrays import check_separate
+from remat.source.run_time.speech import say
+from remat.source.run_time.statics import UNBOUND
+from remat.source.settings import Requests, Settings
+
+__all__ = ["RunTime"]
+
+Maker = Callable[[], tuple[Callable[[Any, Any], Any], Callable[[Any], Any] | None]]
+
+
+class RunTime:
+    """The run time of one rewritten function; its slots hide it from the search for captured values."""
+
+    __slots__ = ("infos", "least", "log", "settings", "traced")
+
+    UNBOUND = UNBOUND
+    ended = (STOP, None)
+    once = (None,)
+    product = Product
+    given = GivenArrays
+    slice = slice
+    put = staticmethod(put)
+    put_augmented = staticmethod(put_augmented)
+    augmented = staticmethod(augmented)
+    say = staticmethod(say)
+
+    def __init__(self, infos: Sequence[LoopInfo], settings: Settings, log: dict[int, Any]) -> None:
+        self.infos = {info.number: info for info in infos}
+        self.settings, self.log = settings, log
+        # By the number of an inner loop and its share of the budget: the bytes that it needs, if these are more.
+        self.least: dict[tuple[int, Any], int] = {}
+        # By the number of a loop: the carried names whose floats its first turn replaces (`statics.py`).
+        self.traced: dict[int, set[int]] = {info.number: set() for info in infos}
+
+    @staticmethod
+    def bound(read: Callable[[], Any]) -> Any:
+        """The value of a variable, or UNBOUND."""
+        try:
+            return read()
+        except NameError:
+            return UNBOUND
+
+    @staticmethod
+    def copy(value: Any) -> Any:
+        """`value.copy()`; a box of autograd, which has no such method and cannot be written into, unchanged."""
+        return value if type(value).__name__.endswith("Box") and not hasattr(value, "copy") else value.copy()
+
+    @staticmethod
+    def combined(call: Any, *arguments: Any, **options: Any) -> Any:
+        """`zip` or `enumerate` as an object that knows its parts."""
+        return Combined(call, arguments, options) if call in (zip, enumerate) else call(*arguments, **options)
+
+    def turns(
+        self,
+        number: int,
+        iterable: Any,
+        make: Maker,
+        get: Callable[[], Any],
+        put: Any,
+        lists: Any,
+        arrays: Any,
+        given: GivenArrays = NOTHING_GIVEN,
+    ) -> Iterator[Any]:
+        """The items of the turns of a `for` loop that run in place."""
+        run = _LoopRun(self, self.infos[number], make, get, put, lists, arrays, given, iterable)
+        if not run.runs_turns:
+            # `yield from` would close a generator that the program may continue after a `break`.
+            for item in iterable:  # noqa: UP028
+                yield item
+            return
+        items = run.items
+        assert items is not None
+        k = 0
+        while items.has(k):
+            k += run.some_turns(k)
+            if not items.has(k):
+                break
+            yield items.at(k)
+            k += 1
+        items.end()
+
+    def while_turns(
+        self,
+        number: int,
+        make: Maker,
+        get: Callable[[], Any],
+        put: Any,
+        lists: Any,
+        arrays: Any,
+        given: GivenArrays = NOTHING_GIVEN,
+    ) -> Callable[[], bool]:
+        """A function that a `while` loop calls before its own test: it runs turns, and returns whether to go on."""
+        run: list[_LoopRun] = []
+        done = [0]
+
+        def go() -> bool:
+            if not run:
+                run.append(_LoopRun(self, self.infos[number], make, get, put, lists, arrays, given, None))
+            if run[0].runs_turns:
+                done[0] += run[0].some_turns(done[0]) + 1
+                return not run[0].over
+            return True
+
+        return go
+
+
+class _LoopRun:
+    """One run of one loop."""
+
+    __slots__ = (
+        "arrays",
+        "framework",
+        "get",
+        "given",
+        "in_place",
+        "info",
+        "items",
+        "lists",
+        "over",
+        "put",
+        "requests",
+        "runs_turns",
+        "share",
+        "step",
+        "time",
+        "turns",
+    )
+
+    def __init__(
+        self,
+        time: RunTime,
+        info: LoopInfo,
+        make: Maker,
+        get: Any,
+        put: Any,
+        lists: Any,
+        arrays: Any,
+        given: GivenArrays,
+        iterable: Any,
+    ) -> None:
+        self.time, self.info, self.get, self.put, self.lists, self.arrays = time, info, get, put, lists, arrays
+        self.given = given
+        self.in_place = 0  # turns that ran in place, other than as the first or the last
+        self.over = False
+        self.items: Items | None = None
+        settings = time.settings.of_loop(iterable if isinstance(iterable, MarkedRange) else None, info)
+        values, (step, test) = get(), make()
+        self.framework: Framework = find_framework(values, _parts(iterable), using=(step,))
+        has_state = bool(info.carry or info.lists or info.arrays)
+        self.runs_turns = settings is not None and has_state and self.framework.is_differentiating()
+        if not self.runs_turns:
+            return
+        if info.kind == "for":
+            self.items = self._items(iterable)
+        assert settings is not None
+        names = info.carry if info.kind == "for" and not info.ends else ("turn", *info.carry)
+
+        self.step = step
+        self.requests = Requests(settings, names, partial(time.log.__setitem__, info.number))
+        self.share = info.number, settings.memory
+        if self.share in time.least:
+            self.requests.enlarge(time.least[self.share])
+        self.turns = Turns(info, self.framework, step, test, self.items, self.requests, time.traced[info.number])
+
+    def _items(self, iterable: Any) -> Items:
+        if self.info.shares_iterator and is_iterator(iterable):
+            self._refuse("its body may take items from the iterator of the loop itself", "Make a list of it first.")
+        items = items_of(iterable, self._is_array)
+        items.random_states = self.framework.random_states()
+        try:
+            return items if self.info.ends else items.take_all()
+        except StepError as error:
+            raise self._error(error) from error
+
+    def _is_array(self, value: Any) -> bool:
+        own = isinstance(value, self.framework.TRAITS.array_types)
+        return own or (isinstance(value, np.ndarray) and self.framework.TRAITS.name != "torch")
+
+    def some_turns(self, start: int) -> int:
+        """Run turns from `start` up to one that must run in place, and set the variables; return their number."""
+        values = self.get()
+        if start == 0 and any(value is UNBOUND for value in values):
+            return 0
+        stop = None if self.items is None or self.items.count is None else self.items.count - self.info.last_in_place
+        if self.arrays is not None and stop is not None:
+            stop = self._fillable(start, stop)
+        check_separate(self.info, values, self.step, self.framework)
+        values, theirs = self.given.copied(self.info, values)
+        try:
+            ran = self._run(values, start, stop)
+        except StepError as error:
+            raise self._error(error) from error
+        except TypeError as error:
+            if "Box" in str(error):  # a box of autograd, passed to a plain NumPy function
+                error.add_note(
+                    "a function that the loop calls uses plain numpy, and is not rewritten: decorate it with "
+                    "@remat.checkpointed, too, or import autograd.numpy there"
+                )
+            raise
+        self._note(ran)
+        self.over = ran.over
+        if ran.values is not None:
+            if self.put is not None:
+                after = list(ran.values)
+                for k, array in theirs.items():
+                    after[k] = write_back(self.info, self.info.carry[k], array, after[k])
+                self.put(tuple(after))
+            self._give_out(ran, start)
+        return ran.turns
+
+    def _run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
+        try:
+            return self.turns.run(values, start, stop)
+        except InfeasibleError as error:
+            if not self.info.depth or error.unit != "bytes":
+                raise
+            # It gets more than its share of the budget; the loop around it decides whether that fits into its tape.
+            self.time.least[self.share] = error.minimum
+        self.requests.enlarge(self.time.least[self.share])
+        return self.turns.run(values, start, stop)
+
+    def _note(self, ran: Ran) -> None:
+        """Count turns in place: a few are normal, but if all ran in place, everything would be kept."""
+        self.in_place += bool(ran.why)
+        if self.in_place > len(self.info.carry) + 2:
+            self._refuse(
+                ran.why,
+                "What a loop carries keeps its shape and type from one iteration to the next: make arrays of their "
+                "final size before it, or append to a list.",
+            )
+
+    def _refuse(self, why: str, how: str) -> NoReturn:
+        info = self.info
+        raise SourceError(
+            f"{info.where}: the loop cannot be checkpointed, since {with_names(why, info)}\n    {info.code}\n{how}",
+            info.file, info.line, info.column, info.code,
+        )  # fmt: skip
+
+    def _error(self, error: StepError) -> SourceError:
+        info = self.info
+        message = f"{info.where}: {with_names(str(error), info)}\n    {info.code}"
+        return SourceError(message, info.file, info.line, info.column, info.code)
+
+    def _fillable(self, start: int, stop: int) -> int:
+        """The first turn from `start` on that would fill no row of an array, or a row that is already filled."""
+        assert self.items is not None
+        get, _ = self.arrays
+        for array in get():
+            if isinstance(array, dict) or start >= stop:
+                continue
+            size, filled = len(array), set[int]()
+            ends = self.items.at(start), self.items.at(stop - 1)
+            if min(ends) >= 0 and max(ends) < size:  # all numbers of a range lie between its ends
+                continue
+            for k in range(start, stop):
+                row = self.items.at(k) % size if -size <= self.items.at(k) < size else None
+                if row is None or row in filled:
+                    stop = k
+                    break
+                filled.add(row)
+        return stop
+
+    def _give_out(self, ran: Ran, start: int) -> None:
+        """Append each turn's outputs to the lists, and write rows into the arrays."""
+        for k in range(ran.turns if ran.rows else 0):  # turn by turn, since a list may be appended to twice a turn
+            for sink, row in zip(self.lists, ran.rows, strict=True):
+                sink.append(row(k))
+        if self.arrays is not None and ran.filled:
+            get, fill = self.arrays
+            assert self.items is not None
+            numbers = [self.items.at(k) for k in range(start, start + ran.turns)]
+            filled = []
+            for name, array, rows in zip(self.info.arrays, get(), ran.filled, strict=True):
+                self._check_held(name, array, rows)
+                after = _filled(array, numbers, rows)
+                filled.append(write_back(self.info, name, array, after) if self.given.holds(array) else after)
+            fill(tuple(filled))
+
+    def _check_held(self, name: str, array: Any, rows: Any) -> None:
+        for own, other, rebinds in self.info.held:
+            if own == name and isinstance(array, dict | list) and not (rebinds and not is_changed(rows)):
+                self._refuse(
+                    f"{name} holds what is put into it, which is changed in place after that, and {other} is read then",
+                    f"Put a copy into it, as in {name}[i] = v.copy(), or write v = v + … for v += ….",
+                )
+
+
+def _filled(array: Any, numbers: list[int], rows: Any) -> Any:
+    """The array after `array[i] = row` for each number and row."""
+    if isinstance(array, dict | list):
+        for k, row in zip(numbers, find_framework(rows).unstack(rows), strict=True):
+            array[k] = row
+        return array
+    missing = len(array.shape) - len(rows.shape)
+    if missing > 0:  # a row may have fewer axes than an item of the array
+        rows = rows.reshape((rows.shape[0], *[1] * missing, *rows.shape[1:]))
+    return put("own", rows, array, np.array(numbers))
+
+
+def _parts(iterable: Any) -> Any:
+    """The values of an iterable from which the framework may be found."""
+    if isinstance(iterable, Combined):
+        return [_parts(part) for part in iterable.arguments]
+    if isinstance(iterable, list | tuple):
+        return list(iterable)
+    return None if isinstance(iterable, range | MarkedRange | Product) or hasattr(iterable, "__next__") else iterable
