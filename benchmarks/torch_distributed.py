@@ -12,6 +12,7 @@ import argparse
 import os
 import socket
 import statistics
+import sys
 import time
 from functools import partial
 
@@ -104,6 +105,8 @@ def work(rank, args):
     measure("FSDP2", in_fsdp2, args, rank)
     dist.barrier()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # PyTorch keeps threads of gloo, and one that is still at work aborts an interpreter that ends
 
 
 def main():

@@ -6,6 +6,7 @@ or several, by torchrun --nproc-per-node 2 examples/ddp.py
 
 import os
 import socket
+import sys
 
 import torch
 import torch.distributed as dist
@@ -77,6 +78,8 @@ def main(rank, world):
     train(rank, world)
     dist.barrier()  # the others wait for the one that compares and prints
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # PyTorch keeps threads of gloo, and one that is still at work aborts an interpreter that ends
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ machine or several, by torchrun --nproc-per-node 2 examples/fsdp2.py
 
 import os
 import socket
+import sys
 import tempfile
 
 import torch
@@ -91,6 +92,8 @@ def main(rank, world):
     train(rank, world)
     dist.barrier()  # the others wait for the one that compares and prints
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # PyTorch keeps threads of gloo, and one that is still at work aborts an interpreter that ends
 
 
 if __name__ == "__main__":
