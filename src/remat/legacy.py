@@ -116,7 +116,8 @@ def _visible_states(
 
     request = replace(LoopRequest.parse(None, slots, None, "first", None), spare_row=True)
     with recorded_call("binomial_checkpoint", function) as call:
-        _, visible = framework.scan(step, tuple(first), inputs, steps, request.for_profile(call, framework.TRAITS.name))
+        request = request.for_call(function, call, framework.TRAITS.name)
+        _, visible = framework.scan(step, tuple(first), inputs, steps, request)
     return with_initial(framework, first[1], visible, steps)
 
 
@@ -173,7 +174,7 @@ def checkpointed_loop(
         request = replace(request, memory=None, plan=_sections(steps, tuple(later)))
     framework = find_framework(initial_state, using=[func])
     with recorded_call("checkpointed_loop", func) as call:
-        request = request.for_profile(call, framework.TRAITS.name)
+        request = request.for_call(func, call, framework.TRAITS.name)
         final, rows = _scan_with_rows(framework, func, initial_state, steps, request, later)
     leaves, tree = framework.flatten(initial_state)
     checkpoints = {0: tree.unflatten([framework.own(leaf) for leaf in leaves])} if 0 in positions else {}

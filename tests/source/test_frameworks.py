@@ -1,9 +1,12 @@
 """The same on PyTorch and JAX: gradients of plain loops, item assignment, lists, ends, random numbers, refusals."""
 
+import inspect
 import traceback
 
+import autograd.numpy as autograd_numpy
 import numpy as np
 import pytest
+from autograd import grad
 
 import remat
 from remat.errors import SourceError
@@ -313,3 +316,73 @@ def test_an_array_of_numpy_that_jax_records_into_is_refused():
     with pytest.raises(SourceError, match="changes acc in place, an array of NumPy"):
         jax.grad(lambda w: total(w, np.zeros(())))(0.3)
     assert jax.grad(lambda w: total(w, jax.numpy.zeros(())))(0.3) > 0
+
+
+class Recorder:
+    """An object that keeps what it is given, as loggers of users do."""
+
+    def __init__(self):
+        self.rows = []
+
+    def record(self, row):
+        self.rows.append(row)
+
+
+class Clock:
+    """A counter that no search finds."""
+
+    __slots__ = ("ticks",)
+
+    def __init__(self):
+        self.ticks = 0
+
+    def tick(self):
+        self.ticks += 1
+        return 0.1 * self.ticks
+
+
+def recorded(x, sin):
+    recorder = Recorder()
+    for i in range(20):
+        x = sin(x)
+        recorder.record(x)
+    return (x + recorder.rows[3]).sum()
+
+
+def timed(x, sin, clock):
+    for i in range(20):
+        x = sin(x) * clock.tick()
+    return x.sum()
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("fn", [recorded, timed], ids=lambda fn: fn.__name__)
+def test_errors_of_the_backward_name_the_line_of_the_loop(library, fn):
+    """Where the loop itself is no longer on the stack, the message has its place."""
+    line = inspect.getsourcelines(fn)[1] + (2 if fn is recorded else 1)
+    more = (Clock(),) if fn is timed else ()
+    with pytest.raises((remat.StepError, remat.DeterminismError), match=f"test_frameworks.py, line {line}: "):
+        if library == "numpy":
+            grad(remat.checkpointed(slots=3)(fn))(np.ones(3), autograd_numpy.sin, *more)
+        else:
+            x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+            remat.checkpointed(slots=3)(fn)(x, torch.sin, *more).backward()
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+def test_errors_of_the_backward_of_a_scan_name_the_line_of_the_step(library):
+    """The same for steps that the user has written."""
+    clock = Clock()
+
+    def step(x, _):
+        return x * clock.tick(), None
+
+    def loss(x):
+        return remat.scan(step, x, length=20, slots=3)[0].sum()
+
+    place = f"test_frameworks.py, line {step.__code__.co_firstlineno}: "
+    with pytest.raises(remat.DeterminismError, match=place):
+        if library == "numpy":
+            grad(loss)(np.ones(3))
+        else:
+            loss(torch.ones(3, dtype=torch.float64, requires_grad=True)).backward()

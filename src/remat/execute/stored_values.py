@@ -44,13 +44,14 @@ class StoredValues:
             _replace(container, replacements, {id(item) for item in items})
 
 
-def raise_stored(*args: object) -> NoReturn:
-    """Raise the StepError for a stored value that is differentiated."""
-    raise StepError(
+def raise_stored(place: str) -> NoReturn:
+    """Raise the StepError for a stored value that is differentiated; `place` is that of the loop or segment."""
+    message = (
         "a value that a step or segment stored in a list, a dict, an attribute, a variable or a tensor of the caller's "
         "is differentiated, and its gradient would be lost: only returned values have one. Return it from the step as "
         "y (scan returns the y of all steps, stacked), or from the segment as one of its results"
     )
+    raise StepError(f"{place}: {message}" if place else message)
 
 
 def _replace(container: Container, replacements: Mapping[int, Any], items: set[int] | None = None) -> None:

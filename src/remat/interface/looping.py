@@ -72,20 +72,20 @@ def scan(
     framework = find_framework(init, _inputs(xs, length), using=(step,))
     request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call, explaining_mistakes(step, xs):
-        request, options = request.for_profile(call, framework.TRAITS.name), _scan_options(framework, reverse, unroll)
-        return framework.scan(step, init, xs, length, request, vjp, driven=driven, **options)
+        request = request.for_call(step, call, framework.TRAITS.name)
+        return framework.scan(step, init, xs, length, request, vjp, **_scan_options(framework, driven, reverse, unroll))
 
 
-def _scan_options(framework: Framework, reverse: bool, unroll: int | bool) -> dict[str, Any]:
-    """The options of `jax.lax.scan` for JAX; on other frameworks none, and a ProblemError for `reverse=True`."""
+def _scan_options(framework: Framework, driven: bool, reverse: bool, unroll: int | bool) -> dict[str, Any]:
+    """With the options of `jax.lax.scan` for JAX; on other frameworks, `reverse=True` is a ProblemError."""
     if framework.TRAITS.has_scan_options:
-        return {"reverse": bool(reverse), "unroll": unroll}
+        return {"driven": driven, "reverse": bool(reverse), "unroll": unroll}
     if reverse:
         raise ProblemError(
             f"reverse=True is for JAX, and this runs on {framework.TRAITS.title}: flip the rows of xs, as xs[::-1] "
             "does for NumPy and xs.flip(0) for PyTorch, and flip the outputs, too"
         )
-    return {}
+    return {"driven": driven}
 
 
 @not_compiled
@@ -133,7 +133,7 @@ def while_loop(
     request = LoopRequest.parse(memory, slots, None, check, progress, lambda: framework.free_bytes(init))
     with recorded_call("while_loop", body) as call:
         return framework.while_loop(  # type: ignore[no-any-return]
-            cond, body, init, max_steps, request.for_profile(call, framework.TRAITS.name)
+            cond, body, init, max_steps, request.for_call(body, call, framework.TRAITS.name)
         )
 
 

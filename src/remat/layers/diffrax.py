@@ -95,7 +95,7 @@ def _while_loop(
     write_once = jax.tree.leaves(eqx.tree_at(buffers(None), nowhere, replace_fn=lambda _: True))
     request = LoopRequest.parse(memory, slots, None, "first", None, lambda: free_bytes(init))
     with recorded_call("while_loop", body) as call:
-        request = request.for_profile(call, "jax")
+        request = request.for_call(body, call, "jax")
         return while_loop(cond, body, init, max_steps, request, tuple(write_once))[3]
 
 

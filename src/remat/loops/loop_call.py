@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
+from remat.errors import DeterminismError, StepError
 from remat.execute import Interpreter
 from remat.execute.backend_protocol import ObservableBackend
 from remat.execute.determinism import DeterminismCheck
@@ -127,15 +128,26 @@ class LoopCall(ABC, Generic[V]):
         if self.pending is not None:
             # A reverse sweep consumes its run and may be interrupted, so the run is released before it begins.
             pending, self.pending = self.pending, None
-            yield pending
+            with self.errors_located():
+                yield pending
             return
         determinism = self.new_determinism_check() if self.request.check == "always" else None
         # Draw the same numbers and read the same states as the first time, and restore all states afterwards. The
         # reverse sweep restores its own, since user code that runs in its pullbacks may change states for good.
-        with preserved_state(self.new_backend(leaves, 0)[0].replayable_states, self.initial_states):
-            run = self.forward_sweep(leaves, determinism)
-        self.compare_last(run[0], run[1].state)
-        yield run
+        with self.errors_located():
+            with preserved_state(self.new_backend(leaves, 0)[0].replayable_states, self.initial_states):
+                run = self.forward_sweep(leaves, determinism)
+            self.compare_last(run[0], run[1].state)
+            yield run
+
+    @contextmanager
+    def errors_located(self) -> Iterator[None]:
+        """A context of the backward whose errors say which loop they are of."""
+        try:
+            yield
+        except (StepError, DeterminismError) as error:
+            self.request.locate(error)
+            raise
 
     def compare_last(self, backend: Any, state: Any) -> None:
         """Raise a DeterminismError if a later run, the first that recomputes steps, ends in a different state."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remat.errors import PlannerError, ProblemError
+from remat.errors import PlannerError, ProblemError, RematError
 from remat.execute.determinism import parse_check
 from remat.execute.recomputation import is_recomputing
 from remat.measuring import StepCost
@@ -18,6 +18,7 @@ from remat.planners.loop.keep_all import keep_all_bytes
 from remat.planners.measured_budget import cached_plan, plan_within
 from remat.problem import Loop, Memory
 from remat.profiling import CallRecord, CheckpointProfiler
+from remat.profiling.source_location import place_of
 from remat.progress import Progress, check_progress, reporting_to
 
 __all__ = ["LoopRequest"]
@@ -34,6 +35,7 @@ class LoopRequest:
     call: CallRecord | None = None  # the profile's record of this call, if a profile is open
     counts_only: bool = False  # whether a loop that ends from inside only counts its steps, without effects (`stop.py`)
     carry_names: tuple[str, ...] = ()  # the user's names of the items of the carry, for messages
+    place: str = ""  # file and line of the step, or of the rewritten loop: errors of the backward name it
     spare_row: bool = False  # whether stacked outputs have room for one more row before the first (`with_initial`)
 
     @classmethod
@@ -63,13 +65,17 @@ class LoopRequest:
             raise PlannerError(f"loops run in one level without read and write costs yet, and memory is {budget}")
         return cls(budget, None, parse_check(check), progress)
 
-    def for_profile(self, call: CallRecord | None, framework: str) -> "LoopRequest":
-        """The same request, attached to a profile's record of the call, if there is one."""
-        if call is None:
-            return self
-        call.framework = framework
-        call.budget = None if self.memory is None else self.memory.device.capacity
-        return replace(self, call=call)
+    def for_call(self, step: Callable[..., Any], call: CallRecord | None, framework: str) -> "LoopRequest":
+        """The same request with the place of the user's step, attached to a profile's record of the call, if any."""
+        if call is not None:
+            call.framework = framework
+            call.budget = None if self.memory is None else self.memory.device.capacity
+        return replace(self, call=call, place=self.place or place_of(step))
+
+    def locate(self, error: RematError) -> None:
+        """Put the place in front of an error that the backward raises, where the traceback has no line of the loop."""
+        if self.place and self.place not in str(error):
+            error.args = (f"{self.place}: {error}", *error.args[1:])
 
     def record(self, steps: int | None = None, plan: Plan | None = None) -> None:
         """Write the number of steps or the plan into the profile's record."""

@@ -9,7 +9,7 @@ from pathlib import PurePath
 from types import FrameType
 from typing import Any
 
-__all__ = ["SourceLocation", "definition_of", "is_internal", "user_frame"]
+__all__ = ["SourceLocation", "definition_of", "is_internal", "place_of", "user_frame"]
 
 # Top-level packages whose frames are skipped.
 INSIDE = frozenset({"remat", "autograd", "torch", "jax", "jaxlib", "numpy"}) | sys.stdlib_module_names - {"__main__"}
@@ -63,6 +63,12 @@ def user_frame() -> SourceLocation:
             break
         frame = frame.f_back
     return SourceLocation("", 0, "")
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """File and line of a function's definition, for messages; empty if unknown."""
+    location = definition_of(function)
+    return "" if location is None else f"{location.file}, line {location.line}"
 
 
 def definition_of(function: Callable[..., Any] | None) -> SourceLocation | None:

@@ -81,10 +81,10 @@ class Settings:
 class Requests:
     """The requests of one run of a loop, by its number of turns; `log` gets the plan."""
 
-    __slots__ = ("_log", "_names", "_settings")
+    __slots__ = ("_log", "_names", "_place", "_settings")
 
-    def __init__(self, settings: Settings, names: tuple[str, ...], log: Callable[[Any], None]) -> None:
-        self._settings, self._names, self._log = settings, names, log
+    def __init__(self, settings: Settings, names: tuple[str, ...], log: Callable[[Any], None], place: str) -> None:
+        self._settings, self._names, self._log, self._place = settings, names, log, place
 
     def __call__(self, count: int | None) -> "LoggedRequest":
         """The request for a loop of this many turns, None if unknown."""
@@ -92,7 +92,9 @@ class Requests:
         if slots is None and memory is None:
             slots = UNKNOWN if count is None else max(1, isqrt(count))
         parsed = LoopRequest.parse(memory, slots, None, self._settings.check, None)
-        return LoggedRequest(parsed.memory, None, parsed.check, None, carry_names=self._names, log=self._log)
+        return LoggedRequest(
+            parsed.memory, None, parsed.check, None, carry_names=self._names, place=self._place, log=self._log
+        )
 
     def enlarge(self, least: int) -> None:
         """Request this many bytes from now on."""

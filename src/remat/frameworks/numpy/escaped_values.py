@@ -20,13 +20,13 @@ __all__ = ["has_new_arrays", "mark_escaped", "stored_numbers"]
 
 
 @primitive  # type: ignore[untyped-decorator]
-def _escaped(value: Leaf, *sources: Leaf) -> Leaf:
+def _escaped(value: Leaf, *sources: Leaf, place: str) -> Leaf:
     """A value that was computed from traced sources and has escaped through a container."""
     return value
 
 
-defvjp_argnums(_escaped, lambda argnums, ans, args, kwargs: raise_stored)
-defjvp_argnums(_escaped, raise_stored)
+defvjp_argnums(_escaped, lambda argnums, ans, args, kwargs: lambda g: raise_stored(kwargs["place"]))
+defjvp_argnums(_escaped, lambda argnums, tangents, ans, args, kwargs: raise_stored(kwargs["place"]))
 
 
 def has_new_arrays(before: Contents) -> bool:
@@ -39,13 +39,16 @@ def stored_numbers(before: Contents) -> list[float]:
     return [fingerprint(numbers(leaf)) for leaf in _new_leaves(before) if _may_be_traced(leaf)]
 
 
-def mark_escaped(before: Contents, sources: Sequence[Leaf]) -> None:
-    """Replace the traced values that were added to containers since then; `sources` are the input boxes."""
+def mark_escaped(before: Contents, sources: Sequence[Leaf], place: str) -> None:
+    """Replace the traced values that were added to containers since then; `sources` are the input boxes.
+
+    `place` is the file and line of the step or segment.
+    """
     stored = StoredValues(before)
     # A group that has a box of a closed trace has traced values; other groups are logs of plain numbers.
     groups = [leaves for leaves in stored.groups() if any(map(is_closed_box, leaves))]
     found = {id(leaf): leaf for leaves in groups for leaf in leaves if _may_be_traced(leaf)}
-    stored.replace({key: _escaped(plain_value(leaf), *sources) for key, leaf in found.items()})
+    stored.replace({key: _escaped(plain_value(leaf), *sources, place=place) for key, leaf in found.items()})
 
 
 def _new_leaves(before: Contents) -> list[Leaf]:

@@ -129,7 +129,7 @@ class Turns:
             step = given.wrap(step, lists, self.framework.unpack)
         request: LoopRequest = self.request(stop - start)
         with recorded_call(self.what, self.step) as call:
-            request = request.for_profile(call, self.framework.TRAITS.name)
+            request = request.for_call(self.step, call, self.framework.TRAITS.name)
             first = init[0] if plain else init or (0,)
             after, outputs = self.framework.scan(step, first, xs, None, request)
         after = (after,) if plain else after if init else ()
@@ -212,7 +212,7 @@ class Turns:
         if counts_only:
             request = replace(request, counts_only=True)
         with recorded_call(self.what, self.step) as call:
-            request = request.for_profile(call, self.framework.TRAITS.name)
+            request = request.for_call(self.step, call, self.framework.TRAITS.name)
             k, *after = self.framework.while_loop(until_stopped, body, (start, *init), most, request)
         count = int(k) - start
         if not why and (most is None or count < most):

@@ -181,7 +181,7 @@ class _LoopRun:
         names = info.carry if info.kind == "for" and not info.ends else ("turn", *info.carry)
 
         self.step = step
-        self.requests = Requests(settings, names, partial(time.log.__setitem__, info.number))
+        self.requests = Requests(settings, names, partial(time.log.__setitem__, info.number), info.where)
         self.share = info.number, settings.memory
         if self.share in time.least:
             self.requests.enlarge(time.least[self.share])

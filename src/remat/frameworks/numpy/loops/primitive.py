@@ -208,7 +208,7 @@ def run(call: NumpyCall, leaves: Sequence[Leaf]) -> tuple[PyTree, PyTree]:
     # Outside the primitive, since only here are the leaves boxes of the caller's trace.
     before = call.step.contents()
     boxes = loop_primitive(call, *leaves)
-    mark_escaped(before, [leaf for leaf in leaves if is_boxed(leaf)])
+    mark_escaped(before, [leaf for leaf in leaves if is_boxed(leaf)], call.request.place)
     results = call.results
     assert results is not None
     out = results.with_boxes(boxes)

@@ -27,6 +27,7 @@ from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
 from remat.profiling.profiler import name_segment, segment_pass
 from remat.profiling.segment_contents import SegmentContents
+from remat.profiling.source_location import place_of
 from remat.pytree import Leaf, PyTree
 from remat.segments import CheckOnce, CheckpointOptions, display_name, mutation_error, nested, nesting_depth
 
@@ -78,7 +79,7 @@ class CheckpointCall:
         # Arguments are searched like closures: boxes in them are rebound in place, so that the function gets the
         # caller's own lists and objects.
         self._captured = CapturedStep(partial(fn, *args, **kwargs))
-        self._check = CheckOnce(fn, options.check)
+        self._check, self._place = CheckOnce(fn, options.check), place_of(fn)
         self._tape: tuple[list[Node], list[Node | None]] | None = None
         self._environment: Environment | None = None
         self._was_recorded = False  # in its first run
@@ -91,7 +92,7 @@ class CheckpointCall:
         """Replace the values that the function, called with these boxes, has stored in containers."""
         if self._was_recorded:  # otherwise it has stored nothing that is traced
             assert self._environment is not None
-            mark_escaped(self._environment.contents, boxes)
+            mark_escaped(self._environment.contents, boxes, self._place)
 
     def forward(self, values: Sequence[Leaf]) -> Results:
         """Run the function for the first time; return its differentiable outputs."""

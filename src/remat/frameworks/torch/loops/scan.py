@@ -213,7 +213,7 @@ def _run(
         ids = [k for k, each in enumerate(candidates.captured) if is_wrapped(each) and not has_escaped(each)]
         wrapped, below = [candidates.captured[k] for k in ids], partial(candidates.below_transforms, ids)
         call = replace(call, capture_ids=ids, rebound=list(map(requires_grad_somewhere, wrapped)), inputs_below=below)
-        stored = StoredGraphs(call.step.contents.first)
+        stored = StoredGraphs(call.step.contents.first, call.request.place)
         results = run(call, [*init, *xs, *wrapped], None)
         stored.leave_steps(call.vmap_levels)
         stored.guard([*init, *xs, *wrapped], call.unwrapped)
@@ -232,7 +232,7 @@ def _run_recorded(
     """The last carry and the outputs of a loop whose steps autograd records."""
     inputs = LoopInputs.among(candidates.captured, candidates.rebound(call.step.modules), candidates.others)
     call = replace(call, replay=StateReplay(call.step.replayable_states))
-    stored = StoredGraphs(call.step.contents.first, candidates.constants)
+    stored = StoredGraphs(call.step.contents.first, call.request.place, candidates.constants)
     with one_step("in the first step", sum(map(nbytes, init))), _rewound_if_left(call.replay):
         first_step = probe_first_step(call, [*init, *xs], inputs)
     hand_to_caller(first_step.tape.carry_in, init)

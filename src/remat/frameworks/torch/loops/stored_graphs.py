@@ -52,11 +52,12 @@ MOST_NODES = 2_000  # to visit: they get Python objects, which the user's tensor
 class StoredGraphs:
     """What the steps of one loop store while they run forward; `before` are the contents before the first step.
 
-    `constants` are tensors without a graph that they reach, and may write into.
+    `place` is the file and line of the step; `constants` are tensors without a graph that it reaches, and may write
+    into.
     """
 
-    def __init__(self, before: Contents, constants: Iterable[Tensor] = ()) -> None:
-        self._before, self._number = before, next_sequence_nr()
+    def __init__(self, before: Contents, place: str, constants: Iterable[Tensor] = ()) -> None:
+        self._before, self._place, self._number = before, place, next_sequence_nr()
         self._constants = [ref(tensor) for tensor in constants]
         self.written: Sequence[ReferenceType[Tensor]] = ()  # among these, after the first sweep
 
@@ -90,7 +91,7 @@ class StoredGraphs:
             with_graph = [leaf for leaf in numbers if below_transforms(leaf).requires_grad]
             if 0 < len(with_graph) < len(numbers):  # steps without a tape have lost the graphs of the others
                 partial |= {id(leaf): leaf for leaf in numbers}
-        escaped = _Escaped.apply([*partial.values()], *made, *sources) if partial else ()  # type: ignore[no-untyped-call]
+        escaped = _Escaped.apply(self._place, [*partial.values()], *made, *sources) if partial else ()  # type: ignore[no-untyped-call]
         stored.replace(dict(zip(partial, escaped, strict=True)))
         return any(id(leaf) not in partial for leaf in made)
 
@@ -99,7 +100,7 @@ class StoredGraphs:
         found = [tensor for each in self._constants if (tensor := each()) is not None and self._has_graph(tensor)]
         nodes = self._ending_in_tapes([tensor.grad_fn for tensor in found], known)
         self.written = [ref(tensor) for tensor in found if tensor.grad_fn in nodes]
-        guard_written(self.written, sources)
+        guard_written(self.written, sources, self._place)
 
     def cut_off(self, inputs: LoopInputs) -> frozenset[int]:
         """The inputs that a step of this loop has computed from its carry or from xs, for later steps."""
@@ -154,23 +155,23 @@ class _Escaped(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, dims: Any, stored: list[Tensor], *sources: Tensor
+        info: Any, dims: Any, place: str, stored: list[Tensor], *sources: Tensor
     ) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-        return _Escaped.apply(stored, *sources), tuple(dims[0])  # type: ignore[no-untyped-call]
+        return _Escaped.apply(place, stored, *sources), tuple(dims[1])  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def forward(stored: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
+    def forward(place: str, stored: list[Tensor], *sources: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensor.detach() for tensor in stored)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.set_materialize_grads(False)
-        ctx.count = len(inputs)
+        ctx.place, ctx.count = inputs[0], len(inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[None, ...]:
         if any(map(_counts, gradients)):
-            raise_stored()
+            raise_stored(ctx.place)
         return (None,) * int(ctx.count)  # a later loop has only reached the tensor, and replaced it
 
 
@@ -178,20 +179,20 @@ class _Written(torch.autograd.Function):
     """A tensor that steps have written into, with its numbers; its gradient is an error."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, *sources: Tensor) -> Tensor:
+    def forward(ctx: Any, place: str, tensor: Tensor, *sources: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(tensor)
-        ctx.count = 1 + len(sources)
+        ctx.place, ctx.count = place, 2 + len(sources)
         return tensor
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> tuple[None, ...]:
         if _counts(gradient):
-            raise_stored()
+            raise_stored(ctx.place)
         return (None,) * int(ctx.count)
 
 
-def guard_written(tensors: Sequence[ReferenceType[Tensor]], sources: Sequence[Any]) -> None:
+def guard_written(tensors: Sequence[ReferenceType[Tensor]], sources: Sequence[Any], place: str) -> None:
     """Make tensors that steps have written into, first or in a recomputation, raise if they are differentiated."""
     for each in tensors:
         tensor = each()
@@ -199,7 +200,7 @@ def guard_written(tensors: Sequence[ReferenceType[Tensor]], sources: Sequence[An
             with torch.enable_grad():
                 if base_of(tensor) is None:
                     tensor.detach_()  # so that the graph of a tape is freed
-                _Written.apply(tensor, *filter(requires_grad_somewhere, sources))  # type: ignore[no-untyped-call]
+                _Written.apply(place, tensor, *filter(requires_grad_somewhere, sources))  # type: ignore[no-untyped-call]
 
 
 def has_escaped(tensor: Tensor) -> bool:

@@ -227,7 +227,9 @@ class TorchLoopCall(LoopCall[TorchBackend]):
 
     def _reverse(self, leaves: Sequence[Leaf], asked: int, cotangents: Sequence[Leaf], batch: int | None) -> list[Leaf]:
         with ExitStack() as stack:
-            stack.callback(guard_written, self.written, leaves)  # recomputed steps write into them again
+            stack.callback(
+                guard_written, self.written, leaves, self.request.place
+            )  # recomputed steps write into them again
             stack.enter_context(self.as_not_frozen(leaves))
             backend, interpreter = stack.enter_context(self.at_turn(leaves))
             assert self.results is not None
