@@ -13,6 +13,10 @@ __all__ = ["checks", "markdown", "picture"]
 PEAK_ERROR, TIME_ERROR, SLOWER = 0.05, 0.15, 1.03  # what the checks allow
 HEADS = ("way", "budget", "peak", "of plain", "predicted", "error", "time", "ms", "predicted", "error", "gradients")
 HEADS += ("planned in",)
+STYLE = (
+    "text{fill:#1b1b1b}.paper{fill:#fff}.grid{stroke:#eee}"
+    "@media(prefers-color-scheme:dark){text{fill:#e8e8e8}.paper{fill:#16181c}.grid{stroke:#30343a}}"
+)
 COLOURS = {"blocks": "#e69f00", "ops": "#009e73", "ours": "#0072b2", "predicted": "#56b4e9"}
 
 
@@ -103,13 +107,17 @@ def picture(ways, title, file, width=760, height=460):
         if log(share) >= low:
             x = place(share, 1)[0]
             elements.append(f'<text x="{x:.1f}" y="{upper + tall + 18}" text-anchor="middle">{share:g}</text>')
-            elements.append(f'<path d="M{x:.1f} {upper}v{tall}" stroke="#eee"/>')
+            elements.append(f'<path d="M{x:.1f} {upper}v{tall}" class="grid"/>')
     step = next(step for step in (0.05, 0.1, 0.2, 0.5, 1, 5, 1e9) if (top - 1) / step <= 10)
     for i in range(int((top - 1) / step) + 1):
         y = place(1, 1 + i * step)[1]
         elements.append(f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">×{1 + i * step:g}</text>')
-        elements.append(f'<path d="M{left} {y:.1f}h{inner}" stroke="#eee"/>')
+        elements.append(f'<path d="M{left} {y:.1f}h{inner}" class="grid"/>')
     elements.append(f'<text x="{left + inner / 2}" y="{height - 12}" text-anchor="middle">peak, of plain</text>')
+    middle = upper + tall / 2
+    elements.append(
+        f'<text transform="translate(14 {middle:.0f}) rotate(-90)" text-anchor="middle">time, of plain</text>'
+    )
     ours = sorted((way for way in shown if way.is_ours), key=lambda way: way.peak)
     base = median(plain.times)
     elements.append(_line([place(w.plan.peak / plain.peak, w.plan.seconds / base) for w in ours], "predicted", "4 3"))
@@ -146,7 +154,8 @@ def _legend(x, y):
 def _write(file, width, height, elements):
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="system-ui, sans-serif" font-size="12"><rect width="100%" height="100%" fill="#fff"/>'
+        f'font-family="system-ui, sans-serif" font-size="12"><style>{STYLE}</style>'
+        f'<rect width="100%" height="100%" class="paper"/>'
         f"{''.join(elements)}</svg>\n"
     )
     if file.suffix == ".png":
