@@ -164,6 +164,9 @@ def explain(subject: Any, *, contents: bool = False) -> str:
             "a sample= of what it is called with"
         )
     if not isinstance(plan, Plan) or not isinstance(plan.problem, Chain | Graph):
+        is_keras = any(base.__module__.startswith("keras.") for base in type(subject).__mro__)
+        if is_keras and plan is None:
+            raise ProblemError("for a Keras model, write remat.keras.explain(model)")
         raise ProblemError(
             "explain takes a model after remat.auto_checkpoint, or a plan for a chain or a graph, not "
             f"{type(subject).__name__}"

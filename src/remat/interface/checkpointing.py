@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 Policy = Callable[..., Any] | str | None
 _ALWAYS = CheckpointOptions()
 _NO_FUNCTION_YET = object()  # no function yet: drop is used as a decorator with options
-_FOREIGN = {  # options of torch.utils.checkpoint and jax.checkpoint, and why remat does not need them
+_FOREIGN = {  # options of other checkpoints and of remat.scan, and why segments do not need them
     "use_reentrant": "there is one way to do it here, which nests",
     "preserve_rng_state": "random generators are always replayed",
     "determinism_check": "remat.drop(fn, check=...) says when values are compared",
@@ -35,6 +35,9 @@ _FOREIGN = {  # options of torch.utils.checkpoint and jax.checkpoint, and why re
     "context_fn": "call what it does inside the function",
     "debug": "errors name the tensor that changed",
     "policy": "remat.drop(fn, policy=...) has it",
+    "memory": "a segment keeps its inputs alone. remat.auto_checkpoint(model, memory=...) fits a network into a budget, "
+    "remat.scan(step, init, xs, memory=...) a loop",
+    "slots": "a segment keeps its inputs alone. remat.scan(step, init, xs, slots=...) fits a loop into a budget",
     "prevent_cse": "what is recomputed is never merged with what was computed first",
     "static_argnums": "what is no array stays as it is",
     "static_argnames": "what is no array stays as it is",
@@ -263,7 +266,7 @@ def _check_threshold_place(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _check_options(what: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Raise a StepError for options of other libraries that the function does not take."""
+    """Raise a StepError for options of other functions that `fn` does not take."""
     for name in kwargs.keys() & _FOREIGN.keys():
         taken = _parameters(fn)
         if taken is not None and name not in taken and all(each.kind != each.VAR_KEYWORD for each in taken.values()):

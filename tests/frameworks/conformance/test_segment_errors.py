@@ -275,6 +275,8 @@ def test_policies_are_for_jax(framework, x):
         "early_stop",
         "policy",
         "prevent_cse",
+        "memory",
+        "slots",
         "static_argnums",
     ],
 )
