@@ -129,14 +129,6 @@ def pop_list(start, weights, bias):
     return np.sum(state)
 
 
-def alias_swap_put(start, weights, bias):
-    u, v = (start * 1.0, bias * 1.0)
-    for i in range(6):
-        u, v = (v, u)
-        u[0] = np.sum(v) * 0.3  # here
-    return np.sum(u * v)
-
-
 def self_alias_reset(start, weights, bias):
     base = start * 1.0
     state = base

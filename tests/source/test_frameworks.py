@@ -140,7 +140,7 @@ def test_two_names_of_a_tensor_that_is_changed_are_refused():
             x = torch.tanh(x + same.sum())
         return x
 
-    with pytest.raises(SourceError, match="count and same may be one array"):
+    with pytest.raises(SourceError, match="changes count in place, and same"):
         remat.checkpointed(slots=2)(alias)(torch.tensor(0.3, requires_grad=True))
 
 
@@ -386,3 +386,54 @@ def test_errors_of_the_backward_of_a_scan_name_the_line_of_the_step(library):
             grad(loss)(np.ones(3))
         else:
             loss(torch.ones(3, dtype=torch.float64, requires_grad=True)).backward()
+
+
+def numbers_beside_tensors(x):
+    seen = np.zeros(6)
+    for i in range(6):
+        x = torch.sin(x)
+        seen[i] = 2.0 * i
+    return x.sum() * float(seen.sum())
+
+
+def rows_of_another_dtype(x):
+    out = torch.zeros((6, 4), dtype=torch.float32)
+    for i in range(6):
+        x = torch.sin(x)
+        out[i] = x
+    return out.sum()
+
+
+def rows_with_one_more_axis(x):
+    out = torch.zeros((6, 4), dtype=torch.float64)
+    for i in range(6):
+        x = torch.sin(x)
+        out[i] = x[None, :]
+    return (out**2).sum()
+
+
+def counted_in_an_array_from_outside(x):
+    seen = SEEN
+    for i in range(6):
+        x = torch.sin(x)
+        seen[i] = i + 1.0
+    return x.sum()
+
+
+SEEN = torch.zeros(6)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [numbers_beside_tensors, rows_of_another_dtype, rows_with_one_more_axis, counted_in_an_array_from_outside],
+    ids=lambda fn: fn.__name__,
+)
+def test_arrays_that_are_filled_on_pytorch(fn):
+    """Assignments cast and broadcast as PyTorch does, and arrays from outside have what a plain loop leaves there."""
+    found = []
+    for each in (fn, remat.checkpointed(slots=2)(fn)):
+        x = torch.linspace(0.1, 0.7, 4, dtype=torch.float64, requires_grad=True)
+        SEEN.zero_()
+        each(x).backward()
+        found.append((x.grad, SEEN.clone()))
+    assert all(map(torch.equal, *found))

@@ -15,7 +15,9 @@ from tests.source import (
     programs_more,
     programs_names,
     programs_refused,
+    programs_refused_aliases,
     programs_refused_more,
+    programs_shared_objects,
     programs_traps,
 )
 from tests.source.corpus import agrees, marked_lines, programs_of, refusal
@@ -29,11 +31,12 @@ for module in (
     programs_iterators,
     programs_more,
     programs_names,
+    programs_shared_objects,
     programs_traps,
 ):
     assert not RIGHT.keys() & programs_of(module).keys()
     RIGHT |= programs_of(module)
-REFUSED = programs_of(programs_refused) | programs_of(programs_refused_more)
+REFUSED = programs_of(programs_refused) | programs_of(programs_refused_aliases) | programs_of(programs_refused_more)
 
 
 @pytest.mark.parametrize("name", RIGHT)

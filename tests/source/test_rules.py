@@ -9,9 +9,8 @@ import pytest
 
 from remat.errors import RematError
 from remat.source.data_flow import analysis, outputs
-from remat.source.data_flow.aliases import _Walk
 from remat.source.data_flow.flow import FlowVisitor
-from remat.source.run_time import segments_of_turns, traced_turns, turns, unrolled_turns
+from remat.source.run_time import item_assignment, segments_of_turns, traced_turns, turns, unrolled_turns
 from remat.source.run_time.items import Items
 from tests.source.corpus import agrees, marked_lines, refusal
 from tests.source.test_programs import REFUSED, RIGHT
@@ -24,7 +23,7 @@ def nothing(*args, **kwargs):
 RULES = {
     "a live name that is not surely written is carried": (
         ["conditional_live", "one_branch", "continue_before_assign"],
-        lambda patch: patch.setattr(analysis, "live_after_loops", lambda f: _nothing_live(f)),
+        lambda patch: patch.setattr(analysis, "live_after", lambda f: _nothing_live(f)),
     ),
     "what is sure is so at every break and continue": (
         ["continue_before_assign", "break_before_assign"],
@@ -39,15 +38,15 @@ RULES = {
         lambda patch: patch.setattr(analysis, "late_readers", nothing),
     ),
     "two names for one object are followed": (
-        ["two_names_two_items", "dict_alias", "two_names_list"],
+        ["aug_alias_later"],
         lambda patch: patch.setattr(analysis, "find_stale_reads", nothing),
     ),
-    "what a list is given, it holds": (
-        ["append_state_then_mutate"],
-        lambda patch: patch.setattr(_Walk, "held", lambda walk, call, state: state),
+    "an object that is replaced must not be read by another name": (
+        ["append_state_then_mutate", "dict_alias", "two_names_list"],
+        lambda patch: patch.setattr(item_assignment, "_check_not_shared", nothing),
     ),
     "arrays that are changed in place are compared when the loop starts": (
-        ["aug_alias_plain", "aug_alias_later"],
+        ["aug_alias_plain", "item_fill_alias"],
         lambda patch: patch.setattr(turns, "check_separate", nothing),
     ),
     "objects that turns share are not changed": (

@@ -35,8 +35,8 @@ _FOREIGN = {  # options of other checkpoints and of remat.scan, and why segments
     "context_fn": "call what it does inside the function",
     "debug": "errors name the tensor that changed",
     "policy": "remat.drop(fn, policy=...) has it",
-    "memory": "a segment keeps its inputs alone. remat.auto_checkpoint(model, memory=...) fits a network into a budget, "
-    "remat.scan(step, init, xs, memory=...) a loop",
+    "memory": "a segment keeps its inputs alone. remat.auto_checkpoint(model, memory=...) fits a network into a "
+    "budget, remat.scan(step, init, xs, memory=...) a loop",
     "slots": "a segment keeps its inputs alone. remat.scan(step, init, xs, slots=...) fits a loop into a budget",
     "prevent_cse": "what is recomputed is never merged with what was computed first",
     "static_argnums": "what is no array stays as it is",

@@ -1,6 +1,7 @@
 """What is known about a loop before it runs: found by data flow, used by the run time and `explain()`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 __all__ = ["LoopInfo"]
 
@@ -31,8 +32,10 @@ class LoopInfo:
     ends: frozenset[str] = frozenset()  # how the body may end the loop: "break", "return", "an exception"
     unbound: frozenset[str] = frozenset()  # carried or captured names that may have no value when the loop begins
     put: frozenset[str] = frozenset()  # carried names whose items are assigned
-    changed: frozenset[str] = frozenset()  # these, and carried names with `+=`
+    items: frozenset[str] = frozenset()  # those of `put` with `x[i] += …`: in a list, that changes the item itself
+    changed: Mapping[str, int] = field(default_factory=dict)  # these, `arrays` and carried names with `+=`: the line
     augmented: tuple[tuple[str, str, int], ...] = ()  # (name, other, line): `name += …` where both may be one object
+    readable: tuple[str, ...] = ()  # names that the loop or what follows it may read
     shares_iterator: bool = False  # whether the body may take items from the loop's own iterator
     traceable: bool = True  # whether its variable may be traced (traceability.py)
     reads_variable: bool = True  # whether its body reads the variable of the loop

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,8 +32,13 @@ def is_differentiating() -> bool:
 
 def put_item(x: Tensor, index: object, value: Leaf) -> Tensor:
     """The tensor after `x[index] = value`, as a new one, so that kept states and leaves do not change."""
+    if isinstance(x, np.ndarray):  # which holds numbers, beside tensors
+        x = x.copy()
+        x[index] = value
+        return x
     new = x.clone()
-    new[index] = value  # type: ignore[index]
+    # With a tensor of indices PyTorch does not cast, as it does with a number.
+    new[index] = value.to(new.dtype) if isinstance(value, Tensor) else value  # type: ignore[index]
     return new
 
 

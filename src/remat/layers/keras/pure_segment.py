@@ -42,6 +42,7 @@ from remat.segments import CheckpointOptions
 
 __all__ = [
     "Call",
+    "OtherVariables",
     "SegmentRunner",
     "Surroundings",
     "checkpoint",

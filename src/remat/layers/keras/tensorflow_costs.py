@@ -16,6 +16,7 @@ from typing import Any
 import keras
 
 from remat.errors import ProblemError
+from remat.layers.keras.pure_segment import OtherVariables
 from remat.problem import Chain, Option, Stage
 
 if keras.backend.backend() == "tensorflow":  # it is optional
@@ -81,7 +82,11 @@ def _measured(stage: Callable[..., Any], contexts: Any, state: Any, variables: A
         with tf.GradientTape() as tape:
             active = [each for each in tensors if each.dtype.is_floating]
             tape.watch(active)
-            after = stage(contexts, *keras.tree.pack_sequence_as((state, variables), filled))
+            try:
+                after = stage(contexts, *keras.tree.pack_sequence_as((state, variables), filled))
+            except OtherVariables as error:
+                costs["error"] = error
+                raise
         outputs = [each for each in keras.tree.flatten(after) if tf.is_tensor(each)]
         forward = {operation.name for operation in graph.get_operations()}
         tape.gradient([each for each in outputs if each.dtype.is_floating], active)
@@ -93,7 +98,12 @@ def _measured(stage: Callable[..., Any], contexts: Any, state: Any, variables: A
         )
         return outputs
 
-    tf.function(traced).get_concrete_function(*[leaf for leaf, flag in zip(leaves, is_spec, strict=True) if flag])
+    try:
+        tf.function(traced).get_concrete_function(*[leaf for leaf, flag in zip(leaves, is_spec, strict=True) if flag])
+    except Exception:
+        if "error" in costs:  # AutoGraph raises its own exception in place of those that it does not know
+            raise costs["error"] from None
+        raise
     tape, output = costs["tape"], costs["output"]
     seconds = (tape + output) / BYTES
     return Stage(seconds, output=output, options=[Option(tape, seconds, 2 * seconds, name="keep all")]), costs["after"]

@@ -7,8 +7,9 @@ arrays and tensors, and rebinds numbers and traced arrays: there the run time de
 copies what is put into it, while lists and dicts hold it: if a read is stale only because an object is held, the
 statements that put it are marked (`node.holds`), and the run time refuses these for lists and dicts.
 
-What it can miss: aliases made by functions that keep their argument. For these the run time compares the memory of
-carried and captured arrays at the start of each loop. The cost: two walks over the function.
+What it can miss: views by functions that are not listed in `mutation.py`, and functions that keep their argument. The
+run time compares the objects themselves (`run_time/shared_arrays.py`); it cannot do so for a `+=` of NumPy arrays
+inside a step, some of which stand for traced ones. The cost: two walks over the function.
 """
 
 import ast
@@ -16,8 +17,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from remat.source.data_flow.mutation import change_of_call, is_view, root_name
+from remat.source.data_flow.scopes import captured_names
 
-__all__ = ["StaleRead", "find_stale_reads"]
+__all__ = ["StaleRead", "find_stale_reads", "is_augmented_put"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,15 @@ def find_stale_reads(function: ast.FunctionDef, locals_: Collection[str], module
     return list(found.values())
 
 
+def is_augmented_put(node: ast.AST) -> bool:
+    """Whether a statement is a rewritten `x[i] += v`."""
+    return hasattr(node, "puts_into") and len(node.value.args) > 4  # type: ignore[attr-defined]
+
+
 def _put_value(node: ast.Assign) -> ast.expr:
     """The value of a rewritten item assignment: the first argument of `put`, the last of `put_augmented`."""
     assert isinstance(node.value, ast.Call)
-    return node.value.args[1 if len(node.value.args) == 4 else -1]
+    return node.value.args[-1 if is_augmented_put(node) else 1]
 
 
 class _Walk:
@@ -75,7 +82,7 @@ class _Walk:
 
     def statement(self, node: ast.stmt, state: _State) -> _State:
         if isinstance(node, ast.If):
-            self.reads(node.test, state)
+            state = self.evaluated(node.test, state)
             return self.block(node.body, state).joined(self.block(node.orelse, state))
         if isinstance(node, ast.For | ast.While):
             if isinstance(node, ast.For):
@@ -85,17 +92,24 @@ class _Walk:
                 if isinstance(node, ast.For):
                     start = self.assigned(node.target, self.roots(node.iter), state)
                 else:
-                    self.reads(node.test, state)
+                    start = self.evaluated(node.test, state)
                 state = state.joined(self.block(node.body, start))
             return self.block(node.orelse, state)
         if isinstance(node, ast.With | ast.Try | ast.TryStar | ast.Match):
             return self.compound(node, state)
         if isinstance(node, ast.Assign):
             return self.assign(node, state)
+        if isinstance(node, ast.AnnAssign):
+            state = state if node.value is None else self.evaluated(node.value, state)
+            return state if node.value is None else self.assigned(node.target, self.roots(node.value), state)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             self.reads(node.value, state)
             self.read(node.target, state)
             return self.changed(node.target.id, node, state, augmented=True)
+        return self.evaluated(node, state)
+
+    def evaluated(self, node: ast.AST, state: _State) -> _State:
+        """The state after an expression, with the names that it binds and the objects that its calls keep."""
         self.reads(node, state)
         for part in ast.walk(node):
             if isinstance(part, ast.NamedExpr):
@@ -122,6 +136,9 @@ class _Walk:
                 if part.optional_vars is not None:
                     state = self.assigned(part.optional_vars, self.roots(part.context_expr), state)
             elif isinstance(part, ast.ExceptHandler | ast.match_case):
+                if isinstance(node, ast.Match) and isinstance(part, ast.match_case):
+                    for name in captured_names(part.pattern):
+                        state = self.assigned(ast.Name(name, ast.Store()), self.roots(node.subject), state)
                 for sub in part.body:
                     state = state.joined(self.statement(sub, state))
             else:
@@ -129,15 +146,15 @@ class _Walk:
         return state
 
     def assign(self, node: ast.Assign, state: _State) -> _State:
-        self.reads(node.value, state)
+        state = self.evaluated(node.value, state)
         mutated = getattr(node, "puts_into", None)
         if mutated is not None:
             state = self.changed(mutated, node, state, augmented=False)
             held = self.roots(_put_value(node)) - {mutated} if self.holds else set()
             self.puts += [node] if held else []
             return _State(state.shared | {frozenset((mutated, name)) for name in held}, state.stale)
+        roots = self.roots(node.value)
         for target in node.targets:
-            roots = self.roots(node.value)
             parts = getattr(target, "elts", None)
             values = getattr(node.value, "elts", None)
             if parts is not None and values is not None and len(parts) == len(values):
@@ -145,6 +162,7 @@ class _Walk:
                     state = self.assigned(part, self.roots(value), state)
             else:
                 state = self.assigned(target, roots, state)
+            roots = roots | ({target.id} if isinstance(target, ast.Name) else set())  # `a = b = v` is one object
         return state
 
     def assigned(self, target: ast.expr, roots: set[str], state: _State) -> _State:
@@ -194,8 +212,11 @@ class _Walk:
             return set().union(*map(self.roots, node.values))
         if isinstance(node, ast.BoolOp):
             return set().union(*map(self.roots, node.values))
-        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
-            return self.roots(node.elt) | set().union(*(self.roots(gen.iter) for gen in node.generators))
+        if isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp):
+            item = node.value if isinstance(node, ast.DictComp) else node.elt
+            return self.roots(item) | set().union(*(self.roots(gen.iter) for gen in node.generators))
+        if isinstance(node, ast.Lambda):
+            return set().union(*(self.roots(each) for each in (*node.args.defaults, *node.args.kw_defaults) if each))
         if isinstance(node, ast.Call) and is_view(node, self.modules):
             parts = [*node.args, *(keyword.value for keyword in node.keywords)]
             own = self.roots(node.func.value) if isinstance(node.func, ast.Attribute) else set()

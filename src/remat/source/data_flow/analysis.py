@@ -12,11 +12,10 @@ from typing import NoReturn
 
 from remat.errors import SourceError
 from remat.source.data_flow import refusal
-from remat.source.data_flow.aliases import find_stale_reads
+from remat.source.data_flow.aliases import find_stale_reads, is_augmented_put
 from remat.source.data_flow.emission import mark_emissions
 from remat.source.data_flow.flow import FlowVisitor, Loop, loop_flow
-from remat.source.data_flow.liveness import live_after_loops
-from remat.source.data_flow.mutation import is_fresh
+from remat.source.data_flow.liveness import live_after
 from remat.source.data_flow.outputs import Output, outputs_of
 from remat.source.data_flow.scopes import Scope, bound_names, late_readers, scopes_in
 from remat.source.data_flow.traceability import hands_on, is_traceable, multiplied_names
@@ -59,7 +58,11 @@ class Analysis:
         """Analyse every loop."""
         function = self.function
         self.locals, self.declared, self.entries = local_names(function, self.modules)
-        self.live = live_after_loops(function)
+        self.live = live_after(function)
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign | ast.AugAssign) and id(node) in self.live:
+                own = {getattr(node, "puts_into", None) or node.target.id}  # type: ignore[union-attr]
+                node.live = tuple(sorted((self.live[id(node)] & self.locals) - own))  # type: ignore[union-attr]
         self.scopes: list[Scope] = scopes_in(function)
         self.stale = find_stale_reads(function, self.locals, self.modules)
         for number, found in enumerate(_loops(function.body), 1):
@@ -112,7 +115,7 @@ class Analysis:
         refusal.check_loop(node, flow, (), self.declared, self.refuse)
         names = {output.name for output in outputs}
         self._check_scopes(found, flow.written | names)
-        self._check_aliases(node, {output.name for output in outputs if not output.filled})
+        self._check_items(node)
         live = self.live[id(node)]
         knows_last = isinstance(node, ast.For) and not found.guarded
         sure = flow.sure_at_every_end() if knows_last else set()
@@ -133,13 +136,15 @@ class Analysis:
             ends=frozenset(ends),
             unbound=frozenset(name for name in carry | captured if name not in entry or name in _deleted_names(node)),
             put=frozenset(carry & put),
-            changed=frozenset(carry & (put | _augmented_names(node))),
+            items=frozenset(carry) & {getattr(n, "puts_into", "") for n in ast.walk(node) if is_augmented_put(n)},
+            changed={name: line for name, line in _changed_names(node).items() if name in carry | names},
+            augmented=tuple(self._augmented(node, carry | captured)),
+            readable=tuple(sorted((flow.exposed | live) & self.locals)),
             shares_iterator=_uses_its_iterator(node),
             traceable=is_traceable(node),
             reads_variable=_reads_variable(node),
             hands_on=hands_on(node, self.modules),
             scaled=frozenset(multiplied_names(node)),
-            augmented=tuple(self._augmented(node, carry | captured)),
             emits=mark_emissions(node.body, self.locals),
         )
 
@@ -153,34 +158,18 @@ class Analysis:
                 "Pass it as an argument, or define this inside the loop.",
             )
 
-    def _check_aliases(self, node: Loop, lists: set[str]) -> None:
+    def _check_items(self, node: Loop) -> None:
+        """Refuse to change an item of what is iterated over; the run time compares other objects with each other."""
+        targets = set(names_in(node.target)) if isinstance(node, ast.For) else set()
         inside = {id(n) for n in ast.walk(node)}
         for read in self.stale:
-            if read.augmented or not ({id(read.node), id(read.change)} & inside):
-                continue
-            name = read.node.id
-            self.refuse(
-                read.change,
-                f"{read.other} and {name} may be one object, which is changed here, and {name} is read in line "
-                f"{read.node.lineno}",
-                f"Copy one of them, as in {name} = {read.other}.copy().",
-            )
-        for name in lists:
-            shared = self._shared_with(name) & self.locals
-            used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-            for other in sorted(other for other in shared & used - {name} if not is_hidden(other)):
-                self.refuse(node, f"{name} and {other} may be one list, which the loop appends to", "Copy one of them.")
-
-    def _shared_with(self, name: str) -> set[str]:
-        """Names that may lead to a list: it is assigned to them, directly or inside another object, or they to it."""
-        found: set[str] = set()
-        for target, value in _assignments(self.function):
-            inside = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
-            if name in inside:
-                found |= {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
-            elif isinstance(target, ast.Name) and target.id == name and not is_fresh(value, self.modules, ()):
-                found |= inside
-        return found
+            if read.other in targets and id(read.change) in inside and not read.augmented:
+                self.refuse(
+                    read.change,
+                    f"{read.other} may be an item of {read.node.id}, which is changed here, and {read.node.id} is read "
+                    f"in line {read.node.lineno}",
+                    f"Copy the item, as in {read.other} = {read.other}.copy(), or write into a new array.",
+                )
 
     def _augmented(self, node: Loop, names: set[str]) -> Iterator[tuple[str, str, int]]:
         inside = {id(n) for n in ast.walk(node)}
@@ -189,10 +178,15 @@ class Analysis:
                 yield read.other, read.node.id, read.change.lineno  # type: ignore[attr-defined]
 
 
-def _augmented_names(node: Loop) -> set[str]:
-    """The names that a loop changes by `name += …`."""
-    found = (n.target for part in node.body for n in ast.walk(part) if isinstance(n, ast.AugAssign))
-    return {target.id for target in found if isinstance(target, ast.Name)}
+def _changed_names(node: Loop) -> dict[str, int]:
+    """The names that a loop changes by `name[i] = …` or `name += …`, with the line where it first does."""
+    found: dict[str, int] = {}
+    for change in (n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Assign | ast.AugAssign)):
+        target = change.target if isinstance(change, ast.AugAssign) else None
+        name = target.id if isinstance(target, ast.Name) else getattr(change, "puts_into", None)
+        if name is not None:
+            found.setdefault(name, change.lineno)
+    return found
 
 
 def _reads_variable(node: Loop) -> bool:
@@ -220,20 +214,6 @@ def _uses_its_iterator(node: Loop) -> bool:
     iterated = {n.id for n in parts if isinstance(n, ast.Name)}
     used = [n for part in node.body for n in ast.walk(part) if isinstance(n, ast.Name)]
     return any(n.id in iterated or n.id == "next" for n in used)
-
-
-def _assignments(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """The targets and values of assignments; tuples are split into their items."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.NamedExpr):
-            yield node.target, node.value
-        elif isinstance(node, ast.Assign) and not hasattr(node, "puts_into"):
-            for target in node.targets:
-                parts, values = getattr(target, "elts", None), getattr(node.value, "elts", None)
-                if parts is not None and values is not None and len(parts) == len(values):
-                    yield from zip(parts, values, strict=True)
-                else:
-                    yield target, node.value
 
 
 def local_names(

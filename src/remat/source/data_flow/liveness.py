@@ -1,4 +1,4 @@
-"""Liveness: for each loop of a function, the names that may be read after it.
+"""Liveness: for each loop, and each statement that changes an object, the names that may be read after it.
 
 One walk backwards over structured code. `after` is what is live after a statement, `on_break` and `on_continue` what is
 live where these lead. A loop's body is walked twice, which reaches the fixed point, since liveness flows around a loop
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from remat.source.data_flow.flow import Loop, flow_of
 from remat.source.data_flow.scopes import scopes_in
 
-__all__ = ["live_after_loops"]
+__all__ = ["live_after"]
 
 
-def live_after_loops(function: ast.FunctionDef) -> dict[int, set[str]]:
-    """By the id of a loop's node: the names that may be read after the loop."""
+def live_after(function: ast.FunctionDef) -> dict[int, set[str]]:
+    """By the id of a loop, an item assignment or a `+=`: the names that may be read after it."""
     walk = _Backwards()
     walk.block(function.body, set(), set(), set())
     scopes = [scope for scope in scopes_in(function) if not scope.used_up]
@@ -53,6 +53,8 @@ class _Backwards:
             return flow_of(ast.iter_child_nodes(node)).exposed
         if isinstance(node, ast.With | ast.Try | ast.TryStar | ast.Match):
             return self.anywhere(node, after | on_break | on_continue)
+        if _is_change(node):
+            self.found.setdefault(id(node), set()).update(after)
         flow = flow_of([node])
         return (after - flow.sure) | flow.exposed
 
@@ -72,9 +74,13 @@ class _Backwards:
         return head | flow_of([node.iter]).exposed if isinstance(node, ast.For) else head
 
     def anywhere(self, node: ast.stmt, after: set[str]) -> set[str]:
-        """What is live before a statement that may be left at any point, and after every loop in it."""
+        """What is live before a statement that may be left at any point, and after every loop and change in it."""
         live = after | {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
         for sub in ast.walk(node):
-            if isinstance(sub, ast.For | ast.While):
+            if isinstance(sub, ast.For | ast.While) or _is_change(sub):
                 self.found.setdefault(id(sub), set()).update(live)
         return live
+
+
+def _is_change(node: ast.AST) -> bool:
+    return hasattr(node, "puts_into") or (isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from remat.source.syntax import words
 
-__all__ = ["Scope", "bound_names", "free_names", "late_readers", "own_nodes", "scopes_in"]
+__all__ = ["Scope", "bound_names", "captured_names", "free_names", "late_readers", "own_nodes", "scopes_in"]
 
 _SCOPES = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.GeneratorExp)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -36,6 +36,12 @@ def bound_names(arguments: ast.arguments) -> set[str]:
     """The names of parameters."""
     every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
     return {a.arg for a in [*every, *filter(None, (arguments.vararg, arguments.kwarg))]}
+
+
+def captured_names(pattern: ast.pattern) -> set[str]:
+    """The names that a pattern of `match` binds."""
+    names = (getattr(part, "name", None) or getattr(part, "rest", None) for part in ast.walk(pattern))
+    return {name for name in names if name is not None}
 
 
 def free_names(node: ast.AST) -> frozenset[str]:

@@ -8,7 +8,7 @@ the loops. One loop has one plan, which is better than a plan inside a plan.
 import ast
 
 from remat.source.data_flow.flow import flow_of, loop_flow
-from remat.source.data_flow.liveness import live_after_loops
+from remat.source.data_flow.liveness import live_after
 from remat.source.syntax import expression, is_hidden
 
 __all__ = ["merge_nests"]
@@ -16,7 +16,7 @@ __all__ = ["merge_nests"]
 
 def merge_nests(function: ast.FunctionDef) -> None:
     """Merge the perfect nests of a function, in place, the innermost first."""
-    live = live_after_loops(function)
+    live = live_after(function)
     for node in reversed([n for n in ast.walk(function) if isinstance(n, ast.For)]):
         inner = node.body[0]
         if len(node.body) == 1 and isinstance(inner, ast.For) and _is_perfect(node, inner, live[id(node)]):

@@ -40,6 +40,8 @@ def rewritten(analysis: Analysis) -> tuple[list[ast.stmt], list[ast.stmt]]:
     for node in _puts(analysis.function.body):
         if hasattr(node, "holds"):
             _add_keyword(node, "holds", ast.Constant(node.holds))
+        if live := getattr(node, "live", ()):
+            _add_keyword(node, "live", ast.Constant((node.puts_into, live)))  # type: ignore[arg-type, attr-defined]
     sites = _CallSites({info.number: info for info in analysis.infos if not info.kept})
     makers: list[ast.stmt] = []
     for info in analysis.infos:

@@ -2,18 +2,21 @@
 
 continue          ->  return (carry, outputs)
 break, return     ->  return STOP: the turn does not count, and is rerun in place with the real statement
-ys.append(v)      ->  .y0 = v
+ys.append(v)      ->  .y0 = v, and for `out[i] = v`, if it is an output, .row0 = v
 h += v            ->  h = augmented("Add", h, v): a carried array is not written into
 print(...)        ->  deferred until the turn is done, and made once (speech.py)
 """
 
 import ast
+from typing import Any
 
 from remat.source.data_flow.outputs import Output
 from remat.source.loop_info import LoopInfo
-from remat.source.syntax import OwnScope, clone, expression, flattened, statements
+from remat.source.syntax import OwnScope, at, clone, expression, flattened, statements
 
-__all__ = ["bound_values", "step_body"]
+__all__ = ["ITEM", "bound_values", "step_body"]
+
+ITEM = ".y"  # what the variables of items for lists begin with
 
 
 def bound_values(names: tuple[str, ...], unbound: frozenset[str]) -> str:
@@ -24,14 +27,14 @@ def bound_values(names: tuple[str, ...], unbound: frozenset[str]) -> str:
 
 def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output]) -> list[ast.stmt]:
     """The statements of a step, made from copies of the loop's statements."""
-    numbers = {id(output.node): k for k, output in enumerate(outputs)}
+    names = {id(output.node): _name_of(k, output) for k, output in enumerate(outputs)}
     for part in body:  # the mark is copied with the node
-        if id(part) in numbers:
-            part.remat_output = numbers[id(part)]  # type: ignore[attr-defined]
+        if id(part) in names:
+            part.remat_output = names[id(part)]  # type: ignore[attr-defined]
     copies = [clone(part) for part in body]
     for part in body:
         part.__dict__.pop("remat_output", None)
-    ys = f"({', '.join(f'.y{k}' for k in range(len(outputs)))},)" if outputs else "None"
+    ys = f"({', '.join(map(_name_of, range(len(outputs)), outputs))},)" if outputs else "None"
     carry = bound_values(info.carry, info.unbound)
     result = f"return ({carry[1:-2] if len(info.carry) == 1 else carry}, {ys})"
     keeps_continue = _continues_through_finally(body)
@@ -42,6 +45,11 @@ def step_body(body: list[ast.stmt], info: LoopInfo, outputs: list[Output]) -> li
         assert isinstance(once, ast.For)
         once.body, new = new, [once]
     return [*new, *statements(result, body[-1])]
+
+
+def _name_of(number: int, output: Output) -> str:
+    """The variable of an output. A list holds its item, which must not be replaced after that (shared_arrays.py)."""
+    return f".row{number}" if output.filled else f"{ITEM}{number}"
 
 
 def _continues_through_finally(body: list[ast.stmt]) -> bool:
@@ -83,6 +91,9 @@ class _Ends(OwnScope):
         assert isinstance(new, ast.Assign)
         assert isinstance(new.value, ast.Call)
         new.value.args[2] = node.value
+        if node.live:  # type: ignore[attr-defined]
+            live: Any = (name, node.live)  # type: ignore[attr-defined]
+            new.value.args.append(at(ast.Constant(live), node))
         return new
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
@@ -91,7 +102,7 @@ class _Ends(OwnScope):
         if output is not None:
             assert isinstance(node, ast.Expr | ast.Assign)
             assert isinstance(node.value, ast.Call)
-            new = statements(f".y{output} = None", node)[0]
+            new = statements(f"{output} = None", node)[0]
             assert isinstance(new, ast.Assign)
             new.value = node.value.args[0 if isinstance(node, ast.Expr) else 1]
             return new

@@ -1,36 +1,47 @@
-"""Arguments of a function that its loops change in place: the caller must see the change.
+"""Arrays from outside of a function that its loops change in place: the caller must see the change.
 
-The rule: steps replace the arrays that they change. So an array that shares memory with an argument of the function is
-copied before the turns that a framework runs, and their result is written back into it afterwards; a tensor then has
-their gradient, as in a plain loop. A NumPy array cannot hold values that autograd or JAX record: that is a SourceError.
-A leaf tensor that requires a gradient is left alone, since PyTorch does not allow writing into it.
+The rule: steps replace the arrays that they change. So an array that shares memory with one to which an argument, a
+global or a closure of the function leads is copied before the turns that a framework runs, and their result is written
+back into it afterwards; a tensor then has their gradient, as in a plain loop. A NumPy array cannot hold values that
+autograd or JAX record: that is a SourceError. A leaf tensor that requires a gradient is left alone, since PyTorch does
+not allow writing into it.
 
-What it can miss: arrays reached through attributes of objects, or through closures and globals. The cost: in functions
-that change something in place, weak references to the arrays among the arguments, and for each changed array one copy
-before the turns and one after them.
+What it can miss: what `reached_objects.py` does not find. The cost: in functions that change something in place, a
+search and weak references to these arrays, and for each changed array one copy before the turns and one after them.
 """
 
+import sys
 import weakref
 from collections.abc import Sequence
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 from remat.errors import SourceError
 from remat.frameworks import find_framework
-from remat.pytree import flatten
 from remat.source.loop_info import LoopInfo
+from remat.source.run_time.reached_objects import reached, values_of
 
 __all__ = ["NOTHING_GIVEN", "GivenArrays", "is_changed", "write_back"]
 
 
 class GivenArrays:
-    """The arrays among the arguments of one call of a function."""
+    """The arrays to which the arguments of one call of a function, its globals and its closures lead."""
 
     __slots__ = ("arrays",)
 
     def __init__(self, *arguments: Any) -> None:
-        self.arrays = [weakref.ref(leaf) for leaf in flatten(arguments)[0] if is_changed(leaf)]
+        found = {id(part): part for value in arguments for part in reached(value, "", attributes=True)}
+        self.arrays = [weakref.ref(part) for part in found.values() if is_changed(part)]
+
+    @classmethod
+    def of_call(cls, *arguments: Any) -> "GivenArrays":
+        """Those of the call of the rewritten function that calls this, with these arguments."""
+        frame = sys._getframe(1)
+        outside = values_of(frame, frame.f_code.co_freevars)
+        named = (frame.f_globals.get(name) for name in frame.f_code.co_names)
+        return cls(*arguments, *outside.values(), *(value for value in named if not _is_code(value)))
 
     def holds(self, value: Any) -> bool:
         """Whether the caller sees writes into `value`, an array that may be written into."""
@@ -71,6 +82,10 @@ def write_back(info: LoopInfo, name: str, array: Any, after: Any) -> Any:
 def is_changed(value: Any) -> bool:
     """Whether `+=` and item assignment change this object in place, instead of rebinding a name."""
     return isinstance(value, np.ndarray) or (hasattr(value, "requires_grad") and hasattr(value, "copy_"))
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, type | ModuleType | BuiltinFunctionType)
 
 
 def _may_be_written(value: Any) -> bool:

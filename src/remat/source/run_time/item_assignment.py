@@ -6,17 +6,25 @@
 
 import linecache
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import numpy as np
 
 from remat.errors import SourceError
+from remat.execute.recomputation import is_recomputing
 from remat.frameworks import find_framework
+from remat.source.rewrite.step_body import ITEM
 from remat.source.rewrite.updates import AUGMENTED, PLAIN
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed
+from remat.source.run_time.reached_objects import values_of
+from remat.source.run_time.shared_arrays import holder_of
 
 __all__ = ["augmented", "put", "put_augmented"]
 
+Live = tuple[str, tuple[str, ...]]  # the name of the changed object, and those that may be read after the change
+NOTHING_LIVE: Live = ("", ())
 _NUMBERS = (int, float, complex, str, bytes, type(None))
 
 
@@ -27,13 +35,22 @@ def put(
     index: Any,
     holds: tuple[str, bool] | None = None,
     given: GivenArrays = NOTHING_GIVEN,
+    live: Live = NOTHING_LIVE,
 ) -> Any:
     """The object after `x[index] = value`: a new one for arrays that are differentiated, and in loops.
 
     `holds` is set if the value is later changed in place, so that a list or dict would hold the old value: it has the
     name that is read then, and whether only `+=` changes it, which rebinds traced values. An array that the function
-    was `given` is written into.
+    was `given` is written into. Nothing that is read later, by the names in `live`, may lead to an object that is
+    replaced.
     """
+    after = _after(whose, value, x, index, holds, given)
+    if after is not x:
+        _check_not_shared(x, live)
+    return after
+
+
+def _after(whose: str, value: Any, x: Any, index: Any, holds: tuple[str, bool] | None, given: GivenArrays) -> Any:
     if not hasattr(x, "shape"):
         if holds is not None and _is_stale(value, by_rebinding=holds[1]):
             _refuse(
@@ -64,6 +81,19 @@ def put(
     return find_framework(x, value).put_item(x, index, value)
 
 
+def _check_not_shared(old: Any, live: Live, more: Mapping[str, Any] = MappingProxyType({})) -> None:
+    """Refuse to replace an object if a name that is read later leads to it; called by the functions of steps."""
+    name, names = live
+    if is_recomputing():
+        return
+    frame = sys._getframe(2)
+    items = tuple(name for name in frame.f_code.co_varnames if name.startswith(ITEM))  # what lists will hold
+    holder = holder_of(old, {**values_of(frame, names + items), **more}, None, name)
+    if holder is not None:
+        what = f"{holder}, which is read after that, is or holds the same object"
+        _refuse(f"{name} is changed in place, and {what}: copy one of them, as {name}.copy() or {name}.clone() does")
+
+
 def _is_stale(value: Any, by_rebinding: bool) -> bool:
     """Whether a list would hold an old value: one that plain Python changes in place and a step rebinds."""
     if by_rebinding:
@@ -89,17 +119,30 @@ def put_augmented(
     value: Any,
     holds: tuple[str, bool] | None = None,
     given: GivenArrays = NOTHING_GIVEN,
+    live: Live = NOTHING_LIVE,
 ) -> Any:
     """The object after `x[index] += value`, or another augmented assignment."""
     item = x[index]
+    if is_changed(item) and not hasattr(x, "shape"):  # plain Python changes the item of a list or dict in place
+        rest = {**x, index: None} if isinstance(x, dict) else [part for part in x if part is not item]
+        once = isinstance(x, dict) or len(rest) == len(x) - 1
+        _check_not_shared(item, live, {live[0]: rest if once else x})
     if hasattr(item, "shape"):
         item = item + 0 if item.dtype != bool else item | False  # a view of x must not be written into
     after: Any = AUGMENTED[operation](item, value)
-    return put(whose, after, x, index, holds, given)
+    new = _after(whose, after, x, index, holds, given)
+    if new is not x:
+        _check_not_shared(x, live)
+    return new
 
 
-def augmented(operation: str, x: Any, value: Any) -> Any:
-    """The value of a carried variable after `x += value`: a new array, since kept states may hold the old one."""
+def augmented(operation: str, x: Any, value: Any, live: Live = NOTHING_LIVE) -> Any:
+    """The value of a carried variable after `x += value`: a new array, since kept states may hold the old one.
+
+    Nothing that is read later, by the names in `live`, may lead to an array that plain Python would change in place.
+    """
+    if hasattr(x, "requires_grad"):  # an array of NumPy may stand for one that autograd records, which is rebound
+        _check_not_shared(x, live)
     if hasattr(x, "requires_grad"):  # a tensor: on a copy, so that dtype and shape stay, as in place
         return AUGMENTED[operation](x.clone(), value)
     if hasattr(x, "shape"):  # `x + value`, as autograd's boxes do

@@ -1,10 +1,10 @@
 """Carried values that are not arrays: strings, None, enums, and names without a value.
 
 The rule: such a static value is interned in a table of the loop, and its place there, an integer, is carried. Equal
-values of one type share a place, so a recomputed step finds the places of the first run. A value that stops or starts
-being static changes the structure of the carry; the turn in which that happens runs in place. If a framework would pass
-something other than Python floats to a step (autograd's boxes have another type, text and division by zero), floats are
-carried as their bits, also an integer.
+values of one type and text share a place, so a recomputed step finds the places of the first run. A value that stops or
+starts being static changes the structure of the carry; the turn in which that happens runs in place. If a framework
+would pass something other than Python floats to a step (autograd's boxes have another type, text and division by zero),
+floats are carried as their bits, also an integer.
 
 What it can miss: nothing; the loop refuses other objects. The cost, for loops that carry one: two calls per turn.
 """
@@ -23,7 +23,7 @@ from remat.source.run_time.ran import Step
 
 __all__ = ["UNBOUND", "OutputTable", "StaticTable", "is_static"]
 
-_TYPES = (str, bytes, enum.Enum, Fraction, Decimal, slice, frozenset, type(...))
+_TYPES = frozenset({str, bytes, Fraction, Decimal, slice, frozenset, type(...)})  # not subclasses, which may hold more
 _NUMBERS = (int, bool, float)  # Python numbers that may be appended to lists
 _EXACT = 2**53  # larger integers are not exact as floats
 
@@ -55,9 +55,16 @@ def _kind(leaf: Any, floats: bool) -> Any:
 
 def is_static(leaf: Any) -> bool:
     """Whether a loop carries a leaf by its place in a table."""
-    if leaf is None or leaf is UNBOUND or isinstance(leaf, _TYPES):
+    if leaf is None or leaf is UNBOUND or type(leaf) in _TYPES or isinstance(leaf, enum.Enum):
         return True
     return type(leaf) is int and abs(leaf) > _EXACT
+
+
+def _identity(value: Any) -> Any:
+    """A key that only equal values of equal text have: 1.0 and 1.00 are two decimals, and {1} and {1.0} two sets."""
+    if isinstance(value, frozenset):
+        return type(value), frozenset(map(_identity, value))
+    return type(value), repr(value) if isinstance(value, slice | float | Decimal) else value
 
 
 def _bits(value: float) -> int:
@@ -123,7 +130,7 @@ class StaticTable:
             return _NoLongerStatic(value)
         if not (is_static(value) or type(value) in _NUMBERS):
             return _NoLongerStatic(value)
-        key = type(value), repr(value) if isinstance(value, slice | float) else value
+        key = _identity(value)
         if key not in self._places:
             self._places[key] = len(self._values)
             self._values.append(value)

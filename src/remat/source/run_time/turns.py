@@ -6,13 +6,15 @@ the loop; the one that ends the loop; and one in which a carried value changes i
 turns run in place: that is plain Python, and keeps nothing.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
 
-from remat.errors import InfeasibleError, SourceError, StepError
+from remat.errors import DeterminismError, InfeasibleError, SourceError, StepError
 from remat.execute.stop import STOP
 from remat.frameworks import Framework, find_framework
 from remat.source.loop_info import LoopInfo
@@ -42,7 +44,7 @@ class RunTime:
     ended = (STOP, None)
     once = (None,)
     product = Product
-    given = GivenArrays
+    given = GivenArrays.of_call
     slice = slice
     put = staticmethod(put)
     put_augmented = staticmethod(put_augmented)
@@ -67,8 +69,10 @@ class RunTime:
 
     @staticmethod
     def copy(value: Any) -> Any:
-        """`value.copy()`; a box of autograd, which has no such method and cannot be written into, unchanged."""
-        return value if type(value).__name__.endswith("Box") and not hasattr(value, "copy") else value.copy()
+        """`value.copy()`; for a box of autograd, which has no such method, a box of a copy, at the same node."""
+        if type(value).__name__.endswith("Box") and not hasattr(value, "copy"):
+            return type(value)(value._value.copy(), value._trace, value._node)
+        return value.copy()
 
     @staticmethod
     def combined(call: Any, *arguments: Any, **options: Any) -> Any:
@@ -97,7 +101,7 @@ class RunTime:
         assert items is not None
         k = 0
         while items.has(k):
-            k += run.some_turns(k)
+            k += run.some_turns(k, sys._getframe(1))
             if not items.has(k):
                 break
             yield items.at(k)
@@ -122,7 +126,7 @@ class RunTime:
             if not run:
                 run.append(_LoopRun(self, self.infos[number], make, get, put, lists, arrays, given, None))
             if run[0].runs_turns:
-                done[0] += run[0].some_turns(done[0]) + 1
+                done[0] += run[0].some_turns(done[0], sys._getframe(1)) + 1
                 return not run[0].over
             return True
 
@@ -201,20 +205,30 @@ class _LoopRun:
         own = isinstance(value, self.framework.TRAITS.array_types)
         return own or (isinstance(value, np.ndarray) and self.framework.TRAITS.name != "torch")
 
-    def some_turns(self, start: int) -> int:
-        """Run turns from `start` up to one that must run in place, and set the variables; return their number."""
+    def some_turns(self, start: int, frame: FrameType) -> int:
+        """Run turns from `start` up to one that must run in place, and set the variables; return their number.
+
+        `frame` is that of the function, or of the step of an outer loop, in which the loop runs.
+        """
         values = self.get()
         if start == 0 and any(value is UNBOUND for value in values):
             return 0
         stop = None if self.items is None or self.items.count is None else self.items.count - self.info.last_in_place
         if self.arrays is not None and stop is not None:
             stop = self._fillable(start, stop)
-        check_separate(self.info, values, self.step, self.framework)
+        objects = dict(zip((*self.info.carry, *self.info.lists), (*values, *self.lists), strict=True))
+        if self.arrays is not None:
+            objects |= zip(self.info.arrays, self.arrays[0](), strict=True)
+        check_separate(self.info, frame, objects, self.framework)
+        del objects, frame
         values, theirs = self.given.copied(self.info, values)
         try:
             ran = self._run(values, start, stop)
         except StepError as error:
             raise self._error(error) from error
+        except DeterminismError as error:
+            self.requests(None).locate(error)
+            raise
         except TypeError as error:
             if "Box" in str(error):  # a box of autograd, passed to a plain NumPy function
                 error.add_note(
@@ -319,6 +333,10 @@ def _filled(array: Any, numbers: list[int], rows: Any) -> Any:
     missing = len(array.shape) - len(rows.shape)
     if missing > 0:  # a row may have fewer axes than an item of the array
         rows = rows.reshape((rows.shape[0], *[1] * missing, *rows.shape[1:]))
+    elif missing < 0 and set(rows.shape[1 : 1 - missing]) == {1}:  # or more, of length 1
+        rows = rows.reshape((rows.shape[0], *rows.shape[1 - missing :]))
+    if isinstance(array, np.ndarray) and hasattr(rows, "requires_grad"):  # numbers that a step of PyTorch puts there
+        rows = np.asarray(rows)
     return put("own", rows, array, np.array(numbers))
 
 
