@@ -96,3 +96,15 @@ def test_a_decorated_function_keeps_its_own_budget_unless_another_is_given(setti
     with remat.profile() as run:
         remat.grad_with_checkpointing(model, wrt=(0, 1), **settings)(x0, W0)
     assert run.calls[0].plan.forward_steps == remat.plan(remat.Loop(30), slots=slots).forward_steps
+
+
+def test_functions_without_loops_need_no_source():
+    """Lambdas, and functions made by exec, have the plain gradient; those with loops are refused."""
+    made = {"np": np}
+    exec("def flat(x): return np.sum(np.sin(x))", made)
+    exec("def looped(x):\n    while x[0] > 1: x = np.sin(x)\n    return x", made)
+    for fn in (made["flat"], eval("lambda x: np.sum(np.sin(x))", made)):
+        for gradient in (remat.grad(fn), remat.grad_with_checkpointing(fn, num_checkpoints=2)):
+            np.testing.assert_allclose(gradient(np.ones(2)), np.cos(np.ones(2)), rtol=1e-15)
+    with pytest.raises(remat.errors.SourceError, match="no source of looped"):
+        remat.grad(made["looped"])

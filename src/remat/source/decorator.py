@@ -12,10 +12,10 @@ from remat.source.data_flow.analysis import Analysis, local_names
 from remat.source.data_flow.mutation import is_fresh
 from remat.source.loop_explanation import explained
 from remat.source.marked_range import MarkedRange
-from remat.source.rewrite.function_source import function_tree, new_function
+from remat.source.rewrite.function_source import function_tree, has_loops, new_function
 from remat.source.rewrite.last_items import use_last_items
 from remat.source.rewrite.nests import merge_nests
-from remat.source.rewrite.numpy_names import differentiable_names, replace_names
+from remat.source.rewrite.numpy_names import differentiable_names, replace_names, with_differentiable_names
 from remat.source.rewrite.rewriting import rewritten
 from remat.source.rewrite.updates import functional_updates, replace_copies
 from remat.source.run_time.turns import RunTime
@@ -89,7 +89,12 @@ def transformed(fn: Any, settings: Settings, *, keep: bool = False, needs_budget
         if isinstance(fn, int | float | str):  # a budget in place of the function
             how = f"Name the budget, as in @remat.checkpointed({'memory' if isinstance(fn, str) else 'slots'}={fn!r})."
         raise SourceError(f"{fn!r:.80} is not a plain function, so there is no source to rewrite\n{how}")
-    tree = function_tree(original)
+    try:
+        tree = function_tree(original)
+    except SourceError:
+        if needs_budget or has_loops(original.__code__) or hasattr(original, "__wrapped__"):
+            raise
+        return with_differentiable_names(original)  # its gradient is the plain one: there is nothing to rewrite
     replace_copies(tree)
     modules = _modules(original, tree)
     names, _, _ = local_names(tree, modules)

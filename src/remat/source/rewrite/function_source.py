@@ -5,6 +5,7 @@ body of `if 1:`. The new function shares the globals, the cells, the defaults an
 """
 
 import ast
+import dis
 import functools
 import inspect
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from remat.errors import SourceError
 from remat.source.data_flow.scopes import bound_names
 from remat.source.syntax import at
 
-__all__ = ["function_tree", "new_function"]
+__all__ = ["function_tree", "has_loops", "new_function"]
 
 _FUTURE_FLAGS = 0x1FE0000  # the only flags of code objects that `compile` takes
 
@@ -56,6 +57,12 @@ def function_tree(function: FunctionType) -> ast.FunctionDef:
     _check_decorators(node, function, where)
     _Private(function).visit(node)
     return node
+
+
+def has_loops(code: CodeType) -> bool:
+    """Whether a function, or one inside it, jumps back, as loops and comprehensions do."""
+    jumps = ("JUMP_BACKWARD" in each.opname for each in dis.get_instructions(code))
+    return any(jumps) or any(map(has_loops, _codes(code)))
 
 
 def _no_text(function: FunctionType, where: str) -> SourceError:

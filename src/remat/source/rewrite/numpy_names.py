@@ -7,10 +7,11 @@ cost: an attribute lookup.
 """
 
 import ast
-from types import FunctionType, ModuleType
+from functools import update_wrapper
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["DifferentiableModule", "differentiable_names", "replace_names"]
+__all__ = ["DifferentiableModule", "differentiable_names", "replace_names", "with_differentiable_names"]
 
 _MODULES = {
     "numpy": "autograd.numpy",
@@ -79,6 +80,28 @@ def _loaded(module: str) -> Any:
     import sys
 
     return sys.modules.get(module)
+
+
+def with_differentiable_names(function: FunctionType) -> FunctionType:
+    """The function with autograd's names in place of NumPy's, without its source; it sees the globals of now."""
+    names = function.__globals__ | {
+        name: differentiable(function.__globals__[name])
+        for name in function.__code__.co_names
+        if name in function.__globals__
+    }
+    cells = tuple(_differentiable_cell(cell) for cell in function.__closure__ or ())
+    new = FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
+    new.__kwdefaults__ = function.__kwdefaults__
+    update_wrapper(new, function)
+    return new
+
+
+def _differentiable_cell(cell: CellType) -> CellType:
+    try:
+        value = differentiable(cell.cell_contents)
+    except ValueError:  # not bound yet
+        return cell
+    return cell if value is cell.cell_contents else CellType(value)
 
 
 def differentiable_names(function: FunctionType, tree: ast.FunctionDef) -> dict[str, Any]:
