@@ -77,6 +77,31 @@ def test_a_hessian_product_and_forward_mode():
     np.testing.assert_allclose(product, (gradient(Y0 + e * Y0) - gradient(Y0 - e * Y0)) / (2 * e), rtol=1e-6)
 
 
+def noisy(rate, path, adjoint):
+    drift = diffrax.ODETerm(lambda t, y, rate: -rate * y)
+    noise = diffrax.ControlTerm(lambda t, y, rate: jnp.diag(0.5 * rate * y), path)
+    terms = diffrax.MultiTerm(drift, noise)
+    return jnp.sum(diffrax.diffeqsolve(terms, diffrax.Euler(), 0.0, 2.0, 0.1, Y0, rate, adjoint=adjoint).ys)
+
+
+def test_brownian_motion_that_cannot_be_drawn_again_is_refused():
+    # Its keys are the bits of times, which XLA rounded differently in recomputed steps: the gradient was wrong.
+    path = diffrax.UnsafeBrownianPath((2,), jax.random.key(0))
+    for transform in (lambda fn: fn, jax.grad):
+        with pytest.raises(remat.errors.StepError, match=r"VirtualBrownianTree.*ForwardMode"):
+            transform(lambda rate: noisy(rate, path, remat.diffrax.RematAdjoint(slots=3)))(1.3)
+
+
+@pytest.mark.full
+def test_brownian_motion_of_a_tree_is_drawn_again_in_recomputed_steps():
+    path = diffrax.VirtualBrownianTree(0.0, 2.0, 1e-3, (2,), jax.random.key(0))
+    got, want = (
+        jax.jit(jax.grad(lambda rate, adjoint=adjoint: noisy(rate, path, adjoint)))(1.3)
+        for adjoint in (remat.diffrax.RematAdjoint(slots=3), diffrax.RecursiveCheckpointAdjoint(checkpoints=3))
+    )
+    np.testing.assert_allclose(got, want, rtol=1e-10)
+
+
 def test_it_takes_one_budget():
     for budget in ({}, {"slots": 3, "memory": "1 MiB"}):
         with pytest.raises(remat.errors.ProblemError, match=r"slots= or memory="):

@@ -18,7 +18,7 @@ import equinox.internal
 import jax
 from equinox.internal._loop.common import common_rewrite
 
-from remat.errors import ProblemError
+from remat.errors import ProblemError, StepError
 from remat.frameworks.jax.loops.scan import free_bytes, while_loop
 from remat.loops.exchange import Exchange
 from remat.loops.request import LoopRequest
@@ -62,10 +62,25 @@ class RematAdjoint(diffrax.AbstractAdjoint):
         **kwargs: Any,
     ) -> Any:
         """Run the solve; called by `diffeqsolve`."""
+        _refuse_unsafe_paths(kwargs["terms"])
         outer = partial(_while_loop, slots=self.slots, memory=self.memory)
         # The loop over the stages of a step is equinox's, which only supports reverse mode: it is replaced by ours too.
         with _STAGES.using(True, {(equinox.internal, "while_loop"): _stage_loop}):
             return self._loop(inner_while_loop=_inner_while_loop, outer_while_loop=outer, **kwargs)
+
+
+def _refuse_unsafe_paths(terms: PyTree) -> None:
+    """Raise a StepError for Brownian motion whose numbers depend on the last bits of times.
+
+    XLA compiles the first run of a step and its recomputation separately, and may round their times differently.
+    """
+    paths = jax.tree.leaves(terms, is_leaf=lambda part: isinstance(part, diffrax.UnsafeBrownianPath))
+    if any(isinstance(path, diffrax.UnsafeBrownianPath) for path in paths):
+        raise StepError(
+            "RematAdjoint runs steps again, and UnsafeBrownianPath may draw other numbers then: its keys are made from "
+            "the bits of times, which XLA may round differently. Give diffrax.VirtualBrownianTree instead, or "
+            "adjoint=diffrax.ForwardMode(), which runs each step once"
+        )
 
 
 _STAGES: Exchange[bool] = Exchange("remat_diffrax_stages")
