@@ -157,6 +157,27 @@ def talking(loop, check):
     assert_same(jax.jit(jax.grad(run, (0, 1, 2)))(*values()), expected(talking_loss))
 
 
+def mapped_step(loop, forward):
+    """A step that is mapped over a mesh, of values that are not placed on it: JAX finds the devices in the step."""
+    mesh = jax.make_mesh((8,), ("batch",), axis_types=(AxisType.Auto,))
+    cell = jax.shard_map(
+        lambda W, h, x: jnp.tanh(h @ W + x + lax.pmean(h, "batch")),
+        mesh=mesh,
+        in_specs=(P(), P("batch"), P("batch")),
+        out_specs=P("batch"),
+    )
+
+    def total(run, W, h, xs):
+        return jnp.sum(run(lambda h, x: (cell(W, h, x), jnp.zeros_like(x)), h, xs)[0] ** 2)
+
+    (W, _), h, xs = values()
+    transform = (lambda f: lambda W: jax.jvp(f, (W,), (W,))[1]) if forward else jax.grad
+    got, want = (
+        jax.jit(transform(lambda W, run=run: total(run, W, h, xs)))(jnp.asarray(W)) for run in (LOOPS[loop], lax.scan)
+    )
+    assert_same(got, want)
+
+
 def buffers(loop):
     """Temporaries of one device of eight are an eighth of those of one alone."""
     mesh = jax.make_mesh((8,), ("batch",), axis_types=(AxisType.Auto,))
@@ -197,6 +218,8 @@ def cases():
             yield f"shard_map, {loop}, check_vma={check}", mapped, (loop, check)
             yield f"grad in shard_map, {loop}, check_vma={check}", mapped_inside, (loop, check)
             yield f"psum in the step, {loop}, check_vma={check}", talking, (loop, check)
+        yield f"shard_map in the step, {loop}, reverse", mapped_step, (loop, False)
+        yield f"shard_map in the step, {loop}, forward", mapped_step, (loop, True)
         yield f"explicit, {loop}, batch", explicit, (loop, (8, 1), (P(), P()), P("batch"), P(None, "batch"))
     yield "buffers, scan", buffers, ("scan",)
     yield "buffers, while", buffers, ("while",)

@@ -23,6 +23,7 @@ NAMES = {
     "jax._src.effects": ["remat_allowed_effects"],
     "jax._src.interpreters.ad": ["LinearizeTrace", "fallback_linearize_rule", "primitive_linearizations"],
     "jax._src.lax.control_flow.loops": ["fori_loop", "scan", "while_loop"],
+    "jax._src.state.discharge": ["discharge_state", "register_discharge_rule"],
     "jax.core": ["AbstractValue", "Tracer"],
     "jax.extend.core": [
         "ClosedJaxpr",

@@ -73,6 +73,36 @@ def test_a_mutable_array_that_is_made_in_a_step_carries_tangents_and_batches(tra
     )
 
 
+def while_with_ref(w, loop):
+    def body(carry):
+        h, i = carry
+        held = jax.new_ref(h)
+        held[...] = jnp.sin(held[...] * w)
+        return held[...], i + 1
+
+    return loop(lambda carry: carry[1] < 4, body, (jnp.float64(0.5), 0))[0]
+
+
+def while_loop(cond, body, init):
+    return remat.while_loop(cond, body, init, slots=2)
+
+
+@pytest.mark.parametrize(("run", "ours", "theirs"), [(with_ref, scan, lax.scan), (while_with_ref, while_loop, None)])
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad, lambda f: lambda w: jax.jvp(f, (w,), (1.0,))[1]])
+def test_mutable_arrays_made_in_a_step_can_be_compiled(run, ours, theirs, transform):
+    # jit rewrites mutable arrays as values, inside our primitives too. lax.while_loop has no gradient: eager is right.
+    got = jax.jit(transform(lambda w: run(w, ours)))(0.7)
+    want = transform(lambda w: run(w, ours if theirs is None else theirs))(0.7)
+    np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.full
+def test_mutable_arrays_made_in_a_replaced_loop_can_be_compiled():
+    with remat.replace_loops(slots=2):
+        got = jax.jit(jax.grad(lambda w: with_ref(w, lax.scan)))(0.7)
+    np.testing.assert_allclose(got, jax.grad(lambda w: with_ref(w, lax.scan))(0.7), rtol=1e-12)
+
+
 @jax.custom_vjp
 def asks(x, y):
     return x * y

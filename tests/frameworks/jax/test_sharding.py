@@ -16,10 +16,12 @@ PROGRAM = Path(__file__).with_name("sharding_program.py")
     [  # each is a process of its own, with eight devices
         ("^jit.*2x4, batch|^jit, scan, 8x1|no jit|^explicit, (scan|while),|buffers", 10),
         ("(scan|while), check_vma=True", 6),
+        ("in the step, (scan|while), reverse", 2),
         pytest.param(
             "^jit.*(4x2|2x4, inputs)|^jit, while, 8x1|in bytes, (batch|check_vma=True)", 9, marks=pytest.mark.full
         ),
         pytest.param("check_vma=False", 9, marks=pytest.mark.full),
+        pytest.param("in the step, .*(forward|bytes, reverse)", 4, marks=pytest.mark.full),
     ],
 )
 def test_gradients_and_buffers_are_those_of_one_device(pattern, count):

@@ -18,6 +18,7 @@ from remat.frameworks.jax.avals import (
     Array,
     Aval,
     BatchAxis,
+    ClosedJaxpr,
     Flags,
     behind_barrier,
     in_axes_of,
@@ -100,6 +101,11 @@ class ScanFunction(DifferentiableFunction):
     def has_custom_rules(self) -> bool:
         """Whether its step has custom rules."""
         return self.step.has_custom_rules
+
+    @property
+    def programs(self) -> tuple[ClosedJaxpr, ...]:
+        """The step."""
+        return (self.step.program,)
 
     def run(self, *args: Array) -> Arrays:
         """The plain loop."""

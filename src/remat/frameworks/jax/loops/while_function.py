@@ -17,6 +17,7 @@ from remat.frameworks.jax.avals import (
     Array,
     Aval,
     BatchAxis,
+    ClosedJaxpr,
     Flags,
     aval_of,
     in_axes_of,
@@ -84,6 +85,11 @@ class WhileFunction(WhileLoop):
     def has_custom_rules(self) -> bool:
         """Whether its body has custom rules."""
         return self.body.has_custom_rules
+
+    @property
+    def programs(self) -> tuple[ClosedJaxpr, ...]:
+        """The condition and the body."""
+        return self.cond.program, self.body.program
 
     def run(self, *args: Array) -> Arrays:
         """The plain loop."""

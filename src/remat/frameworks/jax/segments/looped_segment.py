@@ -50,6 +50,11 @@ class LoopedSegment(DifferentiableFunction):
         """Whether its program has custom rules."""
         return has_custom_rules(self._program)
 
+    @property
+    def programs(self) -> tuple[ClosedJaxpr, ...]:
+        """Its program."""
+        return (self._program,)
+
     def run(self, *args: Array) -> Arrays:
         """The results."""
         program = ClosedJaxpr(self._program.jaxpr, list(args[: self.n_consts]))
@@ -120,7 +125,7 @@ class _Expanded(LoopedSegment):
     has_custom_rules = False
 
     def __init__(self, segment: LoopedSegment, active_inputs: Flags) -> None:
-        self._segment, self._active = segment, active_inputs
+        self._segment, self._active, self._program = segment, active_inputs, segment._program
         self.active_outputs = segment.active_outputs
 
     def run(self, *args: Array) -> Arrays:

@@ -61,6 +61,11 @@ class DifferentiableFunction(CacheKeyed, ABC):
     def has_custom_rules(self) -> bool:
         """Whether it calls functions with their own derivative rules (jax.custom_vjp or jax.custom_jvp)."""
 
+    @property
+    @abstractmethod
+    def programs(self) -> tuple[ClosedJaxpr, ...]:
+        """The user's programs that it runs, each any number of times."""
+
     @abstractmethod
     def run(self, *args: Array) -> Arrays:
         """The results, computed by operations that JAX can trace."""

@@ -10,7 +10,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from remat.frameworks.jax.avals import Array, Aval, BatchAxis, Flags, aval_of, in_axes_of, merge, row_aval, select
+from remat.frameworks.jax.avals import (
+    Array,
+    Aval,
+    BatchAxis,
+    ClosedJaxpr,
+    Flags,
+    aval_of,
+    in_axes_of,
+    merge,
+    row_aval,
+    select,
+)
 from remat.frameworks.jax.transforms.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.transforms.propagation import batched_avals, batched_results
 
@@ -28,6 +39,11 @@ class ForwardWithResiduals(DifferentiableFunction):
     def has_custom_rules(self) -> bool:
         """Whether the function has custom rules."""
         return self.linearization.has_custom_rules
+
+    @property
+    def programs(self) -> tuple[ClosedJaxpr, ...]:
+        """Those of the function."""
+        return self.linearization.function.programs
 
     def run(self, *args: Array) -> Arrays:
         """Results and residuals; the extra arrays are the last arguments."""
@@ -70,6 +86,11 @@ class VJP(DifferentiableFunction):
     def has_custom_rules(self) -> bool:
         """Whether the function has custom rules."""
         return self.linearization.has_custom_rules
+
+    @property
+    def programs(self) -> tuple[ClosedJaxpr, ...]:
+        """Those of the function."""
+        return self.linearization.function.programs
 
     def run(self, *args: Array) -> Arrays:
         """The cotangents of the active inputs."""
@@ -202,6 +223,11 @@ class Batched(DifferentiableFunction):
     def has_custom_rules(self) -> bool:
         """Whether the function of one member has custom rules."""
         return self.function.has_custom_rules
+
+    @property
+    def programs(self) -> tuple[ClosedJaxpr, ...]:
+        """Those of one member."""
+        return self.function.programs
 
     def run(self, *args: Array) -> Arrays:
         """The results of all members."""

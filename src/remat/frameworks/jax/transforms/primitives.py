@@ -7,12 +7,15 @@
 | transposed | the plain function, where it is linear | `remat_call` of a `VJP` |
 | batched | `remat_call` of the function for a batch | `remat_jvp` of a `BatchedLinearization` |
 
-`differentiable.py` has the diagram. The rules below use JAX's extension API for primitives (jax.interpreters), which
-comes without a promise of stability; all of it was checked with JAX 0.10.2 and in the sources of 0.11.1. There is no
-public alternative: `custom_vjp` refuses forward mode, and `custom_jvp` has no transpose rule.
+`differentiable.py` has the diagram. A second parameter of both, `placing`, is read by JAX alone: it looks for the
+devices and memories of a program in all jaxprs among parameters, and would not find those inside a function of ours.
+
+The rules below use JAX's extension API for primitives (jax.interpreters), which comes without a promise of stability;
+all of it was checked with JAX 0.10.2 and in the sources of 0.11.1. There is no public alternative: `custom_vjp` refuses
+forward mode, and `custom_jvp` has no transpose rule.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,6 +28,7 @@ from jax.typing import ArrayLike
 from remat.frameworks.jax.avals import (
     Array,
     BatchAxis,
+    ClosedJaxpr,
     Flags,
     aval_of,
     differentiable,
@@ -39,6 +43,7 @@ from remat.frameworks.jax.avals import (
 )
 from remat.frameworks.jax.transforms.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.transforms.linearizations import VJP, Batched, BatchedLinearization, ForwardWithResiduals
+from remat.frameworks.jax.transforms.propagation import places_values
 from remat.frameworks.jax.transforms.pruned import prune
 
 __all__ = ["call"]
@@ -49,10 +54,15 @@ _call_p.multiple_results = True
 
 def call(function: DifferentiableFunction, args: Sequence[ArrayLike]) -> list[Array]:
     """The results of a function, with its own derivative and batching rules."""
-    return list(_call_p.bind(*args, function=function))
+    return list(_call_p.bind(*args, function=function, placing=_placing(function)))
 
 
-def _run(*args: Array, function: DifferentiableFunction) -> Arrays:
+def _placing(function: DifferentiableFunction) -> tuple[ClosedJaxpr, ...]:
+    """Those of its programs that place values on devices or in memories."""
+    return tuple(filter(places_values, function.programs))
+
+
+def _run(*args: Array, function: DifferentiableFunction, **_: Any) -> Arrays:
     return list(jaxpr_as_fun(function.jaxpr(args))(*args))
 
 
@@ -60,12 +70,12 @@ _run_compiled = jax.jit(_run, static_argnames="function")
 
 
 @_call_p.def_impl
-def _call_impl(*args: Array, function: DifferentiableFunction) -> Arrays:
+def _call_impl(*args: Array, function: DifferentiableFunction, **_: Any) -> Arrays:
     return function.run(*args) if function.eager else _run_compiled(*args, function=function)
 
 
 @_call_p.def_effectful_abstract_eval
-def _call_abstract_eval(*args: Array, function: DifferentiableFunction) -> Any:
+def _call_abstract_eval(*args: Array, function: DifferentiableFunction, **_: Any) -> Any:
     program = function.jaxpr(args)
     return program.out_avals, program.effects
 
@@ -79,11 +89,7 @@ class _Linearized(NamedTuple):
 
     def tangents(self, primals: Arrays, residuals: Arrays, tangents: Arrays) -> list[Any]:
         """The tangents of the results, linear in those of the active arguments."""
-        n_residuals = len(residuals)
-        results = _jvp_p.bind(
-            *primals, *residuals, *tangents, linearization=self.linearization, n_residuals=n_residuals
-        )
-        rest = iter(results)
+        rest = iter(_apply(self.linearization, len(residuals), [*primals, *residuals, *tangents]))
         pairs = zip(self.outputs, self.linearization.active_outputs, strict=True)
         # The tangents of integers have dtype float0.
         return [next(rest) if flag else ad.Zero(jax.typeof(output).to_tangent_aval()) for output, flag in pairs]
@@ -100,7 +106,9 @@ def _linearized(
     return _Linearized(linearization, results[:count], [*extra, *results[count:]])
 
 
-def _call_jvp(primals: Arrays, tangents: Arrays, *, function: DifferentiableFunction) -> tuple[Arrays, Sequence[Any]]:
+def _call_jvp(
+    primals: Arrays, tangents: Arrays, *, function: DifferentiableFunction, **_: Any
+) -> tuple[Arrays, Sequence[Any]]:
     # A tangent known to be zero is an instance of ad.Zero; its argument is not active.
     active_inputs = tuple(not isinstance(tangent, ad.Zero) for tangent in tangents)
     linearized = _linearized(function, active_inputs, primals, reverse=any(map(is_linearized, tangents)))
@@ -108,7 +116,9 @@ def _call_jvp(primals: Arrays, tangents: Arrays, *, function: DifferentiableFunc
     return linearized.outputs, linearized.tangents(primals, linearized.residuals, active)
 
 
-def _call_linearize(is_vjp: bool, nonzero: Sequence[bool], *primals: Array, function: DifferentiableFunction) -> Any:
+def _call_linearize(
+    is_vjp: bool, nonzero: Sequence[bool], *primals: Array, function: DifferentiableFunction, **_: Any
+) -> Any:
     """Like `_call_jvp`, when JAX linearizes; arguments that a VJP does not depend on are not stored for it."""
     active_inputs = tuple(flag and differentiable(aval_of(arg)) for flag, arg in zip(nonzero, primals, strict=True))
     linearized = _linearized(function, active_inputs, primals, reverse=True)
@@ -127,7 +137,7 @@ def _call_linearize(is_vjp: bool, nonzero: Sequence[bool], *primals: Array, func
 
 
 def _call_batch(
-    axis_data: Any, args: Arrays, dims: Sequence[Any], *, function: DifferentiableFunction
+    axis_data: Any, args: Arrays, dims: Sequence[Any], *, function: DifferentiableFunction, **_: Any
 ) -> tuple[Arrays, Sequence[Any]]:
     """The batching rule: the function's own rule if it has one, else `Batched`."""
     axis = BatchAxis.of(axis_data)
@@ -144,7 +154,7 @@ def _call_batch(
     return call(loop, loop_args), out_axes
 
 
-def _call_transpose(cotangents: Arrays, *args: Array, function: DifferentiableFunction) -> Sequence[Any]:
+def _call_transpose(cotangents: Arrays, *args: Array, function: DifferentiableFunction, **_: Any) -> Sequence[Any]:
     """The transpose of a function that is linear in some arguments, such as a matrix product computed row by row."""
     linear = tuple(map(ad.is_undefined_primal, args))
     avals = [arg.aval if flag else aval_of(arg) for arg, flag in zip(args, linear, strict=True)]
@@ -167,7 +177,8 @@ def _call_dce(used: list[bool], eqn: Any) -> tuple[list[bool], Any]:
         return [False] * len(eqn.invars), None
     pruned, inputs = prune(function, [var.aval for var in eqn.invars], tuple(used))
     invars, outvars = select(inputs, eqn.invars), select(used, eqn.outvars)
-    return list(inputs), eqn.replace(invars=invars, outvars=outvars, params={"function": pruned})
+    params = {**eqn.params, "function": pruned}
+    return list(inputs), eqn.replace(invars=invars, outvars=outvars, params=params)
 
 
 def _batch_first(axis: BatchAxis, args: Arrays, dims: Sequence[Any], flags: Flags) -> list[Array]:
@@ -192,7 +203,13 @@ _jvp_p = Primitive("remat_jvp")
 _jvp_p.multiple_results = True
 
 
-def _run_jvp(*args: Array, linearization: Linearization, n_residuals: int) -> Arrays:
+def _apply(linearization: Linearization, n_residuals: int, args: Arrays) -> list[Array]:
+    """The tangents of the active outputs."""
+    placing = _placing(linearization.function)
+    return list(_jvp_p.bind(*args, linearization=linearization, n_residuals=n_residuals, placing=placing))
+
+
+def _run_jvp(*args: Array, linearization: Linearization, n_residuals: int, **_: Any) -> Arrays:
     count = len(linearization.active_inputs)
     return list(linearization.jvp(args[:count], args[count + n_residuals :]))
 
@@ -201,13 +218,13 @@ _run_jvp_compiled = jax.jit(_run_jvp, static_argnames=("linearization", "n_resid
 
 
 @_jvp_p.def_impl
-def _jvp_impl(*args: Array, linearization: Linearization, n_residuals: int) -> Arrays:
+def _jvp_impl(*args: Array, linearization: Linearization, n_residuals: int, **_: Any) -> Arrays:
     run = _run_jvp if linearization.eager else _run_jvp_compiled
     return run(*args, linearization=linearization, n_residuals=n_residuals)
 
 
 @_jvp_p.def_effectful_abstract_eval
-def _jvp_abstract_eval(*args: Array, linearization: Linearization, n_residuals: int) -> Any:
+def _jvp_abstract_eval(*args: Array, linearization: Linearization, n_residuals: int, **_: Any) -> Any:
     run = partial(_run_jvp, linearization=linearization, n_residuals=n_residuals)
     try:
         program = jax.make_jaxpr(run)(*map(aval_of, args))
@@ -224,7 +241,7 @@ def _jvp_abstract_eval(*args: Array, linearization: Linearization, n_residuals: 
 
 
 def _jvp_jvp(
-    primals: Arrays, tangents: Arrays, *, linearization: Linearization, n_residuals: int
+    primals: Arrays, tangents: Arrays, *, linearization: Linearization, n_residuals: int, **_: Any
 ) -> tuple[Arrays, Arrays]:
     """The JVP rule: linear in tangents alone, else through `differentiable_jvp`."""
     count = len(linearization.active_inputs)
@@ -232,8 +249,8 @@ def _jvp_jvp(
     if not any(active_inputs[:count]):  # linear: only the tangents have tangents
         args, inner = primals[: count + n_residuals], primals[count + n_residuals :]
         outer = [ad.instantiate_zeros(tangent) for tangent in tangents[count + n_residuals :]]
-        bind = partial(_jvp_p.bind, *args, linearization=linearization, n_residuals=n_residuals)
-        return bind(*inner), bind(*outer)
+        inner_dot, outer_dot = (_apply(linearization, n_residuals, [*args, *dots]) for dots in (inner, outer))
+        return inner_dot, outer_dot
 
     def differentiable_jvp(*active: Array) -> Arrays:
         args = merge(active_inputs, active, primals)
@@ -242,7 +259,9 @@ def _jvp_jvp(
     return jax.jvp(differentiable_jvp, tuple(select(active_inputs, primals)), tuple(select(active_inputs, tangents)))
 
 
-def _jvp_transpose(cotangents: Arrays, *args: Array, linearization: Linearization, n_residuals: int) -> Sequence[Any]:
+def _jvp_transpose(
+    cotangents: Arrays, *args: Array, linearization: Linearization, n_residuals: int, **_: Any
+) -> Sequence[Any]:
     nonzero = tuple(not isinstance(cotangent, ad.Zero) for cotangent in cotangents)
     inputs = args[: len(linearization.active_inputs) + n_residuals]
     assert not any(map(ad.is_undefined_primal, inputs)), "tangents do not flow through arguments"
@@ -253,7 +272,7 @@ def _jvp_transpose(cotangents: Arrays, *args: Array, linearization: Linearizatio
 
 
 def _jvp_batch(
-    axis_data: Any, args: Arrays, dims: Sequence[Any], *, linearization: Linearization, n_residuals: int
+    axis_data: Any, args: Arrays, dims: Sequence[Any], *, linearization: Linearization, n_residuals: int, **_: Any
 ) -> tuple[Arrays, Sequence[Any]]:
     axis = BatchAxis.of(axis_data)
     count, flags = len(linearization.active_inputs), tuple(dim is not None for dim in dims)
@@ -263,7 +282,7 @@ def _jvp_batch(
     # A tangent may be batched where its result is not, so all results are batched.
     outputs = (True,) * linearization.n_outputs
     batched = BatchedLinearization(function, linearization, outputs, residuals, tangents)
-    results = _jvp_p.bind(*_batch_first(axis, args, dims, flags), linearization=batched, n_residuals=n_residuals)
+    results = _apply(batched, n_residuals, _batch_first(axis, args, dims, flags))
     return results, [0] * len(results)
 
 
@@ -272,6 +291,28 @@ ad.primitive_transposes[_jvp_p] = _jvp_transpose
 batching.fancy_primitive_batchers[_jvp_p] = _jvp_batch
 mlir.register_lowering(_jvp_p, mlir.lower_fun(_run_jvp, multiple_results=True))
 
-# jax.experimental.checkify checks what the programs of both primitives compute.
-register_checks(_call_p, lambda args, function: function.jaxpr(args))
-register_checks(_jvp_p, lambda args, **params: jax.make_jaxpr(partial(_run_jvp, **params))(*map(aval_of, args)))
+
+def _call_program(args: Arrays, *, function: DifferentiableFunction, **_: Any) -> ClosedJaxpr:
+    return function.jaxpr(args)
+
+
+def _jvp_program(args: Arrays, **params: Any) -> ClosedJaxpr:
+    return jax.make_jaxpr(partial(_run_jvp, **params))(*map(aval_of, args))
+
+
+def _register_discharge(primitive: Primitive, program_of: Callable[..., ClosedJaxpr]) -> None:
+    """Let JAX compile a primitive whose program makes mutable arrays (jax.new_ref)."""
+    # Before it compiles a program, JAX rewrites its mutable arrays as values, which needs a rule for each primitive.
+    # The table of rules is private.
+    from jax._src.state import discharge
+
+    def rule(in_avals: Any, out_avals: Any, *args: Array, **params: Any) -> tuple[list[None], list[Array]]:
+        program = discharge.discharge_state(program_of(args, **params))
+        return [None] * len(args), list(jaxpr_as_fun(program)(*args))  # no argument is a mutable array
+
+    discharge.register_discharge_rule(primitive)(rule)
+
+
+for _primitive, _program_of in ((_call_p, _call_program), (_jvp_p, _jvp_program)):
+    register_checks(_primitive, _program_of)  # jax.experimental.checkify checks what they compute
+    _register_discharge(_primitive, _program_of)

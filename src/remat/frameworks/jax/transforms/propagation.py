@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+from jax.sharding import Sharding
 
 from remat.errors import StepError
 from remat.frameworks.jax.avals import (
@@ -23,6 +24,7 @@ from remat.frameworks.jax.avals import (
     BatchAxis,
     ClosedJaxpr,
     Flags,
+    Jaxpr,
     Literal,
     called_program,
     differentiable,
@@ -30,10 +32,12 @@ from remat.frameworks.jax.avals import (
     is_ref,
     jaxpr_as_fun,
     merge,
+    operation_name,
     select,
     stacked_aval,
 )
 from remat.frameworks.jax.transforms.identities import observe
+from remat.pytree import PyTree
 
 __all__ = [
     "active_results",
@@ -43,6 +47,7 @@ __all__ = [
     "forwarded_inputs",
     "grow",
     "no_derivative_error",
+    "places_values",
 ]
 
 
@@ -155,3 +160,18 @@ def forwarded_inputs(jaxpr: Any) -> list[int | None]:
             if origin is not None:
                 numbers[var] = origin
     return [number(var) for var in jaxpr.outvars]
+
+
+_PLACING = frozenset({"shard_map", "sharding_constraint", "device_put", "compute_on", "call_exported"})
+
+
+@lru_cache(maxsize=64)
+def places_values(program: ClosedJaxpr) -> bool:
+    """Whether a program says where values are: on which devices, or in which memories."""
+    return _places(program)
+
+
+def _places(value: PyTree) -> bool:
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        return any(operation_name(eqn) in _PLACING or any(map(_places, eqn.params.values())) for eqn in value.eqns)
+    return any(map(_places, value)) if isinstance(value, tuple | list) else isinstance(value, Sharding)

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from remat.frameworks.jax.avals import (
     Array,
     Aval,
+    ClosedJaxpr,
     Flags,
     merge,
     select,
@@ -53,6 +54,11 @@ class Pruned(DifferentiableFunction):
     def has_custom_rules(self) -> bool:
         """Whether the whole function has custom rules."""
         return self.function.has_custom_rules
+
+    @property
+    def programs(self) -> tuple[ClosedJaxpr, ...]:
+        """Those of the whole function."""
+        return self.function.programs
 
     def run(self, *args: Array) -> Arrays:
         """The used results."""
