@@ -153,6 +153,18 @@ def test_a_budget_counts_what_a_step_that_is_a_checkpoint_computes_again(wrap):
     assert taken <= refused.value.minimum
 
 
+@pytest.mark.parametrize("memory", [200_000, pytest.param(300_000, marks=pytest.mark.full)])
+def test_a_budget_counts_residuals_that_all_steps_share(memory):
+    def loss(p, s):
+        def step(s, _):
+            return jnp.linalg.solve(p + 4.0 * jnp.eye(64, dtype=p.dtype), s.T).T + 0.1, None
+
+        return jnp.sum(remat.scan(step, s, length=300, memory=memory)[0])
+
+    args = jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((16, 64), jnp.float32)
+    assert temporaries(jax.grad(loss), *args) - 64 * 64 * 4 <= memory  # a gradient is not counted
+
+
 def test_multiples_and_broadcasts_of_a_residual_are_not_stored_beside_it():
     def step(carry, x):
         squares = (carry**2).sum(1) + 1.0  # its rule keeps 2·carry

@@ -31,6 +31,7 @@ class StepSizes(NamedTuple):
     tape: int
     workspace: int
     gradient: int  # of everything that the step closes over
+    shared: int = 0  # residuals that all steps share; the workspace has them once
 
     def loop(self, steps: int | None, length: int = 1, seconds: float = 1.0) -> Loop:
         """The problem of `steps` such steps in chunks of `length`; a forward step takes `seconds`."""
@@ -81,4 +82,4 @@ def step_sizes(step_vjp: StepVJP) -> StepSizes:
     # There is one more state than slots, for states that are not kept. The carry and the cotangent are copied where
     # loops start. While a step is pulled back, at least about as many bytes as its residuals are in use in addition.
     workspace = 4 * state + 3 * rest + max(step_vjp.nbytes, _pullback_bytes(step_vjp)) + step_vjp.shared_nbytes
-    return StepSizes(state, step_vjp.nbytes, workspace, gradient)
+    return StepSizes(state, step_vjp.nbytes, workspace, gradient, step_vjp.shared_nbytes)

@@ -88,6 +88,8 @@ def _plan_within(sizes: StepSizes, steps: int, memory: int) -> Plan:
         # A shorter first chunk has its own buffer of residuals, and each step of an unrolled iteration its own
         # gradients.
         workspace = sizes.workspace + steps % length * sizes.tape + (unroll_factor(length) - 1) * sizes.gradient
+        # The loop over the steps of a chunk has shared residuals as its carry, next to those that a step makes.
+        workspace += sizes.shared if length > 1 else 0
         level, loop = Memory(max(0, memory - workspace)).device, sizes.loop(steps, length)
         try:
             cost = predict(loop, fitting_states(loop, level, length), length)
