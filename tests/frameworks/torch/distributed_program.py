@@ -24,6 +24,7 @@ import remat
 
 sys.path.insert(0, str(Path(__file__).parents[3]))  # of the script; whoever only looks for doctests imports it by path
 from tests.frameworks.torch.distributed_cases import CASES
+from tests.frameworks.torch.distributed_loops import CASES as LOOPS
 from tests.frameworks.torch.distributed_planned_models import CASES as PLANNED_MODELS
 
 KINDS = ["ddp", "ddp unused", "fsdp", "fsdp and cell", "fsdp and cell reshard"]
@@ -130,7 +131,7 @@ def main(rank, store, limit):
     check_fsdp1()
     sys.stdout.write("fsdp1: refused\n")
     sys.stdout.flush()
-    for name, case in (CASES | PLANNED_MODELS).items():
+    for name, case in (CASES | LOOPS | PLANNED_MODELS).items():
         try:
             case()
         except Exception:  # the other cases may still go well

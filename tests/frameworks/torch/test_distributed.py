@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.frameworks.torch.distributed_cases import CASES
+from tests.frameworks.torch.distributed_loops import CASES as LOOPS
 from tests.frameworks.torch.distributed_planned_models import CASES as PLANNED_MODELS
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
@@ -49,7 +50,7 @@ def test_a_step_that_calls_a_module_of_fsdp1_is_refused_by_name(said):
     assert ["fsdp1: refused" in out for out, _, _ in said] == [True, True], "\n".join(err[-2000:] for _, err, _ in said)
 
 
-@pytest.mark.parametrize("case", CASES | PLANNED_MODELS)
+@pytest.mark.parametrize("case", CASES | LOOPS | PLANNED_MODELS)
 def test_in_two_processes(case, said):
     errors = "\n".join(err[-3000:] for _, err, _ in said)
     assert [f"{case}: right" in out for out, _, _ in said] == [True, True], errors

@@ -28,9 +28,6 @@ __all__ = ["probe_first_step"]
 
 def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopInputs) -> FirstStep:
     """Record the first step on the leaves of the first carry and of `xs`; `inputs` has the candidates."""
-    # A compiled graph does not show the edges of single tensors, so everything that the step reaches counts as used.
-    if call.step.compiled:
-        inputs.admit_candidates()
     backend, state = call.backend_on(leaves, 1, inputs)
     memory, fsdp_modules = call.request.memory, [*call.fsdp_modules]
     measured = memory is not None and memory.device.capacity is not None
@@ -44,6 +41,10 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     # FSDP replaces its parameters itself and adds to their `.grad`: they are not inputs of the loop's node.
     if fsdp_modules:
         call.step.closure.restrict_to(inputs.keep_rebound(), inputs.bindings)
+    # A compiled graph does not show the edges of single tensors, so everything that the step reaches counts as used.
+    # This comes after the exclusion of sharded parameters, whose gradients would be added twice.
+    if call.step.compiled:
+        inputs.admit_candidates()
     runner, outputs = backend.runner, backend.runner.outputs.tree
     carry_out, ys = runner.tree.flatten_like(carry, "carry"), [] if outputs is None else outputs.flatten_like(y, "y")
     edges = [_edge(leaf) for leaf in (*carry_out, *ys)]
