@@ -4,7 +4,7 @@ Each case runs a plain loop and one by remat, and compares their gradients.
 """
 
 import torch
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
 import remat
 from tests.frameworks.torch.distributed_cases import STEPS, WIDTH, assert_close, random
@@ -51,4 +51,28 @@ def sharded_cell_beside_compiled_code():
         assert_close(ours, found[0])
 
 
-CASES = {case.__name__: case for case in (sharded_cell_beside_compiled_code,)}
+class Cell(torch.nn.Linear):
+    def next(self, h, x):
+        return torch.tanh(torch.nn.functional.linear(h, self.weight, self.bias) + x)
+
+
+def registered_forward_methods():
+    """Methods that `register_fsdp_forward_method` made a forward count as calls, also from a later step on."""
+
+    def from_third_step_on(cell):
+        return lambda h, x: cell.next(h, x) if x[0, 0] > 2 else torch.tanh(h + x)
+
+    for step_of in (lambda cell: cell.next, from_third_step_on):
+        found = []
+        for budget in (None, {"slots": 3}):
+            torch.manual_seed(0)
+            cell, (h, xs) = fully_shard(Cell(WIDTH, WIDTH)), inputs()
+            xs[:, 0, 0] = torch.arange(STEPS)
+            register_fsdp_forward_method(cell, "next")
+            loop(step_of(cell), h, xs, budget).pow(2).mean().backward()
+            found.append(full_gradients(cell))
+        assert None not in found[0]
+        assert_close(found[1], found[0])
+
+
+CASES = {case.__name__: case for case in (sharded_cell_beside_compiled_code, registered_forward_methods)}

@@ -214,6 +214,7 @@ def test_state_of_sharded_modules():
     assert hasattr(FSDPModule, "_get_fsdp_state"), "FSDPModule._get_fsdp_state is gone"
     assert hasattr(TrainingState, "IDLE"), "TrainingState.IDLE is gone"
     assert isinstance(FSDPState()._training_state, TrainingState), "FSDPState._training_state is gone"
+    assert callable(FSDPState._pre_forward), "FSDPState._pre_forward is gone"
     from torch.distributed._composable_state import _get_module_state, _insert_module_state
 
     module, state = Empty(), FSDPState()

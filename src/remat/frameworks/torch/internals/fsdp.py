@@ -10,8 +10,8 @@ This is the only file that touches FSDP's private state. It is checked with 2.11
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 from torch import nn
@@ -83,9 +83,36 @@ def fsdp_modules_called(modules: Sequence[nn.Module], called: list[Any], *, firs
 
     handle = nn.modules.module.register_module_forward_pre_hook(note)
     try:
-        yield
+        with ExitStack() as stack:
+            for module in modules:
+                if any_fsdp_module([module]):
+                    stack.enter_context(_registered_methods_noted(module, note))
+            yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def _registered_methods_noted(module: Any, note: Callable[[nn.Module, Any], None]) -> Iterator[None]:
+    """A context in which methods that `register_fsdp_forward_method` made a forward of a module are noted.
+
+    They run no hook of modules: they ask the module's state by name for what its hooks refer to as an object.
+    """
+    state = module._get_fsdp_state()
+    is_noted, pre_forward = "_pre_forward" in vars(state), state._pre_forward  # by a loop around this one
+
+    def noted(called: nn.Module, *args: Any) -> Any:
+        note(called, None)
+        return pre_forward(called, *args)
+
+    state._pre_forward = noted
+    try:
+        yield
+    finally:
+        if is_noted:
+            state._pre_forward = pre_forward
+        else:
+            del state._pre_forward
 
 
 class FirstCall(BaseException):
