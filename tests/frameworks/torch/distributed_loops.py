@@ -4,7 +4,9 @@ Each case runs a plain loop and one by remat, and compares their gradients.
 """
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import remat
 from tests.frameworks.torch.distributed_cases import STEPS, WIDTH, assert_close, random
@@ -14,8 +16,8 @@ def loop(step, h, xs, budget):
     """The last carry, by remat in a budget, or plainly if that is None."""
     if budget:
         return remat.scan(lambda h, x: (step(h, x), None), h, xs, **budget)[0]
-    for x in xs:
-        h = step(h, x)
+    for i in range(len(xs)):  # a DTensor that is sharded over steps has no iterator
+        h = step(h, xs[i])
     return h
 
 
@@ -75,4 +77,50 @@ def registered_forward_methods():
         assert_close(found[1], found[0])
 
 
-CASES = {case.__name__: case for case in (sharded_cell_beside_compiled_code, registered_forward_methods)}
+def dtensors_as_inputs_with_gradients():
+    """`xs` sharded over steps, over rows (one row for two processes, too) or replicated, with the gradients of each."""
+    mesh = init_device_mesh("cpu", (2,))
+    for rows in (6, 1):
+        for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+            found = []
+            for budget in (None, {"slots": 2}):
+                w = distribute_tensor(random(8, 8) / 3, mesh, [Shard(1)]).requires_grad_()
+                h = distribute_tensor(random(rows, 8), mesh, [Shard(0)]).requires_grad_()
+                xs = distribute_tensor(random(12, rows, 8), mesh, [placement]).requires_grad_()
+                loop(lambda h, x, w=w: torch.tanh(h + x @ w), h, xs, budget).pow(2).sum().full_tensor().backward()
+                found.append([leaf.grad.full_tensor() for leaf in (w, h, xs)])
+            assert found[0][2].abs().min() > 0
+            assert_close(found[1], found[0])
+            assert xs.grad.placements == xs.placements
+
+
+def dtensors_as_outputs():
+    """Of one row for two processes, too."""
+    mesh = init_device_mesh("cpu", (2,))
+    for rows in (6, 1):
+        found = []
+        for budget in (None, {"slots": 2}):
+            h = distribute_tensor(random(rows, 8), mesh, [Shard(0)]).requires_grad_()
+            xs = distribute_tensor(random(12, rows, 8), mesh, [Shard(1)])
+            if budget:
+                ys = remat.scan(lambda h, x: (torch.tanh(h + x),) * 2, h, xs, **budget)[1]
+            else:
+                ys, carry = [], h
+                for x in xs:
+                    carry = torch.tanh(carry + x)
+                    ys.append(carry)
+                ys = torch.stack(ys)
+            ys.pow(2).sum().full_tensor().backward()
+            found.append([ys.full_tensor(), h.grad.full_tensor()])
+        assert_close(found[1], found[0])
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        sharded_cell_beside_compiled_code,
+        registered_forward_methods,
+        dtensors_as_inputs_with_gradients,
+        dtensors_as_outputs,
+    )
+}

@@ -46,6 +46,7 @@ __all__ = [
     "tensors_in",
     "unpack",
     "with_finite_numbers",
+    "zero_rows_like",
 ]
 
 _NUMBERS = (bool, int, float, complex)  # each promotes to those after it
@@ -197,19 +198,24 @@ def empty(count: int, spec: TensorSpec, like: Any) -> Any:
     if spec.opaque:
         raise StepError("an output of a step must be a tensor or a number, and one is a random generator")
     if isinstance(like, Tensor) and hasattr(like, "placements"):
-        return _empty_rows_like(like, count)
+        return _rows_like(like, count, "empty")
     if isinstance(like, Tensor):
         return like.new_empty((count, *spec.shape))
     return torch.empty((count,), dtype=_dtype(spec))
 
 
-def _empty_rows_like(like: Any, count: int) -> Any:
-    """The same for a DTensor, with rows sharded like it; `new_empty` would put all rows into every process."""
+def zero_rows_like(like: Any, count: int) -> Any:
+    """Zeros for the rows of `count` tensors like a DTensor."""
+    return _rows_like(like, count, "zeros")
+
+
+def _rows_like(like: Any, count: int, filled: str) -> Any:
+    """A DTensor for rows that are sharded like another one; `new_empty` would put all rows into every process."""
     from torch.distributed import tensor as dtensor
 
     placements = [dtensor.Shard(each.dim + 1) if each.is_shard() else dtensor.Replicate() for each in like.placements]
-    shape = (count, *like.shape)
-    return dtensor.empty(*shape, dtype=like.dtype, device_mesh=like.device_mesh, placements=placements)
+    make, shape = getattr(dtensor, filled), (count, *like.shape)
+    return make(*shape, dtype=like.dtype, device_mesh=like.device_mesh, placements=placements)
 
 
 def astype(rows: Any, spec: TensorSpec) -> Any:

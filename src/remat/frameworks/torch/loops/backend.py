@@ -18,7 +18,7 @@ from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.internals.fsdp import end_backward
 from remat.frameworks.torch.internals.functorch import HiddenTensorsRefused
 from remat.frameworks.torch.internals.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
-from remat.frameworks.torch.leaves import batched_zeros_like, by_step, detached, nbytes, require_grad_roots
+from remat.frameworks.torch.leaves import by_step, detached, nbytes, require_grad_roots
 from remat.frameworks.torch.loops.activity import Activity, ActivityTracker
 from remat.frameworks.torch.loops.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.loops.carry_hooks import CarryHooks, move_hooks, take_hooks
@@ -28,6 +28,7 @@ from remat.frameworks.torch.loops.gradient_flow import GradientFlow
 from remat.frameworks.torch.loops.inner_gradients import GradModeTrial
 from remat.frameworks.torch.loops.kept_rows import KeptRows
 from remat.frameworks.torch.loops.loop_inputs import LoopInputs
+from remat.frameworks.torch.loops.row_gradients import with_row
 from remat.frameworks.torch.loops.saved_bytes import saved_bytes, storage_bytes
 from remat.frameworks.torch.loops.saved_values import SavedValues
 from remat.frameworks.torch.loops.stored_graphs import lost_graphs_refused
@@ -309,9 +310,8 @@ class TorchBackend(ComparedTensors):
         for i, row in enumerate(tape.xs, tape.start):
             for k, gradient in enumerate([next(rows) for _ in row]):
                 if gradient is not None:
-                    if gradients.xs[k] is None:
-                        gradients.xs[k] = batched_zeros_like(self.runner.inputs.leaves[k], self._batch)
-                    by_step(gradients.xs[k], self._batch)[i] = gradient
+                    leaf = self.runner.inputs.leaves[k]
+                    gradients.xs[k] = with_row(gradients.xs[k], i, gradient, leaf, self._batch)
         return Gradients(by_root[:size], gradients.outputs, gradients.xs, gradients.captured)
 
     def _cotangents(self, tape: Tape, gradients: Gradients, stops: Stops | None) -> OutputEdges:

@@ -33,6 +33,7 @@ from remat.frameworks.torch.loops.first_step import FirstStep
 from remat.frameworks.torch.loops.gradient_flow import check_unconnected
 from remat.frameworks.torch.loops.loop_inputs import LoopInputs
 from remat.frameworks.torch.loops.loop_outputs import LoopOutputs
+from remat.frameworks.torch.loops.row_gradients import placed_like
 from remat.frameworks.torch.loops.stored_graphs import guard_written
 from remat.frameworks.torch.replay.input_versions import was_written_into
 from remat.frameworks.torch.replay.tensor_state import Memory
@@ -254,7 +255,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
                     "a step computes a tensor from its carry or its x and keeps it in an attribute, a container or a "
                     "variable, where later steps use it: its gradient would be lost there. Pass it through the carry"
                 )
-            by_leaf = [*gradients.carry, *gradients.xs, *gradients.captured]
+            xs = map(placed_like, self.split(leaves)[1], gradients.xs)
+            by_leaf = [*gradients.carry, *xs, *gradients.captured]
             check_unconnected(leaves, by_leaf, self.unconnected)
             # The input that stands for sharded parameters was added after the first sweep, which does not know it.
             return [gradient for _, gradient in zip_longest(leaves, by_leaf)]
