@@ -77,6 +77,19 @@ def registered_forward_methods():
         assert_close(found[1], found[0])
 
 
+def frozen_cell_that_was_called_before():
+    """A call without gradients leaves parameters gathered; when FSDP frees them, there is nothing to copy."""
+    found = []
+    for budget in (None, {"slots": 3}, {"memory": 40_000}):
+        torch.manual_seed(0)
+        cell, (h, xs) = fully_shard(torch.nn.GRUCell(WIDTH, WIDTH).requires_grad_(False)), inputs()
+        with torch.no_grad():
+            cell(h, h)
+        loop(lambda h, x, cell=cell: cell(x, h), h, xs.requires_grad_(), budget).pow(2).mean().backward()
+        found.append(xs.grad)
+    assert_close(found[1:], found[:1] * 2)
+
+
 def dtensors_as_inputs_with_gradients():
     """`xs` sharded over steps, over rows (one row for two processes, too) or replicated, with the gradients of each."""
     mesh = init_device_mesh("cpu", (2,))
@@ -120,6 +133,7 @@ CASES = {
     for case in (
         sharded_cell_beside_compiled_code,
         registered_forward_methods,
+        frozen_cell_that_was_called_before,
         dtensors_as_inputs_with_gradients,
         dtensors_as_outputs,
     )

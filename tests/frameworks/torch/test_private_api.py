@@ -215,6 +215,9 @@ def test_state_of_sharded_modules():
     assert hasattr(TrainingState, "IDLE"), "TrainingState.IDLE is gone"
     assert isinstance(FSDPState()._training_state, TrainingState), "FSDPState._training_state is gone"
     assert callable(FSDPState._pre_forward), "FSDPState._pre_forward is gone"
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    assert "_unsharded_param" in FSDPParam.__annotations__, "FSDPParam._unsharded_param is gone"
     from torch.distributed._composable_state import _get_module_state, _insert_module_state
 
     module, state = Empty(), FSDPState()

@@ -25,6 +25,7 @@ __all__ = [
     "end_backward",
     "fsdp_modules_called",
     "gathered",
+    "gathered_parameters",
     "is_sharded",
     "meshes_of",
     "refuse_sharded_parts",
@@ -133,6 +134,13 @@ def _parameter_groups(module: Any) -> list[Any]:
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     return [group for group in groups if group is not None]
+
+
+def gathered_parameters(modules: Sequence[Any]) -> set[int]:
+    """The ids of the parameters that FSDP2 has gathered for modules among these; it frees and fills their memory."""
+    sharded = [module for module in modules if any_fsdp_module([module])]
+    states = [each for module in sharded for group in _parameter_groups(module) for each in group.fsdp_params]
+    return {id(each._unsharded_param) for each in states if hasattr(each, "_unsharded_param")}
 
 
 def sharded_modules_of(model: nn.Module, names: Sequence[str]) -> list[tuple[nn.Module, ...]]:

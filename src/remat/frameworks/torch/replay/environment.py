@@ -32,6 +32,7 @@ from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.torch.internals.autocast import AutocastState
 from remat.frameworks.torch.internals.batched_backward import outside_batched_backward
+from remat.frameworks.torch.internals.fsdp import gathered_parameters
 from remat.frameworks.torch.internals.graph import backward_hooks, set_backward_hooks
 from remat.frameworks.torch.internals.modules import WEIGHTS_CACHE, cached_weights
 from remat.frameworks.torch.replay.class_attributes import ClassAttributes
@@ -50,12 +51,12 @@ def replayable_states(reach: TorchReach, contents: PythonState | None = None) ->
 
     Tensors are included if the function may write into them, that is, if they require no gradient: statistics of
     modules in training and small tensors with their numbers, others only with their version. `contents` are those of
-    the containers, if already available.
+    the containers, if already available. Gathered parameters are not included: what FSDP frees has no numbers to copy.
     """
-    statistics = {id(tensor) for tensor in reach.statistics}
+    statistics, gathered = {id(tensor) for tensor in reach.statistics}, gathered_parameters(reach.modules)
     values: list[ReplayableState] = []
     for tensor in reach.tensors:
-        if not tensor.requires_grad and is_plain(tensor):
+        if not tensor.requires_grad and is_plain(tensor) and id(tensor) not in gathered:
             is_statistic = id(tensor) in statistics
             is_copied = is_statistic or tensor.nbytes <= COPIED
             values.append(TensorValue(tensor, is_statistic=is_statistic) if is_copied else LargeTensor(tensor))
