@@ -112,6 +112,12 @@ def draws(x):
     return jnp.sum(x) + own.randn() + np.random.randn()
 
 
+def draws_of_numpy(x):
+    for _ in range(6):
+        x = jnp.sin(x) + np.random.randn() * 0.1
+    return jnp.sum(x) + np.random.randn()
+
+
 def draws_and_ends(x):
     for _ in range(50):
         x = jnp.sin(x) + 0.1 * np.random.randn()
@@ -174,7 +180,9 @@ def functions_without_variables(x):
     return jnp.sum(x)
 
 
-@pytest.mark.parametrize("program", [breaks, captured, handler_in_a_helper, draws, keys_of_random_numbers, texts])
+@pytest.mark.parametrize(
+    "program", [breaks, captured, handler_in_a_helper, draws, draws_of_numpy, keys_of_random_numbers, texts]
+)
 def test_outside_of_jit_a_loop_means_what_python_means(program):
     check(program)
 
@@ -302,7 +310,8 @@ def test_what_a_second_run_cannot_repeat_is_an_error():
             x = jnp.sin(x) + (take() if x > -10.0 else 0.0)
         return x
 
-    with pytest.raises(DeterminismError, match="gave other values than the first time"):
+    line = f"{__file__}, line {moving.__code__.co_firstlineno + 4}: "
+    with pytest.raises(DeterminismError, match=line + r"the backward .* cannot be set back \(range_iterator\)"):
         jax.grad(remat.checkpointed(slots=2)(moving))(0.5)
 
 

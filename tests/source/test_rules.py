@@ -4,6 +4,7 @@ A switch replaces one function of the analysis; the programs named beside it are
 """
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -107,6 +108,10 @@ def _has_without_looking(items, k):
     return k < (len(items._held) if items.count is None else items.count)
 
 
+def _all_pure(functions, arrays):
+    return SimpleNamespace(effects=set(), foreign=set(), stored=[], asks=False)
+
+
 def holds(name):
     """Whether a program still does what the corpus says."""
     try:
@@ -129,19 +134,16 @@ def test_some_program_needs_the_rule(rule, monkeypatch):
 # The same for what is compiled on JAX, and for what its turns hand on: with a rule off, a program is wrong or crashes.
 RULES_ON_JAX = {
     "a loop that draws is not compiled": (
-        "draws",
+        "draws_of_numpy",
         lambda patch: patch.setattr(traced_turns.StateReplay, "used", False),
     ),
     "a loop that handles exceptions is not compiled": (
         "handler_in_a_helper",
-        lambda patch: patch.setattr(traced_turns.TracedTurns, "_handles", staticmethod(lambda codes: False)),
+        lambda patch: patch.setattr(traced_turns, "Purity", _all_pure),
     ),
     "a loop that asks for texts is not compiled": (
         "texts",
-        lambda patch: (
-            patch.setattr(traced_turns, "asks", lambda code: False),
-            patch.setattr(analysis, "is_traceable", lambda loop: True),
-        ),
+        lambda patch: patch.setattr(traced_turns, "Purity", _all_pure),
     ),
     "traced arrays that a step reaches are arguments of its segment": (
         "captured",

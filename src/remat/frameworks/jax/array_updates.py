@@ -11,6 +11,7 @@ from remat.errors import DeterminismError
 from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.frameworks.jax.avals import Tracer, merge, select
 from remat.frameworks.jax.transforms.identities import may_be_pulled_back
+from remat.profiling.source_location import place_of
 from remat.pytree import Leaf
 
 __all__ = [
@@ -87,7 +88,7 @@ def segment(
     def backward(residuals: tuple[tuple[Leaf, ...], list[Leaf]], cotangents: list[Leaf]) -> tuple[Leaf, ...]:
         args, expected = residuals
         results, pullback = jax.vjp(lambda *args: again(*merge(traced, args, arrays)), *args)
-        _check_repeated(expected, results)
+        _check_repeated(expected, results, place_of(function))
         return pullback(cotangents)  # type: ignore[no-any-return]
 
     run = jax.custom_vjp(lambda *args: function(*merge(traced, args, arrays)))
@@ -110,13 +111,13 @@ def tape_bytes(function: Callable[..., list[Leaf]], arrays: Sequence[Leaf]) -> i
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(pullback) if id(leaf) not in given)
 
 
-def _check_repeated(first: Sequence[Leaf], second: Sequence[Leaf]) -> None:
+def _check_repeated(first: Sequence[Leaf], second: Sequence[Leaf], place: str) -> None:
     """Raise a DeterminismError if the second run of Python code returned different arrays from the first."""
     if len(first) == len(second) and all(map(_is_repeated, first, second)):
         return
     raise DeterminismError(
-        "iterations that ran again in the backward gave other values than the first time. They may read or change "
-        "something outside the loop: an iterator, a file, the time. Compute it before the loop"
+        f"{place}: iterations that ran again in the backward gave other values than the first time. They may read or "
+        "change something outside the loop: an iterator, a file, the time. Compute it before the loop"
     )
 
 

@@ -2,9 +2,9 @@
 
 The rule: the bounds of each integer that is computed from numbers of a range and Python's own integers are followed
 through the program of the step. One that may leave its dtype, a power, a shift to the left, and a division by what may
-be zero, which Python raises an error for, are not the same. What is computed with arrays is an array in plain JAX, too.
-What it can miss: products of such integers inside of another loop, where that one does not carry them. The cost: a
-trace of the step.
+be zero, which Python raises an error for, are not the same; nor is the sum of two comparisons, which is
+`or` in JAX. What is computed with arrays is an array in plain JAX, too. What it can miss: products of such integers
+inside of another loop, where that one does not carry them. The cost: a trace of the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,6 +101,8 @@ def _result(eqn: Any, ins: Sequence[Bounds]) -> Bounds:
         raise _Unbounded
     if name == "convert_element_type":  # to a float, too, which others may be divided by
         return known[0]
+    if name in ("or", "not") and not whole[0]:  # the sum of two truth values, which Python counts, and `~`
+        raise _Unbounded
     if not whole[0]:
         return None
     if name in _SAME:

@@ -6,6 +6,6 @@
 | `scopes.py` | what inner functions, lambdas and comprehensions read |
 | `aliases.py`, `mutation.py` | two names for one object; which calls change an object in place |
 | `outputs.py`, `emission.py` | lists that a loop only appends to; statements that print |
-| `traceability.py` | Python integers in a step, which are bounded in a JAX trace |
+| `traceability.py` | Python integers in a step, which are bounded in a JAX trace; what is compared by `is` |
 | `analysis.py`, `refusal.py` | what each loop carries; what is refused, and the messages |
 """

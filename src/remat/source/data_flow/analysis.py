@@ -18,7 +18,7 @@ from remat.source.data_flow.flow import FlowVisitor, Loop, loop_flow
 from remat.source.data_flow.liveness import live_after
 from remat.source.data_flow.outputs import Output, outputs_of
 from remat.source.data_flow.scopes import Scope, bound_names, late_readers, scopes_in
-from remat.source.data_flow.traceability import hands_on, is_traceable, multiplied_names
+from remat.source.data_flow.traceability import identified_names, is_traceable, multiplied_names
 from remat.source.loop_info import LoopInfo
 from remat.source.syntax import clone, is_hidden, names_in, words
 
@@ -143,8 +143,8 @@ class Analysis:
             shares_iterator=_uses_its_iterator(node),
             traceable=is_traceable(node),
             reads_variable=_reads_variable(node),
-            hands_on=hands_on(node, self.modules),
             scaled=frozenset(multiplied_names(node)),
+            identified=frozenset(identified_names(node)),
             emits=mark_emissions(node.body, self.locals),
         )
 

@@ -7,6 +7,7 @@ random numbers is refused: its draws could not be separated from those of the st
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -83,6 +84,11 @@ class Items:
         self.stacked = stacked
         self.random_states: Sequence[ReplayableState] = global_rng_states()
 
+    @property
+    def are_numbers(self) -> bool:
+        """Whether all items are numbers of ranges, or tuples of such, so that no item has a gradient."""
+        return _are_ranges(self.rows)
+
     def at(self, k: int) -> Any:
         """Item k, which must exist."""
         return self._held[k] if self.rows is None else self.rows[k]
@@ -135,6 +141,12 @@ class _Rows:
         return tuple(part[k] for part in self.parts)
 
 
+def _are_ranges(rows: Any) -> bool:
+    if isinstance(rows, _Rows | Product):
+        return all(map(_are_ranges, rows.parts if isinstance(rows, _Rows) else (rows.outer, rows.inner)))
+    return isinstance(rows, range)
+
+
 def lookup(rows: Any) -> Callable[[int], Any]:
     """A function from a number to an item, with the rows in its closure, so that traced values are found."""
     if isinstance(rows, _Rows):
@@ -148,7 +160,8 @@ def items_of(iterable: Any, is_array: Callable[[Any], bool]) -> Items:
     if isinstance(iterable, MarkedRange):
         iterable = iterable.range
     if isinstance(iterable, range):
-        return Items(iterable, stacked=iterable)
+        # `len` of a longer range is an error; a loop over it must end early, so its numbers are taken one by one.
+        return Items(iterable, stacked=iterable) if iterable[: sys.maxsize] == iterable else Items(None, iter(iterable))
     if is_array(iterable) or isinstance(iterable, np.ndarray):
         return Items(iterable, stacked=iterable if is_array(iterable) else None)
     if isinstance(iterable, Product):

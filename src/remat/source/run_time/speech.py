@@ -2,18 +2,23 @@
 
 The rule: a call such as `print(x)` in a step is deferred, with its arguments evaluated, until the next turn begins or
 the loop is done; it is made unless the turn has printed before. In a step inside another step, it is deferred to that
-one. The cost: none for other loops.
+one. Functions that a step calls are not rewritten: where turns run again in Python (`unrolled_turns.py`), what they
+write to the standard output and error then is dropped (`silence`). What it can miss: files that they write to
+themselves, and handlers of logging with a stream of their own. The cost: none for other loops.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from contextvars import ContextVar
+from threading import get_ident
 from typing import Any
 
 from remat.execute.recomputation import is_recomputing
 from remat.execute.stop import STOP
 from remat.source.run_time.ran import Step
 
-__all__ = ["Speech", "say"]
+__all__ = ["Speech", "say", "silence"]
 
 _Calls = list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
 _put_down: ContextVar[_Calls | None] = ContextVar("put_down", default=None)
@@ -27,6 +32,27 @@ def say(call: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
             call(*args, **kwargs)
     else:
         calls.append((call, args, kwargs))
+
+
+class _Muted:
+    """A stream that drops what this thread writes; other threads write to the stream itself."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._thread = stream, get_ident()
+
+    def write(self, text: str) -> int:
+        """Drop a text, or write that of another thread."""
+        return len(text) if get_ident() == self._thread else int(self._stream.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """A context in which this thread prints nothing, since it has printed it before."""
+    with redirect_stdout(_Muted(sys.stdout)), redirect_stderr(_Muted(sys.stderr)):
+        yield
 
 
 class Speech:

@@ -1,35 +1,34 @@
 """Turns on JAX: one compiled loop where that has the meaning of plain Python, otherwise one by one.
 
 The rule: a step that is traced once sees the number of its turn as an array, and runs its Python once. So a loop is
-compiled (`scan`) only if it carries arrays and floats, does not end early, neither raises anything to the power of its
-variable nor uses its type or text, outputs arrays, draws no random numbers, changes no object that it reaches, and
-reaches no code that handles exceptions (which could swallow those of a tracer). A `while` loop that ends on data alone
-is a `while_loop`, under the same conditions. All others run one by one (`unrolled_turns.py`). Inside jit Python cannot
-branch on data: that is JAX's own error, with the line of the loop.
+compiled (`scan`) only if it carries arrays and floats, does not end early, does not raise anything to the power of its
+variable, outputs arrays, draws no random numbers, changes no container that it reaches, and everything that it calls is
+known to be pure (`purity.py`). Where Python numbers are traced (the variable, carried floats), no code may ask for the
+type of anything. A `while` loop that ends on data alone is a `while_loop`, under the same conditions. All others run
+one by one (`unrolled_turns.py`). Inside jit Python cannot branch on data: that is JAX's own error, with the line of the
+loop.
 
-What it can miss: state that no search finds (files, the time, other modules' globals). The cost: one trace of the step
-for a loop that turns out to be unsuitable for `scan`.
+What it can miss: what `purity.py` can miss. The cost: that search, and one trace of the step for a loop that turns out
+to be unsuitable for `scan`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 import numpy as np
 
 from remat.errors import RematError, StepError
-from remat.execute.python_state import PythonState
 from remat.execute.state_replay import StateReplay
 from remat.frameworks import Framework
 from remat.pytree import flatten
-from remat.source.data_flow.traceability import asks
 from remat.source.loop_info import LoopInfo
 from remat.source.run_time.items import Items
+from remat.source.run_time.purity import Purity
 from remat.source.run_time.ran import Ran, Step
 from remat.source.run_time.segment_sizes import SegmentSizes
 from remat.source.run_time.speech import Speech
-from remat.source.run_time.unrolled_turns import UnrolledTurns, forgetting, named_errors, reached
+from remat.source.run_time.unrolled_turns import UnrolledTurns, forgetting, named_errors, reached, states_of
 from remat.source.settings import Requests
 from remat.units import bytes_text
 
@@ -51,34 +50,43 @@ class TracedTurns:
 
     def run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         """Run the turns from `start` on."""
+        for name, value in zip(self.info.carry, values, strict=True):
+            if name in self.info.identified and isinstance(value, self.framework.TRAITS.array_types):
+                raise StepError(
+                    f"it compares {name} by `is`, and an iteration gets another array with the same values: compare "
+                    "what the arrays hold, or set a flag where it is assigned"
+                )
         search = reached(self.framework, self.step)
-        replay = StateReplay([*search.generators, PythonState(search.containers)])
+        purity = Purity((self.step, self.test, *values), self.framework.TRAITS.array_types)
+        search.containers += purity.stored
         ran = None
-        helpers = [code for code in search.code if code.co_name not in (".step", ".test")]
-        if not self._handles(search.code):
-            if stop is not None and self._may_be_compiled(values, helpers):
-                with forgetting(search.caches):
+        if not purity.effects:
+            replay = StateReplay(states_of(search))
+            with forgetting(search.caches):
+                if stop is not None and self._may_be_compiled(values, purity):
                     ran = self._traced(replay, lambda: self._scan(values, start, stop))
-            elif self._is_while_loop(values, replay):
-                with forgetting(search.caches):
+                elif self._is_while_loop(values, purity, replay):
                     ran = self._traced(replay, lambda: self._while_loop(values))
         if ran is not None:
             return ran
         count = None if stop is None else stop - start
         memory = self.request(count).memory
         slots, budget = (None, None) if memory is None else (memory.device.slots, memory.device.capacity)
-        sizes = SegmentSizes(slots)
-        turns = UnrolledTurns(self.info, self.framework, self.step, self.items, self.speech, sizes, search)
+        turns = UnrolledTurns(
+            self.info,
+            self.framework,
+            self.step,
+            self.items,
+            self.speech,
+            SegmentSizes(slots),
+            search,
+            frozenset(purity.foreign),
+        )
         with named_errors(self.info):
             turns = turns if budget is None else turns.within(budget, values, start)
             ran = turns.run(values, start, stop)
         self._log(turns, count, ran)
         return ran
-
-    @staticmethod
-    def _handles(codes: Sequence[CodeType]) -> bool:
-        """Whether code handles exceptions, and so could swallow those of a tracer and take another path."""
-        return any(code.co_exceptiontable for code in codes)
 
     def _traced(self, replay: StateReplay, run: Callable[[], Ran]) -> Ran | None:
         """The result of a loop that is traced once; None, with its effects undone, if Python would do otherwise."""
@@ -96,13 +104,14 @@ class TracedTurns:
         replay.rewind(replay.initial)
         return None
 
-    def _may_be_compiled(self, values: Sequence[Any], helpers: Sequence[CodeType]) -> bool:
+    def _may_be_compiled(self, values: Sequence[Any], purity: Purity) -> bool:
         info, items = self.info, self.items
         if not info.traceable or info.ends or info.emits or items is None or items.stacked is None:
             return False
+        parts = items.stacked if isinstance(items.stacked, tuple) else (items.stacked,)
+        numbers = info.reads_variable and any(isinstance(part, range) for part in parts)
         leaves = self._leaves(values)
-        # In a compiled loop, Python numbers that are passed to functions are traced arrays.
-        if (info.hands_on or any(type(leaf) in (float, complex) for leaf in leaves)) and any(map(asks, helpers)):
+        if purity.asks and (numbers or _has_numbers(leaves)):
             return False
         return not any(value is None for value in values) and all(map(_is_real, leaves))
 
@@ -119,10 +128,12 @@ class TracedTurns:
                 raise StepError("an integer may grow beyond what an array holds")
         return self.scan(values, start, stop, "")
 
-    def _is_while_loop(self, values: Sequence[Any], replay: StateReplay) -> bool:
+    def _is_while_loop(self, values: Sequence[Any], purity: Purity, replay: StateReplay) -> bool:
         """Whether a `while` loop ends on data alone, and can be compiled."""
         info = self.info
         if self.test is None or info.ends or info.lists or info.arrays or info.emits:
+            return False
+        if purity.asks and _has_numbers(self._leaves(values)):
             return False
         whole = {name for name, value in zip(info.carry, values, strict=True) if type(value) in (int, bool)}
         others = [v for name, v in zip(info.carry, values, strict=True) if name not in whole]
@@ -151,6 +162,11 @@ class TracedTurns:
         sizes, size = turns.sizes, turns.sizes.size(count)
         needs = "" if sizes.budget is None else f", in {bytes_text(sizes.peak(ran.turns, size))}"
         log((ran.turns, f"one by one, in segments of {size} iterations, each of which runs twice{needs}"))
+
+
+def _has_numbers(leaves: Sequence[Any]) -> bool:
+    """Whether leaves are Python's numbers, which a trace turns into arrays."""
+    return any(isinstance(leaf, int | float | complex) for leaf in leaves)
 
 
 def _is_real(leaf: Any) -> bool:

@@ -1,13 +1,16 @@
 """Turns on JAX one by one, in segments of which only the first state is kept: Python itself runs every turn.
 
 The rule: outside jit and vmap, arrays have values, and Python runs a segment as plain JAX does, including branches on
-data; the backward recomputes it from the same states of generators and containers, and compares the results. Caches of
-functions (functools.lru_cache) that a segment has filled are cleared after it. Inside jit a segment is traced once.
-Either way a turn passes on only arrays and plain values: an array inside anything else (a function, an object) would
-lose its gradient, and a function would see the variables of its own turn, where Python lets it see the last ones.
+data; the backward recomputes it from the same states of generators, containers and attributes, and compares the
+results. Where turns use what cannot be set back, such as an iterator, the backward is an error: equal results would not
+mean equal gradients. What functions print, they print once. Caches of functions (functools.lru_cache) that a segment
+has filled are cleared after it. Inside jit a segment is traced once. Either way a turn passes on only arrays and plain
+values: an array inside anything else (a function, an object) would lose its gradient, and a function would see the
+variables of its own turn, where Python lets it see the last ones.
 
-What it can miss: nothing that would be wrong; traced arrays that no search finds are an error of JAX. The cost: a
-search of what the step reaches; the memory of a segment's turns; unrolled loops take as long to compile as plain ones.
+What it can miss: state in other libraries than Python's own, if the results are equal by chance; traced arrays that no
+search finds are an error of JAX. The cost: a search of what the step reaches; the memory of a segment's turns; unrolled
+loops take as long to compile as plain ones.
 """
 
 import linecache
@@ -24,7 +27,8 @@ import numpy as np
 from remat.closures.capture import ConvertedClosure
 from remat.closures.captures import Captures
 from remat.closures.closure_search import ClosureSearch
-from remat.errors import StepError
+from remat.errors import DeterminismError, StepError
+from remat.execute.array_state import small_arrays
 from remat.execute.python_state import Contents, PythonState
 from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState
@@ -36,10 +40,10 @@ from remat.source.loop_info import LoopInfo
 from remat.source.run_time.items import Items
 from remat.source.run_time.ran import Ran, Step
 from remat.source.run_time.segment_sizes import SegmentSizes
-from remat.source.run_time.speech import Speech
+from remat.source.run_time.speech import Speech, silence
 from remat.source.run_time.statics import is_static
 
-__all__ = ["UnrolledTurns", "forgetting", "named_errors", "reached"]
+__all__ = ["UnrolledTurns", "forgetting", "named_errors", "reached", "states_of"]
 
 
 class _Part(NamedTuple):
@@ -63,6 +67,7 @@ class UnrolledTurns:
     speech: Speech
     sizes: SegmentSizes
     search: ClosureSearch  # what the step reaches
+    foreign: frozenset[str] = frozenset()  # what a second run of a turn would find changed
 
     def run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         """Run the turns from `start` on."""
@@ -92,9 +97,13 @@ class UnrolledTurns:
 
     def within(self, budget: int, values: Sequence[Any], start: int) -> "UnrolledTurns":
         """The same turns in segments that stay within this many bytes; the first turn is run once to measure it."""
+        if self.foreign:
+            raise StepError(
+                f"a budget in bytes needs an iteration to be run once more, to measure it, but {self._changed()}"
+            )
         closure = ConvertedClosure(self.step, self.search, self.search.captures)
         run, inputs, _ = self._function(closure, closure.take_values(), values, start, 1, [])
-        with SegmentReplay(self._states()).rewound(), recomputing(True):
+        with SegmentReplay(self._states()).rewound(), recomputing(True), silence():
             tape = self.framework.tape_bytes(run, inputs)
         state = sum(leaf.size * leaf.dtype.itemsize for leaf in flatten(tuple(values))[0] if self.is_array(leaf))
         return replace(self, sizes=SegmentSizes(None, budget, state, tape))
@@ -109,9 +118,9 @@ class UnrolledTurns:
         parts: list[_Part],
     ) -> tuple[Callable[..., list[Any]], list[Any], bool]:
         """Turns as a function of arrays, which appends its result to `parts`; its arrays; whether it runs eagerly."""
-        # If the number of items is not known, each is taken in its turn.
-        known = self.items is not None and self.items.count is not None
-        xs = [self.items.at(k) for k in range(start, start + most)] if known and self.items is not None else None
+        # Items of unknown number are taken in their turns, and so are numbers, of which a turn may end the loop early.
+        ahead = self.items is not None and self.items.count is not None and not self.items.are_numbers
+        xs = [self.items.at(k) for k in range(start, start + most)] if ahead and self.items is not None else None
         leaves, tree = flatten((tuple(values), xs))
         places = [k for k, leaf in enumerate(leaves) if self.is_array(leaf)]
         arrays = [leaves[k] for k in places]
@@ -141,7 +150,11 @@ class UnrolledTurns:
         contents = Contents.of(self.search.containers)
 
         def again(*arrays: Any) -> list[Any]:
-            with replay.rewound(), recomputing(True), named_errors(self.info):
+            if self.foreign:
+                raise DeterminismError(
+                    f"{self.info.where}: the backward would run iterations again, but {self._changed()}"
+                )
+            with replay.rewound(), recomputing(True), silence(), named_errors(self.info):
                 return run(*arrays)
 
         given = self.framework.segment(run, inputs, again if eager else None)
@@ -180,7 +193,13 @@ class UnrolledTurns:
         return _Part(len(outputs), ended, tree, plain, is_array), arrays
 
     def _states(self) -> list[ReplayableState]:
-        return [*self.search.generators, PythonState(self.search.containers)]
+        return states_of(self.search)
+
+    def _changed(self) -> str:
+        return (
+            f"they may change objects that cannot be set back ({', '.join(sorted(self.foreign))}). Take what they need "
+            "from these before the loop, as a list or an array"
+        )
 
     def _check_object(self, leaf: Any) -> None:
         """Refuse an object that holds arrays of its turn, or a function that reads variables of its turn."""
@@ -276,6 +295,11 @@ def named_errors(info: LoopInfo) -> Iterator[None]:
                 "and vmap it may branch on data; inside, a `while` loop may, whose test alone asks for it."
             )
         raise
+
+
+def states_of(search: ClosureSearch) -> list[ReplayableState]:
+    """What a step may change that is set back before it runs again: generators, containers, small NumPy arrays."""
+    return [*search.generators, PythonState(search.containers), *small_arrays(search.arrays)]
 
 
 def reached(framework: Framework, step: Callable[..., Any]) -> ClosureSearch:
