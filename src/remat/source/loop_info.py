@@ -36,6 +36,7 @@ class LoopInfo:
     changed: Mapping[str, int] = field(default_factory=dict)  # these, `arrays` and carried names with `+=`: the line
     augmented: tuple[tuple[str, str, int], ...] = ()  # (name, other, line): `name += …` where both may be one object
     readable: tuple[str, ...] = ()  # names that the loop or what follows it may read
+    own_items: frozenset[str] = frozenset()  # iterated objects of which a turn assigns only its own item
     shares_iterator: bool = False  # whether the body may take items from the loop's own iterator
     traceable: bool = True  # whether its variable may be traced (traceability.py)
     reads_variable: bool = True  # whether its body reads the variable of the loop

@@ -15,6 +15,7 @@ from remat.source.data_flow import refusal
 from remat.source.data_flow.aliases import find_stale_reads, is_augmented_put
 from remat.source.data_flow.emission import mark_emissions
 from remat.source.data_flow.flow import FlowVisitor, Loop, loop_flow
+from remat.source.data_flow.iterated import changes_of_iterated, own_items
 from remat.source.data_flow.liveness import live_after
 from remat.source.data_flow.outputs import Output, outputs_of
 from remat.source.data_flow.scopes import Scope, bound_names, late_readers, scopes_in
@@ -117,6 +118,7 @@ class Analysis:
         self._check_scopes(found, flow.written | names)
         self._check_items(node)
         live = self.live[id(node)]
+        self._check_iterated(node, outputs, live)
         knows_last = isinstance(node, ast.For) and not found.guarded
         sure = flow.sure_at_every_end() if knows_last else set()
         carry = (flow.written & (flow.exposed | (live - sure))) & self.locals
@@ -140,6 +142,7 @@ class Analysis:
             changed={name: line for name, line in _changed_names(node).items() if name in carry | names},
             augmented=tuple(self._augmented(node, carry | captured)),
             readable=tuple(sorted((flow.exposed | live) & self.locals)),
+            own_items=own_items(node, live) if isinstance(node, ast.For) else frozenset(),
             shares_iterator=_uses_its_iterator(node),
             traceable=is_traceable(node),
             reads_variable=_reads_variable(node),
@@ -156,6 +159,14 @@ class Analysis:
                 scope.node,
                 f"this reads {what} when it runs, and the loop in line {found.node.lineno} assigns it",
                 "Pass it as an argument, or define this inside the loop.",
+            )
+
+    def _check_iterated(self, node: Loop, outputs: list[Output], live: set[str]) -> None:
+        for name, change in changes_of_iterated(node, outputs, live) if isinstance(node, ast.For) else ():
+            self.refuse(
+                change,
+                f"{name} is changed here, and the loop in line {node.lineno} iterates over it",
+                f"Iterate over a copy, as in for … in list({name}), or over a range.",
             )
 
     def _check_items(self, node: Loop) -> None:

@@ -22,6 +22,7 @@ from remat.source.marked_range import MarkedRange
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed, write_back
 from remat.source.run_time.item_assignment import augmented, put, put_augmented
 from remat.source.run_time.items import Combined, Items, Product, is_iterator, items_of
+from remat.source.run_time.iterated_objects import Iterated, own_object
 from remat.source.run_time.messages import with_names
 from remat.source.run_time.ran import Ran
 from remat.source.run_time.segments_of_turns import Turns
@@ -100,11 +101,14 @@ class RunTime:
         items = run.items
         assert items is not None
         k = 0
+        iterated = Iterated(iterable)
         while items.has(k):
             k += run.some_turns(k, sys._getframe(1))
+            run.check_iterated(iterated)
             if not items.has(k):
                 break
             yield items.at(k)
+            run.check_iterated(iterated)
             k += 1
         items.end()
 
@@ -175,6 +179,7 @@ class _LoopRun:
         settings = time.settings.of_loop(iterable if isinstance(iterable, MarkedRange) else None, info)
         values, (step, test) = get(), make()
         self.framework: Framework = find_framework(values, _parts(iterable), using=(step,))
+        self._check_own_object(values, iterable)
         has_state = bool(info.carry or info.lists or info.arrays)
         self.runs_turns = settings is not None and has_state and self.framework.is_differentiating()
         if not self.runs_turns:
@@ -200,6 +205,22 @@ class _LoopRun:
             return items if self.info.ends else items.take_all()
         except StepError as error:
             raise self._error(error) from error
+
+    def _check_own_object(self, values: Sequence[Any], iterable: Any) -> None:
+        name = own_object(self.info, values, iterable, self.framework)
+        if name is not None:
+            self._refuse(
+                f"it changes {name}, which it iterates over",
+                f"Iterate over a copy, as in for … in list({name}), or over a range.",
+            )
+
+    def check_iterated(self, iterated: Iterated) -> None:
+        """Refuse a loop that has changed what it iterates over, and may have taken an item ahead of time."""
+        if iterated.has_changed():
+            self._refuse(
+                "what it iterates over was changed while it ran",
+                "Iterate over a copy, as in for … in list(items), or write a while loop.",
+            )
 
     def _is_array(self, value: Any) -> bool:
         own = isinstance(value, self.framework.TRAITS.array_types)
