@@ -17,6 +17,10 @@ def bump(values, k):
         values[k + 1] += 5.0
 
 
+def take(iterator):
+    return next(iterator)
+
+
 def assigns_its_own_item(start, weights, bias):
     u = [start, 2 * start, 3 * start]
     for k, v in enumerate(u):
@@ -144,10 +148,24 @@ def a_helper_changes_an_array(start, weights, bias):
     return np.sum(start)
 
 
+def a_helper_takes_items(start, weights, bias):
+    items = iter([0.5, 1.0, 2.0, 0.25, 0.7])
+    for _ in range(4):  # here
+        start = np.tanh(start @ weights + bias * take(items))
+    return np.sum(start)
+
+
+def a_method_takes_items(start, weights, bias):
+    advance = iter([0.5, 1.0, 2.0, 0.25, 0.7]).__next__
+    for _ in range(4):  # here
+        start = np.tanh(start @ weights + bias * advance())
+    return np.sum(start)
+
+
 RIGHT = [
     assigns_its_own_item,
     assigns_the_value_of_its_key,
     assigns_the_value_of_its_item,
     iterates_over_a_copy,
 ]
-HELPERS = [push, add_key, bump]
+HELPERS = [push, add_key, bump, take]

@@ -60,7 +60,7 @@ RULES = {
     ),
     "an exception below a handler ends the loop": (
         ["try_around", "suppress_around"],
-        lambda patch: patch.setattr(segments_of_turns, "_stopping", lambda step: step),
+        lambda patch: patch.setattr(segments_of_turns, "_passes", lambda error, info: True),
     ),
     "finally runs before a continued turn's carry is read": (
         ["try_in_loop_carry"],

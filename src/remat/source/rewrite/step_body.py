@@ -4,7 +4,7 @@ continue          ->  return (carry, outputs)
 break, return     ->  return STOP: the turn does not count, and is rerun in place with the real statement
 ys.append(v)      ->  .y0 = v, and for `out[i] = v`, if it is an output, .row0 = v
 h += v            ->  h = augmented("Add", h, v): a carried array is not written into
-print(...)        ->  deferred until the turn is done, and made once (speech.py)
+print(...)        ->  say(print, ...), which holds back what it writes until the turn is done (speech.py)
 """
 
 import ast
@@ -85,12 +85,12 @@ class _Ends(OwnScope):
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         """A carried tensor is not written into, since kept states may hold it."""
         if not (isinstance(node.target, ast.Name) and node.target.id in self.carry):
-            return node
+            return self.generic_visit(node)
         name = node.target.id
         [new] = statements(f"{name} = .remat.augmented({type(node.op).__name__!r}, {name}, None)", node)
         assert isinstance(new, ast.Assign)
         assert isinstance(new.value, ast.Call)
-        new.value.args[2] = node.value
+        new.value.args[2] = self.visit(node.value)
         if node.live:  # type: ignore[attr-defined]
             live: Any = (name, node.live)  # type: ignore[attr-defined]
             new.value.args.append(at(ast.Constant(live), node))
@@ -104,12 +104,13 @@ class _Ends(OwnScope):
             assert isinstance(node.value, ast.Call)
             new = statements(f"{output} = None", node)[0]
             assert isinstance(new, ast.Assign)
-            new.value = node.value.args[0 if isinstance(node, ast.Expr) else 1]
+            new.value = self.visit(node.value.args[0 if isinstance(node, ast.Expr) else 1])
             return new
-        if hasattr(node, "remat_emits"):
-            assert isinstance(node, ast.Expr)
-            assert isinstance(node.value, ast.Call)
-            node.value.args.insert(0, node.value.func)
-            node.value.func = expression(".remat.say", node)
+        emits = getattr(node, "remat_emits", None)
+        if emits is not None:
+            assert isinstance(node, ast.Call)
+            super().generic_visit(node)
+            node.args.insert(0, node.func)
+            node.func = expression(".remat.say" if emits == "once" else ".remat.say_unread", node)
             return node
         return super().generic_visit(node)

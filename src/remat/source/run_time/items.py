@@ -6,6 +6,7 @@ lazily, so that infinite ones work and their code runs between the turns, as in 
 random numbers is refused: its draws could not be separated from those of the steps when these are recomputed.
 """
 
+import io
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +18,7 @@ from remat.errors import StepError
 from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.source.marked_range import MarkedRange
 
-__all__ = ["Combined", "Items", "Product", "is_iterator", "items_of", "lookup"]
+__all__ = ["Combined", "Items", "Product", "is_iterator", "is_taken_from", "items_of", "lookup"]
 
 _SIZED: tuple[type, ...] = (
     list,
@@ -180,6 +181,12 @@ def is_iterator(iterable: Any) -> bool:
     if isinstance(iterable, Combined):
         return any(map(is_iterator, iterable.arguments))
     return hasattr(iterable, "__next__")
+
+
+def is_taken_from(value: Any) -> bool:
+    """Whether a value is an iterator, or a method of one, other than a file."""
+    value = getattr(value, "__self__", value)
+    return hasattr(type(value), "__next__") and not isinstance(value, io.IOBase)
 
 
 def _is_pure(iterator: Any) -> bool:

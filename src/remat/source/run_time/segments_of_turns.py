@@ -5,6 +5,7 @@ number, and the outputs. A run of turns ends before a turn in which the carry ch
 returns STOP: these turns run in place.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -39,20 +40,18 @@ def _test_on_tuples(test: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda carry: test(carry[0])
 
 
-def _stopping(step: Step) -> Step:
-    """A step whose exceptions end the loop: the turn is rerun in place, and raises inside the user's handler."""
+# Errors that only a step can raise: the framework runs it in another mode, or the error explains what to do.
+_OF_FRAMEWORKS = re.compile(r"Tracer|Concret|Box\b|dtype\('O'\)|an array element with a sequence|read-only")
 
-    def guarded(carry: Any, x: Any) -> Any:
-        try:
-            return step(carry, x)
-        except RematError:
-            raise
-        except Exception as error:
-            if "read-only" in str(error):  # a protected array: the framework can run the step in another mode
-                raise
-            return STOP, None
 
-    return guarded
+def _passes(error: Exception, info: LoopInfo) -> bool:
+    """Whether an error of a step leaves it, rather than ending the loop, so that the turn is rerun in place."""
+    if isinstance(error, RematError) or type(error).__module__.startswith("remat.") or "read-only" in str(error):
+        return True
+    if "an exception" in info.ends:  # it must be raised inside the user's handler
+        return False
+    text = f"{error} {type(error).__mro__}"
+    return bool(_OF_FRAMEWORKS.search(text)) or (isinstance(error, RuntimeError) and "grad" in text)
 
 
 @dataclass
@@ -67,21 +66,41 @@ class Turns:
     request: Requests  # by the number of turns, None if unknown
     traced: set[int]  # numbers of carried names whose floats a step replaces by differentiated values
     what: str = field(default="checkpointed", repr=False)
-    speech: Speech = field(default_factory=Speech)
+    raised: Exception | None = field(default=None, repr=False)  # what the turn after the last run of turns raised
 
     def __post_init__(self) -> None:
+        self.speech = Speech(self._attempt)
+        self.is_running = False
+        self.emits = self.info.emits  # or if a turn has written something, in a function that it calls
         self.single = self.step if len(self.info.carry) == 1 else None  # on the one carried value itself
         if self.single is not None:
             self.step, self.test = _on_tuples(self.step), self.test and _test_on_tuples(self.test)
-        if "an exception" in self.info.ends:
-            self.step = _stopping(self.step)
 
     def run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         """Run the turns from `start` up to `stop`, or to one that ends the loop or changes the carry's kind."""
-        ran = self._run(values, start, stop)
+        self.raised, self.is_running = None, True
+        try:
+            ran = self._run(values, start, stop)
+        finally:
+            self.is_running = False
+        if not ran.why:
+            self.raised = None
         self.speech.forget(start + ran.turns)
         self.speech.speak()
         return ran
+
+    def _attempt(self, step: Step, carry: Any, x: Any) -> Any:
+        """The result of a step; STOP if it raises, so that the turn is rerun in place and raises there, as in Python.
+
+        So the turns before it count, with what they print and append. The backward is not such a run of turns.
+        """
+        try:
+            return step(carry, x)
+        except Exception as error:
+            if not self.is_running or _passes(error, self.info):
+                raise
+            self.raised = error
+            return STOP, None
 
     def _run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         if stop is not None and stop <= start:
@@ -107,6 +126,9 @@ class Turns:
                 assert most is not None
                 return self._scan(values, start, start + most, why)
             except Stopped as stopped:
+                if self.speech.is_heard and not self.emits:
+                    self.emits = True  # run all turns again, by number
+                    continue
                 if stopped.step == 0:
                     return Ran(None, 0, (), (), "it ends the loop")
                 known, stop, why = True, start + stopped.step, "it ends the loop"
@@ -121,8 +143,9 @@ class Turns:
 
     def _scan(self, values: Sequence[Any], start: int, stop: int, why: str) -> Ran:
         table = self._table(values)
-        plain = self.single is not None and not (table.any or self.info.emits or self.info.ends)
+        plain = self.single is not None and not (table.any or self.emits or self.info.ends)
         xs, step = self._inputs(start, stop, self.single if plain and self.single is not None else self.step)
+        step = step if self.emits else self.speech.listening(step)
         step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
         given, lists = OutputTable(traced=self.framework.TRAITS.has_scan_options), len(self.info.lists)
         if lists:
@@ -153,7 +176,7 @@ class Turns:
                 return carry, plain((), x)[1]
 
         numbers = self.framework.integers(range(start, stop))
-        if self.info.emits:
+        if self.emits:
             item = (lambda k: None) if items is None else lookup(items.rows)
             return numbers, lambda carry, k: self.speech.turn(step, int(k), carry, item(int(k)))
         if items is None:
@@ -187,8 +210,6 @@ class Turns:
         items = self.items
         item = lookup(items.rows) if items is not None and items.rows is not None else None
 
-        emits = self.info.emits
-
         def body(carry: Any) -> Any:
             k = int(carry[0])
             x = None
@@ -196,7 +217,7 @@ class Turns:
                 if not items.has(k) or (lazy_last and not items.has(k + 1)):
                     return STOP
                 x = items.at(k) if item is None else item(k)
-            after = (self.speech.turn(step, k, carry[1:], x) if emits else step(carry[1:], x))[0]
+            after = self.speech.turn(step, k, carry[1:], x)[0]
             return STOP if after is STOP else (k + 1, *after)
 
         return body

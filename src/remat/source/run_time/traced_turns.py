@@ -124,7 +124,7 @@ class TracedTurns:
         if self.info.reads_variable and any(ranges):
             x = tuple(part[start] for part in parts)
             x = x if isinstance(items.stacked, tuple) else x[0]
-            if not self.framework.stays_within_bounds(self.step, tuple(values), x, ranges):
+            if not self.framework.stays_within_bounds(self.speech.muted(self.step), tuple(values), x, ranges):
                 raise StepError("an integer may grow beyond what an array holds")
         return self.scan(values, start, stop, "")
 
@@ -150,7 +150,7 @@ class TracedTurns:
         return [None if isinstance(x, self.framework.TRAITS.array_types) else x for x in flatten(tuple(values))[0]]
 
     def _while_loop(self, values: Sequence[Any]) -> Ran:
-        step, test = self.step, self.test
+        step, test = self.speech.listening(self.step), self.test
         assert test is not None
         request = self.request(None)
         after = self.framework.while_loop(test, lambda carry: step(carry, True)[0], tuple(values), None, request)

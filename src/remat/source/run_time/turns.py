@@ -9,7 +9,7 @@ turns run in place: that is plain Python, and keeps nothing.
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from types import FrameType
+from types import CellType, FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,13 +21,13 @@ from remat.source.loop_info import LoopInfo
 from remat.source.marked_range import MarkedRange
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed, write_back
 from remat.source.run_time.item_assignment import augmented, put, put_augmented
-from remat.source.run_time.items import Combined, Items, Product, is_iterator, items_of
+from remat.source.run_time.items import Combined, Items, Product, is_iterator, is_taken_from, items_of
 from remat.source.run_time.iterated_objects import Iterated, own_object
 from remat.source.run_time.messages import with_names
 from remat.source.run_time.ran import Ran
 from remat.source.run_time.segments_of_turns import Turns
 from remat.source.run_time.shared_arrays import check_separate
-from remat.source.run_time.speech import say
+from remat.source.run_time.speech import say, say_unread
 from remat.source.run_time.statics import UNBOUND
 from remat.source.settings import Requests, Settings
 
@@ -51,6 +51,7 @@ class RunTime:
     put_augmented = staticmethod(put_augmented)
     augmented = staticmethod(augmented)
     say = staticmethod(say)
+    say_unread = staticmethod(say_unread)
 
     def __init__(self, infos: Sequence[LoopInfo], settings: Settings, log: dict[int, Any]) -> None:
         self.infos = {info.number: info for info in infos}
@@ -184,6 +185,7 @@ class _LoopRun:
         self.runs_turns = settings is not None and has_state and self.framework.is_differentiating()
         if not self.runs_turns:
             return
+        self._check_captured(step)
         if info.kind == "for":
             self.items = self._items(iterable)
         assert settings is not None
@@ -205,6 +207,15 @@ class _LoopRun:
             return items if self.info.ends else items.take_all()
         except StepError as error:
             raise self._error(error) from error
+
+    def _check_captured(self, step: Any) -> None:
+        """Refuse an iterator that a function takes items from, since recomputed turns cannot take them again."""
+        for cell, name in zip(step.__closure__ or (), step.__code__.co_freevars, strict=True):
+            if name in self.info.captured and cell != CellType() and is_taken_from(cell.cell_contents):
+                self._refuse(
+                    f"{name} is an iterator, from which a recomputed iteration cannot take its items again",
+                    "Make a list of it before the loop, and index it.",
+                )
 
     def _check_own_object(self, values: Sequence[Any], iterable: Any) -> None:
         name = own_object(self.info, values, iterable, self.framework)
@@ -231,6 +242,8 @@ class _LoopRun:
 
         `frame` is that of the function, or of the step of an outer loop, in which the loop runs.
         """
+        if self.turns.raised is not None and "an exception" not in self.info.ends:
+            raise self.turns.raised  # by the step of the last turn, and not by that turn in place
         values = self.get()
         if start == 0 and any(value is UNBOUND for value in values):
             return 0

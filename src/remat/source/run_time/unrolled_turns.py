@@ -40,7 +40,7 @@ from remat.source.loop_info import LoopInfo
 from remat.source.run_time.items import Items
 from remat.source.run_time.ran import Ran, Step
 from remat.source.run_time.segment_sizes import SegmentSizes
-from remat.source.run_time.speech import Speech, silence
+from remat.source.run_time.speech import Speech
 from remat.source.run_time.statics import is_static
 
 __all__ = ["UnrolledTurns", "forgetting", "named_errors", "reached", "states_of"]
@@ -103,7 +103,7 @@ class UnrolledTurns:
             )
         closure = ConvertedClosure(self.step, self.search, self.search.captures)
         run, inputs, _ = self._function(closure, closure.take_values(), values, start, 1, [])
-        with SegmentReplay(self._states()).rewound(), recomputing(True), silence():
+        with SegmentReplay(self._states()).rewound(), recomputing(True):
             tape = self.framework.tape_bytes(run, inputs)
         state = sum(leaf.size * leaf.dtype.itemsize for leaf in flatten(tuple(values))[0] if self.is_array(leaf))
         return replace(self, sizes=SegmentSizes(None, budget, state, tape))
@@ -154,7 +154,7 @@ class UnrolledTurns:
                 raise DeterminismError(
                     f"{self.info.where}: the backward would run iterations again, but {self._changed()}"
                 )
-            with replay.rewound(), recomputing(True), silence(), named_errors(self.info):
+            with replay.rewound(), recomputing(True), named_errors(self.info):
                 return run(*arrays)
 
         given = self.framework.segment(run, inputs, again if eager else None)
@@ -175,7 +175,7 @@ class UnrolledTurns:
                 ended = True
                 break
             x = None if self.items is None else self.items.at(k) if xs is None else xs[k - start]
-            after, y = self.speech.turn(step, k, carry, x) if self.info.emits else step(carry, x)
+            after, y = self.speech.turn(step, k, carry, x)
             if after is STOP:
                 ended = True
                 if replay is not None:  # the turn is rerun in place, and must draw the same numbers
