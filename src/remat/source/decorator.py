@@ -101,7 +101,7 @@ def transformed(fn: Any, settings: Settings, *, keep: bool = False, needs_budget
     use_last_items(tree, names)
     tree.body = functional_updates(tree.body, names, names - _others(tree, modules))
     merge_nests(tree)
-    analysis = Analysis(tree, original.__code__.co_filename, modules, keep, settings.given).run()
+    analysis = Analysis(tree, original.__code__.co_filename, modules, keep, _outside(original), settings.given).run()
     if needs_budget and not settings.given and analysis.infos and not _may_mark_loops(original):
         raise ProblemError(
             f"give the loops of {original.__qualname__} a budget: @remat.checkpointed(slots=31), a number of states, "
@@ -137,15 +137,18 @@ def _has_marked_range(value: object) -> bool:
     return isinstance(value, ModuleType) and getattr(value, "range", None) is MarkedRange
 
 
+def _outside(function: FunctionType) -> dict[str, Any]:
+    """The values of the names that a function has from outside: globals, and variables of functions around it."""
+    found = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # not bound yet
+            found[name] = cell.cell_contents
+    return found
+
+
 def _modules(function: FunctionType, tree: ast.FunctionDef) -> frozenset[str]:
     """The names that refer to modules in a function."""
-    found = {name for name, value in function.__globals__.items() if isinstance(value, ModuleType)}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            if isinstance(cell.cell_contents, ModuleType):
-                found.add(name)
-        except ValueError:  # not bound yet
-            continue
+    found = {name for name, value in _outside(function).items() if isinstance(value, ModuleType)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}

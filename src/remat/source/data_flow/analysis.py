@@ -6,9 +6,10 @@ an info that says why it is left unchanged.
 """
 
 import ast
-from collections.abc import Iterator
+import builtins
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from remat.errors import SourceError
 from remat.source.data_flow import refusal
@@ -17,6 +18,7 @@ from remat.source.data_flow.emission import mark_emissions
 from remat.source.data_flow.flow import FlowVisitor, Loop, loop_flow
 from remat.source.data_flow.iterated import changes_of_iterated, own_items
 from remat.source.data_flow.liveness import live_after
+from remat.source.data_flow.mutation import root_name
 from remat.source.data_flow.outputs import Output, outputs_of
 from remat.source.data_flow.scopes import Scope, bound_names, late_readers, scopes_in
 from remat.source.data_flow.traceability import identified_names, is_traceable, multiplied_names
@@ -28,8 +30,9 @@ __all__ = ["Analysis", "FoundLoop", "local_names"]
 # Contexts that let exceptions pass: the turn that raises in one of these need not be rerun in place.
 _PASSING = words(
     "errstate no_grad enable_grad set_grad_enabled inference_mode autocast open catch_warnings printoptions "
-    "device nullcontext redirect_stdout profile localcontext record_function default_device Timer lock Lock"
+    "device nullcontext redirect_stdout profile localcontext record_function default_device Timer Lock"
 )
+_LIBRARIES = words("numpy torch jax autograd contextlib builtins io _io _thread threading warnings decimal _decimal")
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Analysis:
     file: str
     modules: frozenset[str]
     keep: bool = False
+    outside: Mapping[str, Any] = field(default_factory=dict)  # the values of names from outside the function
     has_budget: bool = True  # whether all loops are checkpointed, rather than only marked ones
     infos: list[LoopInfo] = field(default_factory=list)
     loops: dict[int, FoundLoop] = field(default_factory=dict)  # by number
@@ -66,7 +70,7 @@ class Analysis:
                 node.live = tuple(sorted((self.live[id(node)] & self.locals) - own))  # type: ignore[union-attr]
         self.scopes: list[Scope] = scopes_in(function)
         self.stale = find_stale_reads(function, self.locals, self.modules)
-        for number, found in enumerate(_loops(function.body), 1):
+        for number, found in enumerate(_loops(function.body, self._is_passing), 1):
             try:
                 info = self._loop(number, found)
             except SourceError as error:
@@ -77,6 +81,18 @@ class Analysis:
             self.loops[number] = found
             found.node.remat_loop = number  # type: ignore[union-attr]
         return self
+
+    def _is_passing(self, context: ast.expr) -> bool:
+        """Whether a context of a library lets exceptions pass; a class of the user's may have the same name."""
+        node = context.func if isinstance(context, ast.Call) else context
+        name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+        if name not in _PASSING or root_name(node) in self.locals:
+            return False
+        path = ast.unparse(node).split(".")
+        found = self.outside.get(path[0], getattr(builtins, path[0], None))
+        for part in path[1:]:
+            found = getattr(found, part, None)
+        return str(getattr(found, "__module__", "")).partition(".")[0] in _LIBRARIES
 
     def refuse(self, node: ast.AST, why: str, how: str) -> NoReturn:
         """Raise the SourceError for a node."""
@@ -255,31 +271,30 @@ def _without_outputs(node: Loop, outputs: list[Output]) -> Loop:
 
 
 def _loops(
-    body: list[ast.stmt], outer: tuple[Loop, ...] = (), guarded: bool = False, contexts: tuple[str, ...] = ()
+    body: list[ast.stmt],
+    is_passing: Callable[[ast.expr], bool],
+    outer: tuple[Loop, ...] = (),
+    guarded: bool = False,
+    contexts: tuple[str, ...] = (),
 ) -> Iterator[FoundLoop]:
     """The loops of a block in text order, outer ones first; not those of inner functions."""
     for node in body:
         if isinstance(node, ast.For | ast.While):
             yield FoundLoop(node, outer, guarded, contexts)
-            yield from _loops(node.body, (*outer, node), guarded, contexts)
-            yield from _loops(node.orelse, outer, guarded, contexts)
+            yield from _loops(node.body, is_passing, (*outer, node), guarded, contexts)
+            yield from _loops(node.orelse, is_passing, outer, guarded, contexts)
         elif isinstance(node, ast.With):
             texts = [ast.unparse(item.context_expr) for item in node.items]
-            passing = all(_called(item.context_expr) in _PASSING for item in node.items)
-            yield from _loops(node.body, outer, guarded or not passing, (*contexts, *texts))
+            passing = all(is_passing(item.context_expr) for item in node.items)
+            yield from _loops(node.body, is_passing, outer, guarded or not passing, (*contexts, *texts))
         elif isinstance(node, ast.Try | ast.TryStar):
             handlers = [part for handler in node.handlers for part in handler.body]
-            yield from _loops(node.body, outer, True, contexts)
+            yield from _loops(node.body, is_passing, outer, True, contexts)
             for part in (handlers, node.orelse, node.finalbody):
-                yield from _loops(part, outer, guarded, contexts)
+                yield from _loops(part, is_passing, outer, guarded, contexts)
         elif isinstance(node, ast.If):
-            yield from _loops(node.body, outer, guarded, contexts)
-            yield from _loops(node.orelse, outer, guarded, contexts)
+            yield from _loops(node.body, is_passing, outer, guarded, contexts)
+            yield from _loops(node.orelse, is_passing, outer, guarded, contexts)
         elif isinstance(node, ast.Match):
             for case in node.cases:
-                yield from _loops(case.body, outer, guarded, contexts)
-
-
-def _called(node: ast.expr) -> str:
-    node = node.func if isinstance(node, ast.Call) else node
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+                yield from _loops(case.body, is_passing, outer, guarded, contexts)

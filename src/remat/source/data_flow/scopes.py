@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from remat.source.syntax import words
+from remat.source.syntax import is_hidden, words
 
 __all__ = ["Scope", "bound_names", "captured_names", "free_names", "late_readers", "own_nodes", "scopes_in"]
 
@@ -125,6 +125,8 @@ def scopes_in(function: ast.FunctionDef) -> list[Scope]:
             called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             if called in _CONSUMERS and len(node.args) == 1:
                 used_up.add(id(node.args[0]))
+            if isinstance(node.func, ast.Attribute) and is_hidden(getattr(node.func.value, "id", "")):
+                used_up |= set(map(id, node.args))  # generated code: a merged nest calls its lambda at once
             used_up |= {id(keyword.value) for keyword in node.keywords if keyword.arg == "key"}
         if isinstance(node, _SCOPES) and node is not function:
             name = node.name if isinstance(node, ast.FunctionDef) else names.get(id(node))

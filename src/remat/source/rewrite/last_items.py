@@ -2,14 +2,14 @@
 
 The rule: if a loop uses a local list only to append to it, as a statement of its body, and to read `ys[-1]`, then the
 appended value is first assigned to a hidden variable, which is read in place of `ys[-1]`. So the list stays an output.
-A function that handles an IndexError is left unchanged, since an empty list would raise a different error.
+A function that handles an IndexError is left unchanged, since the error must be raised in its turn.
 """
 
 import ast
 from collections.abc import Collection
 
 from remat.source.data_flow.outputs import appended_list
-from remat.source.syntax import OwnScope, at, flattened, statements, turn_parts
+from remat.source.syntax import OwnScope, at, expression, flattened, statements, turn_parts
 
 __all__ = ["use_last_items"]
 
@@ -31,7 +31,7 @@ class _Blocks(OwnScope):
         before: list[ast.stmt] = []
         for name in sorted({name for name in map(appended_list, node.body) if name is not None}):
             if name in self.locals and _is_only_appended_and_last_read(node, name):
-                before += statements(f"if {name}:\n  .last_{name} = {name}[-1]", node)
+                before += statements(f".last_{name} = .remat.last_item({name})", node)
                 _Last(name).visit_loop(node)
         return [*before, node] if before else node
 
@@ -81,5 +81,5 @@ class _Last(ast.NodeTransformer):
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """Replace the last item by the variable."""
         if _is_last_item(node, self.name):
-            return at(ast.Name(f".last_{self.name}", ast.Load()), node)
+            return expression(f".remat.read_last(.last_{self.name})", node)
         return self.generic_visit(node)

@@ -2,7 +2,8 @@
 
 The rule: the outer body is only the inner loop, neither has an `else`, the inner one has no `break`, its iterable
 consists of names, numbers and `range` and reads nothing that the loops assign, and the outer variable is not read after
-the loops. One loop has one plan, which is better than a plan inside a plan.
+the loops. One loop has one plan, which is better than a plan inside a plan. The inner iterable is evaluated once the
+outer loop has a turn, since it may raise.
 """
 
 import ast
@@ -60,9 +61,10 @@ def _is_number(node: ast.expr) -> bool:
 
 def _merge(outer: ast.For, inner: ast.For) -> None:
     texts = [text for text in (getattr(inner, "merged", ""), f"the loop in line {inner.lineno}") if text]
-    call = expression(".remat.product(None, None)", outer.iter)
+    call = expression(".remat.product(None, lambda: None)", outer.iter)
     assert isinstance(call, ast.Call)
-    call.args = [outer.iter, inner.iter]
+    assert isinstance(call.args[1], ast.Lambda)
+    call.args[0], call.args[1].body = outer.iter, inner.iter
     target = ast.Tuple([outer.target, inner.target], ast.Store())
     outer.target = ast.copy_location(target, outer.target)
     outer.iter, outer.body = call, inner.body

@@ -7,9 +7,8 @@ random numbers is refused: its draws could not be separated from those of the st
 """
 
 import io
-import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,22 +48,35 @@ class Combined:
 
 
 class Product:
-    """The pairs of a perfect nest."""
+    """The pairs of a perfect nest; the inner iterable is made in the first turn of the outer loop, as in Python.
 
-    __slots__ = ("inner", "outer")
+    `is_sized` says whether both are ranges. If `range` is a function of the user's, pairs are taken one by one.
+    """
 
-    def __init__(self, outer: Iterable[Any], inner: Iterable[Any]) -> None:
-        self.outer, self.inner = outer, inner
+    __slots__ = ("_make", "inner", "is_sized", "outer")
+
+    def __init__(self, outer: Any, make: Callable[[], Any]) -> None:
+        self.outer, self._make = outer, make
+        self.is_sized = _is_sized(outer)
+        self.inner: Any = make() if self.is_sized and len(outer) else range(0)
+        self.is_sized = self.is_sized and _is_sized(self.inner)
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.product(self.outer, self.inner)
+        for k, one in enumerate(self.outer):
+            inner = self.inner if self.is_sized or (k == 0 and _is_sized(self.outer)) else self._make()
+            for other in inner:
+                yield one, other
 
     def __len__(self) -> int:
-        return len(self.outer) * len(self.inner)  # type: ignore[arg-type]
+        return len(self.outer) * len(self.inner)
 
     def __getitem__(self, k: int) -> Any:
-        outer, inner = divmod(k, len(self.inner))  # type: ignore[arg-type]
-        return self.outer[outer], self.inner[inner]  # type: ignore[index]
+        outer, inner = divmod(k, len(self.inner))
+        return self.outer[outer], self.inner[inner]
+
+
+def _is_sized(value: Any) -> bool:
+    return isinstance(value, range | MarkedRange) or (isinstance(value, Product) and value.is_sized)
 
 
 class Items:
@@ -166,7 +178,7 @@ def items_of(iterable: Any, is_array: Callable[[Any], bool]) -> Items:
     if is_array(iterable) or isinstance(iterable, np.ndarray):
         return Items(iterable, stacked=iterable if is_array(iterable) else None)
     if isinstance(iterable, Product):
-        return Items(iterable)  # type: ignore[arg-type]
+        return Items(iterable) if iterable.is_sized else Items(None, iter(iterable))  # type: ignore[arg-type]
     if isinstance(iterable, Combined):
         return _combined(iterable, is_array)
     if isinstance(iterable, _SIZED):

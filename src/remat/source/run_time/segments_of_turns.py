@@ -92,12 +92,14 @@ class Turns:
     def _attempt(self, step: Step, carry: Any, x: Any) -> Any:
         """The result of a step; STOP if it raises, so that the turn is rerun in place and raises there, as in Python.
 
-        So the turns before it count, with what they print and append. The backward is not such a run of turns.
+        So the turns before it count, with what they print and append. In the backward only segments of JAX run again
+        up to a turn that raised; elsewhere an error there is a new one.
         """
         try:
             return step(carry, x)
         except Exception as error:
-            if not self.is_running or _passes(error, self.info):
+            again = self.framework.TRAITS.has_scan_options or "an exception" in self.info.ends
+            if not (self.is_running or again) or _passes(error, self.info):
                 raise
             self.raised = error
             return STOP, None

@@ -23,6 +23,7 @@ from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_ch
 from remat.source.run_time.item_assignment import augmented, put, put_augmented
 from remat.source.run_time.items import Combined, Items, Product, is_iterator, is_taken_from, items_of
 from remat.source.run_time.iterated_objects import Iterated, own_object
+from remat.source.run_time.last_item import last_item, read_last
 from remat.source.run_time.messages import with_names
 from remat.source.run_time.ran import Ran
 from remat.source.run_time.segments_of_turns import Turns
@@ -50,6 +51,8 @@ class RunTime:
     put = staticmethod(put)
     put_augmented = staticmethod(put_augmented)
     augmented = staticmethod(augmented)
+    last_item = staticmethod(last_item)
+    read_last = staticmethod(read_last)
     say = staticmethod(say)
     say_unread = staticmethod(say_unread)
 

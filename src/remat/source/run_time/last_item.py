@@ -1,0 +1,36 @@
+"""`ys[-1]` of a list that a loop appends to, as a variable (`rewrite/last_items.py`): only for plain lists and deques.
+
+The rule: what was appended last is the last item only if `append` is that of Python, so other types are refused. The
+last item of an empty list is UNBOUND, and reading it raises what Python raises.
+"""
+
+import linecache
+import sys
+from collections import deque
+from typing import Any
+
+from remat.errors import SourceError
+from remat.source.run_time.statics import UNBOUND
+
+__all__ = ["last_item", "read_last"]
+
+
+def last_item(items: Any) -> Any:
+    """The last item before a loop that appends to `items`."""
+    if type(items) is list or (type(items) is deque and items.maxlen != 0):
+        return items[-1] if items else UNBOUND
+    frame = sys._getframe(1)
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(file, line).strip()
+    raise SourceError(
+        f"{file}, line {line}: the loop reads the last item of a {type(items).__name__} that it appends to, which need "
+        f"not be what was appended\n    {code}\nUse a list, or a variable for the last value.",
+        file, line, 0, code,
+    )  # fmt: skip
+
+
+def read_last(item: Any) -> Any:
+    """The last item; the IndexError of an empty list."""
+    if item is UNBOUND:
+        raise IndexError("list index out of range")
+    return item
