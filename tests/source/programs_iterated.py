@@ -21,6 +21,21 @@ def take(iterator):
     return next(iterator)
 
 
+class Queue:
+    def __init__(self):
+        self.values = [1.0]
+
+    def note(self, value):
+        if len(self.values) < 6:
+            self.values.append(value)
+
+    def taken(self):
+        k = 0
+        while k < len(self.values):
+            yield self.values[k]
+            k += 1
+
+
 def assigns_its_own_item(start, weights, bias):
     u = [start, 2 * start, 3 * start]
     for k, v in enumerate(u):
@@ -159,6 +174,21 @@ def a_method_takes_items(start, weights, bias):
     advance = iter([0.5, 1.0, 2.0, 0.25, 0.7]).__next__
     for _ in range(4):  # here
         start = np.tanh(start @ weights + bias * advance())
+    return np.sum(start)
+
+
+def an_iterator_changes_what_the_loop_reads(start, weights, bias):
+    seen = []
+    for v in map(lambda k: seen.append(k) or k, [1.0, 2.0, 3.0]):  # here
+        start = np.tanh(start @ weights + bias * v * len(seen))
+    return np.sum(start)
+
+
+def an_iterator_reads_what_the_loop_changes(start, weights, bias):
+    queue = Queue()
+    for v in queue.taken():  # here
+        start = np.tanh(start @ weights + bias * v)
+        queue.note(v + 1.0)
     return np.sum(start)
 
 

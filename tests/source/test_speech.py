@@ -71,6 +71,13 @@ def before_an_error(x):
     return x
 
 
+def before_an_error_of_its_iterator(x):
+    for a, b in zip([1.0, 2.0, 3.0], [1.0, 2.0], strict=True):
+        print("at", a)
+        x = torch.sin(x) * b
+    return x
+
+
 def what_changes_later(x):
     for i in range(5):
         seen = [i]
@@ -89,6 +96,7 @@ def what_changes_later(x):
         by_the_stream,
         in_a_helper_of_an_inner_loop,
         before_an_error,
+        before_an_error_of_its_iterator,
         what_changes_later,
     ],
 )

@@ -1,9 +1,12 @@
 """The items of a `for` loop, by number: taken all at once where that is safe, otherwise one by one, and held.
 
 In: the iterable of a loop. Out: `Items`. A turn may be rerun, so an item is taken once and kept. Ranges, arrays, lists,
-dict views, and `zip`, `enumerate`, `reversed` and products of these have a known length; other iterators are taken
-lazily, so that infinite ones work and their code runs between the turns, as in plain Python. An iterator that draws
-random numbers is refused: its draws could not be separated from those of the steps when these are recomputed.
+dict views, and `zip`, `enumerate`, `reversed` and products of these have a known length. Other iterators are taken
+lazily if a turn may end the loop, so that infinite ones work, and otherwise ahead of the turns, since their items may
+be differentiated. An iterator that draws random numbers, or changes an object that the step reaches, is refused:
+recomputed steps would not see that. So is one that is ahead of turns which change an object, since it may read it.
+
+What it can miss: what the iterator itself prints is ahead of what the turns print.
 """
 
 import io
@@ -86,7 +89,7 @@ class Items:
     exception in an iterator ends the items; `end()` raises it where the loop itself would get the next item.
     """
 
-    __slots__ = ("_error", "_held", "_rest", "count", "random_states", "rows", "stacked")
+    __slots__ = ("_error", "_held", "_rest", "count", "rows", "stacked", "states")
 
     def __init__(self, rows: Sequence[Any] | None, rest: Iterator[Any] | None = None, stacked: Any = None) -> None:
         self._held: list[Any] = []
@@ -95,7 +98,7 @@ class Items:
         self.count = None if rows is None else len(rows)
         self.rows = rows  # None for lazy items
         self.stacked = stacked
-        self.random_states: Sequence[ReplayableState] = global_rng_states()
+        self.states: Sequence[ReplayableState] = global_rng_states()  # what an iterator must not change
 
     @property
     def are_numbers(self) -> bool:
@@ -112,14 +115,17 @@ class Items:
             return k < self.count
         assert self._rest is not None
         while len(self._held) <= k:
-            before = [state.version() for state in self.random_states]
+            before = [state.version() for state in self.states]
             try:
                 item = next(self._rest)
             except Exception as error:
                 self.count, self._error = len(self._held), None if isinstance(error, StopIteration) else error
                 return False
-            if before != [state.version() for state in self.random_states]:
-                raise StepError("the iterator of the loop draws random numbers: make a list of it before the loop")
+            if before != [state.version() for state in self.states]:
+                raise StepError(
+                    "the iterator of the loop draws random numbers, or changes an object that the loop uses, which "
+                    "recomputed iterations could not see: make a list of it before the loop"
+                )
             self._held.append(item)
         return True
 
@@ -128,15 +134,21 @@ class Items:
         if self._error is not None:
             raise self._error
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether taking the items at once has the same effect as taking them one by one."""
+        return self._rest is None or _is_pure(self._rest)
+
     def take_all(self) -> "Items":
-        """Take all items, for a loop that no turn ends early."""
+        """Take all items, for a loop that no turn ends early; an exception is raised after the turns before it."""
         if self.rows is not None:
             return self
         k = 0
         while self.has(k):
             k += 1
-        self.end()
-        return Items(tuple(self._held))
+        taken = Items(tuple(self._held))
+        taken._error = self._error
+        return taken
 
 
 class _Rows:

@@ -15,10 +15,12 @@ from typing import Any, NoReturn
 import numpy as np
 
 from remat.errors import DeterminismError, InfeasibleError, SourceError, StepError
+from remat.execute.python_state import PythonState
 from remat.execute.stop import STOP
 from remat.frameworks import Framework, find_framework
 from remat.source.loop_info import LoopInfo
 from remat.source.marked_range import MarkedRange
+from remat.source.run_time.filled_arrays import with_rows
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed, write_back
 from remat.source.run_time.item_assignment import augmented, put, put_augmented
 from remat.source.run_time.items import Combined, Items, Product, is_iterator, is_taken_from, items_of
@@ -30,6 +32,7 @@ from remat.source.run_time.segments_of_turns import Turns
 from remat.source.run_time.shared_arrays import check_separate
 from remat.source.run_time.speech import say, say_unread
 from remat.source.run_time.statics import UNBOUND
+from remat.source.run_time.unrolled_turns import reached
 from remat.source.settings import Requests, Settings
 
 __all__ = ["RunTime"]
@@ -106,10 +109,10 @@ class RunTime:
         assert items is not None
         k = 0
         iterated = Iterated(iterable)
-        while items.has(k):
+        while run.has(k):
             k += run.some_turns(k, sys._getframe(1))
             run.check_iterated(iterated)
-            if not items.has(k):
+            if not run.has(k):
                 break
             yield items.at(k)
             run.check_iterated(iterated)
@@ -145,6 +148,7 @@ class _LoopRun:
     """One run of one loop."""
 
     __slots__ = (
+        "ahead",
         "arrays",
         "framework",
         "get",
@@ -180,6 +184,7 @@ class _LoopRun:
         self.in_place = 0  # turns that ran in place, other than as the first or the last
         self.over = False
         self.items: Items | None = None
+        self.ahead: tuple[PythonState, Any] | None = None  # if items were taken ahead: what turns must not change
         settings = time.settings.of_loop(iterable if isinstance(iterable, MarkedRange) else None, info)
         values, (step, test) = get(), make()
         self.framework: Framework = find_framework(values, _parts(iterable), using=(step,))
@@ -190,7 +195,7 @@ class _LoopRun:
             return
         self._check_captured(step)
         if info.kind == "for":
-            self.items = self._items(iterable)
+            self.items = self._items(iterable, step)
         assert settings is not None
         names = info.carry if info.kind == "for" and not info.ends else ("turn", *info.carry)
 
@@ -201,13 +206,29 @@ class _LoopRun:
             self.requests.enlarge(time.least[self.share])
         self.turns = Turns(info, self.framework, step, test, self.items, self.requests, time.traced[info.number])
 
-    def _items(self, iterable: Any) -> Items:
+    def _items(self, iterable: Any, step: Any) -> Items:
         if self.info.shares_iterator and is_iterator(iterable):
             self._refuse("its body may take items from the iterator of the loop itself", "Make a list of it first.")
         items = items_of(iterable, self._is_array)
-        items.random_states = self.framework.random_states()
-        try:
+        items.states = self.framework.random_states()
+        if items.is_pure:
             return items if self.info.ends else items.take_all()
+        state = PythonState(reached(self.framework, step).containers)
+        items.states = [*items.states, state]
+        if self.info.ends:
+            return items
+        try:
+            taken = items.take_all()
+        except StepError as error:
+            raise self._error(error) from error
+        self.ahead = state, state.version()
+        return taken
+
+    def has(self, k: int) -> bool:
+        """Whether the loop has an item k."""
+        assert self.items is not None
+        try:
+            return self.items.has(k)
         except StepError as error:
             raise self._error(error) from error
 
@@ -229,7 +250,12 @@ class _LoopRun:
             )
 
     def check_iterated(self, iterated: Iterated) -> None:
-        """Refuse a loop that has changed what it iterates over, and may have taken an item ahead of time."""
+        """Refuse a loop that has changed what it iterates over, or what an iterator ahead of it may have read."""
+        if self.ahead is not None and self.ahead[0].version() != self.ahead[1]:
+            self._refuse(
+                "its iterator is ahead of the iterations, which change an object that it may read",
+                "Make a list of it before the loop, if it does not read it; or write a while loop.",
+            )
         if iterated.has_changed():
             self._refuse(
                 "what it iterates over was changed while it ran",
@@ -348,7 +374,7 @@ class _LoopRun:
             filled = []
             for name, array, rows in zip(self.info.arrays, get(), ran.filled, strict=True):
                 self._check_held(name, array, rows)
-                after = _filled(array, numbers, rows)
+                after = with_rows(array, numbers, rows)
                 filled.append(write_back(self.info, name, array, after) if self.given.holds(array) else after)
             fill(tuple(filled))
 
@@ -359,22 +385,6 @@ class _LoopRun:
                     f"{name} holds what is put into it, which is changed in place after that, and {other} is read then",
                     f"Put a copy into it, as in {name}[i] = v.copy(), or write v = v + … for v += ….",
                 )
-
-
-def _filled(array: Any, numbers: list[int], rows: Any) -> Any:
-    """The array after `array[i] = row` for each number and row."""
-    if isinstance(array, dict | list):
-        for k, row in zip(numbers, find_framework(rows).unstack(rows), strict=True):
-            array[k] = row
-        return array
-    missing = len(array.shape) - len(rows.shape)
-    if missing > 0:  # a row may have fewer axes than an item of the array
-        rows = rows.reshape((rows.shape[0], *[1] * missing, *rows.shape[1:]))
-    elif missing < 0 and set(rows.shape[1 : 1 - missing]) == {1}:  # or more, of length 1
-        rows = rows.reshape((rows.shape[0], *rows.shape[1 - missing :]))
-    if isinstance(array, np.ndarray) and hasattr(rows, "requires_grad"):  # numbers that a step of PyTorch puts there
-        rows = np.asarray(rows)
-    return put("own", rows, array, np.array(numbers))
 
 
 def _parts(iterable: Any) -> Any:
