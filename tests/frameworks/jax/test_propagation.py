@@ -103,6 +103,16 @@ def test_mutable_arrays_made_in_a_replaced_loop_can_be_compiled():
     np.testing.assert_allclose(got, jax.grad(lambda w: with_ref(w, lax.scan))(0.7), rtol=1e-12)
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+def test_gradients_of_python_numbers_are_weakly_typed_as_those_of_lax_are(transform):
+    def last(w, loop):
+        return loop(lambda c, _: (jnp.sin(c * w), None), jnp.float32(1.0), length=3)[0]
+
+    ours, theirs = (transform(jax.grad(lambda w, loop=loop: last(w, loop)))(0.5) for loop in (scan, lax.scan))
+    assert ours.weak_type == theirs.weak_type is True
+    assert ours.dtype == theirs.dtype
+
+
 @jax.custom_vjp
 def asks(x, y):
     return x * y

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, partial_eval
 from jax.typing import ArrayLike
@@ -268,7 +269,19 @@ def _jvp_transpose(
     if not any(nonzero):
         return [None] * len(args)
     vjp = VJP(linearization, nonzero, n_residuals)
-    return [None] * len(inputs) + call(vjp, [*inputs, *select(nonzero, cotangents)])
+    results = call(vjp, [*inputs, *select(nonzero, cotangents)])
+    tangents = args[len(inputs) :]
+    return [None] * len(inputs) + [_typed_like(bar, tangent) for bar, tangent in zip(results, tangents, strict=True)]
+
+
+def _typed_like(cotangent: Array, tangent: Any) -> Array:
+    """The cotangent, weakly typed if the tangent is, as that of a Python number is."""
+    aval = tangent.aval if ad.is_undefined_primal(tangent) else aval_of(tangent)
+    if not aval.weak_type or aval_of(cotangent).weak_type:
+        return cotangent
+    # There is no public way to make a type weak, but the transpose of making it strong does.
+    result: Array = jax.linear_transpose(lambda x: lax.convert_element_type(x, x.dtype), aval)(cotangent)[0]
+    return result
 
 
 def _jvp_batch(
