@@ -147,7 +147,8 @@ def _check_callables(call: str, *others: Any, **functions: Any) -> None:
 
 def _inputs(xs: X, length: Any) -> X:
     """Return `xs`; raise a ProblemError if a budget was passed as the length, or a length as the inputs."""
-    if isinstance(length, str | float | Memory):
+    # A float is a fraction of what is free; above 1 it is neither that nor a length, and counting steps refuses it.
+    if isinstance(length, str | Memory) or (isinstance(length, float) and 0 < length <= 1):
         raise ProblemError(f"length={length!r} is not a number of steps: did you mean memory={length!r}?")
     if type(xs) is int:
         raise ProblemError(

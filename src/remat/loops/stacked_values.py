@@ -144,10 +144,11 @@ def infer_length(leaf_ops: LeafOps, leaves: Sequence[Any], tree: TreeDef, length
         raise ProblemError("the number of steps is not known: give xs, or length= if there are none")
     if len(set(counts.values())) > 1:
         said_by = ", ".join(f"{name} says {count}" for name, count in list(counts.items())[:6])
-        hint = f"; {LIST_OF_STEPS}"
+        rows = {count for name, count in counts.items() if name != "length"}
+        # Arrays that differ in length are not meant as one entry for each step.
+        hint = f"; {LIST_OF_STEPS}" if len(rows) == 1 and tree.node_type in (list, tuple) else ""
         raise ProblemError(
-            f"the number of steps is not clear: {said_by}; every leaf of xs has one row for each step"
-            + (hint if tree.node_type in (list, tuple) else "")
+            f"the number of steps is not clear: {said_by}; every leaf of xs has one row for each step{hint}"
         )
     steps = next(iter(counts.values()))
     if steps == 0:  # only a step that runs shows the shapes of its outputs

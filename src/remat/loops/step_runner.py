@@ -14,7 +14,7 @@ from remat.loops.common_mistakes import LIST_OF_STEPS
 from remat.loops.leaf_spec import LeafOps
 from remat.loops.stacked_values import Inputs, Outputs
 from remat.loops.structure_check import flatten_checked, never_matches, structure_check
-from remat.pytree import Leaf, PyTree, TreeDef
+from remat.pytree import Leaf, PyTree, TreeDef, flatten
 
 __all__ = ["StepRunner", "unpack_output"]
 
@@ -105,14 +105,16 @@ class StepRunner:
         try:
             leaves, specs = flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, carry, "carry", i)
         except CarryError as error:
-            raise self._explained(error, y) from error.__cause__
+            raise self._explained(error, carry, y) from error.__cause__
         if specs is not self.specs or self.matches is never_matches:
             self.specs, self.matches = specs, structure_check(self.leaf_ops, self.tree, specs)
         return leaves
 
-    def _explained(self, error: CarryError, y: Any) -> CarryError:
+    def _explained(self, error: CarryError, carry: Any, y: Any) -> CarryError:
         """The error for a carry that does not fit, with a hint if the output of the step would fit."""
         try:
+            for leaf in flatten(carry)[0]:  # what could not be an output either was not meant as one
+                self.leaf_ops.spec_of(leaf, "y")
             flatten_checked(self.leaf_ops, self.tree, self.specs, self.names, y, "carry", error.step)
         except StepError:
             return error

@@ -41,3 +41,42 @@ def test_a_step_without_a_derivative():
         assert remat.scan(lambda c, _, step=step: (step(c), None), close, length=2, slots=1)[0].shape == (3,)
         with pytest.raises(remat.StepError, match=words):
             run(lambda c, _, step=step: (step(c), None), close)
+
+
+@pytest.mark.parametrize("loop", ["scan", "while_loop"])
+def test_a_budget_in_bytes_for_a_size_that_is_left_open(loop):
+    def last(h, **budget):
+        if loop == "scan":
+            return jnp.sum(remat.scan(lambda h, _: (jnp.sin(h), None), h, length=5, **budget)[0])
+        return jnp.sum(remat.while_loop(lambda c: c[1] < 5, lambda c: (jnp.sin(c[0]), c[1] + 1), (h, 0), **budget)[0])
+
+    def exported(**budget):
+        h = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b"), jnp.float32)
+        return jax.export.export(jax.jit(jax.grad(lambda h: last(h, **budget))))(h)
+
+    with pytest.raises(remat.ProblemError, match=r"depend on b, which jax.export leaves open. Give slots="):
+        exported(memory="1 MiB")
+    h = jnp.linspace(0.1, 1.0, 3, dtype=jnp.float32)
+    np.testing.assert_allclose(exported(slots=2).call(h), jax.grad(lambda h: last(h, slots=2))(h), rtol=1e-6)
+
+
+def test_inputs_whose_lengths_differ_are_no_list_of_steps():
+    for xs in ((jnp.ones((6, 2)), jnp.ones((3, 2))), (np.ones((6, 2)), np.ones((3, 2)))):
+        with pytest.raises(remat.ProblemError, match=r"xs\[0\] says 6, xs\[1\] says 3") as found:
+            remat.scan(lambda c, x: (c, None), xs[0][0], xs, slots=2)
+        assert "stack" not in str(found.value)
+    with pytest.raises(remat.ProblemError, match=r"jax\.numpy\.stack"):
+        remat.scan(lambda c, x: (c, None), jnp.ones(2), [jnp.ones(2)] * 5, 5, slots=2)
+
+
+def test_a_length_that_is_no_whole_number():
+    with pytest.raises(remat.ProblemError, match=r"length must be a whole number, not 2\.5"):
+        remat.scan(lambda c, _: (c, None), jnp.ones(2), length=2.5, slots=2)
+    with pytest.raises(remat.ProblemError, match=r"did you mean memory=0\.5"):
+        remat.scan(lambda c, _: (c, None), jnp.ones(2), length=0.5, slots=2)
+
+
+def test_arrays_of_jax_from_a_number_outside_a_trace():
+    with pytest.raises(remat.StepError, match="Give init as arrays of JAX") as found:
+        remat.scan(lambda c, _: (jnp.sin(c), c), 1.0, length=3, slots=2)
+    assert "(y, carry)" not in str(found.value)

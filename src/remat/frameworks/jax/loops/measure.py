@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import jax
 
-from remat.frameworks.jax.avals import Aval, nbytes, select
+from remat.errors import ProblemError
+from remat.frameworks.jax.avals import Aval, is_symbolic, nbytes, select
 from remat.frameworks.jax.loops.chunked_steps import unroll_factor
 from remat.frameworks.jax.loops.residuals import StepVJP
 from remat.frameworks.jax.transforms.differentiable import Arrays
@@ -73,8 +74,14 @@ def _pullback_bytes(step_vjp: StepVJP) -> int:
 
 
 def step_sizes(step_vjp: StepVJP) -> StepSizes:
-    """The sizes of a step, from its avals."""
+    """The sizes of a step, from its avals; a ProblemError if they are symbolic."""
     step, avals = step_vjp.step, step_vjp.step.avals
+    symbolic = sorted({str(size) for aval in avals for size in aval.shape if is_symbolic(size)})
+    if symbolic:
+        raise ProblemError(
+            f"memory= needs the sizes of a step in bytes, and these depend on {', '.join(symbolic)}, which "
+            "jax.export leaves open. Give slots=, which is a number of kept states whatever their size"
+        )
     carry = avals[step.n_consts : step.n_consts + step.n_carry]
     state = sum(map(nbytes, select(step_vjp.needed, carry)))
     rest = sum(map(nbytes, carry)) - state  # no residual depends on these, such as buffers

@@ -162,7 +162,10 @@ def _count_steps(leaves: list[Leaf], names: list[str], length: int | None) -> in
         raise ProblemError("the number of steps is not known: give xs, or length= if there are none")
     if len(set(counts.values())) > 1:
         claims = ", ".join(f"{name} says {count}" for name, count in list(counts.items())[:6])
-        hint = f"; {LIST_OF_STEPS}" if any(name.startswith("xs[0]") for name in counts) else ""
+        rows = {count for name, count in counts.items() if name != "length"}
+        # Arrays that differ in length are not meant as one entry for each step.
+        is_list = len(rows) == 1 and any(name.startswith("xs[0]") for name in counts)
+        hint = f"; {LIST_OF_STEPS}" if is_list else ""
         raise ProblemError(
             f"the number of steps is not clear: {claims}; every leaf of xs has one row for each step{hint}"
         )
