@@ -3,8 +3,13 @@
 Each case runs a plain loop and one by remat, and compares their gradients.
 """
 
+from datetime import timedelta
+
+import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+import torch.distributed as dist
+import torch.distributed.nn.functional as collective
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -128,6 +133,25 @@ def dtensors_as_outputs():
         assert_close(found[1], found[0])
 
 
+def a_process_that_does_not_enter_the_loop():
+    """Where the first step waits for it, the error names who waits, for whom, and in which loop."""
+    for kind in ("sharded", "own"):
+        group = dist.new_group(timeout=timedelta(seconds=3))
+        cell, (h, xs) = torch.nn.Linear(WIDTH, WIDTH), inputs()
+        if kind == "sharded":
+            fully_shard(cell, mesh=DeviceMesh.from_group(group, "cpu"))
+
+        def step(h, x, cell=cell, group=group, kind=kind):
+            return torch.tanh(cell(h) + (x if kind == "sharded" else collective.all_reduce(x, group=group)))
+
+        dist.barrier()
+        if dist.get_rank() == 0:
+            here = r"distributed_loops\.py, line \d+: rank 0 did not get an answer from all of the ranks \[0, 1\]"
+            with pytest.raises(remat.ProblemError, match=here):
+                loop(step, h, xs, {"slots": 3})
+        dist.barrier()
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -136,5 +160,6 @@ CASES = {
         frozen_cell_that_was_called_before,
         dtensors_as_inputs_with_gradients,
         dtensors_as_outputs,
+        a_process_that_does_not_enter_the_loop,
     )
 }

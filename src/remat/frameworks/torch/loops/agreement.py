@@ -8,14 +8,18 @@ asked: stages of a pipeline and parts of a mesh plan on their own, and so do pro
 (DDP). With `slots=` or `plan=` the plans are equal if all processes were given the same; if not, each raises an error
 too. Otherwise a step would meet a different step of the other processes, and appear not to repeat itself.
 
+The first step itself waits for the others before there is anything to agree on. If a group's timeout ends its wait, or
+that of a later step of the first sweep, the error names the rank, the ranks that it waits for, and the loop.
+
 What it can miss: a collective that only a later step has, or a compiled one. Then the plans may differ, and the group's
-timeout ends the wait.
+timeout ends the wait. With NCCL a timeout may end the process instead, as it does without a loop.
 
 Cost: one dispatch mode around the first step if there are several processes, and one reduction of a few numbers for
 each loop whose steps wait for others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,13 +28,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from remat.errors import ProblemError
-from remat.frameworks.torch.internals.collectives import device_of
+from remat.frameworks.torch.internals.collectives import device_of, groups_of
+from remat.frameworks.torch.internals.fsdp import meshes_of
 from remat.frameworks.torch.loops.first_step import FirstStep
 from remat.loops.request import LoopRequest
 from remat.measuring import DEFAULT_TIMES, StepCost
 from remat.problem import Level, Loop, Memory
 
-__all__ = ["agree", "largest"]
+__all__ = ["agree", "largest", "waiting_for"]
+
+_OF_EXCHANGE = ("gloo/transport", "Timed out waiting", "closed by peer", "reset by peer")  # in errors without a type
 
 
 def agree(request: LoopRequest, steps: int | None, state: int, first: FirstStep) -> tuple[LoopRequest, StepCost | None]:
@@ -91,9 +98,30 @@ def largest(numbers: Sequence[int], groups: Sequence[Any]) -> list[int]:
             dist.all_reduce(most, dist.ReduceOp.MAX, group)
         except RuntimeError as error:
             raise ProblemError(
-                f"rank {dist.get_rank()} did not get an answer from all of the ranks "
-                f"{dist.get_process_group_ranks(group)}, which it waits for, to agree on one plan "
-                f"({error}). All of them must make the call"
+                f"{_no_answer([group])}, to agree on one plan ({error}). All of them must make the call"
             ) from error
         numbers = most.tolist()
     return list(numbers)
+
+
+@contextmanager
+def waiting_for(groups: Sequence[Any], modules: Sequence[Any], place: str) -> Iterator[None]:
+    """A context for the steps of a loop at a place in the user's files, whose errors of communication say who waits.
+
+    `groups` and `modules` are the process groups and FSDP2 modules that steps use, which may be noted while they run.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        groups = [*groups_of(meshes_of(modules)), *groups]
+        if not groups or not (isinstance(error, dist.DistError) or any(each in str(error) for each in _OF_EXCHANGE)):
+            raise
+        raise ProblemError(
+            f"{place}{': ' * bool(place)}{_no_answer(groups)}, in a step of this loop ({error}). Another rank has not "
+            "entered the loop, or has raised an error in it: all of them must run it"
+        ) from error
+
+
+def _no_answer(groups: Sequence[Any]) -> str:
+    ranks = sorted({rank for group in groups for rank in dist.get_process_group_ranks(group)})
+    return f"rank {dist.get_rank()} did not get an answer from all of the ranks {ranks}, which it waits for"

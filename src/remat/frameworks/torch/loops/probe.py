@@ -18,6 +18,7 @@ from remat.frameworks.torch.internals.collectives import groups_of, groups_used
 from remat.frameworks.torch.internals.fsdp import fsdp_modules_called, meshes_of
 from remat.frameworks.torch.internals.graph import Edge, edge_of, external_edges
 from remat.frameworks.torch.loops.activity import Activity
+from remat.frameworks.torch.loops.agreement import waiting_for
 from remat.frameworks.torch.loops.first_step import FirstStep
 from remat.frameworks.torch.loops.loop_inputs import LoopInputs
 from remat.frameworks.torch.loops.torch_loop_call import TorchLoopCall
@@ -34,6 +35,7 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     with (
         fsdp_modules_called(call.step.modules, fsdp_modules),
         groups_used(enabled=measured or not call.step.compiled) as groups,
+        waiting_for(groups, fsdp_modules, call.request.place),
     ):
         tape, carry, y, tape_bytes, allocated = backend.record_first_step(state, measured=measured)
     # The tape has the part of the carry that it needs; another reference would keep the rest alive during measurement.

@@ -25,7 +25,7 @@ from remat.frameworks.torch.internals.graph import (
     will_get_gradient,
 )
 from remat.frameworks.torch.loops.activity import Activity, ActivityTracker
-from remat.frameworks.torch.loops.agreement import agree
+from remat.frameworks.torch.loops.agreement import agree, waiting_for
 from remat.frameworks.torch.loops.analyzed_step import AnalyzedStep
 from remat.frameworks.torch.loops.backend import TorchBackend
 from remat.frameworks.torch.loops.comparison import DeviceDeterminismCheck
@@ -110,7 +110,10 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         self.activity = self.first_step.activity
         state = sum(map(leaf_ops.nbytes, self.split(leaves)[0]))
         self.request, self.agreed = agree(self.request, self.steps, state, self.first_step)
-        with fsdp_modules_called(self.step.modules, self.first_step.fsdp_modules, first=False):
+        with (
+            fsdp_modules_called(self.step.modules, self.first_step.fsdp_modules, first=False),
+            waiting_for(self.first_step.groups, self.first_step.fsdp_modules, self.request.place),
+        ):
             tensors = self._sweep_with(inputs, leaves)
         assert self.pending is not None
         if not self.fsdp_modules:  # they replace parameters themselves, so their graphs show nothing
