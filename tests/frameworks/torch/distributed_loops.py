@@ -1,8 +1,9 @@
-"""Loops over sharded modules and DTensors in two processes (distributed_program.py): functions that raise if they fail.
+"""Sharded modules and DTensors in loops and segments of two processes (distributed_program.py): functions that raise.
 
-Each case runs a plain loop and one by remat, and compares their gradients.
+Gradients are compared with those of a plain loop.
 """
 
+import copy
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as collective
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import remat
@@ -152,6 +153,72 @@ def a_process_that_does_not_enter_the_loop():
         dist.barrier()
 
 
+FSDP1 = {"device_id": torch.device("cpu"), "use_orig_params": True}
+
+
+class Outer(torch.nn.Module):
+    """A block, called as it is or through a segment."""
+
+    def __init__(self, block, call):
+        super().__init__()
+        self.block, self.call = block, call
+
+    def forward(self, x):
+        return self.call(self.block, x.tanh()).tanh()
+
+
+def segments_around_fsdp1():
+    """They are refused by name, before anything is changed; inside of it they are right, whatever the options."""
+
+    def plainly(block, x):
+        return block(x)
+
+    def gradients(dropped, **options):
+        torch.manual_seed(0)
+        block = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH))
+        inner = FullyShardedDataParallel(remat.drop(block) if dropped else block, **options)
+        model = FullyShardedDataParallel(Outer(inner, plainly), **options)
+        model(random(4, WIDTH, seed=dist.get_rank())).sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    for original in (True, False):
+        options = FSDP1 | {"use_orig_params": original}
+        assert_close(gradients(True, **options), gradients(False, **options))
+        wrapped = FullyShardedDataParallel(torch.nn.Linear(WIDTH, WIDTH), **options)
+        with pytest.raises(remat.ProblemError, match=r"remat.drop is given a Linear .*FSDP1.*\(remat.drop\(block\)\)"):
+            remat.drop(wrapped)
+        model = FullyShardedDataParallel(Outer(wrapped, remat.checkpoint), **options)
+        with pytest.raises(remat.StepError, match=r"a segment .* a Linear .*FSDP1.*remat.drop\(block\)"):
+            model(random(4, WIDTH))
+
+
+def planned_models_in_fsdp1():
+    """A model whose blocks are wrapped is refused, whichever comes first; wrapped as a whole, it is right."""
+
+    def blocks():
+        torch.manual_seed(0)
+        parts = [torch.nn.Linear(WIDTH, 64), torch.nn.Tanh(), torch.nn.Linear(64, WIDTH)]
+        return torch.nn.Sequential(*(copy.deepcopy(torch.nn.Sequential(*parts)) for _ in range(4)))
+
+    def planned(model):
+        return remat.auto_checkpoint(model, memory=16_000, sample=torch.zeros(4, WIDTH), inside_blocks=False)
+
+    model = planned(blocks())
+    model[1] = FullyShardedDataParallel(model[1], **FSDP1)
+    with pytest.raises(remat.ProblemError, match=r"a planned model has a Sequential .*FSDP1"):
+        model(torch.ones(4, WIDTH))
+    model = blocks()
+    model[1] = FullyShardedDataParallel(model[1], **FSDP1)
+    with pytest.raises(remat.ProblemError, match=r"auto_checkpoint is given a Sequential .*FSDP1"):
+        planned(model)
+    found = []
+    for model in (blocks(), planned(blocks())):
+        whole = FullyShardedDataParallel(model, **FSDP1)
+        whole(torch.ones(4, WIDTH)).sum().backward()
+        found.append([p.grad for p in whole.parameters()])
+    assert_close(found[1], found[0])
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -161,5 +228,7 @@ CASES = {
         dtensors_as_inputs_with_gradients,
         dtensors_as_outputs,
         a_process_that_does_not_enter_the_loop,
+        segments_around_fsdp1,
+        planned_models_in_fsdp1,
     )
 }

@@ -218,6 +218,9 @@ def test_state_of_sharded_modules():
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     assert "_unsharded_param" in FSDPParam.__annotations__, "FSDPParam._unsharded_param is gone"
+    from torch.distributed.fsdp._common_utils import _FSDPState
+
+    assert hasattr(_FSDPState(), "_use_orig_params"), "FullyShardedDataParallel._use_orig_params is gone"
     from torch.distributed._composable_state import _get_module_state, _insert_module_state
 
     module, state = Empty(), FSDPState()

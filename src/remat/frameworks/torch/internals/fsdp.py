@@ -3,8 +3,9 @@
 A loop has to tell FSDP where the backward of a range ends, and a block that is recomputed while another one is pulled
 back needs its parameters gathered.
 
-FSDP1 (`FullyShardedDataParallel`) gathers and frees parameters once per forward and backward of the whole model, which
-does not fit the ranges of a loop: a step that calls such a module is refused.
+FSDP1 (`FullyShardedDataParallel`) gathers and frees parameters once per forward and backward of the whole model, and
+keeps them in the attributes of modules, which are as at the call while something is recomputed. So steps, segments and
+planned models that call such a module are refused; segments inside it are not.
 
 This is the only file that touches FSDP's private state. It is checked with 2.11 and 2.13.
 """
@@ -23,11 +24,14 @@ __all__ = [
     "FirstCall",
     "any_fsdp_module",
     "end_backward",
+    "fsdp1_calls_refused",
     "fsdp_modules_called",
     "gathered",
     "gathered_parameters",
+    "is_reachable_fsdp1",
     "is_sharded",
     "meshes_of",
+    "refuse_fsdp1",
     "refuse_sharded_parts",
     "reshard",
     "sharded_modules_of",
@@ -58,6 +62,58 @@ def _any_of(name: str, modules: Sequence[nn.Module]) -> bool:
     return fsdp is not None and any(isinstance(module, getattr(fsdp, name)) for module in modules)
 
 
+def is_fsdp1(module: nn.Module) -> bool:
+    """Whether a module is a wrapper of FSDP1."""
+    return _any_of("FullyShardedDataParallel", [module])
+
+
+def refuse_fsdp1(what: str, modules: Sequence[nn.Module]) -> None:
+    """Raise a ProblemError, which begins with `what`, if a module is wrapped by FSDP1."""
+    found = [*{type(each): each for each in modules if type(each).__module__.startswith("torch.distributed")}.values()]
+    for module in filter(is_fsdp1, found):
+        raise ProblemError(f"{what} {_described(module)}, {_ADVICE}")
+
+
+_ADVICE = (
+    "which frees its parameters before they are used again. Put what is recomputed inside, as in "
+    "FullyShardedDataParallel(remat.drop(block)), or shard by FSDP2 (torch.distributed.fsdp.fully_shard)"
+)
+
+
+def _described(module: Any) -> str:
+    return f"a {type(module.module).__name__} that is wrapped by FSDP1 (FullyShardedDataParallel)"
+
+
+def is_reachable_fsdp1(module: Any) -> bool:
+    """Whether a module is a wrapper of FSDP1; raises a StepError if nothing can be found out about its parameters.
+
+    Without `use_orig_params=True` they are views of memory that was written into, which refuse every question.
+    """
+    if not is_fsdp1(module):
+        return False
+    if not module._use_orig_params:
+        raise StepError(
+            f"a segment or a step reaches {_described(module)} without use_orig_params=True: give it that, or let what "
+            "is recomputed refer to its own modules alone, as remat.drop(block) inside of it does"
+        )
+    return True
+
+
+@contextmanager
+def fsdp1_calls_refused() -> Iterator[None]:
+    """A context in which a call of a module that is wrapped by FSDP1 raises a StepError."""
+
+    def refuse(module: nn.Module, _: Any) -> None:
+        if is_fsdp1(module):
+            raise StepError(f"a segment calls {_described(module)}, {_ADVICE}")
+
+    handle = nn.modules.module.register_module_forward_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 @contextmanager
 def fsdp_modules_called(modules: Sequence[nn.Module], called: list[Any], *, first: bool = True) -> Iterator[None]:
     """Append those FSDP modules among `modules` that are called in the block to the list `called`.
@@ -66,16 +122,16 @@ def fsdp_modules_called(modules: Sequence[nn.Module], called: list[Any], *, firs
     and not by `grad`. Raises a StepError if an FSDP1 module is called. Raises a FirstCall if the list is empty and this
     is not the `first` step, since the loop was started as one without such modules.
     """
-    if not any_fsdp_module(modules) and not _any_of("FullyShardedDataParallel", modules):
+    if not any_fsdp_module(modules) and not any(map(is_fsdp1, modules)):
         yield
         return
 
     def note(module: nn.Module, _: Any) -> None:
-        if _any_of("FullyShardedDataParallel", [module]):
+        if is_fsdp1(module):
             raise StepError(
-                f"a step calls a {type(module.module).__name__} that is wrapped by FSDP1 (FullyShardedDataParallel), "
-                "which frees its parameters before the loop runs the step again: shard it by FSDP2 "
-                "(torch.distributed.fsdp.fully_shard), or wrap what contains the loop, and nothing that steps call"
+                f"a step calls {_described(module)}, which frees its parameters before the loop runs the step again: "
+                "shard it by FSDP2 (torch.distributed.fsdp.fully_shard), or wrap what contains the loop, and nothing "
+                "that steps call"
             )
         if any_fsdp_module([module]) and all(module is not each for each in called):
             if not first and not called:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from remat.errors import InfeasibleError, ProblemError
 from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.internals.collectives import is_single_process
-from remat.frameworks.torch.internals.fsdp import is_sharded, sharded_modules_of
+from remat.frameworks.torch.internals.fsdp import is_sharded, refuse_fsdp1, sharded_modules_of
 from remat.frameworks.torch.internals.functorch import in_transform
 from remat.frameworks.torch.internals.graph import has_saved_tensor_hooks
 from remat.frameworks.torch.internals.modules import Parts, all_parts
@@ -107,6 +107,7 @@ class PlannedModel:
         kwargs = _without_cache(model, fn, kwargs)
         fn = self._compiled(fn)
         parts = all_parts(model)
+        refuse_fsdp1("a planned model has", parts[0])
         is_one_of_many = is_sharded(model, parts)
         found = self._of_sharded(model) if is_one_of_many else self.plan_for(model, fn, args, kwargs, parts)
         if is_profiling():
@@ -280,6 +281,7 @@ def planned_model(
 
     Without a sample, the first call with gradients serves as one.
     """
+    refuse_fsdp1("auto_checkpoint is given", [*model.modules()])
     restore = to_restore(model)
     planned = PlannedModel(blocks, memory, plan, loss, on_new_shape, inside_blocks, compiled)
     try:

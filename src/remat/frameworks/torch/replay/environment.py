@@ -17,7 +17,7 @@ For a loop or a measurement, `replayable_states(TorchReach)` offers the same as 
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import ref
 
@@ -32,7 +32,7 @@ from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import SegmentReplay
 from remat.frameworks.torch.internals.autocast import AutocastState
 from remat.frameworks.torch.internals.batched_backward import outside_batched_backward
-from remat.frameworks.torch.internals.fsdp import gathered_parameters
+from remat.frameworks.torch.internals.fsdp import fsdp1_calls_refused, gathered_parameters
 from remat.frameworks.torch.internals.graph import backward_hooks, set_backward_hooks
 from remat.frameworks.torch.internals.modules import WEIGHTS_CACHE, cached_weights
 from remat.frameworks.torch.replay.class_attributes import ClassAttributes
@@ -86,6 +86,8 @@ class Environment:
         else:
             reach, contents, self._classes = found, None, ClassAttributes(found.seen())
         self.lazy = reach.lazy
+        # The context of the first run.
+        self.calls_refused = fsdp1_calls_refused() if reach.fsdp1 else nullcontext()
         self._modes = AutocastState()
         generators = [*global_generators(_cuda_devices(reach)), *map(generator_state, reach.torch_generators)]
         self._replay = SegmentReplay([*generators, *reach.generators, *small_arrays(reach.arrays)])

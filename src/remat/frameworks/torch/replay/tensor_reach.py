@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 from remat.closures.captures import Captures
 from remat.closures.libraries import add_users_package, is_always_library, is_library
 from remat.closures.reach import Kind, Reach, kind_of
+from remat.frameworks.torch.internals.fsdp import is_reachable_fsdp1
 from remat.frameworks.torch.internals.functorch import is_wrapped, wrapped_by_active_transform
 from remat.frameworks.torch.internals.modules import (
     OWN,
@@ -77,6 +78,7 @@ class TorchReach(Reach):
         self.torch_generators: list[torch.Generator] = []
         self._users: dict[type, bool] = {}  # whether a module class is the user's
         self.lazy = False  # whether a module creates parameters at its first call
+        self.fsdp1 = False  # whether a module is wrapped by FSDP1
 
     def kind(self, cls: type) -> Kind:
         """What to do with values of a type."""
@@ -145,6 +147,7 @@ class TorchReach(Reach):
                     waiting.append(child)
             if _is_self_managed(type(module)):
                 self.compiled = self.compiled or is_compiled(module)
+                self.fsdp1 = is_reachable_fsdp1(module) or self.fsdp1
                 for tensor in registered_tensors(module):
                     self.meet(tensor)
             else:

@@ -205,6 +205,7 @@ class CheckpointFrame:
                 variable_set(_current_frame, self),
                 self._plans.first_run(),
                 script_as_written(),
+                self._environment.calls_refused,
                 saved_tensors_hooks(self._pack, _unpack),
             ):
                 out = fn(*args, **kwargs)

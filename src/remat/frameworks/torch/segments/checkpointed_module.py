@@ -29,7 +29,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from remat.errors import ProblemError
 from remat.frameworks.compilers import compiled_checkpoint, looks_at_calls, run_uncompiled, traces_segments
-from remat.frameworks.torch.internals.fsdp import share_fsdp_state
+from remat.frameworks.torch.internals.fsdp import refuse_fsdp1, share_fsdp_state
 from remat.frameworks.torch.segments.checkpoint import checkpoint
 from remat.profiling.profiler import recorded_call
 from remat.segments import CheckpointOptions
@@ -83,6 +83,7 @@ def checkpoint_module(module: M, options: CheckpointOptions) -> M:
     """The module, recomputed in the backward: a new object with the same contents; a second drop replaces the first."""
     if "_remat_class" in vars(type(module)):
         module = cast(M, _plain_view(cast(CheckpointedModule, module)))
+    refuse_fsdp1("remat.drop is given", [*module.modules()])
     try:
         dropped: Any = object.__new__(_dropped_class(module, options))
     except TypeError as error:
