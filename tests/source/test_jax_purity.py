@@ -212,7 +212,7 @@ def test_identity_of_carried_arrays_is_refused():
     assert caught.value.line == program.__code__.co_firstlineno + 2
 
 
-TEMPLATE = "%d"
+TEMPLATE = "%s"
 
 
 def template(x):
