@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import time
+import typing
 
 import numpy as np
 import pytest
@@ -378,3 +379,19 @@ def test_objects_that_write_in_their_own_way_are_replayed():
 
     want, got = (jax.grad(fn)(0.3, Log()) for fn in (program, remat.checkpointed(slots=2)(program)))
     np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+class State(typing.NamedTuple):
+    position: jax.Array
+    speed: jax.Array
+
+
+def test_plain_numpy_and_named_tuples_are_still_compiled():
+    def program(x):
+        state, weights = State(x, x * 0.1), np.array([1.0, 0.5, 0.2])
+        for i in range(6):
+            speed = state.speed - 0.1 * jnp.sin(state.position) * weights * np.pi
+            state = State(state.position + 0.1 * speed, speed + 0.01 * i)
+        return jnp.sum(state.position)
+
+    assert "step evaluations" in check(program).explain()

@@ -18,7 +18,7 @@ state in libraries. The cost: 10 us for each function and object, in each run of
 import builtins
 import random
 import sys
-from collections import deque
+from collections import deque, namedtuple
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -50,7 +50,9 @@ from remat.source.syntax import words
 __all__ = ["Purity"]
 
 # Packages whose functions have no effects, and whose objects do not change.
-_PURE = words("jax jaxlib numpy scipy equinox diffrax lineax optimistix optax jaxtyping einops remat ml_dtypes")
+_PURE = words(
+    "jax jaxlib numpy autograd scipy equinox diffrax lineax optimistix optax jaxtyping einops remat ml_dtypes"
+)
 # Modules of Python of which this is true; functions in them that close over the user's are searched.
 _PURE_MODULES = words(
     "builtins math cmath functools _functools dataclasses typing types abc enum numbers fractions decimal collections "
@@ -77,6 +79,7 @@ _DESCRIPTORS = (
     MemberDescriptorType,
     MethodDescriptorType,
     WrapperDescriptorType,
+    type(vars(namedtuple("_Named", "field"))["field"]),
 )
 _CONTAINERS = (dict, list, set, deque, tuple, frozenset)
 _BASES = (object, int, float, complex, str, bytes, tuple, list, dict, set, frozenset, BaseException)
@@ -170,7 +173,7 @@ class Purity:
         elif isinstance(value, ContextVar):
             self.effects.add(value.name)
             self.stored.append(Variable(_ContextRef(value)))
-        elif _is_pure(cls.__module__) and cls.__module__ != "builtins":  # whose others are iterators and generators
+        elif _is_pure(cls.__module__) and cls.__module__ != "builtins" and not hasattr(cls, "__next__"):
             for _, part in (*(attributes_of(value) or {}).items(), *slots_of(value)):
                 self._meet(part, inside=True)
         elif not inside:
