@@ -20,6 +20,7 @@ from remat.source.rewrite.updates import AUGMENTED, PLAIN
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed
 from remat.source.run_time.reached_objects import values_of
 from remat.source.run_time.shared_arrays import holder_of
+from remat.source.syntax import is_hidden
 
 __all__ = ["augmented", "put", "put_augmented"]
 
@@ -90,7 +91,8 @@ def _check_not_shared(old: Any, live: Live, more: Mapping[str, Any] = MappingPro
     items = tuple(name for name in frame.f_code.co_varnames if name.startswith(ITEM))  # what lists will hold
     holder = holder_of(old, {**values_of(frame, names + items), **more}, None, name)
     if holder is not None:
-        what = f"{holder}, which is read after that, is or holds the same object"
+        other = "an item that this statement, or a list, gets" if is_hidden(holder) else holder
+        what = f"{other}, which is read after that, is or holds the same object"
         _refuse(f"{name} is changed in place, and {what}: copy one of them, as {name}.copy() or {name}.clone() does")
 
 

@@ -18,7 +18,7 @@ from remat.profiling.profiler import recorded_call
 from remat.source.loop_info import LoopInfo
 from remat.source.run_time.items import Items, lookup
 from remat.source.run_time.ran import Ran, Step
-from remat.source.run_time.speech import Speech
+from remat.source.run_time.speech import Speech, calls_only_libraries
 from remat.source.run_time.statics import OutputTable, StaticTable
 from remat.source.run_time.traced_turns import TracedTurns
 from remat.source.settings import Requests
@@ -72,6 +72,8 @@ class Turns:
         self.speech = Speech(self._attempt)
         self.is_running = False
         self.emits = self.info.emits  # or if a turn has written something, in a function that it calls
+        numbers = self.items is None or self.items.stacked is not None or self.items.are_numbers
+        self.is_silent = numbers and calls_only_libraries(self.step)
         self.single = self.step if len(self.info.carry) == 1 else None  # on the one carried value itself
         if self.single is not None:
             self.step, self.test = _on_tuples(self.step), self.test and _test_on_tuples(self.test)
@@ -147,7 +149,8 @@ class Turns:
         table = self._table(values)
         plain = self.single is not None and not (table.any or self.emits or self.info.ends)
         xs, step = self._inputs(start, stop, self.single if plain and self.single is not None else self.step)
-        step = step if self.emits else self.speech.listening(step)
+        if not self.emits:
+            step = self.speech.attempting(step) if self.is_silent else self.speech.listening(step)
         step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
         given, lists = OutputTable(traced=self.framework.TRAITS.has_scan_options), len(self.info.lists)
         if lists:

@@ -17,15 +17,19 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from remat.errors import StepError
 from remat.execute.recomputation import is_recomputing
 from remat.execute.stop import STOP
 from remat.source.run_time.ran import Step
+from remat.source.syntax import is_hidden
 
-__all__ = ["Speech", "say", "say_unread"]
+__all__ = ["Speech", "calls_only_libraries", "say", "say_unread"]
 
+MOST_ITEMS = 100  # of a list to look at
+_LIBRARIES = frozenset({"numpy", "autograd", "scipy", "torch", "math", "cmath", "remat"})
 _Calls = list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
 _held_back: ContextVar[_Calls | None] = ContextVar("held_back", default=None)
 
@@ -110,13 +114,13 @@ def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:
         calls.append((_logged, (logger, record), {}))
 
 
-_logged = logging.Logger.handle
+_logged: Any = logging.Logger.handle
 _streams = _Standard(None), _Standard(None)  # made once for the streams of the program
 
 
 def _held(run: Callable[..., Any], *args: Any) -> tuple[Any, _Calls]:
     """What a call returns, and what it wrote, which is held back. One function, since every turn comes here."""
-    global _streams
+    global _streams, _logged
     calls: _Calls = []
     token = _held_back.set(calls)
     out, err = sys.stdout, sys.stderr
@@ -126,7 +130,8 @@ def _held(run: Callable[..., Any], *args: Any) -> tuple[Any, _Calls]:
         if ours[0]._stream is not out or ours[1]._stream is not err:
             _streams = ours = _Standard(out), _Standard(err)
         sys.stdout, sys.stderr = ours
-        logging.Logger.handle = _handle  # type: ignore[method-assign, assignment]
+        if logging.Logger.handle is not _handle:
+            _logged, logging.Logger.handle = logging.Logger.handle, _handle  # type: ignore[method-assign, assignment]
     try:
         return run(*args), calls
     finally:
@@ -137,6 +142,30 @@ def _held(run: Callable[..., Any], *args: Any) -> tuple[Any, _Calls]:
                 sys.stderr = err
             logging.Logger.handle = _logged  # type: ignore[method-assign]
         _held_back.reset(token)
+
+
+def calls_only_libraries(step: Step) -> bool:
+    """Whether a step calls nothing of the user's that could write: all that it names is modules, numbers and arrays."""
+    code: CodeType = step.__code__
+    if any(isinstance(each, CodeType) for each in code.co_consts):
+        return False
+    values = [step.__globals__[name] for name in code.co_names if name in step.__globals__]
+    for name, cell in zip(code.co_freevars, step.__closure__ or (), strict=True):
+        if not is_hidden(name):
+            values.append(cell.cell_contents if cell != CellType() else None)
+    return all(map(_is_of_library, values))
+
+
+def _is_of_library(value: Any) -> bool:
+    if isinstance(value, int | float | complex | str | bytes | type(None) | BuiltinFunctionType):
+        return True
+    if isinstance(value, tuple | list) and len(value) < MOST_ITEMS:
+        return all(map(_is_of_library, value))
+    home = value.__name__ if isinstance(value, ModuleType) else type(value).__module__
+    if isinstance(value, FunctionType):
+        home = value.__module__
+    # A module of layers may have hooks of the user's.
+    return str(home).partition(".")[0] in _LIBRARIES and not hasattr(value, "forward")
 
 
 class Speech:
@@ -159,6 +188,14 @@ class Speech:
         if first_run and out[0] is not STOP and number >= self._next:
             self._next, self._pending = number + 1, calls
         return out
+
+    def attempting(self, step: Step) -> Step:
+        """The step for turns that write nothing."""
+
+        def attempted(carry: Any, x: Any) -> Any:
+            return self._attempt(step, carry, x)
+
+        return attempted
 
     def listening(self, step: Step) -> Step:
         """The step for turns without numbers: one that writes something for the first time is noted, and stopped."""
