@@ -83,7 +83,7 @@ def checkpoint_module(module: M, options: CheckpointOptions) -> M:
     """The module, recomputed in the backward: a new object with the same contents; a second drop replaces the first."""
     if "_remat_class" in vars(type(module)):
         module = cast(M, _plain_view(cast(CheckpointedModule, module)))
-    refuse_fsdp1("remat.drop is given", [*module.modules()])
+    refuse_fsdp1("remat.drop is given", [module])  # one inside of it is refused when it is called
     try:
         dropped: Any = object.__new__(_dropped_class(module, options))
     except TypeError as error:
