@@ -148,3 +148,18 @@ def test_what_is_found_does_not_depend_on_earlier_calls():
     for _ in range(2):
         with pytest.raises(remat.StepError, match="arrays of two frameworks"):
             grad(lambda a: remat.checkpoint(Scale(jax.numpy.ones(3)), a))(numpy.ones(3))
+
+
+def test_numbers_and_numpy_arrays_are_of_the_framework_whose_functions_the_step_names():
+    """As `jax.lax.scan` takes them; autograd's and unnamed functions are NumPy's."""
+    jax = pytest.importorskip("jax")
+    sin = jax.numpy.sin
+    for init in (1.0, numpy.float32(1.0), numpy.ones(2)):
+        last, rows = remat.scan(lambda c, _: (jax.numpy.sin(c), c), init, None, length=3, slots=2)
+        want = jax.lax.scan(lambda c, _: (sin(c), c), init, None, length=3)
+        assert isinstance(last, jax.Array)
+        numpy.testing.assert_allclose(last, want[0], rtol=1e-6)
+        numpy.testing.assert_allclose(rows, want[1], rtol=1e-6)
+    for plain in (np, numpy):
+        last = remat.scan(lambda c, _, np=plain: (np.sin(c), c), numpy.ones(2), None, length=3, slots=2)[0]
+        assert isinstance(last, numpy.ndarray)

@@ -7,8 +7,9 @@ one.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from functools import partial
 from importlib import import_module
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -54,10 +55,11 @@ def find_framework(*values: PyTree, using: Iterable[Callable[..., object]] = ())
     """The framework that owns the leaves of these values.
 
     If no leaf decides, it is the framework that is tracing the calling code, then one that decides by what the
-    functions in `using` capture, then NumPy.
+    functions in `using` capture or whose modules they name, then NumPy.
     """
     owner = _owner_of_values(values) or _tracing()
-    return owner or _owner_of_captures(using, "decides_loops") or load_framework(DEFAULT)
+    owner = owner or _owner_of_captures(using, "decides_loops") or _owner_of_modules(using)
+    return owner or load_framework(DEFAULT)
 
 
 def find_framework_of_call(fn: Callable[..., object], args: tuple[PyTree, ...], kwargs: dict[str, PyTree]) -> Framework:
@@ -184,6 +186,31 @@ def _owner_of_captures(functions: Iterable[Callable[..., object]], trait: str) -
     if search.first is None:
         return None
     return next(framework for framework, its_types in candidates if issubclass(search.first, its_types))
+
+
+def _owner_of_modules(functions: Iterable[Callable[..., object]]) -> Framework | None:
+    """A framework whose functions take numbers and NumPy arrays, if a function names one of its modules.
+
+    So `scan(lambda x, _: (jnp.sin(x), None), 1.0, ...)` runs on JAX.
+    """
+    candidates = {each.TRAITS.name: each for each in _loaded() if each.TRAITS.has_scan_options}
+    if not candidates:
+        return None
+    packages = {package for function in functions for package in _named_packages(function)}
+    found = [candidates[name] for name in candidates.keys() & packages]
+    return found[0] if found and DEFAULT not in packages else None
+
+
+def _named_packages(function: object) -> Iterator[str]:
+    """The packages of the modules and functions that the code of a function names."""
+    while isinstance(function, partial):
+        function = function.func
+    function = getattr(function, "__func__", function)
+    if isinstance(function, FunctionType):
+        cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+        for value in (*map(function.__globals__.get, function.__code__.co_names), *cells):
+            home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+            yield str(home).partition(".")[0]
 
 
 class _FirstOfTypes(Reach):
