@@ -161,3 +161,31 @@ def item_of_what_is_iterated_over(start, weights, bias):
         start = np.tanh(start @ weights)
         row[:] = 0.5  # here
     return np.sum(start) * np.sum(a)
+
+
+def changed_before_it_is_appended(start, weights, bias):
+    a, seen = np.zeros(4), []
+    for i in range(4):
+        start = np.tanh(start @ weights)
+        a[i] = 1.0  # here
+        seen.append(a)
+    return np.sum(start) * np.sum(seen[0])
+
+
+def view_that_is_appended(start, weights, bias):
+    a, seen = np.zeros(4), []
+    for i in range(4):
+        start = np.tanh(start @ weights)
+        a[i] = 1.0  # here
+        seen.append((i, a[1:3]))
+    return np.sum(start) * np.sum(seen[0][1])
+
+
+def dict_that_is_appended(start, weights, bias):
+    record = {"total": 0.0}
+    seen = []
+    for i in range(4):
+        start = np.tanh(start @ weights + bias)
+        record["total"] = np.sum(start)  # here
+        seen.append(record)
+    return seen[0]["total"]

@@ -39,11 +39,11 @@ RULES = {
         lambda patch: patch.setattr(analysis, "late_readers", nothing),
     ),
     "two names for one object are followed": (
-        ["aug_alias_later"],
+        ["aug_alias_later", "changed_before_it_is_appended"],
         lambda patch: patch.setattr(analysis, "find_stale_reads", nothing),
     ),
     "an object that is replaced must not be read by another name": (
-        ["append_state_then_mutate", "dict_alias", "two_names_list"],
+        ["annotated", "diagonal_view", "default_of_a_lambda"],
         lambda patch: patch.setattr(item_assignment, "_check_not_shared", nothing),
     ),
     "arrays that are changed in place are compared when the loop starts": (

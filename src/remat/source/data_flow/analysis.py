@@ -132,7 +132,7 @@ class Analysis:
         refusal.check_loop(node, flow, (), self.declared, self.refuse)
         names = {output.name for output in outputs}
         self._check_scopes(found, flow.written | names)
-        self._check_items(node)
+        self._check_items(node, {output.name for output in outputs if not output.filled})
         live = self.live[id(node)]
         self._check_iterated(node, outputs, live)
         knows_last = isinstance(node, ast.For) and not found.guarded
@@ -185,12 +185,16 @@ class Analysis:
                 f"Iterate over a copy, as in for … in list({name}), or over a range.",
             )
 
-    def _check_items(self, node: Loop) -> None:
-        """Refuse to change an item of what is iterated over; the run time compares other objects with each other."""
+    def _check_items(self, node: Loop, lists: set[str]) -> None:
+        """Refuse to change an item of what is iterated over, or of a list that the loop appends to.
+
+        Such items are not there when the run time compares objects with each other.
+        """
         targets = set(names_in(node.target)) if isinstance(node, ast.For) else set()
         inside = {id(n) for n in ast.walk(node)}
         for read in self.stale:
-            if read.other in targets and id(read.change) in inside and not read.augmented:
+            is_item = read.node.id in lists or read.other in targets
+            if is_item and id(read.change) in inside and not read.augmented:
                 self.refuse(
                     read.change,
                     f"{read.other} may be an item of {read.node.id}, which is changed here, and {read.node.id} is read "
