@@ -231,3 +231,47 @@ def test_a_tensor_that_is_written_into_after_the_loop_is_for_the_backward_as_it_
         found, scale = run(written=True, unused=False)
         assert torch.equal(found, expected)
         assert scale == 0.1
+
+
+def kept_in_an_attribute(x, loop):
+    class Square:
+        def __call__(self, x):
+            self.last = x
+            return x * x
+
+    square = Square()
+    x = loop(square, x)
+    return square.last, x
+
+
+def kept_in_a_list(x, loop):
+    kept = []
+
+    def step(x):
+        kept.append(x)
+        return torch.sin(x) * len(kept)
+
+    return loop(step, x), kept[-1]
+
+
+@pytest.mark.parametrize("program", [kept_in_an_attribute, kept_in_a_list], ids=lambda program: program.__name__)
+def test_a_carry_that_is_stored_as_it_came_in_raises_if_it_is_differentiated(program):
+    """The graph of its range begins there, so its gradient would be cut off; its numbers may be read."""
+
+    def plain(step, x):
+        for _ in range(6):
+            x = step(x)
+        return x
+
+    def ours(step, x):
+        return remat.scan(lambda x, _: (step(x), None), x, length=6, slots=3)[0]
+
+    found = []
+    for loop in (plain, ours):
+        x = torch.linspace(0.1, 0.9, 4, dtype=torch.float64, requires_grad=True)
+        results = program(x, loop)
+        found.append([result.detach() for result in results])
+        if loop is ours:
+            with pytest.raises(remat.StepError, match="only returned values have one"):
+                sum(result.sum() for result in results).backward()
+    assert all(map(torch.equal, *found))

@@ -70,7 +70,7 @@ class StoredGraphs:
         pairs = [(id(leaf), leaf, with_batch_levels(leaf, levels)) for leaf in leaves] if levels else []
         stored.replace({key: new for key, leaf, new in pairs if new is not leaf})
 
-    def guard(self, leaves_in: Iterable[Leaf], captured: Sequence[Tensor]) -> bool:
+    def guard(self, leaves_in: Sequence[Leaf], captured: Sequence[Tensor]) -> bool:
         """Make each stored tensor that depends on more than parameters and `captured` tensors raise if it is used.
 
         `leaves_in` are the other inputs of the loop, those of init and xs. Returns whether there are other stored
@@ -81,11 +81,14 @@ class StoredGraphs:
         stored = StoredValues(self._before)
         groups = stored.groups()
         made = [leaf for leaves in groups for leaf in leaves if self._has_graph(below_transforms(leaf))]
-        if not made:
+        given = {id(leaf) for leaf in (*leaves_in, *captured)}
+        carries = [leaf for leaves in groups for leaf in leaves if id(leaf) not in given and _is_leaf_of_tape(leaf)]
+        if not made and not carries:
             return False
         grad_fns = [below_transforms(leaf).grad_fn for leaf in made]  # steps run below torch.func transforms
         nodes = self._ending_in_tapes(grad_fns, {id(tensor) for tensor in captured})
         partial = {id(leaf): leaf for leaf, node in zip(made, grad_fns, strict=True) if node in nodes}
+        partial |= {id(leaf): leaf for leaf in carries}
         for leaves in groups:
             numbers = [leaf for leaf in leaves if is_differentiable(leaf)]
             with_graph = [leaf for leaf in numbers if below_transforms(leaf).requires_grad]
@@ -214,6 +217,12 @@ def _counts(gradient: Tensor | None) -> bool:
         return False
     with outside_transforms():
         return bool(below_transforms(gradient).any())
+
+
+def _is_leaf_of_tape(leaf: Leaf) -> bool:
+    """Whether a stored leaf is a carry as a recorded step was given it, where the graph of its range begins."""
+    plain = below_transforms(leaf)
+    return isinstance(plain, Tensor) and plain.requires_grad and plain.is_leaf and not isinstance(plain, Parameter)
 
 
 def _is_known(leaf: Tensor, known: set[int]) -> bool:
