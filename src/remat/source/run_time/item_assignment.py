@@ -143,10 +143,10 @@ def augmented(operation: str, x: Any, value: Any, live: Live = NOTHING_LIVE) -> 
 
     Nothing that is read later, by the names in `live`, may lead to an array that plain Python would change in place.
     """
-    if hasattr(x, "requires_grad"):  # an array of NumPy may stand for one that autograd records, which is rebound
-        _check_not_shared(x, live)
     if hasattr(x, "requires_grad"):  # a tensor: on a copy, so that dtype and shape stay, as in place
+        _check_not_shared(x, live)
         return AUGMENTED[operation](x.clone(), value)
-    if hasattr(x, "shape"):  # `x + value`, as autograd's boxes do
+    # `x + value`, as autograd's boxes do; a plain array may stand for a box, which is rebound, so nothing is compared.
+    if hasattr(x, "shape"):
         return PLAIN[operation](x, value)
     return AUGMENTED[operation](x, value)
