@@ -16,10 +16,10 @@ from typing import Any
 from remat.closures.reach import Kind, kind_of
 from remat.closures.references import attributes_of
 from remat.execute.array_state import small_arrays
-from remat.execute.python_state import LONG, Container, Contents, PythonState
+from remat.execute.python_state import LONG, Container, Contents, Place, PythonState
 from remat.execute.rng_state import ReplayableState
 
-__all__ = ["NewContents"]
+__all__ = ["NewContents", "leaves_by_place"]
 
 MOST = 200  # values that one snapshot looks at
 LAST = 32  # items of one container among them, the last ones: a log is written at its end
@@ -50,6 +50,14 @@ class NewContents(PythonState):
         if not containers and not values:
             return contents
         return _WithNew(contents, Contents.of(containers), [(state, state.get()) for state in values])
+
+
+def leaves_by_place(before: Contents) -> list[tuple[Place, Any]]:
+    """The leaves inside all items that were added since, the first and last MOST of them, with the items' places."""
+    added = before.added_places()
+    known = {id(container) for container in before.containers()} if added else ()
+    ends = added if len(added) <= 2 * MOST else [*added[:MOST], *added[-MOST:]]
+    return [(place, leaf) for place, item in ends for leaf in _inside([item], known)[1]]
 
 
 class _WithNew(Contents):

@@ -22,8 +22,9 @@ from typing import Any, Protocol, TypeAlias
 
 from remat.pytree import flatten
 
-__all__ = ["UNSET", "Container", "Contents", "PythonState", "Variable"]
+__all__ = ["UNSET", "Container", "Contents", "Place", "PythonState", "Variable"]
 
+Place: TypeAlias = tuple[int, Any]  # the id of a container, and a key if it is a dict, else None
 Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any] | Variable"
 UNSET = object()  # stands for the value of a variable that has none
 LONG = 1_000  # items; longer containers are tables of data or logs, which grow at their end
@@ -105,6 +106,12 @@ class Contents:
     def added_leaves(self) -> list[Any]:
         """The leaves of the added items."""
         return [leaf for _, items in self.added() for item in items for leaf in flatten(item)[0]]
+
+    def added_places(self) -> list[tuple[Place, Any]]:
+        """The added items, each with its place; all items of a list are in one place, since their indices shift."""
+        changed = self.changed()
+        pairs = [*changed.pairs, *((container, ()) for container in changed.empty)]
+        return [(place, item) for container, items in pairs for place, item in _added_places(container, items)]
 
     def restore(self) -> None:
         """Restore the contents; containers that are unchanged are not written into."""
@@ -227,6 +234,14 @@ def _added(container: Container, items: Any) -> list[Any]:
         return list(islice(now, items.size, None))
     then = {id(item) for item in (items.values() if isinstance(items, dict) else items)}
     return [item for item in now if id(item) not in then]
+
+
+def _added_places(container: Container, items: Any) -> list[tuple[Place, Any]]:
+    added = _added(container, items)
+    if not isinstance(container, dict):
+        return [((id(container), None), item) for item in added]
+    new = {id(item) for item in added}
+    return [((id(container), key), item) for key, item in dict.items(container) if id(item) in new]
 
 
 def _same(a: Any, b: Any) -> bool:

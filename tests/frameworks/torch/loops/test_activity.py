@@ -166,3 +166,30 @@ def test_a_buffer_that_is_written_through_data(how):
     cell = Cell()
     remat.scan(cell, torch.zeros(2, 4), torch.ones(20, 2, 4), **how)[0].sum().backward()
     assert cell.seen == 20
+
+
+@pytest.mark.parametrize("how", [{"slots": 1}, {"slots": 3}], ids=str)
+@pytest.mark.parametrize("cut_at", [3, 5])
+def test_inputs_of_steps_before_one_that_detaches_its_carry_are_not_connected(cut_at, how):
+    """Nothing behind `xs` runs in a plain loop whose last steps depend on none of it: no hook is called with zeros."""
+
+    def run(loop):
+        w, calls = torch.full((3,), 0.5, dtype=DOUBLE, requires_grad=True), []
+        behind = torch.sin(w)
+        behind.register_hook(calls.append)
+        count = [0]
+
+        def step(h, x):
+            count[0] += 1
+            h = torch.tanh(h + x)
+            return (torch.tanh(h.detach() @ weight) if count[0] >= cut_at else h), None
+
+        weight = torch.full((3, 3), 0.3, dtype=DOUBLE, requires_grad=True)
+        last, _ = loop(step, behind, torch.ones(5, 3, dtype=DOUBLE) * behind)
+        last.sum().backward()
+        return w.grad, weight.grad, len(calls)
+
+    found, expected = run(lambda *args: remat.scan(*args, **how)), run(plain_scan)
+    assert found[0] is expected[0] is None
+    assert torch.equal(found[1], expected[1])
+    assert found[2] == expected[2] == 0

@@ -24,6 +24,10 @@ class SeenNodes:
     def __init__(self) -> None:
         self.nodes: set[Node] = set()
 
+    def alive(self) -> list[Node]:
+        """The nodes that still exist; those of a result that nobody holds any more may not."""
+        return [node for node in self.nodes if _number(node) >= 0]
+
     def __del__(self) -> None:
         # A node has a higher number than those that it depends on, so these are still held when it is freed.
         nodes = sorted(self.nodes, key=_number)

@@ -13,6 +13,7 @@ from remat.errors import StepError
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.internals.autocast import AutocastState
 from remat.frameworks.torch.internals.functorch import below_transforms, is_wrapped, outside_transforms
+from remat.frameworks.torch.loops.left_by_steps import LeftBySteps
 from remat.frameworks.torch.loops.loop_contents import LoopContents
 from remat.pytree import PyTree
 
@@ -27,6 +28,7 @@ class AnalyzedStep:
     autocast: AutocastState
     replayable_states: Sequence[ReplayableState]  # random generators, buffers and Python contents that steps may change
     contents: LoopContents  # one of them
+    left: LeftBySteps  # what its steps leave for later ones
     under_functorch: bool = False  # whether torch.func runs the loop at another level
     modules: Sequence[Module] = ()  # the modules that it closes over
     compiled: bool = False  # whether it, or something that it closes over, is compiled

@@ -31,7 +31,6 @@ from remat.frameworks.torch.loops.loop_inputs import LoopInputs
 from remat.frameworks.torch.loops.row_gradients import with_row
 from remat.frameworks.torch.loops.saved_bytes import saved_bytes, storage_bytes
 from remat.frameworks.torch.loops.saved_values import SavedValues
-from remat.frameworks.torch.loops.stored_graphs import lost_graphs_refused
 from remat.frameworks.torch.loops.tape import (
     OutputEdges,
     Stops,
@@ -82,8 +81,7 @@ class TorchBackend(ComparedTensors):
         self._accumulates = False  # whether ranges add to `.grad` of leaves, as FSDP requires
         # A context in which steps may contain segments, which torch.func does not allow where it records itself.
         self._segments_allowed = saved_tensor_hooks_allowed if step.under_functorch else nullcontext
-        self._has_active_xs = any(tracker.activity.xs)
-        self._nodes_per_step = 0  # in the graph of the last recorded range
+        self._has_active_xs, self._nodes_per_step = any(tracker.activity.xs), 0  # nodes in the last recorded range
         self._saved_values = SavedValues(step.replayable_states)
         self._grad_mode = GradModeTrial(step, tracker)
         self.flow = GradientFlow()
@@ -151,29 +149,30 @@ class TorchBackend(ComparedTensors):
         first_step, self._first_step = self._first_step, None
         versions, leaves = self._input_versions(state), runner.tree.flatten_like(state, "carry")
         del state
-        lost = lost_graphs_refused(self.step.contents.first, start) if self.inputs.left_by_steps else nullcontext()
-        with recomputing(runner.outputs_written > start), self._steps_may_run(grad=True) as step, lost:
-            if first_step is not None and start == 0:
-                tape, carry, done = first_step.tape, first_step.carry, 1
-                tape.extend(stop)
-                self._register_output(tape, 0, first_step.y)
-            else:
-                leaves = require_grad_roots(leaves, self.activity.carry)
-                tape, done = Tape(start, stop, next_sequence_nr(), requiring_grad(leaves), self.captured), start
-                carry = runner.tree.unflatten(leaves)
-                if start == 0 and self.activity.first:
-                    tape.deactivate(self.activity.first)
-            del leaves, first_step
+        if first_step is not None and start == 0:
+            tape, carry, done = first_step.tape, first_step.carry, 1
+            tape.extend(stop)
+            self._register_output(tape, 0, first_step.y)
+        else:
+            leaves = require_grad_roots(leaves, self.activity.carry)
+            tape, done = Tape(start, stop, next_sequence_nr(), requiring_grad(leaves), self.captured), start
+            carry = runner.tree.unflatten(leaves)
+            if start == 0 and self.activity.first:
+                tape.deactivate(self.activity.first)
+        del leaves, first_step
+        again = runner.outputs_written > start
+        with recomputing(again), self.step.left.used_by(tape, again) as cut_off, self._steps_may_run(grad=True) as step:
             carry = self._record_steps(step, carry, done, tape)
         versions.check(start, stop)
         leaves = runner.check_carry(carry, stop - 1)
         tape.end_with(output_edges(leaves))
         tape.saved_values.extend(self._saved_values.of(tape))
         self.tracker.note(leaves, (), f"step {stop - 1}")
-        if self._should_check_inputs(start, stop, next_sequence_nr() - tape.number) and not self._fsdp_modules:
+        if not self._fsdp_modules and (self._should_check_inputs(tape, next_sequence_nr() - tape.number) or cut_off):
             used, *reached = tape.take_reached(tape.look_at_graph(stops=self.inputs.made_edges))
+            self.step.left.refuse(used, cut_off, tape.steps_text)
             self.flow.note(range(start, stop), *reached)
-            self.inputs.admit(used, f"one of the steps {start} to {stop - 1}")
+            self.inputs.admit(used, tape.steps_text)
         self.flow.note_results(stop, [edge is not None for edge in tape.carry_out])
         self.compare_outputs(start, leaves)
         return runner.tree.unflatten([detached(leaf) for leaf in leaves]), tape
@@ -200,7 +199,7 @@ class TorchBackend(ComparedTensors):
         tape_bytes = 0
         if measured:
             tape.look_at_graph(output_edges((*leaves, *flatten(y)[0])))
-            tape_bytes = saved_bytes(tape.seen.nodes, tape.carry_in, self._persistent_tensors())
+            tape_bytes = saved_bytes(tape.seen.alive(), tape.carry_in, self._persistent_tensors())
         return tape, carry, y, tape_bytes, allocated_bytes
 
     @contextmanager
@@ -348,7 +347,7 @@ class TorchBackend(ComparedTensors):
         """Bytes of a carry, a tape or a cotangent."""
         if isinstance(value, Tape):
             value.look_at_graph()
-            return saved_bytes(value.seen.nodes, value.carry_in, self._persistent_tensors())
+            return saved_bytes(value.seen.alive(), value.carry_in, self._persistent_tensors())
         return sum(map(nbytes, self.runner.tree.flatten_like(value, "carry")))
 
     def tape_listing(self) -> TorchTapeListing | None:
@@ -382,19 +381,19 @@ class TorchBackend(ComparedTensors):
 
     def _input_versions(self, state: Any) -> InputVersions:
         """The versions of the carry and the inputs of steps; none under torch.func transforms."""
-        leaves = (*self.runner.tree.flatten_like(state, "carry"), *self.runner.inputs.leaves)
-        return InputVersions(() if self.step.under_functorch else leaves)
+        of_carry = self.runner.tree.flatten_like(state, "carry")
+        return InputVersions(() if self.step.under_functorch else (*of_carry, *self.runner.inputs.leaves))
 
     def _persistent_tensors(self) -> list[Tensor]:
         """Tensors that are alive without any tape, so that a tape that saves them takes no bytes for them."""
         return [*self.captured, *self.runner.inputs.leaves]
 
-    def _should_check_inputs(self, start: int, stop: int, nodes: int) -> bool:
+    def _should_check_inputs(self, tape: Tape, nodes: int) -> bool:
         """Whether to search the graph of these steps for tensors that are not known as inputs.
 
         The search visits every node. So it is done in the first sweep, where few steps are recorded; in later sweeps
         near powers of two (like the probes of `advance`); and if a step has more or fewer nodes than in the last range.
         """
-        usual = nodes == self._nodes_per_step * (stop - start)
+        start, stop, usual = tape.start, tape.stop, nodes == self._nodes_per_step * (tape.stop - tape.start)
         self._nodes_per_step = nodes // (stop - start)
         return not usual or not self.inputs.closed or start == 0 or (stop - 1).bit_length() != (start - 1).bit_length()

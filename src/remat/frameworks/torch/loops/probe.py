@@ -64,6 +64,7 @@ def probe_first_step(call: TorchLoopCall, leaves: Sequence[Leaf], inputs: LoopIn
     active_ys = [not active_edges.isdisjoint(edges) for edges in dependencies[len(carry_out) :]]
     # All roots required a gradient, to show dependencies. Gradients that init does not require are not requested.
     tape.deactivate(at_first)
+    call.step.left.note(tape)
     aliases = _aliases(carry_out, ys)
     activity = Activity(tuple(active), call.activity.xs, tuple(active_ys), aliases, tuple(at_first))
     carry = runner.tree.unflatten(_without_inactive(carry_out, activity.carry))

@@ -37,5 +37,5 @@ class SavedValues:
         if not written:
             return []
         tape.look_at_graph()
-        saved = {storage_id(each) for node in tape.seen.nodes for each in saved_tensors_of(node) if is_dense(each)}
+        saved = {storage_id(each) for node in tape.seen.alive() for each in saved_tensors_of(node) if is_dense(each)}
         return [(each, each.get()) for each in written if storage_id(each.tensor) in saved]

@@ -33,6 +33,7 @@ from remat.frameworks.torch.loops.carry_hooks import hand_to_caller
 from remat.frameworks.torch.loops.first_step import FirstStep
 from remat.frameworks.torch.loops.function import run
 from remat.frameworks.torch.loops.lazy_modules import initialize_lazy_modules
+from remat.frameworks.torch.loops.left_by_steps import LeftBySteps
 from remat.frameworks.torch.loops.loop_contents import LoopContents
 from remat.frameworks.torch.loops.loop_inputs import LoopInputs, with_others_behind
 from remat.frameworks.torch.loops.probe import probe_first_step
@@ -140,7 +141,10 @@ def _call(
     contents = LoopContents([*reach.containers, *reach.registries])
     private = [generator_state(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
     states = [*filter(None, private), *replayable_states(reach, contents)]
-    analyzed = AnalyzedStep(closure, AutocastState(), states, contents, under_functorch, reach.modules, reach.compiled)
+    analyzed = AnalyzedStep(
+        closure, AutocastState(), states, contents, LeftBySteps(contents.first), under_functorch, reach.modules,
+        reach.compiled,
+    )  # fmt: skip
     on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
     # The condition of a while_loop is evaluated for the first carry before there is a call.
     call = TorchLoopCall(

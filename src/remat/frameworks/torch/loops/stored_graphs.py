@@ -8,18 +8,11 @@ the way to the tensors that it is asked for. Recomputed steps find the original 
 
 The same is done with a tensor of the caller's that steps have written into (`total += loss`).
 
-The rule for later steps: gradients may flow from step to step through what one leaves for another besides the carry.
-They are lost where a range begins, because steps that ran without a tape have left it without a graph. So once a
-recorded step was seen to use a tensor with a graph that an earlier step has left, a range that uses one without a graph
-raises a StepError. A tensor that is made once and cached is an input of the loop instead (loop_inputs.py), and one that
-is stored but not used is no error.
-
-What it can miss: such a flow that begins late, in steps that were not recorded in the first sweep. The cost is a
-comparison of the contents after the first sweep, and for each range once such a flow is seen.
+Later steps that use such a tensor: left_by_steps.py. A tensor that is made once and cached is an input of the loop
+instead (loop_inputs.py). The cost is a comparison of the contents after the first sweep.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -28,7 +21,6 @@ from torch import Tensor
 from torch.autograd.graph import Node
 from torch.nn import Parameter
 
-from remat.errors import StepError
 from remat.execute.python_state import Contents
 from remat.execute.stored_values import StoredValues, raise_stored
 from remat.frameworks.torch.internals.functorch import (
@@ -41,10 +33,9 @@ from remat.frameworks.torch.internals.functorch import (
 from remat.frameworks.torch.internals.graph import base_of, is_leaf_node, leaf_of, next_sequence_nr, sequence_nr
 from remat.frameworks.torch.leaves import is_differentiable
 from remat.frameworks.torch.loops.loop_inputs import LoopInputs
-from remat.frameworks.torch.replay.watch import Watch
 from remat.pytree import Leaf
 
-__all__ = ["StoredGraphs", "guard_written", "has_escaped", "lost_graphs_refused"]
+__all__ = ["StoredGraphs", "guard_written", "has_escaped"]
 
 MOST_NODES = 2_000  # to visit: they get Python objects, which the user's tensors then free by recursion
 
@@ -135,22 +126,6 @@ class StoredGraphs:
                 if end in found or (end is not None and is_leaf_node(end) and not _is_known(leaf_of(end), known)):
                     found.add(node)
         return found
-
-
-@contextmanager
-def lost_graphs_refused(before: Contents, start: int) -> Iterator[None]:
-    """A context that records steps from `start` on; raises if they use what others have left without a graph."""
-    # Watch them, since a tensor without a graph leaves no edge that would show its use.
-    watch = Watch(leaf for leaf in before.added_leaves() if is_differentiable(leaf) and not leaf.requires_grad)
-    try:
-        yield
-    finally:
-        watch.end()
-    if watch.used:
-        raise StepError(
-            f"step {start} or one after it uses a tensor of shape {list(watch.used[0].shape)} that an earlier step "
-            "has left in an attribute or a container: its gradient would be lost there. Pass it through the carry"
-        )
 
 
 class _Escaped(torch.autograd.Function):

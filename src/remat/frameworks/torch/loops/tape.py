@@ -69,6 +69,12 @@ class Tape:
         """All leaves of the graph: carry, captured tensors, inputs of each step."""
         return [*self.carry_in, *self.captured, *(root for row in self.xs for root in row)]
 
+    @property
+    def steps_text(self) -> str:
+        """Its steps, as errors name them."""
+        last = self.stop - 1
+        return f"step {last}" if self.start == last else f"one of the steps {self.start} to {last}"
+
     def as_recorded(self) -> AbstractContextManager[None]:
         """A context in which tensors that its graph refers to have the values of the recorded steps."""
         return exchanged(self.saved_values) if self.saved_values else nullcontext()

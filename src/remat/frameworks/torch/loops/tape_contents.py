@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from remat.frameworks.torch.internals.graph import is_leaf_node, next_sequence_nr, sequence_nr, view_base
+from remat.frameworks.torch.internals.graph import (
+    is_leaf_node,
+    next_sequence_nr,
+    sequence_nr,
+    view_base,
+    without_saved_tensor_hooks,
+)
 from remat.frameworks.torch.internals.storage import is_dense, local_part, storage_id
 from remat.frameworks.torch.lineage.lineage_results import held_by
 from remat.frameworks.torch.loops.saved_bytes import packed_by_hooks, saved_tensors_of
@@ -46,7 +52,7 @@ class TorchTapeListing:
     def contents(self, tape: Tape) -> TapeContents:
         """What the nodes of the logged step have saved, or of all steps if none was logged."""
         start, stop = self._log.start, self._log.stop
-        nodes = [node for node in tape.seen.nodes if not is_leaf_node(node)]
+        nodes = [node for node in tape.seen.alive() if not is_leaf_node(node)]
         steps = tape.stop - tape.start
         if start is not None:
             nodes = [n for n in nodes if start <= sequence_nr(n) and (stop is None or sequence_nr(n) < stop)]
@@ -101,7 +107,7 @@ def _is_constant(tensor: Tensor) -> bool:
 def _references_of_own() -> int:
     """The reference count, in `_is_constant`, of a tensor that only a node refers to."""
     counts: list[int] = []
-    with torch.enable_grad():
+    with torch.enable_grad(), without_saved_tensor_hooks():  # a segment may be recorded now
         node = torch.ones((), requires_grad=True).mul(torch.ones(())).grad_fn
     assert node is not None
     for tensor in saved_tensors_of(node):

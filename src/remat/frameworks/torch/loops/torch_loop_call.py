@@ -6,7 +6,7 @@ sweep, gradients of the leaves in a reverse sweep; `function.py` turns them into
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 from weakref import ReferenceType
@@ -31,6 +31,7 @@ from remat.frameworks.torch.loops.backend import TorchBackend
 from remat.frameworks.torch.loops.comparison import DeviceDeterminismCheck
 from remat.frameworks.torch.loops.first_step import FirstStep
 from remat.frameworks.torch.loops.gradient_flow import check_unconnected
+from remat.frameworks.torch.loops.left_by_steps import LeftBySteps
 from remat.frameworks.torch.loops.loop_inputs import LoopInputs
 from remat.frameworks.torch.loops.loop_outputs import LoopOutputs
 from remat.frameworks.torch.loops.row_gradients import placed_like
@@ -84,7 +85,8 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         runner = self.new_runner(leaf_ops, init, xs, steps)
         activity = self.activity if first_step is None else first_step.activity
         tracker = ActivityTracker(activity, runner, closed=inputs.closed)
-        backend = TorchBackend(self.step, runner, inputs, tracker, first_step, self.fsdp_modules, measured=measured)
+        step = replace(self.step, left=LeftBySteps(self.step.contents.first, refused=False)) if measured else self.step
+        backend = TorchBackend(step, runner, inputs, tracker, first_step, self.fsdp_modules, measured=measured)
         return backend, self.carry.unflatten(init)
 
     def new_backend(self, leaves: Sequence[Leaf], steps: int) -> tuple[TorchBackend, PyTree]:

@@ -118,6 +118,7 @@ def _batched(call: TorchLoopCall, info: Any, dims: Sequence[Any], leaves: Sequen
         call.step.autocast,
         call.step.replayable_states,
         call.step.contents,
+        call.step.left,
         under_functorch=True,
         inner=call.step,
         randomness=info.randomness,

@@ -17,6 +17,7 @@ from threading import RLock, get_ident
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -26,6 +27,7 @@ from remat.pytree import flatten
 
 __all__ = ["PARAMETERS", "PLAIN", "Watch", "unnoticed"]
 
+_DETACHING: Any = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 _lock = RLock()
 _watches: dict[int, list["Watch"]] = {}  # by tensor id: all watches that wait for its use
 
@@ -33,11 +35,13 @@ _watches: dict[int, list["Watch"]] = {}  # by tensor id: all watches that wait f
 class Watch:
     """Waits for the first use of some tensors in the thread that created it, until `end`.
 
-    It counts uses in recomputations if it was created in one, else uses outside of them; with `everywhere`, both.
+    It counts uses in recomputations if it was created in one, else uses outside of them; with `everywhere`, both. With
+    `flowing`, uses count only through which a gradient could flow: not those under `no_grad`, and not `detach`.
     """
 
-    def __init__(self, tensors: Iterable[Tensor], *, everywhere: bool = False) -> None:
+    def __init__(self, tensors: Iterable[Tensor], *, everywhere: bool = False, flowing: bool = False) -> None:
         self.used: list[Tensor] = []
+        self.flowing = flowing
         self._thread, self._recomputing = get_ident(), None if everywhere else is_recomputing()
         self._waiting = {id(tensor): tensor for tensor in tensors if type(tensor) in _WATCHED or _is_watched(tensor)}
         # Two threads may watch the same parameter: its class is restored only when the last of them lets go.
@@ -85,7 +89,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     """Call a PyTorch function that has a watched argument."""
     if isinstance(function, FunctionType):
         # It is written in Python and may use other watched tensors inside, which are only noted if it runs as usual.
-        _note_all(args, kwargs)
+        _note_all(args, kwargs, flows=torch.is_grad_enabled())
         if not any(map(_is_watched, flatten((args, kwargs))[0])):
             return function(*args, **kwargs)
     # Otherwise the call would return to `__torch_function__`, since its arguments are still watched.
@@ -94,14 +98,17 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     # A function that returns no tensor is a getter, through which no gradient flows.
     results = result if isinstance(result, tuple | list) else (result,)
     if any(isinstance(item, Tensor) for item in results):
-        _note_all(args, kwargs)
+        numbers = any(isinstance(item, Tensor) and (item.is_floating_point() or item.is_complex()) for item in results)
+        flows = numbers and function not in _DETACHING and torch.is_grad_enabled()
+        _note_all(args, kwargs, flows=flows)
     return result
 
 
-def _note_all(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _note_all(args: tuple[Any, ...], kwargs: dict[str, Any], *, flows: bool) -> None:
     for tensor in filter(_is_watched, flatten((args, kwargs))[0]):
         for watch in list(_watches.get(id(tensor), ())):
-            watch.note(tensor)
+            if flows or not watch.flowing:
+                watch.note(tensor)
 
 
 class _Watched:
