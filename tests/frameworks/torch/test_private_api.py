@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import remat.frameworks.torch  # noqa: E402
 
 SOURCE = Path(remat.frameworks.torch.__file__).parent
-NAMES = ["batched_backward", "collectives", "dispatch", "fsdp", "functorch", "graph", "modules"]
+NAMES = ["batched_backward", "collectives", "dispatch", "fsdp", "functorch", "graph", "modules", "saved_tensor_hooks"]
 NAMED_FILES = [SOURCE / "meter.py", *(SOURCE / "internals" / f"{name}.py" for name in NAMES)]
 
 
@@ -31,6 +31,7 @@ def node():
 
 
 IN_TORCH = [
+    "autograd._unsafe_preserve_version_counter",
     "_C._functorch.maybe_current_level",
     "_C._functorch.maybe_get_level",
     "_C._functorch.is_functorch_wrapped_tensor",

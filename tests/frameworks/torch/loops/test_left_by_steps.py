@@ -128,6 +128,20 @@ def a_running_mean_in_place(s, i, h):
     return h * 0.5 + s.kept.mean()
 
 
+def a_sum_in_place(s, i, h):
+    if s.kept is None:
+        s.kept = h.sum()
+    else:
+        s.kept += h.sum()
+    return torch.tanh(h)
+
+
+def a_view_that_is_looked_at(s, i, h):
+    largest = 0.0 if s.kept is None else s.kept.max().item()
+    s.kept = (h * 2)[:1]
+    return torch.tanh(h) / (1 + largest)
+
+
 def a_table_from_the_third_step(s, i, h):
     if i == 3:
         s.kept = torch.linspace(0, 1, 2, dtype=DOUBLE)
@@ -143,7 +157,7 @@ def a_log_under_no_grad(s, i, h):
 
 HARMLESS = [
     *(a_detached_one, one_for_a_decision, one_that_is_compared, a_running_mean, a_running_mean_in_place),
-    *(a_table_from_the_third_step, a_log_under_no_grad),
+    *(a_table_from_the_third_step, a_log_under_no_grad, a_sum_in_place, a_view_that_is_looked_at),
 ]
 
 

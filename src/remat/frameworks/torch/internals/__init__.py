@@ -3,6 +3,7 @@
 | file | contents |
 |---|---|
 | `graph.py` | the autograd graph: edges, leaves, hooks, versions, the running backward |
+| `saved_tensor_hooks.py` | hooks that pack saved tensors |
 | `seen_nodes.py` | graph nodes that Python has seen, which are freed one by one |
 | `functorch.py` | torch.func transforms and forward mode: which are active, and which one a tensor belongs to |
 | `batched_backward.py` | the older vmap, in which a backward runs for a batch of cotangents |

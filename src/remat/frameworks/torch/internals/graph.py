@@ -31,7 +31,6 @@ __all__ = [
     "has_function_modes",
     "has_hooks",
     "has_no_numbers",
-    "has_saved_tensor_hooks",
     "hooks_suspended",
     "is_forgotten_leaf",
     "is_leaf_node",
@@ -44,15 +43,14 @@ __all__ = [
     "quick_version",
     "reachable_leaves",
     "restored_leaf_state",
-    "saved_tensor_hooks_allowed",
     "sequence_nr",
     "set_backward_hooks",
     "set_gradients",
     "torch_function_disabled",
     "version",
+    "version_preserved",
     "view_base",
     "will_get_gradient",
-    "without_saved_tensor_hooks",
 ]
 
 # The node that adds to `.grad` of a leaf; its type has no public name. A node of a user's Function may have any
@@ -61,7 +59,6 @@ _AccumulateGrad: Any = torch._C._functions.AccumulateGrad  # type: ignore[attr-d
 
 MOST_NODES = 1_000  # to visit when searching behind a tensor
 _NO_HOOKS: Mapping[int, Any] = MappingProxyType({})
-_autograd: Any = torch._C._autograd  # the stack of hooks on saved tensors has no public names
 
 
 Edge: TypeAlias = tuple[Node, int]  # a node and its output number: a GradientEdge without the name
@@ -99,7 +96,7 @@ def sequence_nr(node: Any) -> int:
 
 def next_sequence_nr() -> int:
     """The sequence number that the next node of this thread will get, above those of all nodes so far."""
-    return int(_autograd._get_sequence_nr())  # no public name
+    return int(torch._C._autograd._get_sequence_nr())  # no public name
 
 
 def is_leaf_node(node: Any) -> bool:
@@ -286,40 +283,6 @@ def gradients_put_back(leaves: Iterable[Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def without_saved_tensor_hooks() -> Iterator[None]:
-    """A context without the enclosing saved-tensor hooks: those of a segment are not for steps that are measured."""
-    hooks = []
-    while (top := _autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(top)
-        _autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(hooks):
-            _autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-def has_saved_tensor_hooks() -> bool:
-    """Whether hooks pack saved tensors here, as in a segment."""
-    return _autograd._top_saved_tensors_default_hooks(True) is not None
-
-
-def saved_tensor_hooks_allowed() -> AbstractContextManager[None]:
-    """A context that allows saved-tensor hooks even if an enclosing transform, which is not active, disables them."""
-    message = _autograd._saved_tensors_hooks_get_disabled_error_message()
-    return nullcontext() if message is None else _hooks_allowed(message)
-
-
-@contextmanager
-def _hooks_allowed(message: str) -> Iterator[None]:
-    _autograd._saved_tensors_hooks_enable()
-    try:
-        yield
-    finally:
-        _autograd._saved_tensors_hooks_disable(message)
-
-
-@contextmanager
 def gradients_blocked(edges: Iterable[Edge]) -> Iterator[None]:
     """A context in which no gradient flows on from these edges, although the engine visits their nodes."""
     outputs: dict[Node, set[int]] = {}
@@ -350,6 +313,12 @@ def version(tensor: Tensor) -> int:
 # `version`, except for inference tensors, and the base of a view; in C, since every saved tensor is asked.
 quick_version: Callable[[Tensor], int] = attrgetter("_version")
 base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
+
+
+def version_preserved(tensor: Tensor) -> AbstractContextManager[None]:
+    """A context in which the number of writes into a tensor stays; there is no public name for it."""
+    preserved: AbstractContextManager[None] = torch.autograd._unsafe_preserve_version_counter(tensor)  # type: ignore[attr-defined]
+    return preserved
 
 
 def view_base(tensor: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch import leaves as leaf_ops
 from remat.frameworks.torch.internals.fsdp import end_backward
 from remat.frameworks.torch.internals.functorch import HiddenTensorsRefused
-from remat.frameworks.torch.internals.graph import gradient_edge, next_sequence_nr, saved_tensor_hooks_allowed
+from remat.frameworks.torch.internals.graph import gradient_edge, next_sequence_nr
+from remat.frameworks.torch.internals.saved_tensor_hooks import saved_tensor_hooks_allowed
 from remat.frameworks.torch.leaves import by_step, detached, nbytes, require_grad_roots
 from remat.frameworks.torch.loops.activity import Activity, ActivityTracker
 from remat.frameworks.torch.loops.analyzed_step import AnalyzedStep

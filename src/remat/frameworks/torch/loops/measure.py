@@ -32,8 +32,8 @@ from remat.execute.gradients import Gradients
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import StateReplay, preserved_state
 from remat.frameworks.torch.internals.collectives import is_single_process
-from remat.frameworks.torch.internals.graph import has_saved_tensor_hooks, without_saved_tensor_hooks
 from remat.frameworks.torch.internals.modules import backward_hooks_exchanged
+from remat.frameworks.torch.internals.saved_tensor_hooks import has_saved_tensor_hooks, without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of
 from remat.frameworks.torch.loops.backend import TorchBackend
 from remat.frameworks.torch.loops.torch_loop_call import TorchLoopCall

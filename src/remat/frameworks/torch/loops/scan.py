@@ -141,10 +141,10 @@ def _call(
     contents = LoopContents([*reach.containers, *reach.registries])
     private = [generator_state(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
     states = [*filter(None, private), *replayable_states(reach, contents)]
+    left = LeftBySteps(contents.first, under_functorch=under_functorch)
     analyzed = AnalyzedStep(
-        closure, AutocastState(), states, contents, LeftBySteps(contents.first), under_functorch, reach.modules,
-        reach.compiled,
-    )  # fmt: skip
+        closure, AutocastState(), states, contents, left, under_functorch, reach.modules, reach.compiled
+    )
     on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
     # The condition of a while_loop is evaluated for the first carry before there is a call.
     call = TorchLoopCall(

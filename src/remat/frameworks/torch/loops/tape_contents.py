@@ -17,13 +17,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from remat.frameworks.torch.internals.graph import (
-    is_leaf_node,
-    next_sequence_nr,
-    sequence_nr,
-    view_base,
-    without_saved_tensor_hooks,
-)
+from remat.frameworks.torch.internals.graph import is_leaf_node, next_sequence_nr, sequence_nr, view_base
+from remat.frameworks.torch.internals.saved_tensor_hooks import without_saved_tensor_hooks
 from remat.frameworks.torch.internals.storage import is_dense, local_part, storage_id
 from remat.frameworks.torch.lineage.lineage_results import held_by
 from remat.frameworks.torch.loops.saved_bytes import packed_by_hooks, saved_tensors_of

@@ -30,13 +30,8 @@ from remat.errors import RematError
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.internals.autocast import AutocastState, forget_casts
-from remat.frameworks.torch.internals.graph import (
-    gradients_put_back,
-    hooks_suspended,
-    reachable_leaves,
-    set_gradients,
-    without_saved_tensor_hooks,
-)
+from remat.frameworks.torch.internals.graph import gradients_put_back, hooks_suspended, reachable_leaves, set_gradients
+from remat.frameworks.torch.internals.saved_tensor_hooks import without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import allocator_of, cuda_of, devices_of
 from remat.frameworks.torch.models.in_place_stages import copied, stage_groups

@@ -13,12 +13,8 @@ from remat.errors import ProblemError
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.internals.fsdp import is_sharded, reshard
-from remat.frameworks.torch.internals.graph import (
-    gradients_put_back,
-    hooks_suspended,
-    set_gradients,
-    without_saved_tensor_hooks,
-)
+from remat.frameworks.torch.internals.graph import gradients_put_back, hooks_suspended, set_gradients
+from remat.frameworks.torch.internals.saved_tensor_hooks import without_saved_tensor_hooks
 from remat.frameworks.torch.meter import allocator_of, cuda_of
 from remat.frameworks.torch.models.measure_chain import cotangent_loss
 from remat.frameworks.torch.replay.environment import reached, replayable_states

@@ -24,7 +24,7 @@ from remat.errors import ProblemError
 from remat.execute.nested_ranges import Item, Range
 from remat.execute.recomputation import variable_set
 from remat.frameworks.compilers import compiled_checkpoint, traces_segments
-from remat.frameworks.torch.internals.graph import has_saved_tensor_hooks
+from remat.frameworks.torch.internals.saved_tensor_hooks import has_saved_tensor_hooks
 from remat.frameworks.torch.lineage.lineage import dropped_results, run_by_lineage
 from remat.frameworks.torch.models.block_ranges import BlockOutput, RangeRun, versions_of
 from remat.frameworks.torch.models.compiled_blocks import CompiledBlock, CompileOptions, compiled_block

@@ -27,8 +27,8 @@ from remat.execute.recomputation import is_recomputing
 from remat.frameworks.torch.internals.collectives import is_single_process
 from remat.frameworks.torch.internals.fsdp import is_sharded, refuse_fsdp1, sharded_modules_of
 from remat.frameworks.torch.internals.functorch import in_transform
-from remat.frameworks.torch.internals.graph import has_saved_tensor_hooks
 from remat.frameworks.torch.internals.modules import Parts, all_parts
+from remat.frameworks.torch.internals.saved_tensor_hooks import has_saved_tensor_hooks
 from remat.frameworks.torch.meter import CudaMeter, cuda_of, devices_of
 from remat.frameworks.torch.models.compiled_blocks import CompileOptions, compiled_around_blocks
 from remat.frameworks.torch.models.first_training_step import FirstTrainingStep

@@ -95,13 +95,12 @@ from remat.frameworks.torch.internals.functorch import (
 from remat.frameworks.torch.internals.graph import (
     call_after_backward,
     current_backward,
-    has_saved_tensor_hooks,
     hooks_suspended,
     restored_leaf_state,
-    saved_tensor_hooks_allowed,
     version,
 )
 from remat.frameworks.torch.internals.modules import script_as_written
+from remat.frameworks.torch.internals.saved_tensor_hooks import has_saved_tensor_hooks, saved_tensor_hooks_allowed
 from remat.frameworks.torch.leaves import nbytes, tensors_in
 from remat.frameworks.torch.lineage.lineage import Lineage, unpack
 from remat.frameworks.torch.replay.environment import Environment

@@ -16,13 +16,8 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from remat.frameworks.torch.internals.graph import (
-    backward_hooks,
-    has_saved_tensor_hooks,
-    leaf_itself,
-    set_backward_hooks,
-    version,
-)
+from remat.frameworks.torch.internals.graph import backward_hooks, leaf_itself, set_backward_hooks, version
+from remat.frameworks.torch.internals.saved_tensor_hooks import has_saved_tensor_hooks
 from remat.frameworks.torch.replay.detached_cells import DetachedCells
 from remat.frameworks.torch.replay.input_versions import was_written_into
 from remat.frameworks.torch.replay.shared_containers import SharedContainers
