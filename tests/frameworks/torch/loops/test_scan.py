@@ -126,3 +126,16 @@ def test_tensors_without_numbers(mode, how):
 def test_a_carry_of_integers_that_becomes_floats_is_to_start_with_floats():
     with pytest.raises(remat.CarryError, match="; start with float32"):
         remat.scan(lambda h, x: (h + 0.5 * x, None), torch.tensor(0), torch.ones(5), slots=2)
+
+
+@pytest.mark.parametrize("how", [{"slots": 3}, {"memory": "4 MiB"}, {"memory": "1 KiB"}], ids=str)
+def test_first_runs_do_not_count_as_recomputations(how):
+    first = []
+
+    def step(h, _):
+        first.append(not remat.is_recomputing())
+        return torch.sin(h), None
+
+    x = torch.ones(4, requires_grad=True)
+    remat.scan(step, x, length=10, **how)[0].sum().backward()
+    assert sum(first) == 10

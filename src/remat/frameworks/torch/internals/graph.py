@@ -28,6 +28,7 @@ __all__ = [
     "gradient_edge",
     "gradients_blocked",
     "gradients_put_back",
+    "gradients_set_aside",
     "has_function_modes",
     "has_hooks",
     "has_no_numbers",
@@ -280,6 +281,14 @@ def gradients_put_back(leaves: Iterable[Tensor]) -> Iterator[None]:
         yield
     finally:
         set_gradients(own)
+
+
+@contextmanager
+def gradients_set_aside(leaves: Sequence[Tensor]) -> Iterator[None]:
+    """A context that begins with no `.grad` of the leaves, and after which they have that of before, unchanged."""
+    with gradients_put_back(leaves):
+        set_gradients((leaf, None) for leaf in leaves)
+        yield
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from remat.errors import StepError
 from remat.execute.rng_state import ReplayableState
 from remat.frameworks.torch.internals.autocast import AutocastState
 from remat.frameworks.torch.internals.functorch import below_transforms, is_wrapped, outside_transforms
+from remat.frameworks.torch.loops.inner_backward import InnerBackward
 from remat.frameworks.torch.loops.left_by_steps import LeftBySteps
 from remat.frameworks.torch.loops.loop_contents import LoopContents
 from remat.pytree import PyTree
@@ -32,6 +33,7 @@ class AnalyzedStep:
     under_functorch: bool = False  # whether torch.func runs the loop at another level
     modules: Sequence[Module] = ()  # the modules that it closes over
     compiled: bool = False  # whether it, or something that it closes over, is compiled
+    inner_backward: InnerBackward | None = None  # if its code calls `backward`
     levels: Sequence[int] = ()  # of the vmaps for which it runs once, outermost first
 
     def rebind(self, values: Mapping[int, Tensor]) -> AbstractContextManager[Callable[..., Any]]:

@@ -161,7 +161,7 @@ class TorchBackend(ComparedTensors):
             if start == 0 and self.activity.first:
                 tape.deactivate(self.activity.first)
         del leaves, first_step
-        again = runner.outputs_written > start
+        again = runner.outputs_written > done
         with recomputing(again), self.step.left.used_by(tape, again) as cut_off, self._steps_may_run(grad=True) as step:
             carry = self._record_steps(step, carry, done, tape)
         versions.check(start, stop)
@@ -214,7 +214,7 @@ class TorchBackend(ComparedTensors):
             HiddenTensorsRefused() if step.under_functorch and not step.compiled else nullcontext(),
             step.rebind(inputs.bindings) as function,
         ):
-            yield function
+            yield function if step.inner_backward is None else step.inner_backward.wrap(function)
 
     def _record_steps(self, step: Any, carry: Any, start: int, tape: Tape) -> Any:
         runner, tracker = self.runner, self.tracker

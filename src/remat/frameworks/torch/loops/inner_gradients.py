@@ -1,4 +1,4 @@
-"""Steps that differentiate themselves (energies and forces, samplers, inner updates), where no tape is recorded.
+"""Steps that differentiate themselves (energies and forces, samplers, inner updates).
 
 The rule: steps advance without grad, which is fastest. If the first such step fails because something has no graph,
 everything that it may have changed is restored, and it and all later steps run with grad enabled, on leaves that
@@ -7,6 +7,7 @@ require a gradient as in a recorded step; the graph of each step is freed at its
 What it can miss: a step that first fails later than that, which raises the user's error with a note; and one that does
 not fail but returns other numbers without grad, which the determinism check finds. The cost is one snapshot of the
 replayable states for each sweep.
+Steps that call `backward`: inner_backward.py.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,8 @@ class GradModeTrial:
     def __init__(self, step: AnalyzedStep, tracker: ActivityTracker) -> None:
         self._tracker = tracker
         self._states = [*global_rng_states(), *step.replayable_states]
-        self._needs_grad: bool | None = None  # None until a step has been tried
+        # None until a step has been tried; a branch on `requires_grad` may skip a `backward` without an error.
+        self._needs_grad: bool | None = None if step.inner_backward is None else True
 
     def wrap(self, step: Step) -> Step:
         """The step in the form in which it advances inside a no-grad context."""

@@ -32,6 +32,7 @@ from remat.frameworks.torch.loops.analyzed_step import AnalyzedStep, as_truth_va
 from remat.frameworks.torch.loops.carry_hooks import hand_to_caller
 from remat.frameworks.torch.loops.first_step import FirstStep
 from remat.frameworks.torch.loops.function import run
+from remat.frameworks.torch.loops.inner_backward import InnerBackward
 from remat.frameworks.torch.loops.lazy_modules import initialize_lazy_modules
 from remat.frameworks.torch.loops.left_by_steps import LeftBySteps
 from remat.frameworks.torch.loops.loop_contents import LoopContents
@@ -142,16 +143,19 @@ def _call(
     private = [generator_state(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
     states = [*filter(None, private), *replayable_states(reach, contents)]
     left = LeftBySteps(contents.first, under_functorch=under_functorch)
+    candidates = _Candidates.of(closure.take_values(), reach)
+    calls_backward = closure.mentions("backward") and not under_functorch
     analyzed = AnalyzedStep(
-        closure, AutocastState(), states, contents, left, under_functorch, reach.modules, reach.compiled
-    )
+        closure, AutocastState(), states, contents, left, under_functorch, reach.modules, reach.compiled,
+        InnerBackward([*candidates.captured, *candidates.others], init) if calls_backward else None,
+    )  # fmt: skip
     on_cpu = all(leaf.device.type == "cpu" for leaf in init if isinstance(leaf, Tensor))
     # The condition of a while_loop is evaluated for the first carry before there is a call.
     call = TorchLoopCall(
         analyzed, *trees, (len(init), len(xs), 0), request, rows, steps, cond, max_steps, cond is not None,
         activity=activity, on_cpu=on_cpu,
     )  # fmt: skip
-    return call, _Candidates.of(closure.take_values(), reach)
+    return call, candidates
 
 
 def _reached(*functions: Callable[..., Any] | None) -> TorchReach:
