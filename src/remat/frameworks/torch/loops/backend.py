@@ -161,8 +161,8 @@ class TorchBackend(ComparedTensors):
             if start == 0 and self.activity.first:
                 tape.deactivate(self.activity.first)
         del leaves, first_step
-        again = runner.outputs_written > done
-        with recomputing(again), self.step.left.used_by(tape, again) as cut_off, self._steps_may_run(grad=True) as step:
+        left = self.step.left.used_by(tape, again := runner.outputs_written > done, self.inputs)
+        with recomputing(again), left as cut_off, self._steps_may_run(grad=True) as step:
             carry = self._record_steps(step, carry, done, tape)
         versions.check(start, stop)
         leaves = runner.check_carry(carry, stop - 1)

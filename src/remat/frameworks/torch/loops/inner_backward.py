@@ -1,8 +1,8 @@
 """Steps that call `backward`, which adds to `.grad` of parameters.
 
 The rule: such a step always runs with grad, since it may ask whether a tensor requires a gradient. While it is measured
-or recomputed it adds nothing to `.grad`. It must not differentiate through its carry, where its graph begins: that is an
-error, unless one tape has all steps.
+or recomputed it adds nothing to `.grad`. It must not differentiate through its carry, where its graph begins: that is
+an error, unless one tape has all steps.
 
 What it can miss: `backward` that a library calls; only code of the user's is searched for the name. The cost: nothing
 for other steps.

@@ -36,6 +36,7 @@ from remat.frameworks.torch.internals.graph import (
     version_preserved,
 )
 from remat.frameworks.torch.leaves import is_differentiable
+from remat.frameworks.torch.loops.loop_inputs import LoopInputs
 from remat.frameworks.torch.loops.tape import Tape
 from remat.frameworks.torch.replay.watch import Watch
 
@@ -57,12 +58,14 @@ class LeftBySteps:
         self._roots: dict[int, ReferenceType[Tensor]] = {}  # of tapes, that were left there
 
     @contextmanager
-    def used_by(self, tape: Tape, again: bool) -> Iterator[Mapping[int, Tensor]]:
+    def used_by(self, tape: Tape, again: bool, inputs: LoopInputs) -> Iterator[Mapping[int, Tensor]]:
         """A context that records a range; yields the tensors on which its results must not depend, by id of a leaf.
 
         `again` says that its steps ran before.
         """
-        if not self._refused or (again and not self._any):
+        # In a transform, all that a loop inside of the step reaches seems to be used.
+        is_unclear = self._under_functorch and not inputs.left_by_steps
+        if not self._refused or is_unclear or (again and not self._any):
             yield {}
             return
         left = self._left()
