@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard, regist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import remat
+from remat.frameworks.torch.internals.fsdp import fsdp_modules_called
 from tests.frameworks.torch.distributed_cases import STEPS, WIDTH, assert_close, random
 
 
@@ -79,8 +80,17 @@ def registered_forward_methods():
             register_fsdp_forward_method(cell, "next")
             loop(step_of(cell), h, xs, budget).pow(2).mean().backward()
             found.append(full_gradients(cell))
+            assert "_pre_forward" not in vars(cell._get_fsdp_state())  # no trace of the loop is left
         assert None not in found[0]
         assert_close(found[1], found[0])
+    outer, inner = [], []
+    with fsdp_modules_called([cell], outer):
+        with fsdp_modules_called([cell], inner):
+            cell.next(h, xs[0])
+        assert inner == outer == [cell]
+        outer.clear()
+        cell.next(h, xs[0])  # the loop inside has ended, and the one around it goes on
+    assert (inner, outer) == ([cell], [cell])
 
 
 def frozen_cell_that_was_called_before():

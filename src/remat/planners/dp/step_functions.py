@@ -48,7 +48,9 @@ def added(
     start = max(int(of_right[0]), int(left.budgets[0]), least)
     if start >= most:
         return None
-    between = [points[(points > start) & (points < most)] for points in (of_right, left.budgets)]
+    between = [
+        points[points.searchsorted(start, "right") : points.searchsorted(most)] for points in (of_right, left.budgets)
+    ]
     budgets = np.concatenate([*between, np.array([start])])
     extras = right.extras[of_right.searchsorted(budgets, "right") - 1]
     extras = extras + left.extras[left.budgets.searchsorted(budgets, "right") - 1] + extra

@@ -143,33 +143,45 @@ def fsdp_modules_called(modules: Sequence[nn.Module], called: list[Any], *, firs
         with ExitStack() as stack:
             for module in modules:
                 if any_fsdp_module([module]):
-                    stack.enter_context(_registered_methods_noted(module, note))
+                    stack.enter_context(_NotedMethods.told_to(note, module))
             yield
     finally:
         handle.remove()
 
 
-@contextmanager
-def _registered_methods_noted(module: Any, note: Callable[[nn.Module, Any], None]) -> Iterator[None]:
-    """A context in which methods that `register_fsdp_forward_method` made a forward of a module are noted.
+class _NotedMethods:
+    """Notes methods that `register_fsdp_forward_method` made a forward of a module; loops in a loop share one.
 
-    They run no hook of modules: they ask the module's state by name for what its hooks refer to as an object.
+    They run no hook of modules: they ask the module's state by name for what its hooks refer to as an object. That
+    attribute of the instance is this object while any loop notes, and hides the method of its class.
     """
-    state = module._get_fsdp_state()
-    is_noted, pre_forward = "_pre_forward" in vars(state), state._pre_forward  # by a loop around this one
 
-    def noted(called: nn.Module, *args: Any) -> Any:
-        note(called, None)
-        return pre_forward(called, *args)
+    def __init__(self, state: Any) -> None:
+        self.pre_forward = state._pre_forward
+        self.hides_method = "_pre_forward" not in vars(state)
+        self.notes: list[Callable[[nn.Module, Any], None]] = []  # the innermost loop's last
 
-    state._pre_forward = noted
-    try:
-        yield
-    finally:
-        if is_noted:
-            state._pre_forward = pre_forward
-        else:
-            del state._pre_forward
+    def __call__(self, called: nn.Module, *args: Any) -> Any:
+        """Tell the loops, innermost first, and go on as FSDP does."""
+        for note in reversed(self.notes):
+            note(called, None)
+        return self.pre_forward(called, *args)
+
+    @classmethod
+    @contextmanager
+    def told_to(cls, note: Callable[[nn.Module, Any], None], module: Any) -> Iterator[None]:
+        """A context in which such methods of a module are noted."""
+        state = module._get_fsdp_state()
+        noted = state._pre_forward
+        if not isinstance(noted, cls):
+            noted = state._pre_forward = cls(state)
+        noted.notes.append(note)
+        try:
+            yield
+        finally:
+            noted.notes.remove(note)
+            if noted.hides_method and not noted.notes:  # otherwise it stays and only calls what others have put there
+                del state._pre_forward
 
 
 class FirstCall(BaseException):

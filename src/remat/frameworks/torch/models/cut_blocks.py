@@ -42,6 +42,10 @@ class CutBlocks:
         """The bytes that are live now; 0 if they are not counted."""
         return 0
 
+    def note_outputs(self, level: int) -> None:
+        """Called when the model's outputs are released; `level` is what was live before."""
+        self.outputs = level - self.level()
+
     def begin(self, device: torch.device | None) -> None:
         """Called before the model runs."""
         self._device = device

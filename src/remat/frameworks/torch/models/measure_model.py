@@ -170,7 +170,7 @@ def _pass(calls: CutBlocks, run: Callable[[], Any], loss: Loss | None, devices: 
     value = loss_of(out, loss)
     level = calls.level()
     del out
-    calls.outputs = level - calls.level()
+    calls.note_outputs(level)
     calls.end_forward(value)
     if value is not None:
         torch.autograd.backward(value)
