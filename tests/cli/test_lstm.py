@@ -1,6 +1,7 @@
 """`remat lstm`: the same loss and gradients for every number of save points, in less memory."""
 
 import itertools
+import os
 import re
 import sys
 
@@ -41,7 +42,7 @@ def run(capsys, tmp_path, monkeypatch):
 @pytest.fixture
 def emitters_of_users(monkeypatch):
     """Driven loops of JAX are compiled as outside of tests, which do without the emitters that take XLA the longest."""
-    options = {"xla_cpu_use_fusion_emitters": True}
+    options = {"xla_cpu_use_fusion_emitters": True} if "fusion_emitters" in os.environ.get("XLA_FLAGS", "") else {}
     for name, static in (("advance", 0), ("advance_donated", 0), ("record", 0), ("vjp", (0, 1))):
         function = getattr(backend, f"_jit_{name}").__wrapped__
         monkeypatch.setattr(backend, f"_jit_{name}", jax.jit(function, static_argnums=static, compiler_options=options))

@@ -89,7 +89,7 @@ def _table(table: Table) -> Iterator[str]:
         return
     width, head, rows = WIDTH - 2, table.head, table.rows
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    least = min(16, widths[0])
+    least = min(10, widths[0])  # of a name, so that the line of a tensor stands beside a long operation
     while sum(widths[1:]) + 2 * len(widths) > width - least and len(widths) > 2:
         widths.pop()  # columns that do not fit are dropped, from the right
     widths[0] = max(8, min(widths[0], width - sum(widths[1:]) - 2 * len(widths)))  # names are cut, numbers never

@@ -193,3 +193,20 @@ def test_derivatives_that_are_the_users_are_used(x):
     for threshold in (0, 10_000):
         run = functools.partial(remat.adaptive_checkpoint, double, threshold=threshold)
         assert jax.grad(lambda x: jnp.sum(run(x)))(x).tolist() == [2.0] * 5  # noqa: B023
+
+
+def with_constant_ref(x):
+    sums = jax.new_ref(jnp.zeros(5))
+    jax.lax.fori_loop(0, 5, lambda i, _: sums.__setitem__(i, jnp.sin(x[i]) * x[0]), None)
+    sums[0] = 2.0
+    return jnp.sum(sums[...] ** 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": 0}, {"memory": 100}, {"policy": "dots_saveable"}], ids=str)
+def test_a_mutable_array_made_of_constants_may_be_written_with_what_has_a_gradient(options, x):
+    """`jax.checkpoint` ends in a KeyError there."""
+    run, plain = remat.drop(with_constant_ref, **options), lambda x: jnp.sum((jnp.sin(x) * x[0])[1:] ** 2)
+    for ours in (run, jax.jit(run), lambda x: remat.checkpoint(run, x)):
+        numpy.testing.assert_allclose(jax.grad(ours)(x), jax.grad(plain)(x), rtol=1e-12)
+        theirs = jax.jvp(jax.grad(plain), (x,), (x,))[1]
+        numpy.testing.assert_allclose(jax.jvp(jax.grad(ours), (x,), (x,))[1], theirs, rtol=1e-12)

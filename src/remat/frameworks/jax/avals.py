@@ -7,7 +7,7 @@
 | flags | `select`, `merge`: one bool for each array of a list says whether it is selected |
 | batches | `BatchAxis`: the axis that vmap adds |
 
-Only this file, `identities.py` and `primitives.py` use undocumented parts of JAX;
+Only this file, `identities.py`, `mutable_arrays.py` and `primitives.py` use undocumented parts of JAX;
 `tests/frameworks/jax/test_private_api.py` lists each of them and fails if one is gone.
 """
 

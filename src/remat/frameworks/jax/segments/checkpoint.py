@@ -29,6 +29,7 @@ from remat.frameworks.jax.segments.cpu_scheduler import is_compiled, is_for_cpu,
 from remat.frameworks.jax.segments.kept_values import run_keeping
 from remat.frameworks.jax.segments.looped_segment import LoopedSegment
 from remat.frameworks.jax.segments.nnx_modules import WithoutModules
+from remat.frameworks.jax.transforms.mutable_arrays import without_refs
 from remat.frameworks.jax.transforms.primitives import call as call_function
 from remat.profiling.call_record import CallRecord
 from remat.profiling.checkpoint_profiler import CheckpointProfiler
@@ -68,29 +69,25 @@ def checkpoint(
             stateful.update(arrays)
             return result
         flat = FlatFunction(fn, name, args, kwargs)
+        program = without_refs(jax.make_jaxpr(flat)(*flat.arrays))
         if call is not None:
             with unprofiled():
-                call.note_contents(segment_contents(name, jax.make_jaxpr(flat)(*flat.arrays), flat.arrays))
+                call.note_contents(segment_contents(name, program, flat.arrays))
         if options.memory is not None:
-            program = jax.make_jaxpr(flat)(*flat.arrays)
             return flat.build(run_keeping(options.memory, program, flat.arrays))
         if options.threshold is None and not CheckpointProfiler.is_tracking():
-            return flat.build(_checkpointed(flat, policy))
-        program = jax.make_jaxpr(flat)(*flat.arrays)  # to know the sizes of the outputs before they are computed
-        return flat.build(_checkpoint_above(options.threshold, program, flat.arrays, policy))
+            return flat.build(_checkpointed(program, flat, policy))
+        return flat.build(_checkpoint_above(options.threshold, program, flat, policy))
 
 
-def _checkpointed(flat: "FlatFunction", policy: Any) -> list[Array]:
-    """The results of a function that the backward recomputes, with a warning or a looped segment if XLA undoes that."""
+def _checkpointed(program: ClosedJaxpr, flat: "FlatFunction", policy: Any) -> list[Array]:
+    """The results of a program that the backward recomputes, with a warning or a looped segment if XLA undoes that."""
     if is_compiled():
         if is_for_cpu():
             warn_once()
-        elif policy is None:
-            program = jax.make_jaxpr(flat)(*flat.arrays)
-            if has_loop(program):
-                return call_function(LoopedSegment(program), [*program.consts, *flat.arrays])
-            return _checkpoint_above(None, program, flat.arrays, policy)
-    return jax_checkpoint(flat, policy=policy)(*flat.arrays)  # type: ignore[no-any-return]
+        elif policy is None and has_loop(program):
+            return call_function(LoopedSegment(program), [*program.consts, *flat.arrays])
+    return _checkpoint_above(None, program, flat, policy)
 
 
 class FlatFunction:
@@ -119,13 +116,14 @@ class FlatFunction:
         return self._build_results(iter(arrays))
 
 
-def _checkpoint_above(threshold: int | None, program: ClosedJaxpr, args: list[Array], policy: Any) -> list[Array]:
-    """The results of a program, checkpointed if they take more bytes than the threshold."""
+def _checkpoint_above(threshold: int | None, program: ClosedJaxpr, flat: "FlatFunction", policy: Any) -> list[Array]:
+    """The results of a function with this program, checkpointed if they take more bytes than the threshold."""
 
     def run(consts: list[Array], *args: Array) -> list[Array]:
         return jaxpr_as_fun(ClosedJaxpr(program.jaxpr, consts))(*args)  # type: ignore[no-any-return]
 
-    consts = list(program.consts)
+    run.__name__ = run.__qualname__ = flat.__name__  # by which JAX's own tools show it
+    consts, args = list(program.consts), flat.arrays
     if threshold is not None and sum(map(nbytes, program.out_avals)) <= threshold:
         return run(consts, *args)
     if CheckpointProfiler.is_tracking() and any(map(differentiable, [*map(jax.typeof, consts), *program.in_avals])):

@@ -15,7 +15,7 @@ all of it was checked with JAX 0.10.2 and in the sources of 0.11.1. There is no 
 forward mode, and `custom_jvp` has no transpose rule.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ from remat.frameworks.jax.avals import (
 )
 from remat.frameworks.jax.transforms.differentiable import Arrays, DifferentiableFunction, Linearization
 from remat.frameworks.jax.transforms.linearizations import VJP, Batched, BatchedLinearization, ForwardWithResiduals
+from remat.frameworks.jax.transforms.mutable_arrays import register_discharge
 from remat.frameworks.jax.transforms.propagation import places_values
 from remat.frameworks.jax.transforms.pruned import prune
 
@@ -313,19 +314,6 @@ def _jvp_program(args: Arrays, **params: Any) -> ClosedJaxpr:
     return jax.make_jaxpr(partial(_run_jvp, **params))(*map(aval_of, args))
 
 
-def _register_discharge(primitive: Primitive, program_of: Callable[..., ClosedJaxpr]) -> None:
-    """Let JAX compile a primitive whose program makes mutable arrays (jax.new_ref)."""
-    # Before it compiles a program, JAX rewrites its mutable arrays as values, which needs a rule for each primitive.
-    # The table of rules is private.
-    from jax._src.state import discharge
-
-    def rule(in_avals: Any, out_avals: Any, *args: Array, **params: Any) -> tuple[list[None], list[Array]]:
-        program = discharge.discharge_state(program_of(args, **params))
-        return [None] * len(args), list(jaxpr_as_fun(program)(*args))  # no argument is a mutable array
-
-    discharge.register_discharge_rule(primitive)(rule)
-
-
 for _primitive, _program_of in ((_call_p, _call_program), (_jvp_p, _jvp_program)):
     register_checks(_primitive, _program_of)  # jax.experimental.checkify checks what they compute
-    _register_discharge(_primitive, _program_of)
+    register_discharge(_primitive, _program_of)
