@@ -32,7 +32,7 @@ from remat.source.run_time.segments_of_turns import Turns
 from remat.source.run_time.shared_arrays import check_separate
 from remat.source.run_time.speech import say, say_unread
 from remat.source.run_time.statics import UNBOUND
-from remat.source.run_time.unrolled_turns import reached
+from remat.source.run_time.unrolled_turns import search_of
 from remat.source.settings import Requests, Settings
 
 __all__ = ["RunTime"]
@@ -213,7 +213,7 @@ class _LoopRun:
         items.states = self.framework.random_states()
         if items.is_pure:
             return items if self.info.ends else items.take_all()
-        state = PythonState(reached(self.framework, step).containers)
+        state = PythonState(search_of(self.framework, step).containers)
         items.states = [*items.states, state]
         if self.info.ends:
             return items
