@@ -357,3 +357,13 @@ def append_last_index_error(x, W, b):
             prev = x
         ys.append(np.tanh(W @ prev + b))  # here
     return sum(np.sum(y) for y in ys)
+
+
+def item_of_a_memoryview(start, weights, bias):
+    numbers = onp.zeros(4)
+    view = memoryview(numbers)
+    state = start
+    for i in range(6):  # here
+        view[i % 4] = float(i)
+        state = np.tanh(state @ weights + bias * numbers)
+    return np.sum(state)
