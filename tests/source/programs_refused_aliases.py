@@ -189,3 +189,12 @@ def dict_that_is_appended(start, weights, bias):
         record["total"] = np.sum(start)  # here
         seen.append(record)
     return seen[0]["total"]
+
+
+def item_of_a_record_that_a_list_holds(start, weights, bias):
+    record, history = {"x": start * 1.0}, []
+    for _ in range(6):
+        history.append(record["x"])
+        record["x"] += 1.0  # here
+        start = np.tanh(start @ weights + bias * record["x"])
+    return np.sum(start) + np.sum(history[3])

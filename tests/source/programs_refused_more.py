@@ -243,10 +243,10 @@ def append_last_carry(start, weights, bias):
     return np.sum(ys[-1])
 
 
-def append_prev_two(start, weights, bias):
+def append_first_too(start, weights, bias):
     ys = [start, bias]
     for i in range(6):
-        ys.append(np.tanh(ys[-1] @ weights + ys[-2]))  # here
+        ys.append(np.tanh(ys[-1] @ weights + ys[0]))  # here
     return np.sum(ys[-1])
 
 

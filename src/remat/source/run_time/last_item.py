@@ -15,10 +15,10 @@ from remat.source.run_time.statics import UNBOUND
 __all__ = ["last_item", "read_last"]
 
 
-def last_item(items: Any) -> Any:
-    """The last item before a loop that appends to `items`."""
-    if type(items) is list or (type(items) is deque and items.maxlen != 0):
-        return items[-1] if items else UNBOUND
+def last_item(items: Any, place: int = 1) -> Any:
+    """`items[-place]` before a loop that appends to `items`."""
+    if type(items) is list or (type(items) is deque and (items.maxlen is None or items.maxlen >= place)):
+        return items[-place] if len(items) >= place else UNBOUND
     frame = sys._getframe(1)
     file, line = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(file, line).strip()
