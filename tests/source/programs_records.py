@@ -44,6 +44,34 @@ def a_list_of_items_that_are_replaced(start, weights, bias):
     return np.sum(history[3]) + np.sum(pair[1])
 
 
+def the_length_of_a_list(start, weights, bias):
+    ys = [bias]
+    while len(ys) < 8:
+        start = np.tanh(start @ weights + bias / len(ys))
+        ys.append(start)
+        start = start * len(ys)
+    return np.sum(ys[2] + ys[-1]) * len(ys)
+
+
+def an_end_by_the_length(start, weights, bias):
+    energies = []
+    for i in range(9):
+        start = np.tanh(3.0 * (start @ weights))
+        energies.append(np.sum(start * bias))
+        if len(energies) > 5 and energies[-1] < energies[-2] + 10.0:
+            break
+    return energies[-1] * i
+
+
+def the_length_under_another_name(start, weights, bias):
+    seen, state = ([], start)
+    also = seen
+    for i in range(10):
+        state = np.tanh(state @ weights + bias + 0.01 * len(also))
+        also.append(i)
+    return np.sum(state) * len(also)
+
+
 class Counting:
     def __init__(self):
         self.n = 0

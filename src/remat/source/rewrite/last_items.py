@@ -1,9 +1,9 @@
 """`ys[-1]` in a loop that appends to `ys`: the last item becomes a separate variable, which the loop carries.
 
 The rule: if a loop uses a local list only to append to it, as a statement of its body, and to read `ys[-1]`, `ys[-2]`
-and so on, then the appended value is first assigned to a hidden variable, which is read in place of `ys[-1]`; those of
-earlier items move on. So the list stays an output.
-A function that handles an IndexError is left unchanged, since the error must be raised in its turn.
+and so on, and `len(ys)`, then the appended value is first assigned to a hidden variable, which is read in place of
+`ys[-1]`; those of earlier items move on, and the length is counted. So the list stays an output. A function that
+handles an IndexError is left unchanged, since the error must be raised in its turn.
 """
 
 import ast
@@ -33,11 +33,12 @@ class _Blocks(OwnScope):
         self.generic_visit(node)
         before: list[ast.stmt] = []
         for name in sorted({name for name in map(appended_list, node.body) if name is not None}):
-            most = _last_read(node, name) if name in self.locals else 0
+            most, counts = _last_read(node, name) if name in self.locals and "len" not in self.locals else (0, False)
             for place in range(1, most + 1):
                 before += statements(f"{_variable(name, place)} = .remat.last_item({name}, {place})", node)
-            if most:
-                _Last(name, most).visit_loop(node)
+            before += statements(f".count_{name} = .remat.last_item({name}, 0)", node) if counts else []
+            if most or counts:
+                _Last(name, most, counts).visit_loop(node)
         return [*before, node] if before else node
 
     visit_For = visit_While = _loop
@@ -47,12 +48,24 @@ def _variable(name: str, place: int) -> str:
     return f".last_{name}" if place == 1 else f".last{place}_{name}"
 
 
-def _last_read(node: ast.For | ast.While, name: str) -> int:
-    """How far from its end a loop reads a list to which it only appends otherwise; 0 if it reads more, or nothing."""
-    uses = sum(isinstance(n, ast.Name) and n.id == name for part in turn_parts(node) for n in ast.walk(part))
+def _last_read(node: ast.For | ast.While, name: str) -> tuple[int, bool]:
+    """How far from its end a loop reads a list to which it only appends otherwise, and whether it reads its length.
+
+    If it uses the list in other ways, too: 0 and False.
+    """
+    nodes = [n for part in turn_parts(node) for n in ast.walk(part)]
+    uses = sum(isinstance(n, ast.Name) and n.id == name for n in nodes)
     appended = sum(appended_list(part) == name for part in node.body)
-    places = [place for part in turn_parts(node) for n in ast.walk(part) if (place := _place(n, name))]
-    return max(places) if places and uses == appended + len(places) and max(places) <= MOST else 0
+    places = [place for n in nodes if (place := _place(n, name))]
+    lengths = sum(_is_length(n, name) for n in nodes)
+    if uses != appended + len(places) + lengths or max(places, default=0) > MOST:
+        return 0, False
+    return max(places, default=0), bool(lengths)
+
+
+def _is_length(node: ast.AST, name: str) -> bool:
+    """Whether this is `len(name)`."""
+    return isinstance(node, ast.Call) and ast.unparse(node) == f"len({name})"
 
 
 def _place(node: ast.AST, name: str) -> int:
@@ -65,8 +78,8 @@ def _place(node: ast.AST, name: str) -> int:
 
 
 class _Last(ast.NodeTransformer):
-    def __init__(self, name: str, most: int) -> None:
-        self.name, self.most = name, most
+    def __init__(self, name: str, most: int, counts: bool) -> None:
+        self.name, self.most, self.counts = name, most, counts
 
     def visit_loop(self, node: ast.For | ast.While) -> None:
         """Replace the last items of the list in a loop."""
@@ -79,9 +92,12 @@ class _Last(ast.NodeTransformer):
             if is_append:
                 assert isinstance(part, ast.Expr)
                 assert isinstance(part.value, ast.Call)
-                body += self._moved(part.value.args[0], part)
-                part.value.args[0] = at(ast.Name(_variable(self.name, 1), ast.Load()), part.value.args[0])
+                if self.most:
+                    body += self._moved(part.value.args[0], part)
+                    part.value.args[0] = at(ast.Name(_variable(self.name, 1), ast.Load()), part.value.args[0])
             body.append(part)
+            if is_append and self.counts:
+                body += statements(f".count_{self.name} = .count_{self.name} + 1", part)
         node.body = body
 
     def _moved(self, value: ast.expr, place: ast.stmt) -> list[ast.stmt]:
@@ -98,6 +114,12 @@ class _Last(ast.NodeTransformer):
         else:
             first.value = value
         return [first]
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace the length of the list by its variable."""
+        if _is_length(node, self.name):
+            return expression(f".count_{self.name}", node)
+        return self.generic_visit(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """Replace a last item by its variable."""
