@@ -67,7 +67,7 @@ def other_name_of_a_list(start, weights, bias):
     seen, state = ([], start)
     also = seen
     for i in range(10):
-        state = np.tanh(state @ weights + bias + 0.01 * len(also))
+        state = np.tanh(state @ weights + bias + 0.01 * sum(also))
         also.append(i)  # here
     return np.sum(state)
 

@@ -189,3 +189,21 @@ def dict_that_is_appended(start, weights, bias):
         record["total"] = np.sum(start)  # here
         seen.append(record)
     return seen[0]["total"]
+
+
+def item_of_a_record_that_a_list_holds(start, weights, bias):
+    record, history = {"x": start * 1.0}, []
+    for _ in range(6):
+        history.append(record["x"])
+        record["x"] += 1.0  # here
+        start = np.tanh(start @ weights + bias * record["x"])
+    return np.sum(start) + np.sum(history[3])
+
+
+def length_of_a_list_under_two_names(start, weights, bias):
+    seen = []
+    also = seen
+    for i in range(10):  # here
+        start = np.tanh(start @ weights + bias + 0.01 * len(also) + 0.1 * len(seen))
+        also.append(i)
+    return np.sum(start)

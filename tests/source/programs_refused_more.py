@@ -243,10 +243,10 @@ def append_last_carry(start, weights, bias):
     return np.sum(ys[-1])
 
 
-def append_prev_two(start, weights, bias):
+def append_first_too(start, weights, bias):
     ys = [start, bias]
     for i in range(6):
-        ys.append(np.tanh(ys[-1] @ weights + ys[-2]))  # here
+        ys.append(np.tanh(ys[-1] @ weights + ys[0]))  # here
     return np.sum(ys[-1])
 
 
@@ -357,3 +357,13 @@ def append_last_index_error(x, W, b):
             prev = x
         ys.append(np.tanh(W @ prev + b))  # here
     return sum(np.sum(y) for y in ys)
+
+
+def item_of_a_memoryview(start, weights, bias):
+    numbers = onp.zeros(4)
+    view = memoryview(numbers)
+    state = start
+    for i in range(6):  # here
+        view[i % 4] = float(i)
+        state = np.tanh(state @ weights + bias * numbers)
+    return np.sum(state)

@@ -395,3 +395,20 @@ def test_plain_numpy_and_named_tuples_are_still_compiled():
         return jnp.sum(state.position)
 
     assert "step evaluations" in check(program).explain()
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_items_of_a_memoryview_are_not_assigned_in_a_copy(jit):
+    def program(x):
+        numbers = np.zeros(3)
+        view = memoryview(numbers)
+        view[0] = 2.0
+        first = numbers[0]
+        for i in range(7):
+            view[i % 3] = float(i)
+            x = jnp.tanh(x) + numbers.sum()
+        return jnp.sum(x) * first
+
+    gradient = jax.grad(remat.checkpointed(slots=3)(program))
+    with pytest.raises((SourceError, DeterminismError), match="memoryview"):
+        (jax.jit(gradient) if jit else gradient)(jnp.ones(3))

@@ -14,6 +14,7 @@ from tests.source import (
     programs_methods,
     programs_more,
     programs_names,
+    programs_records,
     programs_refused,
     programs_refused_aliases,
     programs_refused_more,
@@ -31,6 +32,7 @@ for module in (
     programs_iterators,
     programs_more,
     programs_names,
+    programs_records,
     programs_shared_objects,
     programs_traps,
 ):

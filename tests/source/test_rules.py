@@ -55,7 +55,7 @@ RULES = {
         lambda patch: patch.setattr(analysis.refusal, "check_loop", nothing),
     ),
     "an appended list is not used otherwise": (
-        ["append_prev_two", "append_last_carry"],
+        ["append_first_too", "append_last_carry"],
         lambda patch: patch.setattr(outputs, "names_in", lambda part: _only_appended(part)),
     ),
     "an exception below a handler ends the loop": (

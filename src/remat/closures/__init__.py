@@ -4,6 +4,7 @@
 |---|---|
 | `capture.py` | `ConvertedClosure`: a step as a function of its captured values; the CPython facts behind it |
 | `reach.py` | the search for the containers, variables and generators that a function reaches |
+| `cached_results.py` | what functions with a cache (functools) have in it |
 | `new_contents.py` | contents that include what steps have put into the user's containers |
 | `placeholders.py` | stand-ins for values that a copy of a container must not keep alive |
 | `captures.py` | references to the captured values that the search has found |

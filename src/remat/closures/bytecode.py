@@ -6,6 +6,7 @@ taken for one that it only reads, and is reset in every sweep.
 """
 
 import dis
+import re
 from functools import lru_cache
 from types import CodeType
 
@@ -15,6 +16,7 @@ __all__ = [
     "attributes_used",
     "global_names",
     "has_augmented_assignment",
+    "has_effects",
     "names_in",
     "names_not_counting",
 ]
@@ -23,6 +25,18 @@ _LOADS = frozenset({"LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_CLASSDEREF"}
 _STORES = frozenset({"STORE_DEREF", "DELETE_DEREF", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
+# Parts of the names of functions that draw random numbers, and of those that write.
+_EFFECTS = re.compile(
+    "rand|normal|uniform|choice|shuffle|permut|bernoulli|binomial|poisson|multinomial|dropout|exponential|gamma|beta|"
+    "laplace|cauchy|geometric|gumbel|logistic|dirichlet|triangular|weibull|pareto|rvs|sampl|draw|gauss|print|write|"
+    "^(debug|info|warn|warning|error|critical|log|next)$"
+)
+# Methods that change the items of containers.
+_METHODS = """
+append appendleft extend extendleft insert pop popleft popitem remove clear update setdefault add discard sort reverse
+rotate move_to_end subtract
+"""
+_CHANGES = frozenset(_METHODS.split())
 
 
 @lru_cache(maxsize=1024)
@@ -102,6 +116,19 @@ def has_augmented_assignment(code: CodeType) -> bool:
         if is_local or (store.opname == "STORE_SUBSCR" and operand.opname != "LOAD_CONST"):
             return True
     return any(map(has_augmented_assignment, _nested_code(code)))
+
+
+@lru_cache(maxsize=1024)
+def has_effects(code: CodeType, on_items: bool) -> bool:
+    """Whether the code, or a function in it, may draw random numbers or write, judging by names, or sets attributes.
+
+    With `on_items`, also whether it may change the items of a container.
+    """
+    if any(map(_EFFECTS.search, code.co_names)) or _names(code, "STORE_ATTR", "DELETE_ATTR"):
+        return True
+    if on_items and (not _CHANGES.isdisjoint(code.co_names) or _names(code, "STORE_SUBSCR", "DELETE_SUBSCR")):
+        return True
+    return any(has_effects(inner, on_items) for inner in _nested_code(code))
 
 
 def _both(first: frozenset[str] | None, second: frozenset[str] | None) -> frozenset[str] | None:

@@ -29,9 +29,11 @@ from remat.closures.bytecode import (
     assigned_names,
     attributes_used,
     global_names,
+    has_effects,
     names_in,
     names_not_counting,
 )
+from remat.closures.cached_results import is_cache, results_of
 from remat.closures.libraries import add_users_package, is_always_library, is_foundation, is_library
 from remat.closures.references import (
     UNSET,
@@ -139,6 +141,7 @@ class Reach:
         self.arrays: list[Any] = []  # of NumPy
         self.code: list[CodeType] = []  # of all functions that were reached
         self.caches: list[Any] = []  # functions that cache their results, such as those of functools.lru_cache
+        self.results: list[tuple[Any, Container]] = []  # of caches whose functions have effects; also containers
         self.names: set[str] = set()  # in all code that was reached
         self._variables: list[tuple[Reference, Any]] = []
         self.assigned: dict[Place, Reference] = {}  # variables that are assigned to
@@ -147,6 +150,7 @@ class Reach:
         self._queue: deque[Any] = deque()  # breadth first, so that MOST cuts off what is farthest
         self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, with owners
         self._visits, self._items = 0, 0
+        self._is_judging = False  # whether it only asks what a function does
         self._everything = False  # whether all attributes and objects of libraries are entered
 
     def add(self, roots: Iterable[Any], *, everything: bool = False) -> None:
@@ -278,6 +282,10 @@ class Reach:
         elif kind is Kind.WRAPPER:
             if hasattr(value, "cache_clear"):
                 self.caches.append(value)
+            if is_cache(value) and not self._is_judging and _does_more(value.__wrapped__):
+                found = results_of(value)
+                self.results += [(value, results) for results in found]
+                self.containers += found
             self.meet((attributes_of(value) or {}).get("__wrapped__"))
         elif kind is Kind.ARRAY:
             self.arrays.append(value)
@@ -379,3 +387,13 @@ class Reach:
         self.containers.append(attributes)
         for name in names:
             self.meet(attributes[name], attributes, name)
+
+
+def _does_more(function: Any) -> bool:
+    """Whether a function may do more than return a result: draw random numbers, write, or change what it reaches."""
+    reach = Reach()
+    reach._is_judging = True
+    reach.meet(function)
+    reach._drain()
+    has_items = bool(reach.containers)
+    return bool(reach.generators or reach.assigned or any(has_effects(code, has_items) for code in reach.code))

@@ -58,6 +58,10 @@ class Variable:
     def __setitem__(self, index: int, value: Any) -> None:
         self._reference.put(value)
 
+    def fill(self, items: Iterable[Any]) -> None:
+        """Give it these items."""
+        self._reference.put(next(iter(items), UNSET))
+
 
 class Contents:
     """The items of some containers at one time; equal if all items are the same objects."""
@@ -206,7 +210,7 @@ class _LongContents:
 
 def _tail(container: Container) -> list[Any]:
     """The last items (keys and values, for dicts), last first; none for a set, which has no order."""
-    if isinstance(container, set | Variable):  # a variable has no more than one item
+    if isinstance(container, set | Variable):  # a variable is copied as a whole
         return []
     if isinstance(container, dict):
         return [*chain.from_iterable(islice(reversed(container.items()), TAIL))]
@@ -214,7 +218,7 @@ def _tail(container: Container) -> list[Any]:
 
 
 def _copied(container: Container) -> Any:
-    if len(container) > LONG:
+    if len(container) > LONG and not isinstance(container, Variable):
         return _LongContents(container)
     # Methods of the base class, here and below: a subclass may check, count or forward reads and writes.
     if isinstance(container, dict):
@@ -263,7 +267,7 @@ def _fill(container: Container, items: Any) -> None:
         _cut(container, items)
         return
     if isinstance(container, Variable):
-        container[0] = next(iter(items), UNSET)
+        container.fill(items)
         return
     # An OrderedDict stores its order separately from its base class.
     base: Any = next(cls for cls in (OrderedDict, dict, list, set, deque) if isinstance(container, cls))

@@ -20,7 +20,7 @@ from remat.source.rewrite.rewriting import rewritten
 from remat.source.rewrite.updates import functional_updates, replace_copies
 from remat.source.run_time.turns import RunTime
 from remat.source.settings import Settings
-from remat.source.syntax import visible
+from remat.source.syntax import assigned_pairs, visible
 
 __all__ = ["checkpointed", "transformed"]
 
@@ -159,15 +159,12 @@ def _modules(function: FunctionType, tree: ast.FunctionDef) -> frozenset[str]:
 def _others(tree: ast.FunctionDef, modules: frozenset[str]) -> set[str]:
     """The local names that may refer to objects of others: parameters, and names that are not bound to new objects."""
     found = {n.arg for n in ast.walk(tree.args) if isinstance(n, ast.arg)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and all(isinstance(target, ast.Name) for target in node.targets):
-            if not is_fresh(node.value, modules, ()):
-                found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and not _is_plain_target(tree, node):
-            found.add(node.id)
-    return found
-
-
-def _is_plain_target(tree: ast.FunctionDef, name: ast.Name) -> bool:
-    """Whether a stored name is the target of a plain assignment, whose value is checked separately."""
-    return any(isinstance(n, ast.Assign | ast.AugAssign) and name in getattr(n, "targets", [n]) for n in ast.walk(tree))
+    plain: set[int] = set()  # the targets of assignments, whose values are looked at
+    for node in (n for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.AugAssign)):
+        for target, value in assigned_pairs(node) if isinstance(node, ast.Assign) else ((node.target, None),):
+            if isinstance(target, ast.Name):
+                plain.add(id(target))
+                if value is not None and not is_fresh(value, modules, ()):
+                    found.add(target.id)
+    stored = (n for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return found | {name.id for name in stored if id(name) not in plain}

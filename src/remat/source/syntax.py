@@ -11,6 +11,7 @@ from typing import TypeVar
 
 __all__ = [
     "OwnScope",
+    "assigned_pairs",
     "at",
     "clone",
     "expression",
@@ -18,6 +19,7 @@ __all__ = [
     "hidden",
     "is_hidden",
     "names_in",
+    "pairs_of",
     "statements",
     "turn_parts",
     "visible",
@@ -125,3 +127,17 @@ def turn_parts(loop: ast.For | ast.While) -> list[ast.AST]:
 def names_in(node: ast.AST) -> Iterator[str]:
     """The names in a tree, including inner functions."""
     return (sub.id for sub in ast.walk(node) if isinstance(sub, ast.Name))
+
+
+def assigned_pairs(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The targets of an assignment, each with its value; in `a, b = c, d` these are two."""
+    return (pair for target in node.targets for pair in pairs_of(target, node.value))
+
+
+def pairs_of(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """The parts of a target with the parts of its value, if both are written out and of one length."""
+    parts, values = getattr(target, "elts", None), getattr(value, "elts", None)
+    starred = any(isinstance(part, ast.Starred) for part in (*(parts or ()), *(values or ())))
+    if not isinstance(target, ast.Tuple | ast.List) or not isinstance(value, ast.Tuple | ast.List) or starred:
+        return [(target, value)]
+    return [*zip(parts, values, strict=True)] if len(parts) == len(values) else [(target, value)]  # type: ignore[arg-type]

@@ -13,11 +13,13 @@ inside a step, some of which stand for traced ones. The cost: two walks over the
 """
 
 import ast
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from remat.source.data_flow.mutation import change_of_call, is_view, root_name
 from remat.source.data_flow.scopes import captured_names
+from remat.source.syntax import assigned_pairs, pairs_of
 
 __all__ = ["StaleRead", "find_stale_reads", "is_augmented_put"]
 
@@ -64,6 +66,29 @@ def _put_value(node: ast.Assign) -> ast.expr:
     return node.value.args[-1 if is_augmented_put(node) else 1]
 
 
+def _items_of(name: str) -> str:
+    """A name for the items of a container, which are objects of their own."""
+    return f"{name}[]"
+
+
+def _containers(function: ast.FunctionDef) -> set[str]:
+    """The names that are only bound to lists and dicts that are written out, whose items are no views of them."""
+    targets = [n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    made = Counter(name for node in ast.walk(function) if isinstance(node, ast.Assign) for name in _made(node))
+    counts = Counter(target.id for target in targets)
+    given = {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}
+    return {name for name, count in made.items() if count == counts[name]} - given
+
+
+def _made(node: ast.Assign) -> Iterator[str]:
+    """The names that an assignment binds to a list or dict that is written out, or to one with an item assigned."""
+    if hasattr(node, "puts_into"):
+        yield node.puts_into
+    for target, value in assigned_pairs(node):
+        if isinstance(target, ast.Name) and isinstance(value, ast.List | ast.Dict | ast.ListComp | ast.DictComp):
+            yield target.id
+
+
 class _Walk:
     def __init__(self, locals_: set[str], modules: Collection[str], holds: bool) -> None:
         self.locals, self.modules, self.holds = locals_, modules, holds
@@ -72,6 +97,7 @@ class _Walk:
 
     def run(self, function: ast.FunctionDef) -> dict[tuple[int, int], StaleRead]:
         """The stale reads, by the nodes of the read and of the change."""
+        self.containers = _containers(function)
         self.block(function.body, _State())
         return {(id(read.node), id(read.change)): read for read in self.found}
 
@@ -121,10 +147,17 @@ class _Walk:
     def held(self, call: ast.Call, state: _State) -> _State:
         """Note that an object holds the arguments of a method such as `append`."""
         for name, _ in change_of_call(call, self.modules):
-            others = set().union(*map(self.roots, call.args)) - {name}
+            others = set().union(*map(self._held_by, call.args)) - {name}
             if name in self.locals:
                 state = _State(state.shared | {frozenset((name, other)) for other in others}, state.stale)
         return state
+
+    def _held_by(self, argument: ast.expr) -> set[str]:
+        """The names with which a list may share what is appended; an item of a container is not the container."""
+        root = argument.value if isinstance(argument, ast.Subscript) else None
+        if isinstance(root, ast.Name) and root.id in self.containers:
+            return {_items_of(root.id)}
+        return self.roots(argument)
 
     def compound(self, node: ast.stmt, state: _State) -> _State:
         """The state after a statement that may be left at any point: each of its parts may have run or not."""
@@ -150,18 +183,15 @@ class _Walk:
         mutated = getattr(node, "puts_into", None)
         if mutated is not None:
             state = self.changed(mutated, node, state, augmented=False)
+            if is_augmented_put(node):
+                state = self.changed(_items_of(mutated), node, state, augmented=False)
             held = self.roots(_put_value(node)) - {mutated} if self.holds else set()
             self.puts += [node] if held else []
             return _State(state.shared | {frozenset((mutated, name)) for name in held}, state.stale)
         roots = self.roots(node.value)
         for target in node.targets:
-            parts = getattr(target, "elts", None)
-            values = getattr(node.value, "elts", None)
-            if parts is not None and values is not None and len(parts) == len(values):
-                for part, value in zip(parts, values, strict=True):
-                    state = self.assigned(part, self.roots(value), state)
-            else:
-                state = self.assigned(target, roots, state)
+            for part, value in pairs_of(target, node.value):
+                state = self.assigned(part, roots if value is node.value else self.roots(value), state)
             roots = roots | ({target.id} if isinstance(target, ast.Name) else set())  # `a = b = v` is one object
         return state
 

@@ -195,11 +195,12 @@ class Analysis:
         for read in self.stale:
             is_item = read.node.id in lists or read.other in targets
             if is_item and id(read.change) in inside and not read.augmented:
+                what = f"an item of {name}" if (name := read.other.removesuffix("[]")) != read.other else name
                 self.refuse(
                     read.change,
-                    f"{read.other} may be an item of {read.node.id}, which is changed here, and {read.node.id} is read "
+                    f"{what} may be an item of {read.node.id}, which is changed here, and {read.node.id} is read "
                     f"in line {read.node.lineno}",
-                    f"Copy the item, as in {read.other} = {read.other}.copy(), or write into a new array.",
+                    f"Copy the item before that, as {name}.copy() does for an array, or write into a new array.",
                 )
 
     def _augmented(self, node: Loop, names: set[str]) -> Iterator[tuple[str, str, int]]:

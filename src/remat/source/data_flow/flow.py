@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from remat.source.data_flow.mutation import change_of_call, is_fresh, root_name
 from remat.source.data_flow.scopes import bound_names, free_names
+from remat.source.syntax import assigned_pairs
 
 __all__ = ["Change", "FlowVisitor", "flow_of", "loop_flow"]
 
@@ -140,8 +141,8 @@ class FlowVisitor(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         """The value, then the targets from left to right."""
         self.visit(node.value)
-        for target in node.targets:
-            self.target(target, fresh=is_fresh(node.value, self.modules, self.fresh))
+        for target, value in [*assigned_pairs(node)]:
+            self.target(target, fresh=is_fresh(value, self.modules, self.fresh))
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         """An annotation alone assigns nothing."""

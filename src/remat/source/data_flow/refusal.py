@@ -2,7 +2,7 @@
 
 import ast
 import linecache
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import NoReturn
 
 from remat.errors import SourceError
@@ -48,10 +48,19 @@ def check_loop(loop: Loop, flow: FlowVisitor, outputs: Collection[ast.AST], decl
     for name in sorted(flow.written & declared):
         node = next(n for n in ast.walk(loop) if isinstance(n, ast.Name) and n.id == name)
         refuse(node, f"the loop assigns {name}, which is a variable of another scope", "Use a local name in the loop.")
-    given = {id(node) for node in outputs}
+    given = {id(node) for node in outputs} | set(map(id, _counters(loop)))
     for change in flow.changes:
         if not change.fresh and id(change.node) not in given:
             _refuse_change(change, refuse)
+
+
+def _counters(loop: Loop) -> Iterator[ast.expr]:
+    """The attributes in which a loop counts, as in `self.n += 1`: they are replayed, as those that functions set."""
+    for node in ast.walk(loop):
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
+            counts = isinstance(node.op, ast.Add | ast.Sub) and isinstance(node.value, ast.Constant)
+            if counts and type(node.value.value) is int and isinstance(node.target.value, ast.Name):  # type: ignore[attr-defined]
+                yield node.target
 
 
 def _check_node(node: ast.AST, refuse: Refuse) -> None:

@@ -47,15 +47,29 @@ def rewritten(analysis: Analysis) -> tuple[list[ast.stmt], list[ast.stmt]]:
     for info in analysis.infos:
         if not info.kept:
             makers += _maker(info, analysis.loops[info.number], analysis.outputs[info.number], sites)
+    return makers, _settled(_body(analysis, sites), analysis.infos)
+
+
+def _settled(body: list[ast.stmt], infos: Iterable[LoopInfo]) -> list[ast.stmt]:
+    """The body of the function; errors that it swallows are raised at its end."""
+    if not any("an exception" in info.ends for info in infos):
+        return body
+    [settled] = statements("try:\n  pass\nfinally:\n  .remat.settle()", body[-1])
+    assert isinstance(settled, ast.Try)
+    settled.body = body
+    return [settled]
+
+
+def _body(analysis: Analysis, sites: "_CallSites") -> list[ast.stmt]:
     body = analysis.function.body
     if not _changes_arrays(body):
-        return makers, flattened([sites.visit(node) for node in body])
+        return flattened([sites.visit(node) for node in body])
     sites = _CallSites(sites.infos, ", .given")
     for node in _puts(body):
         _add_keyword(node, "given", ast.Name(".given", ast.Load()))
     names = ", ".join(sorted(bound_names(analysis.function.args)))
     start = statements(f".given = .remat.given({names})", body[0])
-    return makers, [*start, *flattened([sites.visit(node) for node in body])]
+    return [*start, *flattened([sites.visit(node) for node in body])]
 
 
 def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_CallSites") -> list[ast.stmt]:

@@ -13,4 +13,6 @@
 | `item_assignment.py`, `filled_arrays.py` | `x[i] = v`, one by one, and for the rows of a whole loop |
 | `given_arrays.py`, `shared_arrays.py`, `reached_objects.py` | arrays that others have, too: what leads to them |
 | `speech.py`, `messages.py` | printing once per turn; the user's names in errors |
+| `swallowed_errors.py` | errors of remat that a handler of the program swallows |
+| `traced_results.py` | what a trace on JAX leaves in caches of functions |
 """

@@ -1,13 +1,33 @@
 """Arrays, lists and dicts that a loop fills row by row, after its turns have run."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from remat.frameworks import find_framework
 from remat.source.run_time.item_assignment import put
+from remat.source.run_time.items import Items
 
-__all__ = ["with_rows"]
+__all__ = ["fillable", "with_rows"]
+
+
+def fillable(arrays: Sequence[Any], items: Items, start: int, stop: int) -> int:
+    """The first turn from `start` on that would fill no row of an array, or a row that is already filled."""
+    for array in arrays:
+        if isinstance(array, dict) or start >= stop:
+            continue
+        size, filled = len(array), set[int]()
+        ends = items.at(start), items.at(stop - 1)
+        if min(ends) >= 0 and max(ends) < size:  # all numbers of a range lie between its ends
+            continue
+        for k in range(start, stop):
+            row = items.at(k) % size if -size <= items.at(k) < size else None
+            if row is None or row in filled:
+                stop = k
+                break
+            filled.add(row)
+    return stop
 
 
 def with_rows(array: Any, numbers: list[int], rows: Any) -> Any:

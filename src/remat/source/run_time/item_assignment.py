@@ -6,6 +6,7 @@
 
 import linecache
 import sys
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ from remat.frameworks import find_framework
 from remat.source.rewrite.step_body import ITEM
 from remat.source.rewrite.updates import AUGMENTED, PLAIN
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed
-from remat.source.run_time.reached_objects import values_of
+from remat.source.run_time.reached_objects import other_items, values_of
 from remat.source.run_time.shared_arrays import holder_of
 from remat.source.syntax import is_hidden
 
@@ -52,7 +53,7 @@ def put(
 
 
 def _after(whose: str, value: Any, x: Any, index: Any, holds: tuple[str, bool] | None, given: GivenArrays) -> Any:
-    if not hasattr(x, "shape"):
+    if not _is_array(x):
         if holds is not None and _is_stale(value, by_rebinding=holds[1]):
             _refuse(
                 f"a {type(x).__name__} holds what is put into it here, which is changed in place after that, and "
@@ -80,6 +81,13 @@ def _after(whose: str, value: Any, x: Any, index: Any, holds: tuple[str, bool] |
         x[index] = value
         return x
     return find_framework(x, value).put_item(x, index, value)
+
+
+def _is_array(x: Any) -> bool:
+    """Whether an object is an array of NumPy or a framework; other objects with a shape are not (memoryview)."""
+    if isinstance(x, np.ndarray):
+        return True
+    return hasattr(x, "shape") and isinstance(x, find_framework(x).TRAITS.array_types)
 
 
 def _check_not_shared(old: Any, live: Live, more: Mapping[str, Any] = MappingProxyType({})) -> None:
@@ -125,10 +133,8 @@ def put_augmented(
 ) -> Any:
     """The object after `x[index] += value`, or another augmented assignment."""
     item = x[index]
-    if is_changed(item) and not hasattr(x, "shape"):  # plain Python changes the item of a list or dict in place
-        rest = {**x, index: None} if isinstance(x, dict) else [part for part in x if part is not item]
-        once = isinstance(x, dict) or len(rest) == len(x) - 1
-        _check_not_shared(item, live, {live[0]: rest if once else x})
+    if is_changed(item) and isinstance(x, dict | list | deque):  # plain Python changes the item itself
+        _check_not_shared(item, live, {live[0]: other_items(x, index)})
     if hasattr(item, "shape"):
         item = item + 0 if item.dtype != bool else item | False  # a view of x must not be written into
     after: Any = AUGMENTED[operation](item, value)

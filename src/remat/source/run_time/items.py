@@ -5,8 +5,7 @@ dict views, and `zip`, `enumerate`, `reversed` and products of these have a know
 lazily if a turn may end the loop, so that infinite ones work, and otherwise ahead of the turns, since their items may
 be differentiated. An iterator that draws random numbers, or changes an object that the step reaches, is refused:
 recomputed steps would not see that. So is one that is ahead of turns which change an object, since it may read it.
-
-What it can miss: what the iterator itself prints is ahead of what the turns print.
+What the iterator prints is held back until the turn of its item.
 """
 
 import io
@@ -19,6 +18,7 @@ import numpy as np
 from remat.errors import StepError
 from remat.execute.rng_state import ReplayableState, global_rng_states
 from remat.source.marked_range import MarkedRange
+from remat.source.run_time.speech import Calls, held
 
 __all__ = ["Combined", "Items", "Product", "is_iterator", "is_taken_from", "items_of", "lookup"]
 
@@ -89,12 +89,13 @@ class Items:
     exception in an iterator ends the items; `end()` raises it where the loop itself would get the next item.
     """
 
-    __slots__ = ("_error", "_held", "_rest", "count", "rows", "stacked", "states")
+    __slots__ = ("_error", "_held", "_rest", "_said", "count", "rows", "stacked", "states")
 
     def __init__(self, rows: Sequence[Any] | None, rest: Iterator[Any] | None = None, stacked: Any = None) -> None:
         self._held: list[Any] = []
         self._rest = rest
         self._error: Exception | None = None
+        self._said: dict[int, Calls] = {}  # by item: what the iterator wrote before it gave the item
         self.count = None if rows is None else len(rows)
         self.rows = rows  # None for lazy items
         self.stacked = stacked
@@ -116,10 +117,8 @@ class Items:
         assert self._rest is not None
         while len(self._held) <= k:
             before = [state.version() for state in self.states]
-            try:
-                item = next(self._rest)
-            except Exception as error:
-                self.count, self._error = len(self._held), None if isinstance(error, StopIteration) else error
+            item = self._next()
+            if self.count is not None:
                 return False
             if before != [state.version() for state in self.states]:
                 raise StepError(
@@ -128,6 +127,34 @@ class Items:
                 )
             self._held.append(item)
         return True
+
+    def _next(self) -> Any:
+        """The next item; None if there is no more."""
+        assert self._rest is not None
+        calls: Calls = []
+        try:
+            return held(calls, next, self._rest)
+        except Exception as error:
+            self.count, self._error = len(self._held), None if isinstance(error, StopIteration) else error
+            return None
+        finally:
+            if calls:
+                self._said[len(self._held)] = calls
+
+    def said(self, k: int) -> Calls:
+        """What the iterator wrote before it gave item k, or before it ended after k items."""
+        return self._said.get(k, [])
+
+    @property
+    def has_said(self) -> bool:
+        """Whether the iterator has written anything."""
+        return bool(self._said)
+
+    def release(self) -> None:
+        """Take no further items, and let go of the iterator."""
+        if self.rows is None:
+            self.count = len(self._held)
+        self._rest = None
 
     def end(self) -> None:
         """Called after the last item: raise the iterator's exception, if there was one."""
@@ -147,7 +174,7 @@ class Items:
         while self.has(k):
             k += 1
         taken = Items(tuple(self._held))
-        taken._error = self._error
+        taken._error, taken._said = self._error, self._said
         return taken
 
 

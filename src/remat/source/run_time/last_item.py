@@ -5,6 +5,7 @@ last item of an empty list is UNBOUND, and reading it raises what Python raises.
 """
 
 import linecache
+import math
 import sys
 from collections import deque
 from typing import Any
@@ -15,10 +16,15 @@ from remat.source.run_time.statics import UNBOUND
 __all__ = ["last_item", "read_last"]
 
 
-def last_item(items: Any) -> Any:
-    """The last item before a loop that appends to `items`."""
-    if type(items) is list or (type(items) is deque and items.maxlen != 0):
-        return items[-1] if items else UNBOUND
+def last_item(items: Any, place: int = 1) -> Any:
+    """`items[-place]` before a loop that appends to `items`; for place 0, its length."""
+    most = math.inf if type(items) is list else 0
+    if type(items) is deque:
+        most = math.inf if items.maxlen is None else items.maxlen
+    if place == 0 and most == math.inf:
+        return len(items)
+    if 0 < place <= most:
+        return items[-place] if len(items) >= place else UNBOUND
     frame = sys._getframe(1)
     file, line = frame.f_code.co_filename, frame.f_lineno
     code = linecache.getline(file, line).strip()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["NUMBERS", "reached", "values_of"]
+__all__ = ["NUMBERS", "other_items", "reached", "values_of"]
 
 MOST = 1_000  # objects to look at, for one value
 NUMBERS = (int, float, complex, str, bytes, type(None), np.generic)  # they lead nowhere, and cannot be changed
@@ -26,6 +26,13 @@ def values_of(frame: FrameType, names: Sequence[str]) -> dict[str, Any]:
     if isinstance(local, dict):  # before Python 3.13, a copy that the frame would hold
         local.clear()
     return values
+
+
+def other_items(container: Any, place: Any) -> list[Any]:
+    """The items of a list or dict without the one at this place."""
+    if isinstance(container, dict):
+        return [item for key, item in container.items() if key != place]
+    return [item for k, item in enumerate(container) if k != place % len(container)]
 
 
 def reached(value: Any, name: str, attributes: bool) -> Iterator[Any]:

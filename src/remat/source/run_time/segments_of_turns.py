@@ -69,9 +69,10 @@ class Turns:
     raised: Exception | None = field(default=None, repr=False)  # what the turn after the last run of turns raised
 
     def __post_init__(self) -> None:
-        self.speech = Speech(self._attempt)
+        self.speech = Speech(self._attempt, lambda k: [] if self.items is None else self.items.said(k))
         self.is_running = False
-        self.emits = self.info.emits  # or if a turn has written something, in a function that it calls
+        # Or if a turn has written something, in a function that it calls.
+        self.emits = self.info.emits or (self.items is not None and self.items.has_said)
         numbers = self.items is None or self.items.stacked is not None or self.items.are_numbers
         self.is_silent = numbers and calls_only_libraries(self.step)
         self.single = self.step if len(self.info.carry) == 1 else None  # on the one carried value itself

@@ -24,7 +24,7 @@ from remat.errors import SourceError
 from remat.frameworks import Framework, find_framework
 from remat.source.loop_info import LoopInfo
 from remat.source.run_time.given_arrays import is_changed
-from remat.source.run_time.reached_objects import NUMBERS, reached, values_of
+from remat.source.run_time.reached_objects import NUMBERS, other_items, reached, values_of
 
 __all__ = ["check_separate", "holder_of"]
 
@@ -56,10 +56,9 @@ def _objects(value: Any, name: str, *, with_items: bool) -> Iterator[tuple[Any, 
     """The changed objects, each with what else leads to it through the changed name itself."""
     yield value, {}
     if with_items and isinstance(value, list | dict):
-        items = [*(value.values() if isinstance(value, dict) else value)]
-        for k, item in enumerate(items):
+        for place, item in [*(value.items() if isinstance(value, dict) else enumerate(value))]:
             if is_changed(item):
-                yield item, {name: items[:k] + items[k + 1 :]}
+                yield item, {name: other_items(value, place)}
 
 
 def _is_augmented_in_place(value: Any) -> bool:

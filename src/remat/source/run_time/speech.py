@@ -26,12 +26,13 @@ from remat.execute.stop import STOP
 from remat.source.run_time.ran import Step
 from remat.source.syntax import is_hidden
 
-__all__ = ["Speech", "calls_only_libraries", "say", "say_unread"]
+__all__ = ["Calls", "Speech", "calls_only_libraries", "held", "say", "say_unread"]
 
 MOST_ITEMS = 100  # of a list to look at
 _LIBRARIES = frozenset({"numpy", "autograd", "scipy", "torch", "math", "cmath", "remat"})
-_Calls = list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
-_held_back: ContextVar[_Calls | None] = ContextVar("held_back", default=None)
+Calls = list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]]
+NO_CALLS: Calls = []
+_held_back: ContextVar[Calls | None] = ContextVar("held_back", default=None)
 
 
 def say(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -118,10 +119,9 @@ _logged: Any = logging.Logger.handle
 _streams = _Standard(None), _Standard(None)  # made once for the streams of the program
 
 
-def _held(run: Callable[..., Any], *args: Any) -> tuple[Any, _Calls]:
-    """What a call returns, and what it wrote, which is held back. One function, since every turn comes here."""
+def held(calls: Calls, run: Callable[..., Any], *args: Any) -> Any:
+    """What a call returns; what it writes is held back, in `calls`. One function, since every turn comes here."""
     global _streams, _logged
-    calls: _Calls = []
     token = _held_back.set(calls)
     out, err = sys.stdout, sys.stderr
     replaced = type(out) is not _Standard  # by a turn around this one, or one in another thread
@@ -133,7 +133,7 @@ def _held(run: Callable[..., Any], *args: Any) -> tuple[Any, _Calls]:
         if logging.Logger.handle is not _handle:
             _logged, logging.Logger.handle = logging.Logger.handle, _handle  # type: ignore[method-assign, assignment]
     try:
-        return run(*args), calls
+        return run(*args)
     finally:
         if replaced:
             if sys.stdout is ours[0]:  # the program may have set another one
@@ -171,12 +171,12 @@ def _is_of_library(value: Any) -> bool:
 class Speech:
     """Which turns of one loop have written something, and what the last one wrote, until it is known to count."""
 
-    __slots__ = ("_attempt", "_next", "_pending", "is_heard")
+    __slots__ = ("_attempt", "_next", "_pending", "before", "is_heard")
 
-    def __init__(self, attempt: Callable[[Step, Any, Any], Any]) -> None:
-        self._attempt = attempt  # runs a step
+    def __init__(self, attempt: Callable[[Step, Any, Any], Any], before: Callable[[int], Calls]) -> None:
+        self._attempt, self.before = attempt, before  # runs a step; what is written before a turn
         self._next = 0  # the first turn that has not written
-        self._pending: _Calls = []
+        self._pending: Calls = []
         self.is_heard = False  # whether a turn of unknown number has written something
 
     def turn(self, step: Step, number: int, carry: Any, x: Any) -> Any:
@@ -184,9 +184,10 @@ class Speech:
         first_run = not is_recomputing()
         if first_run:
             self.speak()
-        out, calls = _held(self._attempt, step, carry, x)
+        calls: Calls = []
+        out = held(calls, self._attempt, step, carry, x)
         if first_run and out[0] is not STOP and number >= self._next:
-            self._next, self._pending = number + 1, calls
+            self._next, self._pending = number + 1, [*self.before(number), *calls]
         return out
 
     def attempting(self, step: Step) -> Step:
@@ -201,7 +202,8 @@ class Speech:
         """The step for turns without numbers: one that writes something for the first time is noted, and stopped."""
 
         def listened(carry: Any, x: Any) -> Any:
-            out, calls = _held(self._attempt, step, carry, x)
+            calls: Calls = []
+            out = held(calls, self._attempt, step, carry, x)
             if calls and not is_recomputing():
                 self.is_heard = True
                 return STOP, None
@@ -213,11 +215,11 @@ class Speech:
     def muted(step: Step) -> Step:
         """The step for trial runs, of which nothing is written."""
 
-        return lambda carry, x: _held(step, carry, x)[0]
+        return lambda carry, x: held([], step, carry, x)
 
-    def speak(self) -> None:
-        """Make the calls that were held back, or pass them on to the turn around this loop."""
-        calls, self._pending = self._pending, []
+    def speak(self, more: Calls = NO_CALLS) -> None:
+        """Make the calls that were held back, and these, or pass them on to the turn around this loop."""
+        calls, self._pending = [*self._pending, *more], []
         outer = _held_back.get()
         if outer is not None:
             outer += calls

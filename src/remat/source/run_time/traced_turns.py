@@ -28,7 +28,8 @@ from remat.source.run_time.purity import Purity
 from remat.source.run_time.ran import Ran, Step
 from remat.source.run_time.segment_sizes import SegmentSizes
 from remat.source.run_time.speech import Speech
-from remat.source.run_time.unrolled_turns import UnrolledTurns, forgetting, named_errors, reached, states_of
+from remat.source.run_time.traced_results import forgetting, states_of
+from remat.source.run_time.unrolled_turns import UnrolledTurns, named_errors, search_of
 from remat.source.settings import Requests
 from remat.units import bytes_text
 
@@ -56,13 +57,13 @@ class TracedTurns:
                     f"it compares {name} by `is`, and an iteration gets another array with the same values: compare "
                     "what the arrays hold, or set a flag where it is assigned"
                 )
-        search = reached(self.framework, self.step)
+        search = search_of(self.framework, self.step)
         purity = Purity((self.step, self.test, *values), self.framework.TRAITS.array_types)
         search.containers += purity.stored
         ran = None
         if not purity.effects:
             replay = StateReplay(states_of(search))
-            with forgetting(search.caches):
+            with forgetting(search):
                 if stop is not None and self._may_be_compiled(values, purity):
                     ran = self._traced(replay, lambda: self._scan(values, start, stop))
                 elif self._is_while_loop(values, purity, replay):

@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from remat.errors import DeterminismError, InfeasibleError, SourceError, StepError
+from remat.errors import DeterminismError, InfeasibleError, RematError, SourceError, StepError
 from remat.execute.python_state import PythonState
 from remat.execute.stop import STOP
 from remat.frameworks import Framework, find_framework
 from remat.source.loop_info import LoopInfo
 from remat.source.marked_range import MarkedRange
-from remat.source.run_time.filled_arrays import with_rows
+from remat.source.run_time.filled_arrays import fillable, with_rows
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed, write_back
 from remat.source.run_time.item_assignment import augmented, put, put_augmented
 from remat.source.run_time.items import Combined, Items, Product, is_iterator, is_taken_from, items_of
@@ -32,7 +32,8 @@ from remat.source.run_time.segments_of_turns import Turns
 from remat.source.run_time.shared_arrays import check_separate
 from remat.source.run_time.speech import say, say_unread
 from remat.source.run_time.statics import UNBOUND
-from remat.source.run_time.unrolled_turns import reached
+from remat.source.run_time.swallowed_errors import note_error, settle
+from remat.source.run_time.unrolled_turns import search_of
 from remat.source.settings import Requests, Settings
 
 __all__ = ["RunTime"]
@@ -58,6 +59,7 @@ class RunTime:
     read_last = staticmethod(read_last)
     say = staticmethod(say)
     say_unread = staticmethod(say_unread)
+    settle = staticmethod(settle)
 
     def __init__(self, infos: Sequence[LoopInfo], settings: Settings, log: dict[int, Any]) -> None:
         self.infos = {info.number: info for info in infos}
@@ -109,15 +111,21 @@ class RunTime:
         assert items is not None
         k = 0
         iterated = Iterated(iterable)
-        while run.has(k):
-            k += run.some_turns(k, sys._getframe(1))
-            run.check_iterated(iterated)
-            if not run.has(k):
-                break
-            yield items.at(k)
-            run.check_iterated(iterated)
-            k += 1
-        items.end()
+        del iterable
+        try:
+            while run.has(k):
+                k += run.some_turns(k, sys._getframe(1))
+                run.check_iterated(iterated)
+                if not run.has(k):
+                    break
+                run.turns.speech.speak(items.said(k))
+                yield items.at(k)
+                run.check_iterated(iterated)
+                k += 1
+            run.turns.speech.speak(items.said(k))
+            items.end()
+        finally:
+            items.release()  # a generator that nobody else has ends here, as in Python
 
     def while_turns(
         self,
@@ -213,7 +221,7 @@ class _LoopRun:
         items.states = self.framework.random_states()
         if items.is_pure:
             return items if self.info.ends else items.take_all()
-        state = PythonState(reached(self.framework, step).containers)
+        state = PythonState(search_of(self.framework, step).containers)
         items.states = [*items.states, state]
         if self.info.ends:
             return items
@@ -271,6 +279,13 @@ class _LoopRun:
 
         `frame` is that of the function, or of the step of an outer loop, in which the loop runs.
         """
+        try:
+            return self._some_turns(start, frame)
+        except RematError as error:
+            note_error(error, self.info, frame)
+            raise
+
+    def _some_turns(self, start: int, frame: FrameType) -> int:
         if self.turns.raised is not None and "an exception" not in self.info.ends:
             raise self.turns.raised  # by the step of the last turn, and not by that turn in place
         values = self.get()
@@ -278,7 +293,8 @@ class _LoopRun:
             return 0
         stop = None if self.items is None or self.items.count is None else self.items.count - self.info.last_in_place
         if self.arrays is not None and stop is not None:
-            stop = self._fillable(start, stop)
+            assert self.items is not None
+            stop = fillable(self.arrays[0](), self.items, start, stop)
         objects = dict(zip((*self.info.carry, *self.info.lists), (*values, *self.lists), strict=True))
         if self.arrays is not None:
             objects |= zip(self.info.arrays, self.arrays[0](), strict=True)
@@ -342,25 +358,6 @@ class _LoopRun:
         info = self.info
         message = f"{info.where}: {with_names(str(error), info)}\n    {info.code}"
         return SourceError(message, info.file, info.line, info.column, info.code)
-
-    def _fillable(self, start: int, stop: int) -> int:
-        """The first turn from `start` on that would fill no row of an array, or a row that is already filled."""
-        assert self.items is not None
-        get, _ = self.arrays
-        for array in get():
-            if isinstance(array, dict) or start >= stop:
-                continue
-            size, filled = len(array), set[int]()
-            ends = self.items.at(start), self.items.at(stop - 1)
-            if min(ends) >= 0 and max(ends) < size:  # all numbers of a range lie between its ends
-                continue
-            for k in range(start, stop):
-                row = self.items.at(k) % size if -size <= self.items.at(k) < size else None
-                if row is None or row in filled:
-                    stop = k
-                    break
-                filled.add(row)
-        return stop
 
     def _give_out(self, ran: Ran, start: int) -> None:
         """Append each turn's outputs to the lists, and write rows into the arrays."""

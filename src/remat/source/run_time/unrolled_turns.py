@@ -3,10 +3,11 @@
 The rule: outside jit and vmap, arrays have values, and Python runs a segment as plain JAX does, including branches on
 data; the backward recomputes it from the same states of generators, containers and attributes, and compares the
 results. Where turns use what cannot be set back, such as an iterator, the backward is an error: equal results would not
-mean equal gradients. What functions print, they print once. Caches of functions (functools.lru_cache) that a segment
-has filled are cleared after it. Inside jit a segment is traced once. Either way a turn passes on only arrays and plain
-values: an array inside anything else (a function, an object) would lose its gradient, and a function would see the
-variables of its own turn, where Python lets it see the last ones.
+mean equal gradients. What functions print, they print once. What a segment leaves in caches of functions
+(functools.lru_cache) is removed if it may have arrays of its trace (`traced_results.py`). Inside jit a segment is
+traced once. Either way a turn passes on only arrays and plain values: an array inside anything else (a function, an
+object) would lose its gradient, and a function would see the variables of its own turn, where Python lets it see the
+last ones.
 
 What it can miss: state in other libraries than Python's own, if the results are equal by chance; traced arrays that no
 search finds are an error of JAX. The cost: a search of what the step reaches; the memory of a segment's turns; unrolled
@@ -22,14 +23,11 @@ from itertools import count as numbers
 from types import FunctionType
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from remat.closures.capture import ConvertedClosure
 from remat.closures.captures import Captures
 from remat.closures.closure_search import ClosureSearch
 from remat.errors import DeterminismError, StepError
-from remat.execute.array_state import small_arrays
-from remat.execute.python_state import Contents, PythonState
+from remat.execute.python_state import Contents
 from remat.execute.recomputation import recomputing
 from remat.execute.rng_state import ReplayableState
 from remat.execute.state_replay import SegmentReplay, StateReplay
@@ -41,9 +39,9 @@ from remat.source.run_time.items import Items
 from remat.source.run_time.ran import Ran, Step
 from remat.source.run_time.segment_sizes import SegmentSizes
 from remat.source.run_time.speech import Speech
-from remat.source.run_time.statics import is_static
+from remat.source.run_time.traced_results import forgetting, is_plain, states_of
 
-__all__ = ["UnrolledTurns", "forgetting", "named_errors", "reached", "states_of"]
+__all__ = ["UnrolledTurns", "named_errors", "search_of"]
 
 
 class _Part(NamedTuple):
@@ -133,7 +131,7 @@ class UnrolledTurns:
             carry, xs = tree.unflatten(mine)
             # A trace may close over anything, so only eager runs need rebinding.
             rebound = closure.rebind(arrays[len(places) :]) if eager else nullcontext(self.step)
-            with rebound as step, forgetting(self.search.caches):
+            with rebound as step, forgetting(self.search):
                 part, found = self._turns(step, carry, xs, start, most)
             parts.append(part)
             return found
@@ -147,7 +145,8 @@ class UnrolledTurns:
         parts: list[_Part] = []
         run, inputs, eager = self._function(closure, captured, values, start, most, parts)
         replay = SegmentReplay(self._states())
-        contents = Contents.of(self.search.containers)
+        results = {id(each) for _, each in self.search.results}
+        contents = Contents.of(each for each in self.search.containers if id(each) not in results)
 
         def again(*arrays: Any) -> list[Any]:
             if self.foreign:
@@ -186,7 +185,7 @@ class UnrolledTurns:
         found, tree = flatten((tuple(carry), outputs))
         is_array = [self.is_array(leaf) for leaf in found]
         for leaf, is_it in zip(found, is_array, strict=True):
-            if not (is_it or _is_plain(leaf)):
+            if not (is_it or is_plain(leaf)):
                 self._check_object(leaf)
         plain = [None if is_it else leaf for leaf, is_it in zip(found, is_array, strict=True)]
         arrays = [leaf for leaf, is_it in zip(found, is_array, strict=True) if is_it]
@@ -223,13 +222,6 @@ class UnrolledTurns:
             )
 
 
-def _is_plain(leaf: Any) -> bool:
-    """Whether a leaf is a plain value, which holds no JAX array."""
-    if isinstance(leaf, np.ndarray):
-        return bool(leaf.dtype.kind != "O")
-    return is_static(leaf) or isinstance(leaf, int | float | complex | np.generic | np.dtype | range)
-
-
 def _given(outputs: list[Any], j: int, k: int) -> Any:
     return outputs[k][j]
 
@@ -253,18 +245,6 @@ def _user_line(error: Exception, info: LoopInfo) -> tuple[str, int, str]:
             place = info.file, trace.tb_lineno, linecache.getline(info.file, trace.tb_lineno).strip()
         trace = trace.tb_next
     return place
-
-
-@contextmanager
-def forgetting(caches: Sequence[Any]) -> Iterator[None]:
-    """A context that clears caches that were filled inside it, since arrays of its trace are useless elsewhere."""
-    misses = [cache.cache_info().misses for cache in caches]
-    try:
-        yield
-    finally:
-        for cache, before in zip(caches, misses, strict=True):
-            if cache.cache_info().misses != before:
-                cache.cache_clear()
 
 
 @contextmanager
@@ -297,12 +277,7 @@ def named_errors(info: LoopInfo) -> Iterator[None]:
         raise
 
 
-def states_of(search: ClosureSearch) -> list[ReplayableState]:
-    """What a step may change that is set back before it runs again: generators, containers, small NumPy arrays."""
-    return [*search.generators, PythonState(search.containers), *small_arrays(search.arrays)]
-
-
-def reached(framework: Framework, step: Callable[..., Any]) -> ClosureSearch:
+def search_of(framework: Framework, step: Callable[..., Any]) -> ClosureSearch:
     """The search for what a step reaches: arrays, containers, generators."""
     types = framework.TRAITS.array_types
     return ClosureSearch(Captures(lambda leaf: isinstance(leaf, types)), types, [step])
