@@ -2,6 +2,8 @@
 
 import gc
 import json
+import pickle
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -115,6 +117,23 @@ def files_and_clones():
     return equal and budgets and type(loaded) is type(clone) is type(ours) and type(again) is type(own)
 
 
+def copies_of_models():
+    """Pickles and files in the older format are recomputing models too; so is a file that a new process loads."""
+    folder, equal = Path(tempfile.mkdtemp()), []
+    sequential = keras.Sequential([keras.Input((D,)), layers.Dense(D), remat.keras.RecomputationCheckpoint()])
+    for ours in (pair("batch_norm")[1], remat.keras.recompute(sequential, memory="1 MiB")):
+        ours.save(folder / "model.h5")
+        copies = pickle.loads(pickle.dumps(ours)), keras.models.load_model(folder / "model.h5")
+        for each in copies:
+            same_kind = type(each) is type(ours) and each.remat_memory == ours.remat_memory
+            equal.append(same_kind and np.array_equal(ours.predict(X, verbose=0), each.predict(X, verbose=0)))
+    ours.save(folder / "model.keras")
+    program = "import sys, keras, remat.layers.keras; print(type(keras.models.load_model(sys.argv[1])).__name__)"
+    command = [sys.executable, "-c", program, str(folder / "model.keras")]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return all(equal) and loaded.strip() == "RecomputingSequential"
+
+
 def sequential_models():
     """A Sequential recomputes, also when layers are added; its file does."""
     model = keras.Sequential([keras.Input((D,)), layers.Dense(D), remat.keras.RecomputationCheckpoint()])
@@ -193,6 +212,27 @@ def budgets():
     return all(found.values())
 
 
+def budgets_with_views():
+    """Layers that return views of their inputs, without save points: the model trains the same by a tight plan."""
+    results, everything = [], None
+    for budget in (None, 10**9, None):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((D,), batch_size=16)
+        x = layers.Flatten()(layers.Dense(4, activation="gelu")(layers.Reshape((4, 4))(inputs)))
+        for i in range(3):
+            x = layers.Reshape((D,))(layers.Dropout(0.3, seed=i)(layers.Dense(D, activation="gelu")(x)))
+        model = keras.Model(inputs, layers.Dense(1)(layers.Flatten()(x)))
+        if results:
+            budget = budget or (least_of(everything.problem) + everything.peak) // 2
+            remat.keras.recompute(model, memory=budget)
+        results.append(fitted("views", model, X)[1])
+        if len(results) == 2:
+            [everything] = model.remat_graph.plans
+    [tight] = model.remat_graph.plans
+    return same(results[0], results[2]) and tight.recomputed and tight.peak <= budget < everything.peak
+
+
 def least_of(problem):
     """The smallest budget that a plan fits."""
     try:
@@ -238,7 +278,10 @@ def explanations():
     _, ours, _ = pair("skip")
     text = remat.keras.explain(ours)
     words = ["3 segments", "dense to recomputation_checkpoint", "recomputation_checkpoint, dense: 4 KiB"]
-    return all(word in text for word in words) or text
+    inputs = keras.Input((D,))
+    dropout = keras.Model(inputs, layers.Dense(1)(layers.Dropout(0.5, seed=0)(layers.Dense(D)(inputs))))
+    [row] = [line for line in remat.keras.explain(dropout).splitlines() if line.startswith("1 dropout ")]
+    return (all(word in text for word in words) and " 0 B" not in row) or text + row  # its mask is kept in training
 
 
 def errors():
@@ -259,6 +302,7 @@ def errors():
         and "memory=" in str(refusal(plain))
         and "Input" in str(refusal(keras.Sequential([layers.Dense(1)])))
         and isinstance(refusal("no model"), TypeError)
+        and all("memory" in str(refusal(plain, memory=size)) for size in ("much", -1, True, 0.5, [3]))
     )
 
 
@@ -267,9 +311,9 @@ def refusal_of_the_backend():
     return str(refusal(Builder(True).dense()[0]))
 
 
-def refusal(model):
+def refusal(model, **budget):
     try:
-        remat.keras.recompute(model)
+        remat.keras.recompute(model, **budget)
     except remat.errors.RematError as error:
         return error
     return None

@@ -12,6 +12,7 @@ CHECKS = (
     "ways_to_train",
     "parts_of_other_models",
     "files_and_clones",
+    "copies_of_models",
     "sequential_models",
     "own_loops",
     "same_model",
@@ -22,7 +23,7 @@ FLAG = {"XLA_FLAGS": "--xla_cpu_enable_concurrency_optimized_scheduler=false"}
 
 
 def test_pytorch_saves_what_is_stored_and_the_last_segment():
-    checks = ("saved_bytes", "lstm_peaks", "same_model", "sequential_models", "errors")
+    checks = ("saved_bytes", "lstm_peaks", "same_model", "sequential_models", "errors", "budgets_with_views")
     found = run("torch", *checks, program="keras_checks.py")
     assert found.pop("saved_bytes") == [3.00, 1.25]
     plain, cut, loss, gradient = found.pop("lstm_peaks")
@@ -59,7 +60,7 @@ def test_private_names_of_keras_are_there():
 @pytest.mark.full
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_budget_is_planned_for(backend):
-    checks = "budgets", "budgets_too_small"
+    checks = "budgets", "budgets_with_views", "budgets_too_small"
     assert run(backend, *checks, program="keras_checks.py") == dict.fromkeys(checks, True)
 
 

@@ -6,12 +6,16 @@ values with their masks; new values of variables and losses travel with them. Th
 after the first take them besides the state, so that they count in no state and get no gradient. The plan (`remat.plan`)
 says which stages keep their tape, and which ranges are recomputed, some several times, as segments inside segments.
 
+PyTorch measures a stage that returns a view of its input, such as Flatten, together with the one before; plans are for
+these measured stages.
+
 What it can miss: a value that crosses several stages counts in the state of each, so a plan overestimates. The cost:
 stages are measured in the first training call with inputs of new shapes; smaller batches share a plan.
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import keras
@@ -29,7 +33,7 @@ from remat.layers.keras.keras_internals import (
     set_mask,
     training_call,
 )
-from remat.layers.keras.model_segments import Segment, is_save_point, segments_of, split_at_save_points
+from remat.layers.keras.model_segments import Segment, is_save_point, merged, segments_of, split_at_save_points
 from remat.layers.keras.pure_segment import (
     Call,
     Surroundings,
@@ -43,7 +47,7 @@ from remat.layers.keras.pure_segment import (
 from remat.planners import Plan, plan
 from remat.problem import Chain, Stage
 
-__all__ = ["BudgetedGraph", "chain_segments"]
+__all__ = ["BudgetedGraph", "chain_segments", "measured_segments"]
 
 LONG = 4  # a stage has at most this many nodes where more than one value always crosses
 State = tuple[list[Any], list[Any], dict[tuple[int, int], Any], list[tuple[int, int, Any]]]
@@ -82,6 +86,12 @@ def _cut_where_little_crosses(nodes: Sequence[GraphNode], outputs: Sequence[Any]
         if place < len(nodes) - 1 and (len(crossing) == 1 or len(groups[-1]) >= LONG):
             groups.append([])
     return groups
+
+
+def measured_segments(segments: Sequence[Segment], chain: Chain) -> list[Segment]:
+    """The segments of a measured chain's stages, of which some stand for several segments."""
+    rest = iter(segments)
+    return [merged([next(rest) for _ in range(stage.functions)]) for stage in chain.stages]
 
 
 class Contexts:
@@ -179,7 +189,7 @@ class BudgetedGraph:
             measured = tensorflow_costs.measure_chain(self._stages, contexts, state, given, self._inputs, beside)
         else:
             measured = load_framework(backend).measure_chain(functions, state)
-        names = [f"{number} {segment.name}" for number, segment in enumerate(self.segments)]
+        names = [f"{number} {each.name}" for number, each in enumerate(measured_segments(self.segments, measured))]
         stages = [Stage.from_dict({**s.to_dict(), "name": n}) for s, n in zip(measured.stages, names, strict=True)]
         return Chain(stages, measured.input)
 
@@ -190,8 +200,11 @@ class BudgetedGraph:
             if _no_larger(shapes, known):
                 return run
         with errors_as_they_are():
-            found = plan(self._chain(inputs, contexts, given), self.memory)
-        self._runs[shapes] = found, _run_items(self._stages, nested_ranges(found.schedule, len(self._stages)))
+            chain = self._chain(inputs, contexts, given)
+            found = plan(chain, self.memory)
+        starts = [0, *accumulate(stage.functions for stage in chain.stages)]
+        items = _of_functions(nested_ranges(found.schedule, len(chain.stages)), starts)
+        self._runs[shapes] = found, _run_items(self._stages, items)
         return self._runs[shapes][1]
 
 
@@ -252,6 +265,18 @@ def _bound(stage: StageFunction, contexts: Contexts, given: list[Given]) -> Call
         return stage(contexts, state, given)
 
     return run
+
+
+def _of_functions(items: Sequence[Item], starts: Sequence[int]) -> list[Item]:
+    """Items of measured stages as items of their functions; a stage's functions begin at its number in `starts`."""
+    found: list[Item] = []
+    for item in items:
+        if isinstance(item, Range):
+            inside = tuple(_of_functions(item.items, starts))
+            found.append(Range(starts[item.start], starts[item.stop], inside))
+        else:
+            found += range(starts[item], starts[item + 1])
+    return found
 
 
 def _run_items(stages: Sequence[StageFunction], items: Sequence[Item]) -> StageFunction:

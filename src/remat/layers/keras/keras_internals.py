@@ -19,7 +19,6 @@ import importlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -117,8 +116,14 @@ def _graph_node(node: Any) -> GraphNode:
 
 def training_call(operation: Any) -> Callable[..., Any]:
     """A layer or an operation, as a model in training calls it."""
-    takes_it = getattr(operation, "_call_has_training_arg", False)
-    return partial(operation, training=True) if takes_it else operation
+    if not getattr(operation, "_call_has_training_arg", False):
+        return operation
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # A node has the `training` of the call that made it, which Keras replaces in the same way.
+        return operation(*args, **{**kwargs, "training": True})
+
+    return call
 
 
 class _Asked:

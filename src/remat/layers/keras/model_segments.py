@@ -17,7 +17,7 @@ from typing import Any
 from remat.layers.keras.checkpoint_layer import RecomputationCheckpoint
 from remat.layers.keras.keras_internals import GraphNode
 
-__all__ = ["Segment", "split_at_save_points"]
+__all__ = ["Segment", "is_save_point", "merged", "segments_of", "split_at_save_points"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +68,15 @@ def segments_of(groups: Sequence[tuple[int, Sequence[GraphNode]]], outputs: Sequ
         wanted |= inputs.keys()
         segments.append(Segment(level, level == last, tuple(nodes), tuple(inputs.values()), used))
     return segments[::-1]
+
+
+def merged(segments: Sequence[Segment]) -> Segment:
+    """Consecutive segments as one."""
+    own = {id(x) for segment in segments for node in segment.nodes for x in node.outputs}
+    inputs = {id(x): x for segment in segments for x in segment.inputs if id(x) not in own}
+    nodes = tuple(node for segment in segments for node in segment.nodes)
+    outputs = tuple(x for segment in segments for x in segment.outputs)
+    return Segment(segments[-1].level, segments[-1].is_last, nodes, tuple(inputs.values()), outputs)
 
 
 def is_save_point(node: GraphNode) -> bool:

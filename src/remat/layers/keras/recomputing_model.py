@@ -19,6 +19,7 @@ from remat.layers.keras.keras_internals import GraphNode, functional_of, has_gra
 from remat.layers.keras.model_segments import is_save_point, split_at_save_points
 from remat.layers.keras.public_graph import public_nodes, public_runners, run_publicly
 from remat.layers.keras.pure_segment import Call, SegmentRunner
+from remat.units import to_bytes
 
 __all__ = ["Model", "recompute"]
 
@@ -43,10 +44,13 @@ def recompute(model: M, memory: Memory = None) -> M:
 
     Raises:
         InfeasibleError: In the first training step, if no plan fits; it names the least memory.
-        ProblemError: If there is no save point and no budget, or Keras runs on a backend without gradients.
+        ProblemError: If there is no save point and no budget, the budget is no size, or Keras runs on a backend
+            without gradients.
         StepError: If it is a subclassed model, which has no graph to cut.
     """
     _check(model, memory)
+    if memory is not None and not isinstance(memory, str):
+        memory = int(memory)  # NumPy's numbers cannot be saved
     for inner in _models_in(model):
         _change_class(inner, None)
     _change_class(model, memory)
@@ -77,6 +81,11 @@ class Recomputing(_Mixin):
             "registered_name": keras.saving.get_registered_name(base),
         }
         return {"model": model, "memory": self.remat_memory}
+
+    def __reduce__(self) -> Any:
+        """As the model of its own class is pickled, since a class that is made later cannot be found by its name."""
+        unpickled, arguments = super().__reduce__()
+        return getattr(self.remat_base, unpickled.__name__), arguments
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
@@ -150,6 +159,13 @@ class RecomputingByParts(Recomputing):
         return run_publicly(self, self.__dict__["_remat_runners"], inputs, training)
 
 
+# Files are loaded by processes that have made no class yet; those in the older format, `.h5`, name only the class.
+keras.saving.register_keras_serializable("remat", "RecomputingModel")(Recomputing)
+keras.saving.get_custom_objects().update(
+    {each.__name__: each for each in (RecomputingFunctional, RecomputingSequential)}
+)
+
+
 @cache
 def _recomputing_class(base: type, memory: Memory, parts: bool) -> type:
     whole = RecomputingSequential if issubclass(base, keras.Sequential) else RecomputingFunctional
@@ -213,6 +229,8 @@ def _check(model: Any, memory: Memory) -> None:
             "to cut. In its call, write remat.checkpoint(self.block, x) for blocks of layers without dropout and "
             "statistics, or make functional models of its parts and call remat.keras.recompute on these"
         )
+    if memory is not None:
+        to_bytes(memory, "memory")
     if memory is not None and not has_graph():
         raise ProblemError(f"Keras {keras.__version__} hides the graphs of models, so a budget cannot be planned for")
     if memory is None and not _has_save_points(model) and not _models_in(model):

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from remat.errors import ProblemError, StepError
-from remat.layers.keras.chain_stages import BudgetedGraph
+from remat.layers.keras.chain_stages import BudgetedGraph, measured_segments
 from remat.layers.keras.keras_internals import functional_of, nodes_of, raw_value
 from remat.layers.keras.model_segments import Segment
 from remat.problem import Chain
@@ -44,8 +44,9 @@ def explain(model: Any, sample: Any = None, *, batch_size: int = 32) -> str:
     graph = BudgetedGraph(nodes_of(functional), functional.inputs, functional.outputs, 0)
     chain = graph.measured(inputs, _value)
     size = next(iter(inputs[0].shape), 1)
-    names = {id(x): node.operation.name for segment in graph.segments for node in segment.nodes for x in node.outputs}
-    rows = [_row(segment, chain, place, int(size), names) for place, segment in enumerate(graph.segments)]
+    segments = measured_segments(graph.segments, chain)
+    names = {id(x): node.operation.name for segment in segments for node in segment.nodes for x in node.outputs}
+    rows = [_row(segment, chain, place, int(size), names) for place, segment in enumerate(segments)]
     planned = getattr(functional, "remat_memory", None) is not None
     last = "" if planned else "; the last one is not run again, since the backward begins there"
     lines = [f"{model.name}: {len(rows)} segments, batch of {size}{last}", *aligned([HEAD, *rows])]
