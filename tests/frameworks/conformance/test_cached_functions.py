@@ -34,9 +34,12 @@ def loss_with(noise, framework):
     return loss
 
 
+CACHES = {"cache": functools.cache, "lru_cache": functools.lru_cache, "of four": functools.lru_cache(maxsize=4)}
+
+
 @where_python_runs_each_step
 @pytest.mark.parametrize("how", HOW, ids=str)
-@pytest.mark.parametrize("decorate", [functools.cache, functools.lru_cache, functools.lru_cache(maxsize=4)], ids=str)
+@pytest.mark.parametrize("decorate", CACHES.values(), ids=list(CACHES))
 @pytest.mark.parametrize("filled", [(), (2, 0)], ids=["empty", "filled before"])
 def test_what_a_cached_function_draws_is_drawn_once(framework, decorate, filled, how):
     found = []
