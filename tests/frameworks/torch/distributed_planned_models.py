@@ -1,8 +1,11 @@
 """Models under a budget in two processes (distributed_program.py): functions that raise where they fail."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional as collective
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -167,6 +170,69 @@ def tensor_parallel_blocks():
         assert all((a - b).abs().max() < 1e-11 for a, b in zip(ours, found[0], strict=True))
 
 
+class SynchronizedNorm(nn.Module):
+    """The mean of all processes, as `nn.SyncBatchNorm` has it on GPUs."""
+
+    def forward(self, x):
+        total = collective.all_reduce(torch.cat([x.sum(0), torch.tensor([float(len(x))])]), group=dist.group.WORLD)
+        return x - total[:-1] / total[-1]
+
+
+def synchronized_net():
+    model = net()
+    for block in model.blocks:
+        block.norm = SynchronizedNorm()
+    return model
+
+
+def collectives_in_blocks():
+    """Each block waits for the other process, so both run one plan: other batches, other memory, shapes not planned."""
+    rank = dist.get_rank()
+    for sample in (DATA[0][: 64 + 64 * rank], None):
+        given = {"memory": 180_000 + 60_000 * rank, "inside_blocks": False}
+        model = remat.auto_checkpoint(synchronized_net(), sample=sample if sample is None else (sample,), **given)
+        found = []
+        for each in (synchronized_net(), model):
+            wrapped = DistributedDataParallel(each)
+            for size in (64 + 64 * rank, 32, 96 + 32 * rank):
+                wrapped(DATA[0][:size]).pow(2).sum().backward()
+            found.append([parameter.grad for parameter in each.parameters()])
+        assert all((a - b).abs().max() < 1e-11 * (1 + b.abs().max()) for a, b in zip(*found, strict=True))
+        both = [None] * 2
+        dist.all_gather_object(both, str(model._remat_forward.last.items))
+        assert both[0] == both[1]
+    sizes = [None] * 2
+    size, _ = remat.largest_batch(synchronized_net(), batch, memory=100_000 + 60_000 * rank, most=80)
+    dist.all_gather_object(sizes, size)
+    assert sizes[0] == sizes[1]
+    with pytest.raises(remat.ProblemError, match="waits for other processes cannot be planned as one graph"):
+        remat.auto_checkpoint(synchronized_net(), memory=LITTLE, sample=(DATA[0],), blocks="whole")
+
+
+def _chained(model, plan, x):
+    return model.last(remat.chain(model.blocks, model.first(x), plan=plan))
+
+
+def chains_whose_stages_wait():
+    """A budget in bytes is refused before anybody waits in vain; with a plan, all run the same."""
+    plan = remat.plan(remat.Chain([remat.Stage()] * 6), memory=9)
+    for make, what in ((lambda: sharded(net()), "a sharded Block"), (synchronized_net, "collectives")):
+        with pytest.raises(
+            remat.ProblemError, match=rf"wait for other processes \({what}.*auto_checkpoint.*same plan="
+        ):
+            remat.chain(make().blocks, DATA[0], memory=LITTLE)
+        model, found = make(), []
+        for chained in (False, True):
+            if chained:
+                model.forward = partial(_chained, model, plan)
+            model.zero_grad()
+            model(DATA[dist.get_rank()]).pow(2).sum().backward()
+            found.append(
+                [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
+            )
+        assert all((a - b).abs().max() < 1e-11 * (1 + b.abs().max()) for a, b in zip(*found, strict=True))
+
+
 CASES = {
     case.__name__: case
     for case in (
@@ -180,5 +246,7 @@ CASES = {
         choices_inside_of_blocks,
         sharded_in_mixed_precision,
         tensor_parallel_blocks,
+        collectives_in_blocks,
+        chains_whose_stages_wait,
     )
 }

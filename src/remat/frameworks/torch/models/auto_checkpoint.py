@@ -16,7 +16,7 @@ from remat.frameworks.torch.models.find_blocks import WHOLE, find_blocks
 from remat.frameworks.torch.models.measure_model import MeasuredModel, measure_model
 from remat.frameworks.torch.models.model_budget import ModelBudget
 from remat.frameworks.torch.models.model_trial import Trial
-from remat.frameworks.torch.models.plan_agreement import groups_of_model, largest, of_first_process
+from remat.frameworks.torch.models.plan_agreement import groups_of_model, groups_waited_for, largest, of_first_process
 from remat.frameworks.torch.models.planned_blocks import plain_module, to_restore
 from remat.frameworks.torch.models.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
@@ -104,7 +104,9 @@ def largest_batch(
     """
     found = find_blocks(model, blocks)
     devices = devices_of(list(model.parameters()))
-    budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups_of_model(model))[0]
+    args, kwargs = call_of(make_batch(least))
+    groups = groups_waited_for(model, lambda: model(*args, **kwargs))
+    budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups)[0]
     sizes: dict[int, tuple[int, MeasuredModel]] = {}  # of batches that fit
     known: dict[int, int] = {}  # the least memory of batches, whether they fit or not
     low, high, above = least - 1, most + 1, 0
@@ -112,7 +114,7 @@ def largest_batch(
     with _attached(model, found) as token:
         while high - low > 1:
             try:
-                needed, measured = _least_memory(model, found, token, call_of(make_batch(guess)), loss)
+                needed, measured = _least_memory(model, found, token, call_of(make_batch(guess)), loss, groups)
             except torch.cuda.OutOfMemoryError:
                 needed, measured = 2**62, None
             if needed <= budget and measured is not None:
@@ -148,10 +150,10 @@ def _least_memory(
     token: str,
     call: tuple[tuple[Any, ...], dict[str, Any]],
     loss: Loss | None,
+    groups: Sequence[Any],
 ) -> tuple[int, MeasuredModel]:
     args, kwargs = call
     devices = devices_of(args, kwargs, list(model.parameters()))
-    groups = groups_of_model(model)
     run = partial(model, *args, **kwargs)
     measured = measure_model(model, run, blocks, token, loss, devices, groups=groups, inside=True)
     measured = of_first_process(measured, groups)

@@ -26,15 +26,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function
 
-from remat.errors import RematError
+from remat.errors import ProblemError, RematError
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.internals.autocast import AutocastState, forget_casts
+from remat.frameworks.torch.internals.collectives import groups_used
+from remat.frameworks.torch.internals.fsdp import fsdp_modules_called, unsharded_class
 from remat.frameworks.torch.internals.graph import gradients_put_back, hooks_suspended, reachable_leaves, set_gradients
 from remat.frameworks.torch.internals.saved_tensor_hooks import without_saved_tensor_hooks
 from remat.frameworks.torch.leaves import spec_of, tensors_in
 from remat.frameworks.torch.meter import allocator_of, cuda_of, devices_of
-from remat.frameworks.torch.models.in_place_stages import copied, stage_groups
+from remat.frameworks.torch.models.in_place_stages import StageGroups, copied, stage_groups
 from remat.frameworks.torch.replay.environment import reached, replayable_states
 from remat.frameworks.torch.replay.known_reach import ReachCache
 from remat.frameworks.torch.segments.checkpoint import CheckpointFrame, checkpoint
@@ -69,7 +71,7 @@ def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
         recomputing(True),
         hooks_suspended([tensor for tensor in reach.tensors if tensor.requires_grad]),
     ):
-        groups = stage_groups(stages, x)
+        groups = _groups_of_own_stages(stages, x, reach.modules)
         for number, group in enumerate(groups.ranges):
             parts = [stages[i] for i in group]
             x = leaves_of_its_own(x, first=number == 0)
@@ -83,6 +85,21 @@ def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
             with torch.no_grad():
                 x = run(x)
     return Chain(found, input=0)
+
+
+def _groups_of_own_stages(stages: Sequence[Callable[[Any], Any]], x: Any, modules: Sequence[nn.Module]) -> StageGroups:
+    """The groups of stages; raises a ProblemError if stages wait for other processes, before they run a second time."""
+    sharded: list[Any] = []
+    with groups_used(enabled=True) as used, fsdp_modules_called(modules, sharded):
+        groups = stage_groups(stages, x)
+    if sharded or any(group.size() > 1 for group in used):
+        what = f"a sharded {unsharded_class(sharded[0]).__name__} (FSDP2)" if sharded else "collectives or DTensors"
+        raise ProblemError(
+            f"the stages of this chain wait for other processes ({what}), which would measure and plan it differently "
+            "and wait in vain. auto_checkpoint(model, memory=...) makes one plan for all processes; or give each of "
+            "them the same plan=, made from stages measured before they were sharded"
+        )
+    return groups
 
 
 def _run_all(stages: Sequence[Callable[[Any], Any]], x: Any, *, on_copy: bool) -> Any:

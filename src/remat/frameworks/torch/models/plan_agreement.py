@@ -1,28 +1,33 @@
 """One plan in all processes: a block with sharded parameters must be recomputed in all of them or in none.
 
-The rule: each run of a block with sharded parameters (FSDP2, DTensors) waits for the processes of its meshes. So these
-measure the model together, equally often, and use the measurements of the first process, the smallest budget and the
-largest peak: all make the same plan. A model that was planned before it was sharded was timed separately in each
+The rule: each run of a block with sharded parameters (FSDP2, DTensors) waits for the processes of its meshes, and each
+run of one with collectives of its own (`nn.SyncBatchNorm`, experts) for those of its groups. So these measure the model
+together, equally often, and use the measurements of the first process, the smallest budget and the largest peak: all
+make the same plan. A model that was planned before it was sharded was timed separately in each
 process, so the plans may differ: at the first call all use that of the first process. Plans that were given (`plan=`)
 are compared instead. There is one plan for all shapes, since a process cannot know whether others see a new shape.
 
-What it can miss: processes that do not make the same calls. The process group's timeout ends their wait.
+What it can miss: processes that do not make the same calls, and collectives that are not in the forward of the sample.
+The process group's timeout ends their wait.
 
-The cost: a few small messages when a model is planned and at its first call; nothing afterwards.
+The cost: one forward of the sample, and a few small messages when a model is planned and at its first call; nothing
+afterwards.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from remat.errors import ProblemError
-from remat.frameworks.torch.internals.collectives import groups_of, is_single_process
+from remat.frameworks.torch.internals.collectives import groups_of, groups_used, is_single_process
 from remat.frameworks.torch.internals.fsdp import any_fsdp_module, meshes_of
 from remat.frameworks.torch.loops.agreement import largest
+from remat.frameworks.torch.models.model_trial import undisturbed
 
-__all__ = ["compare_plans", "groups_of_model", "largest", "of_first_process"]
+__all__ = ["compare_plans", "groups_of_model", "groups_waited_for", "largest", "of_first_process"]
 
 T = TypeVar("T")
 
@@ -34,6 +39,18 @@ def groups_of_model(model: nn.Module) -> list[Any]:
     meshes = meshes_of([module for module in model.modules() if any_fsdp_module([module])])
     meshes += [parameter.device_mesh for parameter in model.parameters() if hasattr(parameter, "device_mesh")]
     return [group for group in groups_of(meshes) if group.size() > 1]
+
+
+def groups_waited_for(model: nn.Module, run: Callable[[], Any]) -> list[Any]:
+    """The groups of processes that a forward of the model waits for; `run` runs one, once in each process.
+
+    Those over which it is sharded, and those of the collectives that it was seen to run.
+    """
+    if is_single_process():
+        return []
+    with undisturbed(model), torch.no_grad(), groups_used(enabled=True) as used:
+        run()
+    return [*dict.fromkeys([*groups_of_model(model), *(group for group in used if group.size() > 1)])]
 
 
 def of_first_process(value: T, groups: Sequence[Any]) -> T:

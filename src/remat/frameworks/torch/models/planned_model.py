@@ -5,8 +5,8 @@ its parameters and of those that require gradients, and autocast. It is also use
 a fifth, which need less; for others a new plan is made at their first call, from these inputs, or an error is raised.
 The last KEPT plans are held.
 
-A sharded model (FSDP2) is measured by calling it, in all processes at once, and has one plan for all shapes and
-processes (plan_agreement.py).
+A model that waits for other processes, such as a sharded one (FSDP2), is measured by calling it, in all processes at
+once, and has one plan for all shapes and processes (plan_agreement.py).
 
 A plan is tried on the sample before it is used (plan_trials.py). Measurements and trials have no effect on the model.
 """
@@ -37,7 +37,13 @@ from remat.frameworks.torch.models.measure_model import measure_model
 from remat.frameworks.torch.models.model_budget import ModelBudget
 from remat.frameworks.torch.models.model_plan import ModelPlan, order_of
 from remat.frameworks.torch.models.model_trial import Loss
-from remat.frameworks.torch.models.plan_agreement import compare_plans, groups_of_model, largest, of_first_process
+from remat.frameworks.torch.models.plan_agreement import (
+    compare_plans,
+    groups_of_model,
+    groups_waited_for,
+    largest,
+    of_first_process,
+)
 from remat.frameworks.torch.models.plan_trials import PlanTrials
 from remat.frameworks.torch.models.planned_blocks import (
     Block,
@@ -85,7 +91,8 @@ class PlannedModel:
         self._plans: OrderedDict[InputShapes, ModelPlan] = OrderedDict()
         self._given = None if plan is None else ModelPlan.of(plan, order_of(plan, self.names))
         self._last: ModelPlan | None = self._given
-        self._agreed: ModelPlan | None = None  # of a sharded model: the plan that all processes agreed on
+        self._waits = False  # whether the model was seen to wait for other processes when it was measured
+        self._agreed: ModelPlan | None = None  # of a model that waits: the plan that all processes agreed on
         self._untrained: ModelPlan | None = None  # a new plan that no training step has used
         self._watched: FirstTrainingStep | None = None
         self._caches = [ReachCache() for _ in blocks]
@@ -109,7 +116,8 @@ class PlannedModel:
         parts = all_parts(model)
         refuse_fsdp1("a planned model has", parts[0])
         is_one_of_many = is_sharded(model, parts)
-        found = self._of_sharded(model) if is_one_of_many else self.plan_for(model, fn, args, kwargs, parts)
+        waits = is_one_of_many or self._waits
+        found = self._of_all_processes(model) if waits else self.plan_for(model, fn, args, kwargs, parts)
         if is_profiling():
             name = type(model).__name__
             note_model(ModelRecord(name, found.plan, found.memory, found.measured_peak, found.outputs))
@@ -192,7 +200,7 @@ class PlannedModel:
             self._plans.popitem(last=False)
         return self._last
 
-    def _of_sharded(self, model: nn.Module) -> ModelPlan:
+    def _of_all_processes(self, model: nn.Module) -> ModelPlan:
         """The plan that all processes have agreed on."""
         if self._agreed is None:
             if self._last is None:
@@ -230,14 +238,17 @@ class PlannedModel:
         """A plan whose measured peak is within the budget; for the model as one graph if no plan for blocks fits."""
         assert self._memory is not None
         devices = devices_of(args, kwargs, list(model.parameters()))
-        groups = groups_of_model(model)
-        memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         run = partial(_on_copies, fn, args, kwargs)
+        groups = groups_waited_for(model, lambda: run()())
+        self._waits = bool(groups)
+        memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
         trials = PlanTrials(
             model, devices, groups, self._loss, memory,
             lambda found: partial(self._run, found, sharded, run(), (), {}), inputs,
         )  # fmt: skip
+        if not self.names and groups:
+            raise ProblemError("a model that waits for other processes cannot be planned as one graph: name its blocks")
         if not self.names:
             return trials.fitting(measure_step(model, run(), self._loss, devices))
         modules = dict(model.named_modules(remove_duplicate=False))
