@@ -155,14 +155,14 @@ def sharded_in_mixed_precision():
 def tensor_parallel_blocks():
     """Planned before and after; both processes have the same plan, though one was given more memory."""
     mesh, found = init_device_mesh("cpu", (2,)), []
-    for plans in ("", "before", "after"):
+    for plans in ("", "before", "after", "inside before", "inside after"):
         model, memory = net(), LITTLE + 200_000 * dist.get_rank()
-        if plans == "before":
-            planned(model, memory)
+        if "before" in plans:
+            planned(model, memory, "inside" in plans)
         for block in model.blocks:
             parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-        if plans == "after":
-            planned(model, memory)
+        if "after" in plans:
+            planned(model, memory, "inside" in plans)
         model(DATA[0]).pow(2).sum().backward()
         gradients = [parameter.grad for parameter in model.parameters()]
         found.append([each.full_tensor() if hasattr(each, "full_tensor") else each for each in gradients])

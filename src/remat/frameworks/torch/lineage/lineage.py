@@ -279,6 +279,8 @@ def without_graph(tensor: Tensor) -> Tensor:
     """
     if tensor.grad_fn is None:
         return tensor
+    if type(tensor) is not Tensor:  # a subclass cannot be detached without dispatch, in which a view is not recorded
+        return tensor.detach()
     with without_modes():  # not an operator of the block
         return tensor.detach()
 
