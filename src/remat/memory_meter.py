@@ -1,12 +1,12 @@
 """The memory meter protocol (allocated bytes and their peak), and how much memory is free.
 
-Free host memory is what the system can make available (page cache included), or what the container's control group has
-left, whichever is less. What it misses: limits of parent control groups, and swap.
+Free host memory is what the system can make available (page cache included), or what a control group has left (that of
+the container, of the job, or one around it), whichever is less. What it misses: groups outside the container, and swap.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from remat.errors import ProblemError
@@ -14,16 +14,11 @@ from remat.errors import ProblemError
 __all__ = ["Meter", "fraction_of_free", "free_host_bytes"]
 
 _SYSTEM = Path("/")  # /proc and /sys are below it; tests pass another folder
-# The files of a control group, version 2 and version 1: limit, usage, and statistics, with the statistic that counts
-# reclaimable page cache.
-_GROUPS = (
-    ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current", "sys/fs/cgroup/memory.stat", "inactive_file"),
-    (
-        "sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes",
-        "sys/fs/cgroup/memory/memory.stat",
-        "total_inactive_file",
-    ),
+# By version of control groups: the controller that /proc/self/cgroup names, the folder of all groups, a group's files
+# of limit and usage, and the statistic of memory.stat that counts reclaimable page cache.
+_VERSIONS = (
+    ("", "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 
 
@@ -51,11 +46,28 @@ def free_host_bytes(system: Path = _SYSTEM) -> int | None:
     """Bytes free on the host, within the container's limit; None where the operating system does not say."""
     available = _statistic(system / "proc/meminfo", "MemAvailable:")
     candidates = [] if available is None else [available * 1024]
-    for limit_file, usage_file, statistics, cache_name in _GROUPS:
-        limit, used = _number(system / limit_file), _number(system / usage_file)
-        if limit is not None and used is not None:
-            candidates.append(max(0, limit - used + (_statistic(system / statistics, cache_name) or 0)))
+    for controller, root, limit_file, usage_file, cache_name in _VERSIONS:
+        for group in _groups(system, controller, system / root):
+            limit, used = _number(group / limit_file), _number(group / usage_file)
+            if limit is not None and used is not None:
+                candidates.append(max(0, limit - used + (_statistic(group / "memory.stat", cache_name) or 0)))
     return min(candidates, default=None)
+
+
+def _groups(system: Path, controller: str, root: Path) -> Iterator[Path]:
+    """The folders of this process's control group and of those around it.
+
+    The last one is the root, which is the container's own group where the container sees no other.
+    """
+    try:
+        rows = [row.split(":", 2) for row in (system / "proc/self/cgroup").read_text().splitlines()]
+    except OSError:
+        rows = []
+    names = [name for _, controllers, name in rows if controller in controllers.split(",")]
+    for name in names:
+        path = PurePosixPath(name.lstrip("/"))
+        yield from (root / each for each in (path, *path.parents) if each != PurePosixPath())
+    yield root
 
 
 def fraction_of_free(fraction: float, free_bytes: Callable[[], int | None] | None) -> int:
