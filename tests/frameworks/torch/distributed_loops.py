@@ -145,8 +145,8 @@ def dtensors_as_outputs():
 
 
 def a_process_that_does_not_enter_the_loop():
-    """Where the first step waits for it, the error names who waits, for whom, and in which loop."""
-    for kind in ("sharded", "own"):
+    """Where the first step or the backward waits for it, the error names who waits, for whom, and in which loop."""
+    for kind in ("sharded", "own", "backward"):
         group = dist.new_group(timeout=timedelta(seconds=3))
         cell, (h, xs) = torch.nn.Linear(WIDTH, WIDTH), inputs()
         if kind == "sharded":
@@ -156,10 +156,11 @@ def a_process_that_does_not_enter_the_loop():
             return torch.tanh(cell(h) + (x if kind == "sharded" else collective.all_reduce(x, group=group)))
 
         dist.barrier()
+        out = loop(step, h, xs, {"slots": 3}) if kind == "backward" else None
         if dist.get_rank() == 0:
             here = r"distributed_loops\.py, line \d+: rank 0 did not get an answer from all of the ranks \[0, 1\]"
             with pytest.raises(remat.ProblemError, match=here):
-                loop(step, h, xs, {"slots": 3})
+                loop(step, h, xs, {"slots": 3}) if out is None else out.sum().backward()
         dist.barrier()
 
 

@@ -1,5 +1,6 @@
 """Models under a budget in two processes (distributed_program.py): functions that raise where they fail."""
 
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -173,16 +174,29 @@ def tensor_parallel_blocks():
 class SynchronizedNorm(nn.Module):
     """The mean of all processes, as `nn.SyncBatchNorm` has it on GPUs."""
 
+    def __init__(self, group):
+        super().__init__()
+        self.group = group
+
     def forward(self, x):
-        total = collective.all_reduce(torch.cat([x.sum(0), torch.tensor([float(len(x))])]), group=dist.group.WORLD)
+        total = collective.all_reduce(torch.cat([x.sum(0), torch.tensor([float(len(x))])]), group=self.group)
         return x - total[:-1] / total[-1]
 
 
-def synchronized_net():
+def synchronized_net(group=None):
     model = net()
     for block in model.blocks:
-        block.norm = SynchronizedNorm()
+        block.norm = SynchronizedNorm(group or dist.group.WORLD)
     return model
+
+
+def a_process_that_does_not_plan():
+    model = synchronized_net(dist.new_group(timeout=timedelta(seconds=3)))
+    dist.barrier()
+    if dist.get_rank() == 0:
+        with pytest.raises(remat.ProblemError, match=r"rank 0 .* the ranks \[0, 1\], .* the planning of a model"):
+            planned(model)
+    dist.barrier()
 
 
 def collectives_in_blocks():
@@ -247,6 +261,7 @@ CASES = {
         sharded_in_mixed_precision,
         tensor_parallel_blocks,
         collectives_in_blocks,
+        a_process_that_does_not_plan,
         chains_whose_stages_wait,
     )
 }

@@ -9,7 +9,7 @@ asked: stages of a pipeline and parts of a mesh plan on their own, and so do pro
 too. Otherwise a step would meet a different step of the other processes, and appear not to repeat itself.
 
 The first step itself waits for the others before there is anything to agree on. If a group's timeout ends its wait, or
-that of a later step of the first sweep, the error names the rank, the ranks that it waits for, and the loop.
+that of a later step of either sweep, the error names the rank, the ranks that it waits for, and the loop.
 
 What it can miss: a collective that only a later step has, or a compiled one. Then the plans may differ, and the group's
 timeout ends the wait. With NCCL a timeout may end the process instead, as it does without a loop.
@@ -105,8 +105,10 @@ def largest(numbers: Sequence[int], groups: Sequence[Any]) -> list[int]:
 
 
 @contextmanager
-def waiting_for(groups: Sequence[Any], modules: Sequence[Any], place: str) -> Iterator[None]:
-    """A context for the steps of a loop at a place in the user's files, whose errors of communication say who waits.
+def waiting_for(
+    groups: Sequence[Any], modules: Sequence[Any], place: str = "", what: str = "a step of this loop"
+) -> Iterator[None]:
+    """A context whose errors of communication say who waits, in what, and at which place in the user's files.
 
     `groups` and `modules` are the process groups and FSDP2 modules that steps use, which may be noted while they run.
     """
@@ -117,8 +119,8 @@ def waiting_for(groups: Sequence[Any], modules: Sequence[Any], place: str) -> It
         if not groups or not (isinstance(error, dist.DistError) or any(each in str(error) for each in _OF_EXCHANGE)):
             raise
         raise ProblemError(
-            f"{place}{': ' * bool(place)}{_no_answer(groups)}, in a step of this loop ({error}). Another rank has not "
-            "entered the loop, or has raised an error in it: all of them must run it"
+            f"{place}{': ' * bool(place)}{_no_answer(groups)}, in {what} ({error}). Another rank has not "
+            "come to it, in forward or backward, or has raised an error in it: all of them must run it"
         ) from error
 
 

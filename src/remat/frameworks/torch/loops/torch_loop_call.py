@@ -61,6 +61,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
     memory: Memory = ()  # by input: the memory in which the first sweep has found it
     unconnected: Sequence[bool] = ()  # by leaf of init and xs: whether no result of the first sweep depends on it
     fsdp_modules: Sequence[Any] = ()  # FSDP modules that steps call
+    groups: Sequence[Any] = ()  # the process groups that steps wait for
     agreed: StepCost | None = None  # the cost of a step that waits for other processes, the same in all of them
     first_step: FirstStep | None = None  # until the first run takes it
     inputs: LoopInputs | None = None  # while the first sweep finds them
@@ -109,12 +110,13 @@ class TorchLoopCall(LoopCall[TorchBackend]):
         """
         assert self.first_step is not None
         inputs, self.fsdp_modules = self.first_step.inputs, self.first_step.fsdp_modules
+        self.groups = self.first_step.groups
         self.activity = self.first_step.activity
         state = sum(map(leaf_ops.nbytes, self.split(leaves)[0]))
         self.request, self.agreed = agree(self.request, self.steps, state, self.first_step)
         with (
             fsdp_modules_called(self.step.modules, self.first_step.fsdp_modules, first=False),
-            waiting_for(self.first_step.groups, self.first_step.fsdp_modules, self.request.place),
+            waiting_for(self.groups, self.fsdp_modules, self.request.place),
         ):
             tensors = self._sweep_with(inputs, leaves)
         assert self.pending is not None
@@ -237,6 +239,7 @@ class TorchLoopCall(LoopCall[TorchBackend]):
                 guard_written, self.written, leaves, self.request.place
             )  # recomputed steps write into them again
             stack.enter_context(self.as_not_frozen(leaves))
+            stack.enter_context(waiting_for(self.groups, self.fsdp_modules, self.request.place))
             backend, interpreter = stack.enter_context(self.at_turn(leaves))
             assert self.results is not None
             carry, outputs = self.results.expand_cotangents(cotangents)

@@ -104,14 +104,13 @@ def largest_batch(
     """
     found = find_blocks(model, blocks)
     devices = devices_of(list(model.parameters()))
-    args, kwargs = call_of(make_batch(least))
-    groups = groups_waited_for(model, lambda: model(*args, **kwargs))
-    budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups)[0]
     sizes: dict[int, tuple[int, MeasuredModel]] = {}  # of batches that fit
     known: dict[int, int] = {}  # the least memory of batches, whether they fit or not
     low, high, above = least - 1, most + 1, 0
     guess, between = least, 4 * (high - low)
     with _attached(model, found) as token:
+        groups = groups_waited_for(model, token, lambda: _run(model, call_of(make_batch(least))))
+        budget = -largest([-ModelBudget.parse(memory, None).bytes(model, devices)], groups)[0]
         while high - low > 1:
             try:
                 needed, measured = _least_memory(model, found, token, call_of(make_batch(guess)), loss, groups)
@@ -132,6 +131,11 @@ def largest_batch(
         )
     found_one = sizes[low][1]
     return low, found_one.plan(budget - found_one.outputs)
+
+
+def _run(model: nn.Module, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    args, kwargs = call
+    return model(*args, **kwargs)
 
 
 def _next(low: int, high: int, budget: int, known: dict[int, int]) -> int:

@@ -15,19 +15,22 @@ afterwards.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from remat.errors import ProblemError
 from remat.frameworks.torch.internals.collectives import groups_of, groups_used, is_single_process
 from remat.frameworks.torch.internals.fsdp import any_fsdp_module, meshes_of
-from remat.frameworks.torch.loops.agreement import largest
+from remat.frameworks.torch.loops.agreement import largest, waiting_for
+from remat.frameworks.torch.models.compiled_blocks import CompiledBlock
+from remat.frameworks.torch.models.cut_blocks import CutBlocks
 from remat.frameworks.torch.models.model_trial import undisturbed
+from remat.frameworks.torch.models.planned_blocks import block_calls
 
-__all__ = ["compare_plans", "groups_of_model", "groups_waited_for", "largest", "of_first_process"]
+__all__ = ["compare_plans", "groups_of_model", "groups_waited_for", "largest", "of_first_process", "planning_with"]
 
 T = TypeVar("T")
 
@@ -41,16 +44,30 @@ def groups_of_model(model: nn.Module) -> list[Any]:
     return [group for group in groups_of(meshes) if group.size() > 1]
 
 
-def groups_waited_for(model: nn.Module, run: Callable[[], Any]) -> list[Any]:
+def groups_waited_for(model: nn.Module, token: str, run: Callable[[], Any]) -> list[Any]:
     """The groups of processes that a forward of the model waits for; `run` runs one, once in each process.
 
-    Those over which it is sharded, and those of the collectives that it was seen to run.
+    Those over which it is sharded, and those of the collectives that it was seen to run. Its blocks, which have the
+    token, run without a graph, so that this takes little memory.
     """
     if is_single_process():
         return []
-    with undisturbed(model), torch.no_grad(), groups_used(enabled=True) as used:
+    calls = block_calls(_NotCompiled(token))
+    with undisturbed(model), calls, groups_used(enabled=True) as used, planning_with(used):
         run()
     return [*dict.fromkeys([*groups_of_model(model), *(group for group in used if group.size() > 1)])]
+
+
+def planning_with(groups: Sequence[Any]) -> AbstractContextManager[None]:
+    """A context whose errors of communication say who waits for whom to plan a model."""
+    return waiting_for(groups, (), what="the planning of a model")
+
+
+class _NotCompiled(CutBlocks):
+    """Blocks whose collectives can be seen."""
+
+    def call(self, block: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return super().call(block, fn.plain if isinstance(fn, CompiledBlock) else fn, args, kwargs)
 
 
 def of_first_process(value: T, groups: Sequence[Any]) -> T:

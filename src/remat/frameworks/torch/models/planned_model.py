@@ -43,6 +43,7 @@ from remat.frameworks.torch.models.plan_agreement import (
     groups_waited_for,
     largest,
     of_first_process,
+    planning_with,
 )
 from remat.frameworks.torch.models.plan_trials import PlanTrials
 from remat.frameworks.torch.models.planned_blocks import (
@@ -235,12 +236,29 @@ class PlannedModel:
     def _planned(
         self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str
     ) -> ModelPlan:
-        """A plan whose measured peak is within the budget; for the model as one graph if no plan for blocks fits."""
-        assert self._memory is not None
-        devices = devices_of(args, kwargs, list(model.parameters()))
-        run = partial(_on_copies, fn, args, kwargs)
-        groups = groups_waited_for(model, lambda: run()())
+        """A plan whose measured peak is within the budget, made with the processes that the model waits for."""
+        forward = model if is_sharded(model) else model_forward(model)
+        groups = groups_waited_for(model, self.token, lambda: _on_copies(forward, args, kwargs)())
         self._waits = bool(groups)
+        with planning_with(groups):
+            return self._planned_together(
+                model,
+                partial(_on_copies, fn, args, kwargs),
+                devices_of(args, kwargs, list(model.parameters())),
+                groups,
+                inputs,
+            )
+
+    def _planned_together(
+        self,
+        model: nn.Module,
+        run: Callable[[], Callable[[], Any]],
+        devices: Sequence[torch.device],
+        groups: Sequence[Any],
+        inputs: str,
+    ) -> ModelPlan:
+        """The plan of all processes of the groups; for the model as one graph if no plan for blocks fits."""
+        assert self._memory is not None
         memory = -largest([-self._memory.bytes(model, devices)], groups)[0]
         sharded = sharded_modules_of(model, self.names) if is_sharded(model) else ()
         trials = PlanTrials(
