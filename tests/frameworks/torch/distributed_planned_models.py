@@ -68,6 +68,23 @@ def planned_model_in_ddp():
     check(model, called=DistributedDataParallel(model))
 
 
+def measured_inside_ddp():
+    """A static graph would count what is measured inside of it; planned before, the model is right."""
+    for make in (net, lambda: remat.auto_checkpoint(net(), memory=LITTLE, inside_blocks=False)):
+        chained = make()
+        if make is net:
+            chained.forward = lambda x, model=chained: model.last(
+                remat.chain(model.blocks, model.first(x), memory=LITTLE)
+            )
+        wrapped = DistributedDataParallel(chained, static_graph=True)
+        with pytest.raises(
+            remat.ProblemError, match=r"is measured inside DistributedDataParallel\(static_graph=True\)"
+        ):
+            wrapped(DATA[0])
+    model = planned(net())
+    check(model, called=DistributedDataParallel(model, static_graph=True))
+
+
 def planned_and_then_sharded():
     """Ranges of blocks are run again while their parameters are sharded; the plan is that of the first process."""
     model = sharded(planned(net(), LITTLE + 200_000 * dist.get_rank()))
@@ -251,6 +268,7 @@ CASES = {
     case.__name__: case
     for case in (
         planned_model_in_ddp,
+        measured_inside_ddp,
         planned_and_then_sharded,
         sharded_and_then_planned,
         sharded_in_groups,

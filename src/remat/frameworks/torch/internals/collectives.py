@@ -1,7 +1,8 @@
-"""The process groups that a step waits for, found from the collectives that it runs.
+"""The process groups that a step waits for, found from the collectives that it runs; and DDP around a measurement.
 
-This file uses private names: dispatch modes see every op, and collectives take their group as an argument of a private
-type. Checked with PyTorch 2.11 and 2.13. What it can miss: collectives in compiled code.
+This file uses private names: dispatch modes see every op, collectives take their group as an argument of a private
+type, and DDP notes which model runs. Checked with PyTorch 2.11 and 2.13. What it can miss: collectives in compiled
+code.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["device_of", "groups_of", "groups_used", "is_single_process"]
+from remat.errors import ProblemError
+
+__all__ = ["device_of", "groups_of", "groups_used", "is_single_process", "refuse_static_ddp"]
 
 BETWEEN_TWO = ("send", "recv")  # point to point: the other members of the group do not take part
 
@@ -21,6 +25,20 @@ BETWEEN_TWO = ("send", "recv")  # point to point: the other members of the group
 def is_single_process() -> bool:
     """Whether torch.distributed is not initialized, or has one process only."""
     return not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def refuse_static_ddp(what: str) -> None:
+    """Raise a ProblemError that begins with `what` in the forward of a DDP model with static_graph=True.
+
+    DDP then counts how often each gradient is added in its first step, those of measurements included.
+    """
+    around: Any = DistributedDataParallel._active_ddp_module
+    if around is not None and around.static_graph:
+        raise ProblemError(
+            f"{what} is measured inside DistributedDataParallel(static_graph=True), which would take the gradients of "
+            "the measurement for those of the model: call it once before wrapping the model, on an input of the same "
+            "shape, or give auto_checkpoint a sample="
+        )
 
 
 @contextmanager

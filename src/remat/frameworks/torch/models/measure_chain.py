@@ -30,7 +30,7 @@ from remat.errors import ProblemError, RematError
 from remat.execute.recomputation import recomputing
 from remat.execute.state_replay import preserved_state
 from remat.frameworks.torch.internals.autocast import AutocastState, forget_casts
-from remat.frameworks.torch.internals.collectives import groups_used
+from remat.frameworks.torch.internals.collectives import groups_used, refuse_static_ddp
 from remat.frameworks.torch.internals.fsdp import fsdp_modules_called, unsharded_class
 from remat.frameworks.torch.internals.graph import gradients_put_back, hooks_suspended, reachable_leaves, set_gradients
 from remat.frameworks.torch.internals.saved_tensor_hooks import without_saved_tensor_hooks
@@ -62,6 +62,7 @@ TIMES_COMPARED = 15  # runs for each option of a block, since options differ by 
 
 def measure_chain(stages: Sequence[Callable[[Any], Any]], x: Any) -> Chain:
     """The measured chain of these stages on an input like `x`, whose own bytes, held by the caller, do not count."""
+    refuse_static_ddp("a chain")
     reach = reached(*stages, arguments=[x])
     measured: dict[object, Stage] = {}
     found = []

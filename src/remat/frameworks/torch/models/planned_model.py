@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from remat.errors import InfeasibleError, ProblemError
 from remat.execute.recomputation import is_recomputing
-from remat.frameworks.torch.internals.collectives import is_single_process
+from remat.frameworks.torch.internals.collectives import is_single_process, refuse_static_ddp
 from remat.frameworks.torch.internals.fsdp import is_sharded, refuse_fsdp1, sharded_modules_of
 from remat.frameworks.torch.internals.functorch import in_transform
 from remat.frameworks.torch.internals.modules import Parts, all_parts
@@ -237,6 +237,7 @@ class PlannedModel:
         self, model: nn.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inputs: str
     ) -> ModelPlan:
         """A plan whose measured peak is within the budget, made with the processes that the model waits for."""
+        refuse_static_ddp(f"a {type(model).__name__} under a budget")
         forward = model if is_sharded(model) else model_forward(model)
         groups = groups_waited_for(model, self.token, lambda: _on_copies(forward, args, kwargs)())
         self._waits = bool(groups)
