@@ -47,9 +47,11 @@ def scan(
         init: The first carry.
         xs: The inputs; each leaf has one row per step. If None, the step gets None.
         length: The number of steps, required without `xs`.
-        reverse, unroll: On JAX, as in `jax.lax.scan`; on other frameworks, flip `xs` and the outputs instead.
+        reverse: On JAX, as in `jax.lax.scan`; on other frameworks, flip `xs` and the outputs instead.
+        unroll: On JAX, as in `jax.lax.scan`.
         memory: The budget for the peak: bytes, text such as "64 MiB", a fraction of what is free, or a `Memory`.
-        slots, plan: Instead of `memory`: the budget as a number of kept states, or a plan to run.
+        slots: The budget as a number of kept states, instead of `memory`.
+        plan: A plan to run, instead of a budget.
         vjp: `vjp(carry, x, carry_bar, y_bar) -> (carry_bar, x_bar)`, and `{"W": W_bar}` for captured variables by name.
         check: When recomputed states are compared with the originals: the "first" reverse sweep, "always", "never".
         progress: An object with `update(done, total)`.

@@ -66,7 +66,9 @@ def report(
         subjects_and_path: What to show, then the path. Several subjects are compared on one scale of bytes. An existing
             file is replaced atomically: a reader never finds half a report.
         form: The format, if the path's extension does not choose it.
-        title, labels, tables: A title, a name for each subject, and further tables.
+        title: The heading; by default it says what is shown.
+        labels: A name for each subject.
+        tables: Further tables.
         anonymous: Whether to leave out names and paths.
         tradeoff: Whether to plan for about twenty other budgets and show what they cost. By default only if there is a
             formula, as there is for slots.
