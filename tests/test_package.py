@@ -270,3 +270,13 @@ def test_what_is_said_of_the_package_is_said_once():
     assert all(f'name: "{author["name"]}"' in citation for author in project["authors"])
     pythons = [text.rpartition(" ")[2] for text in project["classifiers"] if re.search(r"Python :: 3\.\d+$", text)]
     assert str(pythons).replace("'", '"') in (root / ".github/workflows/test.yml").read_text()
+
+
+def test_the_documentation_of_public_functions_names_each_argument():
+    """A row for two arguments at once would be shown by the site as an argument that does not exist."""
+    for name in remat.__all__:
+        found = re.search(r"Args:\n(.*?)(\n\n|\Z)", inspect.getdoc(getattr(remat, name)) or "", re.DOTALL)
+        if found is not None:
+            named = {arg.lstrip("*") for arg in re.findall(r"^    (\S.*?):", found[1], re.MULTILINE)}
+            hidden = {"unnamed"}  # takes what was passed by position in vain, for a better error
+            assert named == {*inspect.signature(getattr(remat, name)).parameters} - hidden, name

@@ -14,7 +14,18 @@ from remat.version import __version__
 
 if TYPE_CHECKING:  # `_HOMES` again, for type checkers and editors; a test compares the two
     from remat import errors, legacy, ops, testing
-    from remat.errors import *  # noqa: F403
+    from remat.errors import CarryError as CarryError
+    from remat.errors import DeterminismError as DeterminismError
+    from remat.errors import FileError as FileError
+    from remat.errors import IllegalError as IllegalError
+    from remat.errors import InfeasibleError as InfeasibleError
+    from remat.errors import PlannerError as PlannerError
+    from remat.errors import ProblemError as ProblemError
+    from remat.errors import RematError as RematError
+    from remat.errors import ReportError as ReportError
+    from remat.errors import ScheduleError as ScheduleError
+    from remat.errors import SourceError as SourceError
+    from remat.errors import StepError as StepError
     from remat.execute import is_recomputing
     from remat.interface import (
         adaptive_checkpoint,
@@ -29,7 +40,17 @@ if TYPE_CHECKING:  # `_HOMES` again, for type checkers and editors; a test compa
         scan,
         while_loop,
     )
-    from remat.legacy import *  # noqa: F403
+    from remat.legacy import CheckpointGroup as CheckpointGroup
+    from remat.legacy import CheckpointProfiler as CheckpointProfiler
+    from remat.legacy import ag_tuple as ag_tuple
+    from remat.legacy import binomial_checkpoint as binomial_checkpoint
+    from remat.legacy import checkpoint_segment as checkpoint_segment
+    from remat.legacy import checkpoint_segment_flex as checkpoint_segment_flex
+    from remat.legacy import checkpointed_loop as checkpointed_loop
+    from remat.legacy import compute_checkpoint_positions as compute_checkpoint_positions
+    from remat.legacy import estimate_checkpoint_savings as estimate_checkpoint_savings
+    from remat.legacy import get_memory_savings as get_memory_savings
+    from remat.legacy import should_checkpoint as should_checkpoint
     from remat.ops import Advance as Advance
     from remat.ops import Drop as Drop
     from remat.ops import Fetch as Fetch

@@ -67,7 +67,7 @@ def to_bytes(value: Any, name: str, *, least: int = 0) -> int:
     if match is None or (match[3] and not match[2]) or (not match[4] and 0 < float(match[1]) < 1 and not match[2]):
         share = re.fullmatch(r"\s*(0?\.\d+|\d{1,2}(?:\.\d+)?\s*%)\s*", value[:80])
         number = share and (float(share[1].rstrip(" %")) / (100 if "%" in share[1] else 1))
-        hint = f", and a share of what is free as a number: {number:g}" if number else ""
+        hint = f"; in Python, {name.lstrip('-')}={number:g} is a share of what is free" if number else ""
         raise ProblemError(f'{name}: {_shown(value)} is not a size; write bytes as 4096, "64 MiB" or "1.5 GB"{hint}')
     scale = (_BINARY if match[3] else _DECIMAL)[match[2].upper()] if match[2] else 1
     return to_count(math.ceil(Fraction(match[1].lower().replace(".e", "e").rstrip(".")) * scale), name, least=least)

@@ -40,6 +40,7 @@ def test_every_public_name_has_its_place_in_the_reference(site):
     tables = re.findall(r'<h2 id="remat.planners.planning.plan".*?<h2', text, re.DOTALL)
     assert tables
     assert all("<table>" in each for each in tables), "the function has its arguments, not the module of its name"
+    assert re.search(r'class="nf">scan</span><span class="p">\(</span>\n', text), "a long signature has several lines"
 
 
 def test_a_browser_finds_no_broken_link_and_no_error(site):

@@ -25,6 +25,8 @@ def step(carry, x=None):
         (lambda: remat.checkpointed_loop(ONES, step, 10), "write checkpointed_loop(func, initial_state, seq_length)"),
         (lambda: remat.checkpointed_loop(step, 10, ONES), "write checkpointed_loop(func, initial_state, seq_length)"),
         (lambda: remat.binomial_checkpoint(10, step, 3), "write binomial_checkpoint(function, sequence_length, "),
+        (lambda: remat.chain(ONES, [step], memory="1 MiB"), "write remat.chain(stages, x, memory=...)"),
+        (lambda: remat.measure(ONES, [step]), "write remat.measure(stages, sample)"),
         (lambda: remat.plan("1 MiB", remat.Loop(10)), "write remat.plan(problem, memory='1 MiB')"),
         (lambda: remat.grad((0, 1), step), "write remat.grad(f, wrt=(0, 1))"),
     ],

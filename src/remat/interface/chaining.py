@@ -41,7 +41,7 @@ def measure(stages: Iterable[Callable[[Any], Any]], sample: Any) -> Chain:
     Raises:
         ProblemError: If a stage is not callable.
     """
-    functions = _functions(stages)
+    functions = _functions(stages, sample, "remat.measure(stages, sample)")
     return find_framework(sample, using=functions).measure_chain(functions, sample)
 
 
@@ -83,7 +83,7 @@ def chain(
         >>> print(f"{grad(lambda x: chain([np.sin] * 4, x, plan=plan))(0.5):.6f}")
         0.629335
     """
-    functions = _functions(stages)
+    functions = _functions(stages, x, "remat.chain(stages, x, memory=...)")
     if (memory is None) == (plan is None):
         raise ProblemError("give a chain either a budget, memory=, or a plan, plan=")
     with recorded_call("chain", None) as call:
@@ -170,7 +170,11 @@ def _segment(functions: Sequence[Callable[[Any], Any]], part: Range, *, in_runs:
     return lambda x: run_segment("checkpoint", stages, (x,), {}, _RECORDED if recorded else _RECOMPUTED)
 
 
-def _functions(stages: Iterable[Callable[[Any], Any]]) -> list[Callable[[Any], Any]]:
+def _functions(stages: Iterable[Callable[[Any], Any]], x: Any, call: str) -> list[Callable[[Any], Any]]:
+    """The stages as a list; raise a ProblemError that shows the correct `call` if `x` has them."""
+    given = x if isinstance(x, Iterable) else (x,)
+    if hasattr(stages, "shape") and any(map(callable, given)):
+        raise ProblemError(f"the stages come before their input: write {call}")
     functions = list(stages)
     for function in functions:
         check_callable(function)

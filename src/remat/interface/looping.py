@@ -47,9 +47,11 @@ def scan(
         init: The first carry.
         xs: The inputs; each leaf has one row per step. If None, the step gets None.
         length: The number of steps, required without `xs`.
-        reverse, unroll: On JAX, as in `jax.lax.scan`; on other frameworks, flip `xs` and the outputs instead.
+        reverse: On JAX, as in `jax.lax.scan`; on other frameworks, flip `xs` and the outputs instead.
+        unroll: On JAX, as in `jax.lax.scan`.
         memory: The budget for the peak: bytes, text such as "64 MiB", a fraction of what is free, or a `Memory`.
-        slots, plan: Instead of `memory`: the budget as a number of kept states, or a plan to run.
+        slots: The budget as a number of kept states, instead of `memory`.
+        plan: A plan to run, instead of a budget.
         vjp: `vjp(carry, x, carry_bar, y_bar) -> (carry_bar, x_bar)`, and `{"W": W_bar}` for captured variables by name.
         check: When recomputed states are compared with the originals: the "first" reverse sweep, "always", "never".
         progress: An object with `update(done, total)`.
@@ -64,16 +66,20 @@ def scan(
 
     Example:
         >>> from autograd import grad, numpy as np
-        >>> last = lambda x: scan(lambda x, _: (np.tanh(1.1 * x + 0.1), None), x, length=6, slots=2)[0]
-        >>> print(f"{grad(last)(0.3):.15f}")
-        0.143826393402950
+        >>> print(f"{grad(lambda x: scan(lambda x, _: (np.tanh(x), None), x, length=6, slots=2)[0])(0.3):.6f}")
+        0.627032
     """
-    _check_callables("remat.scan(step, init, xs, ...)", init, xs, step=step, vjp=vjp or step)
-    framework = find_framework(init, _inputs(xs, length), using=(step,))
-    request = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
+    framework = _framework_of_scan(step, init, xs, length, vjp)
+    options = _scan_options(framework, driven, reverse, unroll)
+    asked = LoopRequest.parse(memory, slots, plan, check, progress, lambda: framework.free_bytes(init, xs))
     with recorded_call("scan", step) as call, explaining_mistakes(step, xs):
-        request = request.for_call(step, call, framework.TRAITS.name)
-        return framework.scan(step, init, xs, length, request, vjp, **_scan_options(framework, driven, reverse, unroll))
+        return framework.scan(step, init, xs, length, asked.for_call(step, call, framework.TRAITS.name), vjp, **options)
+
+
+def _framework_of_scan(step: Any, init: Any, xs: Any, length: Any, vjp: Any) -> Framework:
+    """The framework of a scan; raise a ProblemError if its arguments are in another order."""
+    _check_callables("remat.scan(step, init, xs, ...)", init, xs, step=step, vjp=vjp or step)
+    return find_framework(init, _inputs(xs, length), using=(step,))
 
 
 def _scan_options(framework: Framework, driven: bool, reverse: bool, unroll: int | bool) -> dict[str, Any]:

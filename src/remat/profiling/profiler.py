@@ -20,7 +20,7 @@ from remat.execute.recomputation import StopRecomputation, is_recomputing
 from remat.problem.serialization import Serializable
 from remat.profiling.call_record import CallRecord
 from remat.profiling.model_record import ModelRecord
-from remat.profiling.segment_contents import SegmentContents
+from remat.profiling.segment_contents import KeptBlock, SegmentContents
 from remat.profiling.segment_passes import SegmentPass
 from remat.profiling.source_location import SourceLocation, definition_of, user_frame
 from remat.profiling.trace_recorder import ActiveMeters
@@ -126,7 +126,7 @@ class Profile(Displayable, Serializable):
     def __init__(self, calls: list[CallRecord] | None = None, *, memory: bool = False) -> None:
         self.calls: list[CallRecord] = [] if calls is None else calls
         self.passes: list[SegmentPass] = []
-        self.kept: list[tuple[SegmentContents, float]] = []  # blocks that are no segments, and when they had run
+        self.kept: list[KeptBlock] = []  # blocks that are no segments
         self.models: list[ModelRecord] = []  # those under a budget, with the plans by which they ran
         self.memory = memory
         self.meters = ActiveMeters()
@@ -166,10 +166,12 @@ class Profile(Displayable, Serializable):
             by_site.setdefault((call.what, call.site), []).append(call)
         return [CallSiteStats(what, site, tuple(calls)) for (what, site), calls in by_site.items()]
 
-    def add_kept(self, contents: SegmentContents, time: float) -> None:
-        """Store what a block that is not a segment keeps."""
-        if len(self.kept) < MOST_PASSES:
-            self.kept.append((contents, time))
+    def add_kept(self, contents: SegmentContents, time: float) -> KeptBlock | None:
+        """Store what a block that is not a segment keeps since `time`; None if too many are stored."""
+        if len(self.kept) >= MOST_PASSES:
+            return None
+        self.kept.append(KeptBlock(contents, time))
+        return self.kept[-1]
 
     def trace_more(self, what: str, site: SourceLocation) -> bool:
         """Count one more call from a call site; True if its events are to be stored."""
@@ -196,7 +198,7 @@ class Profile(Displayable, Serializable):
             "memory": self.memory,
             "calls": [call.to_dict() for call in self.calls],
             "passes": [each.to_dict() for each in self.passes],
-            "kept": [{"contents": contents.to_dict(), "time": time} for contents, time in self.kept],
+            "kept": [block.to_dict() for block in self.kept],
             "models": [model.to_dict() for model in self.models],
         }
 
@@ -205,8 +207,7 @@ class Profile(Displayable, Serializable):
         """The profile from plain data."""
         loaded = cls([CallRecord.from_dict(entry) for entry in data["calls"]], memory=bool(data["memory"]))
         loaded.passes = [SegmentPass.from_dict(entry) for entry in data.get("passes", ())]
-        kept = data.get("kept", ())
-        loaded.kept = [(SegmentContents.from_dict(each["contents"]), float(each["time"])) for each in kept]
+        loaded.kept = [KeptBlock.from_dict(each) for each in data.get("kept", ())]
         loaded.models = [ModelRecord.from_dict(each) for each in data.get("models", ())]
         return loaded
 

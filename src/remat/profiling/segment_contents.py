@@ -8,7 +8,7 @@ from typing import Any
 
 from remat.errors import FileError
 
-__all__ = ["SavedTensor", "SegmentContents", "count_of"]
+__all__ = ["KeptBlock", "SavedTensor", "SegmentContents", "count_of"]
 
 LARGEST = 2**62  # numbers in a file must be smaller, or it is damaged
 
@@ -54,6 +54,26 @@ class SegmentContents:
         """The contents from plain data; raise a FileError for invalid numbers."""
         tensors = tuple(SavedTensor.from_dict(each) for each in data["tensors"])
         return cls(str(data["name"]), count_of(data["inputs"]), count_of(data["dropped"]), tensors)
+
+
+@dataclass
+class KeptBlock:
+    """A block that is not a segment: what it keeps, since when, and until when, if its backward was seen."""
+
+    contents: SegmentContents
+    since: float
+    until: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The block as plain data."""
+        return {"contents": self.contents.to_dict(), "time": self.since, "until": self.until}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "KeptBlock":
+        """The block from plain data."""
+        until = data.get("until")
+        contents = SegmentContents.from_dict(data["contents"])
+        return cls(contents, float(data["time"]), None if until is None else float(until))
 
 
 def count_of(value: Any) -> int:

@@ -2,19 +2,22 @@
 
 From a profile this computes the bytes and seconds of each block, who holds what at the peak, and what to drop or keep
 next. A segment holds its inputs from its forward to its pullback, and its recomputed residuals from its recomputation
-to its pullback. A kept block holds what its backward needs until the backward has reached a block before it.
+to its pullback. A kept block holds what its backward needs until the backward has passed it, or, where that was not
+seen, until it has reached a block before it.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from remat.profiling import Profile
-from remat.profiling.segment_contents import SavedTensor, SegmentContents
+from remat.profiling.segment_contents import KeptBlock, SavedTensor, SegmentContents
 from remat.reporting.dominating_tensor import dominating_tensor
 from remat.reporting.headline import Headline
 from remat.units import bytes_text, seconds_text
 
 __all__ = ["Block", "BlockMemory", "Held", "block_memory"]
+
+WORTH = 0.8  # of a block's bytes: a larger part of it is nearly all of it, so that splitting the block gains little
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ class BlockMemory:
                 f"To use less memory, drop {kept.name} next: it keeps {bytes_text(kept.size)} for its backward "
                 f"({kept.where})."
             )
+        else:
+            tips += self._nesting()
         paid = [each for each in self.blocks if each.dropped and each.recomputed and each.size]
         best = max(paid, key=lambda block: block.seconds / block.recomputed / block.size, default=None)
         if best is not None:
@@ -104,6 +109,23 @@ class BlockMemory:
         if largest is not None:
             tips += dominating_tensor(largest.tensors, largest.size, f"what {largest.name} needs")
         return tips
+
+    def _nesting(self) -> list[str]:
+        """What dropping the parts of the recomputed block that has the peak would leave live, one part at a time."""
+        top = next((each for each in self.at(self.peak_time) if each.what == "recomputed"), None)
+        if top is None:
+            return []
+        block = next(each for each in self.blocks if each.name == top.block)
+        start, sizes = f"{block.name}.", Counter[str]()
+        for tensor in block.tensors:
+            if tensor.module.startswith(start):
+                sizes[start + tensor.module.removeprefix(start).partition(".")[0]] += tensor.bytes
+        return [
+            f"To use less memory, drop the parts of {block.name} too: of its {bytes_text(block.size)}, about "
+            f"{bytes_text(size)} are then live at once ({part}), and each part runs once more."
+            for part, size in sizes.most_common(1)
+            if size < WORTH * block.size
+        ]
 
 
 def block_memory(profile: Profile) -> BlockMemory:
@@ -122,10 +144,11 @@ def block_memory(profile: Profile) -> BlockMemory:
             sizes = found.inputs, found.dropped
             blocks[each.name] = Block(each.name, line, True, *sizes, tensors=found.tensors, seen=seen)
             first[each.name] = each.start
-    for found, time in kept:
+    for one in kept:
+        found = one.contents
         line = next((tensor.line for tensor in found.tensors if tensor.line), "")
         blocks.setdefault(found.name, Block(found.name, line, False, 0, found.dropped, 1, tensors=found.tensors))
-        first.setdefault(found.name, time)
+        first.setdefault(found.name, one.since)
     for name, block in blocks.items():
         own = [each for each in profile.passes if each.name == name]
         again = [each for each in own if each.what == "recompute"]
@@ -136,28 +159,27 @@ def block_memory(profile: Profile) -> BlockMemory:
     return BlockMemory(tuple(ordered), tuple(_held(profile, ordered, first, kept)))
 
 
-def _kept(profile: Profile, segments: dict[str, SegmentContents]) -> list[tuple[SegmentContents, float]]:
+def _kept(profile: Profile, segments: dict[str, SegmentContents]) -> list[KeptBlock]:
     """The kept blocks: those that are neither segments nor inside another block."""
-    names = {contents.name for contents, _ in profile.kept} | set(segments)
+    names = {each.contents.name for each in profile.kept} | set(segments)
     # A block of a sequence is named "Sequential.0", and modules inside it "0.mlp".
     names |= {rest for name in names if (rest := name.partition(".")[2]).replace(".", "").isdigit()}
     return [
-        (contents, time)
-        for contents, time in profile.kept
-        if contents.name not in segments and not any(contents.name.startswith(f"{name}.") for name in names)
+        each
+        for each in profile.kept
+        if (own := each.contents.name) not in segments and not any(own.startswith(f"{name}.") for name in names)
     ]
 
 
-def _held(
-    profile: Profile, blocks: list[Block], first: dict[str, float], kept: list[tuple[SegmentContents, float]]
-) -> list[Held]:
+def _held(profile: Profile, blocks: list[Block], first: dict[str, float], kept: list[KeptBlock]) -> list[Held]:
     """What is held from when to when, in seconds since the first pass; what is never released ends with the last."""
     if not blocks:
         return []
     zero = min(first.values())
-    ends = [each.start + each.seconds for each in profile.passes] + [time for _, time in kept]
+    ends = [each.start + each.seconds for each in profile.passes] + [each.until or each.since for each in kept]
     last = max(ends) - zero
-    if all(each.what == "forward" for each in profile.passes):  # no backward was seen: let the last block hold a while
+    # The end of the backward was not seen if the first block is kept: let what is left hold a while.
+    if all(each.what == "forward" for each in profile.passes) and any(each.until is None for each in kept):
         last *= 1 + 1 / len(blocks)
     sizes, order = {block.name: block for block in blocks}, [block.name for block in blocks]
     held: list[Held] = []
@@ -178,8 +200,9 @@ def _held(
                 held.append(Held(each.name, "recomputed", block.size, again, stop))
     held += [Held(name, "inputs", sizes[name].inputs, since, last) for name, (since, _) in opened.items()]
     returns = [each for each in profile.passes if each.what == "recompute" and each.name in sizes]
-    for contents, time in kept:
-        before = order[: order.index(contents.name)]
-        stop = next((each.start - zero for each in returns if each.name in before and each.start > time), last)
-        held.append(Held(contents.name, "kept", contents.dropped, time - zero, stop))
+    for one in kept:
+        before = order[: order.index(one.contents.name)]
+        reached = (each.start for each in returns if each.name in before and each.start > one.since)
+        stop = one.until or next(reached, last + zero)
+        held.append(Held(one.contents.name, "kept", one.contents.dropped, one.since - zero, stop - zero))
     return [each for each in held if each.size]

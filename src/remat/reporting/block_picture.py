@@ -41,7 +41,8 @@ def block_picture(memory: BlockMemory, width: int = WIDTH) -> str:
     elements.append(f'<path d="M{x:.1f} {UPPER}V{floor}" stroke="currentColor" stroke-dasharray="2 3"/>')
     at = width / 2 if anchor == "middle" else x
     elements += [on_paper(at, 16 + 15 * i, line, anchor, "currentColor", "bold") for i, line in enumerate(words)]
-    for i, (what, colour) in enumerate(COLOURS.items()):
+    shown = [(what, colour) for what, colour in COLOURS.items() if any(each.what == what for each in memory.held)]
+    for i, (what, colour) in enumerate(shown):
         at = LEFT + (width - LEFT) // 3 * i if width < WIDTH else LEFT + 120 * i
         elements.append(f'<rect x="{at}" y="{HEIGHT - 17}" width="10" height="10" fill="{colour}"/>')
         elements.append(f'<text x="{at + 14}" y="{HEIGHT - 8}" fill="currentColor">{what}</text>')

@@ -66,7 +66,9 @@ def report(
         subjects_and_path: What to show, then the path. Several subjects are compared on one scale of bytes. An existing
             file is replaced atomically: a reader never finds half a report.
         form: The format, if the path's extension does not choose it.
-        title, labels, tables: A title, a name for each subject, and further tables.
+        title: The heading; by default it says what is shown.
+        labels: A name for each subject.
+        tables: Further tables.
         anonymous: Whether to leave out names and paths.
         tradeoff: Whether to plan for about twenty other budgets and show what they cost. By default only if there is a
             formula, as there is for slots.
@@ -80,11 +82,7 @@ def report(
         ...     remat.report(*plans, f"{folder}/two.html").name
         'two.html'
     """
-    *subjects, path = subjects_and_path
-    if not isinstance(path, str | Path) or not subjects:
-        raise ReportError("give what to show, then the path: report(plan, 'plan.html'), report(a, b, 'two.html')")
-    if labels is not None and len(labels) != len(subjects):
-        raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
+    subjects, path = _subjects_and_path(subjects_and_path, labels)
     file_format = format_for(path, form)
     check_path(path, form)
     check_progress(progress)
@@ -95,10 +93,17 @@ def report(
         # A caller with its own tables needs no other comparison.
         all_tables = [*tables] or _overview(subjects, summaries, anonymous)
         _check_drawable(summaries, all_tables, file_format)
-        _write_atomically(
-            Path(path), FORMATS[file_format](summaries, title or _heading(subjects, summaries), all_tables)
-        )
-    return Path(path)
+        _write_atomically(path, FORMATS[file_format](summaries, title or _heading(subjects, summaries), all_tables))
+    return path
+
+
+def _subjects_and_path(given: Sequence[Any], labels: Sequence[str] | None) -> tuple[list[Any], Path]:
+    *subjects, path = given
+    if not isinstance(path, str | Path) or not subjects:
+        raise ReportError("give what to show, then the path: report(plan, 'plan.html'), report(a, b, 'two.html')")
+    if labels is not None and len(labels) != len(subjects):
+        raise ReportError(f"there are {len(subjects)} things to show and {len(labels)} labels")
+    return subjects, Path(path)
 
 
 def _check_drawable(summaries: list[Summary], tables: list[Table], file_format: str) -> None:

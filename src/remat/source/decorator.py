@@ -47,7 +47,8 @@ def checkpointed(
 
     Args:
         fn: The function, if the decorator has no arguments: then only loops over `remat.range` are checkpointed.
-        slots, memory: The budget of each loop, as in `remat.scan`.
+        slots: The budget of each loop as a number of kept states, as in `remat.scan`.
+        memory: The budget of each loop in bytes, as in `remat.scan`.
         check: When recomputed states are compared with the first ones, as in `remat.scan`.
         on_unsupported: "raise" refuses a loop that cannot be rewritten; "keep" leaves it unchanged, with all its
             memory, and `fn.explain()` says so.

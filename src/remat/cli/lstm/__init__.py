@@ -150,9 +150,11 @@ def _less(cost: StepCost, even: Variant, steps: int) -> int:
 def _print_all(variants: list[Variant], steps: int, *, optimal: bool) -> None:
     """Print the numbers of all variants; ratios are relative to the first, if it has no save points."""
     first = variants[0] if len(variants) > 1 and not variants[0].trace.keeps else None
+    # All are compared with one prediction: that from the longest ranges, whose tapes are those of the plain run.
+    all_tapes = min((_all_tapes(variant) for variant in variants if variant.trace.keeps), default=0)
     for variant in variants:
         print(f"{variant.name}, {count_text(steps)} steps")
-        for name, value in _numbers(variant, first):
+        for name, value in _numbers(variant, first, all_tapes):
             show(f"{name + ':':<{_COLUMN}}{value}", indent=_COLUMN)
     if not optimal:
         return
@@ -165,8 +167,15 @@ def _print_all(variants: list[Variant], steps: int, *, optimal: bool) -> None:
     show(f"{'gain:':<{_COLUMN}}{gain}", indent=_COLUMN)
 
 
-def _numbers(variant: Variant, first: Variant | None) -> Iterator[tuple[str, str]]:
-    """The numbers to print for one variant, compared with the first."""
+def _all_tapes(variant: Variant) -> int:
+    """The bytes that holding every tape would take, by the sizes of this run."""
+    loop = loop_of(variant.trace)
+    assert loop is not None
+    return plan(loop, Memory(levels=[Level("ram")]), planner="keep-all").peak
+
+
+def _numbers(variant: Variant, first: Variant | None, all_tapes: int) -> Iterator[tuple[str, str]]:
+    """The numbers to print for one variant, compared with the first, or with what all tapes would take."""
     trace = variant.trace
     yield "loss", f"{variant.loss:.15f}"
     if isinstance(variant.budget, int):
@@ -181,9 +190,6 @@ def _numbers(variant: Variant, first: Variant | None) -> Iterator[tuple[str, str
         yield "gradients", agreement(variant.gradient, first.gradient)
         yield "time ratio", f"{variant.times.median / first.times.median:.2f} times that without checkpoints"
     elif trace.keeps:
-        loop = loop_of(trace)
-        assert loop is not None
-        all_tapes = plan(loop, Memory(levels=[Level("ram")]), planner="keep-all").peak
         yield "ratio", f"{trace.peak / all_tapes:.3f} of the {bytes_text(all_tapes)} without, predicted"
     else:
         yield "ratio", "1 (nothing is split)"

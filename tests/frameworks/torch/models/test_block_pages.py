@@ -193,7 +193,7 @@ def test_kept_blocks_have_the_lines_of_their_ops_also_in_later_steps():
         for _ in range(2):
             net(torch.randn(ROWS, WIDTH)).sum().backward()
     line = Block.forward.__code__.co_firstlineno + 1
-    kept = [contents for contents, _ in run.kept if contents.name == "blocks.2"]
+    kept = [each.contents for each in run.kept if each.contents.name == "blocks.2"]
     assert len(kept) == 2
     for contents in kept:
         assert {tensor.line for tensor in contents.tensors} == {f"test_block_pages.py:{line}"}
@@ -209,7 +209,7 @@ def test_a_block_that_keeps_a_part_shows_what_it_keeps(tmp_path):
     remat.auto_checkpoint(model, memory=str(int(4.5 * whole)), sample=sample)
     plan = model.remat_plan
     run = profile_of(model)
-    kept = {contents.name: contents for contents, _ in run.kept}
+    kept = {each.contents.name: each.contents for each in run.kept}
     parts = {
         stage.name: option.tape
         for op in plan.schedule
@@ -233,8 +233,8 @@ def test_compiled_blocks_compile_in_a_profile_as_without():
     """The compiler traces hooks of modules, too: those of a profile let it pass."""
     net = nn.Sequential(*(torch.compile(Block(), backend="eager", fullgraph=True) for _ in range(2)))
     run = profile_of(net)
-    assert [contents.name.rpartition(".")[2] for contents, _ in run.kept] == ["0", "1"]
-    assert all(tensor.line.startswith("test_block_pages.py") for tensor in run.kept[0][0].tensors)
+    assert [each.contents.name.rpartition(".")[2] for each in run.kept] == ["0", "1"]
+    assert all(tensor.line.startswith("test_block_pages.py") for tensor in run.kept[0].contents.tensors)
 
 
 def test_nothing_of_a_program_is_watched_after_the_profile():
@@ -253,3 +253,35 @@ def test_the_words_of_the_picture_fit_on_a_phone():
         assert ", ".join(words).startswith("blocks hold ")
         assert "blocks.5 (recomputed)" in words[-1]
         assert all(7 * len(line) <= width for line in words)
+
+
+def test_where_all_blocks_are_dropped_the_page_says_that_their_parts_could_be():
+    def part():
+        return nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.Tanh(), nn.Linear(4 * WIDTH, WIDTH))
+
+    net = nn.Sequential(*(remat.drop(nn.Sequential(part(), part())) for _ in range(3)))
+    [tip] = [tip for tip in block_memory(profile_of(net)).tips() if tip.startswith("To use less memory")]
+    assert "drop the parts of Sequential.2 too: of its " in tip
+    assert "(Sequential.2.1)" in tip or "(Sequential.2.0)" in tip
+
+
+def test_kept_blocks_are_released_when_the_backward_has_passed_them():
+    run = profile_of(Net(dropped=()))
+    held = {each.block: each for each in block_memory(run).held}
+    assert [each.what for each in held.values()] == ["kept"] * BLOCKS
+    stops = [held[f"blocks.{number}"].stop for number in range(BLOCKS)]
+    assert stops == sorted(stops, reverse=True)
+    assert len(set(stops)) == BLOCKS
+    loaded = remat.Profile.from_json(run.to_json())
+    assert block_memory(loaded) == block_memory(run)
+
+
+def test_blocks_inside_transforms_run_as_they_do_without_a_profile():
+    net = nn.Sequential(Block(), Block())
+    params, x = dict(net.named_parameters()), torch.randn(ROWS, WIDTH)
+    gradients = torch.func.grad(lambda params: torch.func.functional_call(net, params, (x,)).sum())
+    plain = gradients(params)
+    with remat.profile() as run:
+        profiled = gradients(params)
+    assert all(torch.equal(plain[name], profiled[name]) for name in plain)
+    assert not run.kept

@@ -1,10 +1,11 @@
 """For profiles: what the blocks of a model that are not segments keep, read from their graphs after they ran.
 
 The rule: while a profile is open, each module of a `ModuleList` or `Sequential` that runs with gradients, outside
-segments and loops, is a block. It keeps what the nodes between its results and its inputs have saved, each storage
-once, without parameters. The lines of its ops are logged in its first run. What it can miss: what is saved outside
-blocks, and in nodes that do not expose it. The program itself is not changed; hooks on saved tensors are avoided, since
-torch.func refuses them. The cost: two global module hooks, about 10 us a node, and that of line_log.py once per block.
+segments, loops and transforms of torch.func, is a block. It keeps what the nodes between its results and its inputs
+have saved, each storage once, without parameters. The lines of its ops are logged in its first run. What it can miss:
+what is saved outside blocks, and in nodes that do not expose it. The program itself is not changed; hooks on saved
+tensors are avoided, since torch.func refuses them. A hook on the node that made a block's input tells when the backward
+has passed the block. The cost: two global module hooks, about 10 us a node, and that of line_log.py once per block.
 """
 
 import threading
@@ -20,6 +21,7 @@ from torch.autograd.graph import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from remat.execute.recomputation import is_recomputing
+from remat.frameworks.torch.internals.functorch import in_transform
 from remat.frameworks.torch.internals.graph import is_leaf_node, next_sequence_nr
 from remat.frameworks.torch.internals.storage import is_dense, local_part, storage_id
 from remat.frameworks.torch.leaves import tensors_in
@@ -28,7 +30,7 @@ from remat.frameworks.torch.models.block_stage import is_compiled
 from remat.frameworks.torch.segments.segment_profile import path_in_container
 from remat.profiling.line_log import LineLog
 from remat.profiling.profiler import Profile, is_in_loop, register_observer
-from remat.profiling.segment_contents import SavedTensor, SegmentContents
+from remat.profiling.segment_contents import KeptBlock, SavedTensor, SegmentContents
 from remat.profiling.source_location import definition_of
 from remat.segments import nesting_depth
 
@@ -54,7 +56,7 @@ class _Observed(threading.local):
     kept: dict[str, tuple[SavedTensor, ...]] = field(default_factory=dict)
 
     def begin(self, module: nn.Module) -> None:
-        inside = nesting_depth() or is_in_loop() or is_recomputing()
+        inside = nesting_depth() or is_in_loop() or is_recomputing() or in_transform()
         path = None if inside or not torch.is_grad_enabled() else path_in_container(module)
         if path is None:
             return
@@ -90,7 +92,9 @@ def observe(profile: Profile) -> Iterator[None]:
             return
         contents = observed.end(module, args, result)
         if contents is not None and result is not None:  # None after an error, too
-            profile.add_kept(contents, perf_counter())
+            kept = profile.add_kept(contents, perf_counter())
+            if kept is not None:
+                _note_release(kept, args)
 
     handles = [
         register_module_forward_pre_hook(before),
@@ -101,6 +105,17 @@ def observe(profile: Profile) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _note_release(kept: KeptBlock, args: Any) -> None:
+    """Note when the backward has pulled a block back: it then goes on with the nodes that made the block's inputs."""
+
+    def reached(gradients: Any) -> None:
+        kept.until = perf_counter()
+
+    for tensor in tensors_in(args):
+        if tensor.grad_fn is not None:
+            tensor.grad_fn.register_prehook(reached)
 
 
 def _contents(block: _Running, args: Any, result: Any) -> SegmentContents:
