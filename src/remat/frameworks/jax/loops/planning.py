@@ -15,7 +15,6 @@ from remat.frameworks.jax.loops.measure import StepSizes, step_sizes
 from remat.frameworks.jax.loops.residuals import StepVJP
 from remat.frameworks.jax.loops.scan_function import CheckpointLayout
 from remat.frameworks.jax.loops.tape_contents import residuals_of_step
-from remat.frameworks.jax.loops.while_function import SlotsFor
 from remat.loops.request import LoopRequest
 from remat.planners import Chunks, KeepAll, Plan
 from remat.planners.loop.binomial import fitting_states, predict
@@ -57,12 +56,15 @@ def plan_for_jit(request: LoopRequest) -> PlanForJit:
     return PlanForJit(request, request.memory, None if request.plan is None else id(request.plan))
 
 
-def online_slots(request: LoopRequest) -> SlotsFor:
-    """A function that returns how many states a loop of unknown length keeps."""
+@dataclass(frozen=True)
+class OnlineSlots:
+    """How many states a loop of unknown length keeps, decided when it is differentiated."""
 
-    def slots(step_vjp: StepVJP) -> int:
-        assert request.memory is not None
-        level = request.memory.device
+    memory: Memory
+
+    def __call__(self, step_vjp: StepVJP) -> int:
+        """The number of states for a loop with this step."""
+        level = self.memory.device
         if level.capacity is None:
             return level.slots or 1
         sizes = step_sizes(step_vjp)
@@ -72,7 +74,11 @@ def online_slots(request: LoopRequest) -> SlotsFor:
             raise _too_small(sizes, level.capacity, least)
         return min(count, MOST_SLOTS)
 
-    return slots
+
+def online_slots(request: LoopRequest) -> OnlineSlots:
+    """The slots of a loop of unknown length for a request."""
+    assert request.memory is not None
+    return OnlineSlots(request.memory)
 
 
 def _nothing_to_measure() -> Any:

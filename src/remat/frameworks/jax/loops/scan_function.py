@@ -87,6 +87,7 @@ class ScanFunction(DifferentiableFunction):
         self.step, self.rows, self.steps, self.planner, self.unroll = step, rows, steps, planner, unroll
         # Without rows the number of steps is only an input, and one program serves all lengths.
         self.key = None if step.key is None else (step, rows, unroll)
+        self.algorithm = steps, planner
 
     def with_step(self, step: StepJaxpr) -> "ScanFunction":
         """The same loop with another step."""
@@ -177,7 +178,7 @@ class ScanLinearization(Linearization):
         self.active_inputs, self.static = active_inputs, static
         self._set_outputs()
         self.key = None if loop.key is None else (loop, active_inputs, static)
-        self.algorithm = loop.steps, loop.planner  # `differentiable_vjp` has a row for each step, and plans its loops
+        self.algorithm = loop.algorithm  # `differentiable_vjp` has a row for each step, and plans its loops
 
     @property
     def needed_inputs(self) -> Flags:

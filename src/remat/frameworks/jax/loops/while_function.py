@@ -61,6 +61,7 @@ class WhileFunction(WhileLoop):
         self.cond, self.body, self.slots, self.bound = cond, body, slots, bound
         self.write_once = (False,) * body.n_carry if write_once is None else write_once
         self.key = None if cond.key is None or body.key is None else (cond, body, self.write_once)
+        self.algorithm = slots, bound
 
     def with_steps(self, cond: StepJaxpr, body: StepJaxpr, write_once: Flags | None = None) -> "WhileFunction":
         """The same loop with another condition and another body."""

@@ -55,6 +55,7 @@ class DifferentiableFunction(CacheKeyed, ABC):
     """A function of flat arrays that returns a list of arrays."""
 
     eager = False  # whether Python runs it, outside of any trace
+    algorithm: Any = None  # cache key of how it is differentiated; equal functions may have different plans
 
     @property
     @abstractmethod

@@ -41,7 +41,7 @@ class Pruned(DifferentiableFunction):
         self, function: DifferentiableFunction, avals: tuple[Aval, ...], inputs: Flags, outputs: Flags
     ) -> None:
         self.function, self.avals, self.inputs, self.outputs = function, avals, inputs, outputs
-        self.eager = function.eager
+        self.eager, self.algorithm = function.eager, function.algorithm
         self.key = function, avals, inputs, outputs
 
     def whole(self, args: Sequence[Any]) -> list[Any]:
