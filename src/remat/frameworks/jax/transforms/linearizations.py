@@ -240,6 +240,11 @@ class Batched(DifferentiableFunction):
     def _member(self, *args: Array) -> list[Array]:
         return list(self.function.run(*args))
 
+    def limited(self, share: int) -> DifferentiableFunction:
+        """The limited function of one member, for a batch."""
+        function = self.function.limited(share)
+        return self if function is self.function else Batched(function, self.axis, self.flags)
+
     def _with_axis(self, function: Callable[[], T]) -> T:
         """The result of a function that traces one member, which may ask for the named axis, as if under vmap."""
         results: list[T] = []

@@ -64,6 +64,11 @@ class Pruned(DifferentiableFunction):
         """The used results."""
         return select(self.outputs, self.function.run(*self.whole(args)))
 
+    def limited(self, share: int) -> DifferentiableFunction:
+        """The limited whole function, pruned."""
+        function = self.function.limited(share)
+        return self if function is self.function else Pruned(function, self.avals, self.inputs, self.outputs)
+
     def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
         """Which of its arguments these results of the whole function depend on."""
         whole = tuple(merge(self.outputs, outputs, [False] * len(self.outputs)))
