@@ -188,3 +188,26 @@ def test_multiples_and_broadcasts_of_a_residual_are_not_stored_beside_it():
         want = jax.jit(jax.value_and_grad(lambda *args: loss(*args, jax.lax.scan), (0, 1)))(*args)
         for ours, plain in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(ours, plain, rtol=1e-13)
+
+
+@pytest.mark.parametrize("kind", ["scan", "while_loop"])
+def test_loops_that_differ_in_the_budget_of_an_inner_loop_run_by_plans_of_their_own(kind):
+    def last(h, slots):
+        def inner(h, _):
+            if kind == "while_loop":
+                first, body = (0, h), lambda carry: (carry[0] + 1, jnp.sin(carry[1]))
+                return remat.while_loop(lambda carry: carry[0] < 64, body, first, slots=slots)[1], None
+            return remat.scan(lambda h, _: (jnp.sin(h), None), h, length=64, slots=slots)[0], None
+
+        return jnp.sum(remat.scan(inner, h, length=3, slots=2)[0])
+
+    def residual_bytes(slots):
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(jax.vjp(lambda h: last(h, slots), h)[1]))
+
+    h = jnp.linspace(0.1, 0.9, 16)
+    few, many = residual_bytes(1), residual_bytes(60)
+    assert many > few + 40 * h.nbytes
+    assert residual_bytes(1) == few
+    want = jax.grad(lambda h: jnp.sum(jax.lax.fori_loop(0, 192, lambda _, h: jnp.sin(h), h)))(h)
+    for slots in (60, 1):
+        np.testing.assert_allclose(jax.jit(jax.grad(lambda h, slots=slots: last(h, slots)))(h), want, rtol=1e-12)

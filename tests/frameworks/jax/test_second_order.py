@@ -199,3 +199,19 @@ def test_loops_inside_of_loops(order):
     ours, plain = (functools.partial(_nest, *each) for each in zip((few, jax.lax.scan), segments, strict=True))
     derived = lambda f: jax.jit(jax.vmap(ORDERS[order](f, along)))(h)  # noqa: E731
     close(derived(ours), derived(plain))
+
+
+@pytest.mark.parametrize("around", [jax.checkpoint, lambda f: lambda w: jax.lax.map(f, jnp.stack([w, w]))])
+def test_gradients_of_members_that_use_a_named_axis_are_differentiated_with_what_is_around_them(around):
+    def member(w, h, loop):
+        def step(h, _):
+            return jnp.sin(h * w) - jax.lax.pmean(h, "members"), None
+
+        return jax.grad(lambda h: loop(step, h, None, length=4)[0])(h)
+
+    def loss(w, loop):
+        members = jax.vmap(lambda h: member(w, h, loop), axis_name="members")
+        return jnp.sum(around(lambda w: members(jnp.linspace(0.1, 0.5, 3) * w))(w))
+
+    found = jax.value_and_grad(loss)(1.3, functools.partial(remat.scan, slots=2))
+    close(found, jax.value_and_grad(loss)(1.3, jax.lax.scan))

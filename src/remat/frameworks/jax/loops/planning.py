@@ -5,17 +5,17 @@ corresponding plan is recorded in the profile.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from remat.errors import InfeasibleError, PlannerError
 from remat.frameworks.jax.loops.chunked_steps import unroll_factor
+from remat.frameworks.jax.loops.inner_budgets import within_share
 from remat.frameworks.jax.loops.measure import StepSizes, step_sizes
 from remat.frameworks.jax.loops.residuals import StepVJP
 from remat.frameworks.jax.loops.scan_function import CheckpointLayout
 from remat.frameworks.jax.loops.tape_contents import residuals_of_step
-from remat.frameworks.jax.loops.while_function import SlotsFor
 from remat.loops.request import LoopRequest
 from remat.planners import Chunks, KeepAll, Plan
 from remat.planners.loop.binomial import fitting_states, predict
@@ -38,12 +38,25 @@ class PlanForJit:
     request: LoopRequest = field(compare=False)
     memory: Memory | None
     plan: int | None  # the id of the user's plan, if there is one
+    share: int | None = None  # what a loop around this one leaves to it
+
+    @property
+    def capacity(self) -> int | None:
+        """The budget in bytes, if it is one."""
+        return _capacity(self.memory, self.share)
+
+    def limited(self, share: int) -> "PlanForJit":
+        """The planner for a smaller budget, if it suffices; itself if the budget is not in bytes."""
+        return self if self.capacity is None else replace(self, share=share)
 
     def __call__(self, step_vjp: StepVJP, steps: int) -> CheckpointLayout:
         """Chunks and slots for a loop of `steps` steps."""
         request = self.request
         if request.memory is not None and request.memory.device.capacity is not None:
-            plan = _plan_within(step_sizes(step_vjp), steps, request.memory.device.capacity)
+            sizes = step_sizes(step_vjp)
+            plan = within_share(
+                lambda budget: _plan_within(sizes, steps, budget), request.memory.device.capacity, self.share
+            )
         else:
             plan = request.plan_for(steps, _nothing_to_measure)
         request.record(steps, plan)
@@ -57,22 +70,48 @@ def plan_for_jit(request: LoopRequest) -> PlanForJit:
     return PlanForJit(request, request.memory, None if request.plan is None else id(request.plan))
 
 
-def online_slots(request: LoopRequest) -> SlotsFor:
-    """A function that returns how many states a loop of unknown length keeps."""
+@dataclass(frozen=True)
+class OnlineSlots:
+    """How many states a loop of unknown length keeps, decided when it is differentiated."""
 
-    def slots(step_vjp: StepVJP) -> int:
-        assert request.memory is not None
-        level = request.memory.device
+    memory: Memory
+    share: int | None = None  # what a loop around this one leaves to it
+
+    @property
+    def capacity(self) -> int | None:
+        """The budget in bytes, if it is one."""
+        return _capacity(self.memory, self.share)
+
+    def limited(self, share: int) -> "OnlineSlots":
+        """The number for a smaller budget, if it suffices; itself if the budget is not in bytes."""
+        return self if self.capacity is None else replace(self, share=share)
+
+    def __call__(self, step_vjp: StepVJP) -> int:
+        """The number of states for a loop with this step."""
+        level = self.memory.device
         if level.capacity is None:
             return level.slots or 1
         sizes = step_sizes(step_vjp)
-        least = sizes.workspace + 4 * sizes.state + sizes.tape
-        count = (level.capacity - sizes.workspace - sizes.tape) // max(1, sizes.state) - 3
-        if count < 1:
-            raise _too_small(sizes, level.capacity, least)
-        return min(count, MOST_SLOTS)
+        return within_share(lambda budget: _slots_within(sizes, budget), level.capacity, self.share)
 
-    return slots
+
+def _slots_within(sizes: StepSizes, budget: int) -> int:
+    least = sizes.workspace + 4 * sizes.state + sizes.tape
+    count = (budget - sizes.workspace - sizes.tape) // max(1, sizes.state) - 3
+    if count < 1:
+        raise _too_small(sizes, budget, least)
+    return min(count, MOST_SLOTS)
+
+
+def _capacity(memory: Memory | None, share: int | None) -> int | None:
+    capacity = None if memory is None else memory.device.capacity
+    return capacity if capacity is None or share is None else min(capacity, share)
+
+
+def online_slots(request: LoopRequest) -> OnlineSlots:
+    """The slots of a loop of unknown length for a request."""
+    assert request.memory is not None
+    return OnlineSlots(request.memory)
 
 
 def _nothing_to_measure() -> Any:

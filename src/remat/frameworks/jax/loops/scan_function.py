@@ -5,9 +5,9 @@ last carry and the outputs. Undifferentiated, it is a plain loop. Its linearizat
 keeps states and ends with the residuals of the last chunk; the reverse sweep recomputes the residuals of the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +30,7 @@ from remat.frameworks.jax.avals import (
 )
 from remat.frameworks.jax.loops.binomial_tables import binomial_table, initial_positions, round_up
 from remat.frameworks.jax.loops.chunked_steps import ChunkedSteps, Grads
+from remat.frameworks.jax.loops.inner_budgets import fit_step
 from remat.frameworks.jax.loops.residuals import Activity, Residuals, StepVJP
 from remat.frameworks.jax.loops.reverse_sweep import CheckpointStack, reverse_sweep
 from remat.frameworks.jax.loops.second_order import adjoint_loop, states_loop
@@ -68,7 +69,18 @@ class CheckpointLayout:
         return -(-self.steps // self.chunk)
 
 
-Planner = Callable[[StepVJP, int], CheckpointLayout]
+class Planner(Protocol):
+    """How a loop is planned when it is differentiated."""
+
+    @property
+    def capacity(self) -> int | None:
+        """The budget in bytes, if it is one."""
+
+    def limited(self, share: int) -> "Planner":
+        """The planner for a smaller budget, if it suffices; itself if the budget is not in bytes."""
+
+    def __call__(self, step_vjp: StepVJP, steps: int) -> CheckpointLayout:
+        """The plan for a loop of `steps` steps."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +99,16 @@ class ScanFunction(DifferentiableFunction):
         self.step, self.rows, self.steps, self.planner, self.unroll = step, rows, steps, planner, unroll
         # Without rows the number of steps is only an input, and one program serves all lengths.
         self.key = None if step.key is None else (step, rows, unroll)
+        self.algorithm = steps, planner
 
     def with_step(self, step: StepJaxpr) -> "ScanFunction":
         """The same loop with another step."""
         return ScanFunction(step, self.rows, self.steps, self.planner, self.unroll)
+
+    def limited(self, share: int) -> DifferentiableFunction:
+        """The loop with a smaller budget."""
+        planner = self.planner.limited(share)
+        return self if planner is self.planner else ScanFunction(self.step, self.rows, self.steps, planner, self.unroll)
 
     def split_args(self, args: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T], Sequence[T]]:
         """The number of steps, the constants, the carry and the inputs."""
@@ -133,11 +151,11 @@ class ScanFunction(DifferentiableFunction):
     def linearize(self, active_inputs: Flags, args: Arrays) -> "tuple[Linearization, Sequence[ArrayLike]]":
         """The linearization, and the tables of its plan."""
         activity = self.activity(active_inputs)
+        planner, steps = self.planner, self.steps
         try:
-            step_vjp = StepVJP(self.step, activity)
+            step_vjp, layout = fit_step(self.step, activity, lambda vjp: planner(vjp, steps), planner.capacity)
         except StepError as error:
             return _ForwardModeScan(self, activity, active_inputs, error), ()
-        layout = self.planner(step_vjp, self.steps)
         # One more than the slots, for states that are not kept. Rounded up, one program serves several numbers of
         # slots; with long chunks the memory for a state matters more than an extra program.
         size = round_up(layout.slots + 1) if layout.chunk == 1 else layout.slots + 1
@@ -149,7 +167,8 @@ class ScanFunction(DifferentiableFunction):
         binomials = binomial_table(layout.chunks, layout.slots)
         table = np.zeros((size, binomials.shape[1]), np.int32)
         table[: len(binomials)] = binomials
-        return ScanLinearization(self, step_vjp, active_inputs, static), (counts, at, table)
+        loop = self if step_vjp.step is self.step else self.with_step(step_vjp.step)
+        return ScanLinearization(loop, step_vjp, active_inputs, static), (counts, at, table)
 
     def batched(
         self, axis: BatchAxis, flags: Flags, args: Arrays
@@ -177,7 +196,7 @@ class ScanLinearization(Linearization):
         self.active_inputs, self.static = active_inputs, static
         self._set_outputs()
         self.key = None if loop.key is None else (loop, active_inputs, static)
-        self.algorithm = loop.steps, loop.planner  # `differentiable_vjp` has a row for each step, and plans its loops
+        self.algorithm = loop.algorithm  # `differentiable_vjp` has a row for each step, and plans its loops
 
     @property
     def needed_inputs(self) -> Flags:

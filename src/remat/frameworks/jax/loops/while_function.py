@@ -6,7 +6,7 @@ result is the last carry. For a batch, it runs as long as any member does. Its l
 """
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -25,6 +25,7 @@ from remat.frameworks.jax.avals import (
     lax_while_loop,
 )
 from remat.frameworks.jax.loops.binomial_tables import binomial_table, online_positions
+from remat.frameworks.jax.loops.inner_budgets import fit_step
 from remat.frameworks.jax.loops.residuals import Activity, StepVJP
 from remat.frameworks.jax.loops.step_jaxpr import StepJaxpr
 from remat.frameworks.jax.loops.step_transforms import broadcast_batch, vmap_step
@@ -40,7 +41,20 @@ from remat.pytree import PyTree
 __all__ = ["WhileFunction"]
 
 T = TypeVar("T")
-SlotsFor = Callable[[StepVJP], int]
+
+
+class SlotsFor(Protocol):
+    """How many states a loop keeps, decided when it is differentiated."""
+
+    @property
+    def capacity(self) -> int | None:
+        """The budget in bytes, if it is one."""
+
+    def limited(self, share: int) -> "SlotsFor":
+        """The number for a smaller budget, if it suffices; itself if the budget is not in bytes."""
+
+    def __call__(self, step_vjp: StepVJP) -> int:
+        """The number of states for a loop with this step."""
 
 
 class WhileFunction(WhileLoop):
@@ -61,11 +75,19 @@ class WhileFunction(WhileLoop):
         self.cond, self.body, self.slots, self.bound = cond, body, slots, bound
         self.write_once = (False,) * body.n_carry if write_once is None else write_once
         self.key = None if cond.key is None or body.key is None else (cond, body, self.write_once)
+        self.algorithm = slots, bound
 
     def with_steps(self, cond: StepJaxpr, body: StepJaxpr, write_once: Flags | None = None) -> "WhileFunction":
         """The same loop with another condition and another body."""
         write_once = self.write_once if write_once is None else write_once
         return WhileFunction(cond, body, self.slots, self.bound, write_once)
+
+    def limited(self, share: int) -> DifferentiableFunction:
+        """The loop with a smaller budget."""
+        slots = self.slots.limited(share)
+        if slots is self.slots:
+            return self
+        return WhileFunction(self.cond, self.body, slots, self.bound, self.write_once)
 
     def split_args(self, args: Sequence[T]) -> tuple[T, Sequence[T], Sequence[T], Sequence[T]]:
         """The maximum number of steps, the constants of the condition, those of the body, and the carry."""
@@ -115,15 +137,15 @@ class WhileFunction(WhileLoop):
         active_carry, _ = self.body.active(tuple(consts), tuple(carry), ())
         activity = Activity(tuple(consts), (), active_carry, ())
         try:
-            step_vjp = StepVJP(self.body, activity)
+            step_vjp, slots = fit_step(self.body, activity, self.slots, self.slots.capacity)
         except StepError as error:
             return ForwardModeWhile(self, activity, active_inputs, error), ()
-        slots = self.slots(step_vjp)
+        loop = self if step_vjp.step is self.body else self.with_steps(self.cond, step_vjp.step)
         if self.bound is not None and self.bound <= slots:
-            return AllStatesLinearization(self, step_vjp, active_inputs, max(1, self.bound)), ()
+            return AllStatesLinearization(loop, step_vjp, active_inputs, max(1, self.bound)), ()
         # The tables depend only on the slots, so one program serves any number of steps.
         tables = (*online_positions(slots), binomial_table(None, slots))
-        return WhileLinearization(self, step_vjp, active_inputs, slots), tables
+        return WhileLinearization(loop, step_vjp, active_inputs, slots), tables
 
     def batched(
         self, axis: BatchAxis, flags: Flags, args: Arrays

@@ -73,6 +73,7 @@ class WhileLinearization(Linearization):
         self.n_outputs, self.active_outputs = len(self.activity.carry), self.activity.carry
         self.kept, self.final = step_vjp.kept(loop.write_once)
         self.key = None if loop.key is None else (loop, active_inputs, slots)
+        self.algorithm = loop.algorithm
 
     @property
     def needed_inputs(self) -> Flags:

@@ -34,6 +34,7 @@ from remat.frameworks.jax.avals import (
 )
 from remat.frameworks.jax.transforms.cache_key import has_custom_rules
 from remat.frameworks.jax.transforms.differentiable import Arrays, DifferentiableFunction, Linearization
+from remat.frameworks.jax.transforms.loop_budgets import limit_loops
 
 __all__ = ["LoopedSegment"]
 
@@ -54,6 +55,11 @@ class LoopedSegment(DifferentiableFunction):
     def programs(self) -> tuple[ClosedJaxpr, ...]:
         """Its program."""
         return (self._program,)
+
+    def limited(self, share: int) -> DifferentiableFunction:
+        """The segment with its loops limited."""
+        program = limit_loops(self._program, share)
+        return self if program is self._program else LoopedSegment(program)
 
     def run(self, *args: Array) -> Arrays:
         """The results."""

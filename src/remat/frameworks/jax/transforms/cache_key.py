@@ -65,6 +65,8 @@ def _value_key(value: PyTree) -> Any:
         return tuple((key, _value_key(item)) for key, item in value.items())
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype, value.tobytes()
+    if isinstance(value, DifferentiableFunction | Linearization):  # another plan has other residuals
+        return type(value), value, value.algorithm
     if isinstance(value, float):
         return float, np.float64(value).tobytes()
     return type(value), value  # with the type: 1, 1.0 and True are equal in Python, but not in a program

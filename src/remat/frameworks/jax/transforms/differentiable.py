@@ -55,6 +55,7 @@ class DifferentiableFunction(CacheKeyed, ABC):
     """A function of flat arrays that returns a list of arrays."""
 
     eager = False  # whether Python runs it, outside of any trace
+    algorithm: Any = None  # cache key of how it is differentiated; equal functions may have different plans
 
     @property
     @abstractmethod
@@ -86,6 +87,10 @@ class DifferentiableFunction(CacheKeyed, ABC):
         None means that jax.vmap of `run` suffices.
         """
         return None
+
+    def limited(self, share: int) -> "DifferentiableFunction":
+        """The function with its loops that have a budget in bytes planned within `share` bytes, where that suffices."""
+        return self
 
     def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
         """Which arguments these results depend on."""

@@ -5,6 +5,7 @@ arguments and cotangents. So a derivative of order k needs only the five methods
 """
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,13 +28,15 @@ from remat.frameworks.jax.transforms.propagation import batched_avals, batched_r
 
 __all__ = ["VJP", "Batched", "BatchedLinearization", "ForwardWithResiduals"]
 
+T = TypeVar("T")
+
 
 class ForwardWithResiduals(DifferentiableFunction):
     """The results of a function, followed by the residuals that its VJP needs."""
 
     def __init__(self, linearization: Linearization) -> None:
         self.linearization, self.eager = linearization, linearization.eager
-        self.key = linearization
+        self.key, self.algorithm = linearization, linearization.algorithm
 
     @property
     def has_custom_rules(self) -> bool:
@@ -73,7 +76,7 @@ class VJP(DifferentiableFunction):
 
     def __init__(self, linearization: Linearization, nonzero: Flags, n_residuals: int) -> None:
         self.linearization, self.nonzero, self.n_residuals = linearization, nonzero, n_residuals
-        self.eager = linearization.eager
+        self.eager, self.algorithm = linearization.eager, linearization.algorithm
         self.key = linearization, nonzero, n_residuals
 
     def split_args(self, args: Arrays) -> tuple[Arrays, Arrays, Arrays]:
@@ -217,7 +220,7 @@ class Batched(DifferentiableFunction):
 
     def __init__(self, function: DifferentiableFunction, axis: BatchAxis, flags: Flags) -> None:
         self.function, self.axis, self.flags = function, axis, flags
-        self.key = function, axis, flags
+        self.key, self.algorithm = (function, axis, flags), function.algorithm
 
     @property
     def has_custom_rules(self) -> bool:
@@ -237,16 +240,24 @@ class Batched(DifferentiableFunction):
     def _member(self, *args: Array) -> list[Array]:
         return list(self.function.run(*args))
 
+    def limited(self, share: int) -> DifferentiableFunction:
+        """The limited function of one member, for a batch."""
+        function = self.function.limited(share)
+        return self if function is self.function else Batched(function, self.axis, self.flags)
+
+    def _with_axis(self, function: Callable[[], T]) -> T:
+        """The result of a function that traces one member, which may ask for the named axis, as if under vmap."""
+        results: list[T] = []
+        self.axis.vmap(lambda: results.append(function()), ())()
+        return results[0]
+
     def member_avals(self, args: Sequence[Aval]) -> list[Aval]:
         """The avals of the arguments of one member."""
         return [row_aval(arg) if flag else aval_of(arg) for arg, flag in zip(args, self.flags, strict=True)]
 
     def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
-        """Those of one member; all of them if tracing one member requires the named axis."""
-        try:
-            return self.function.inputs_of(self.member_avals(avals), outputs)
-        except NameError:
-            return (True,) * len(avals)
+        """Those of one member."""
+        return self._with_axis(lambda: self.function.inputs_of(self.member_avals(avals), outputs))
 
     def batched_results(self, args: Arrays) -> Flags:
         """Which results are batched; cached, since nested loops would ask ever more often."""
@@ -263,7 +274,7 @@ class Batched(DifferentiableFunction):
         member = [
             aval if flag else arg for arg, aval, flag in zip(args, self.member_avals(args), self.flags, strict=True)
         ]
-        linearization, extra = self.function.linearize(active_inputs, member)
+        linearization, extra = self._with_axis(lambda: self.function.linearize(active_inputs, member))
 
         def forward(*args: Array) -> list[Array]:
             outputs, residuals = linearization.forward(args, [*map(jnp.asarray, extra)])

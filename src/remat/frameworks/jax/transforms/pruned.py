@@ -41,7 +41,7 @@ class Pruned(DifferentiableFunction):
         self, function: DifferentiableFunction, avals: tuple[Aval, ...], inputs: Flags, outputs: Flags
     ) -> None:
         self.function, self.avals, self.inputs, self.outputs = function, avals, inputs, outputs
-        self.eager = function.eager
+        self.eager, self.algorithm = function.eager, function.algorithm
         self.key = function, avals, inputs, outputs
 
     def whole(self, args: Sequence[Any]) -> list[Any]:
@@ -63,6 +63,11 @@ class Pruned(DifferentiableFunction):
     def run(self, *args: Array) -> Arrays:
         """The used results."""
         return select(self.outputs, self.function.run(*self.whole(args)))
+
+    def limited(self, share: int) -> DifferentiableFunction:
+        """The limited whole function, pruned."""
+        function = self.function.limited(share)
+        return self if function is self.function else Pruned(function, self.avals, self.inputs, self.outputs)
 
     def inputs_of(self, avals: Sequence[Aval], outputs: Flags) -> Flags:
         """Which of its arguments these results of the whole function depend on."""
