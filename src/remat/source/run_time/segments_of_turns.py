@@ -139,6 +139,7 @@ class Turns:
                     return Ran(None, 0, (), "it ends the loop")
                 known, stop, why = True, start + stopped.step, "it ends the loop"
             except CarryError as error:
+                self.speech.forget(start + error.step)  # that turn is run again, and writes then
                 if error.step == 0 and self.table.became_traced:
                     self.traced |= self.table.became_traced
                     continue
@@ -184,12 +185,12 @@ class Turns:
 
         numbers = self.framework.integers(range(start, stop))
         if self.emits:
-            item = (lambda k: None) if items is None else lookup(items.rows)
+            item = (lambda k: None) if items is None else lookup(items.before(stop))
             return numbers, lambda carry, k: self.speech.turn(step, int(k), carry, item(int(k)))
         if items is None:
             return numbers, lambda carry, k: step(carry, None)
         if items.stacked is None:
-            item = lookup(items.rows)
+            item = lookup(items.before(stop))
             return numbers, lambda carry, k: step(carry, item(int(k)))
         if isinstance(items.stacked, tuple):
             parts = tuple(self._rows(part, start, stop) for part in items.stacked)
