@@ -291,3 +291,24 @@ def np_copy_put(start, weights, bias):
         state[1] = state[1] * 2.0 + np.sum(bias)
         base = np.tanh(state)
     return np.sum(base)
+
+
+def a_list_and_a_break_over_an_iterator(start, weights, bias):
+    ys = []
+    for i in reversed(range(9)):
+        start = np.tanh(start @ weights + bias * i)
+        ys.append(start)
+        if i == 3:
+            break
+    return np.sum(start) + np.sum(ys[1] * ys[4]) * i
+
+
+def a_list_and_a_break_over_a_generator_with_text(start, weights, bias):
+    ys = []
+    for scale in (0.1 * k for k in itertools.count()):
+        start = np.tanh(start @ weights + scale * bias)
+        ys.append(np.sum(start))
+        print("turn", len(ys))
+        if len(ys) == 7:
+            break
+    return ys[-1] + ys[2] * ys[4]

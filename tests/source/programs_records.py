@@ -103,3 +103,22 @@ def a_counter_in_an_inner_loop(start, weights, bias):
             start = np.tanh(start @ weights + bias * counting.n)
         counting.n -= 1
     return np.sum(start) * counting.n
+
+
+def an_array_is_filled_before_a_list_is_appended_to(start, weights, bias):
+    out, ys = np.zeros((6, 4)), []
+    for i in range(6):
+        start = np.tanh(start @ weights + bias)
+        out[i] = start
+        ys.append(np.sum(start) * 10)
+    return np.sum(ys[2]) + np.sum(out[3] * bias) + np.sum(out)
+
+
+def two_lists_around_an_array(start, weights, bias):
+    out, ys, zs = np.zeros((6, 4)), [], []
+    for i in range(6):
+        ys.append(start * 2)
+        start = np.tanh(start @ weights + bias)
+        out[i] = start
+        zs.append(np.sum(start) * 10)
+    return np.sum(ys[2]) + np.sum(out[3] * bias) + zs[1] * zs[4]

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from autograd import grad
 
 import remat
 from remat.errors import RematError, SourceError
@@ -257,3 +258,32 @@ def test_printing_in_a_helper_on_jax():
         return text.getvalue(), float(gradient)
 
     assert of(remat.checkpointed(slots=3)(program)) == of(program)
+
+
+def two_kinds_settle(x):
+    before, total = None, 0.0
+    for i in range(5):
+        print("at", i)
+        x = np.tanh(1.1 * x)
+        change = 0.0 if before is None else np.sum(x - before)
+        before = x
+        total += np.sum(x)
+    return total + change
+
+
+def one_settles_late(x):
+    best = None
+    for i in range(6):
+        print("at", i)
+        x = np.tanh(1.1 * x)
+        if i == 3:
+            best = x
+    return np.sum(best + x)
+
+
+@pytest.mark.parametrize("fn", [two_kinds_settle, one_settles_late], ids=lambda fn: fn.__name__)
+def test_a_turn_in_which_a_kind_settles_prints_once(fn, capsys):
+    grad(remat.checkpointed(slots=2)(fn))(np.ones(3))
+    ours = capsys.readouterr().out
+    fn(np.ones(3))
+    assert ours == capsys.readouterr().out

@@ -41,7 +41,6 @@ class LoopInfo:
     traceable: bool = True  # whether its variable may be traced (traceability.py)
     reads_variable: bool = True  # whether its body reads the variable of the loop
     scaled: frozenset[str] = frozenset()  # names that it multiplies: Python integers grow, those of arrays overflow
-    identified: frozenset[str] = frozenset()  # names that it compares by `is`
     depth: int = 0
     merged: str = ""  # what was merged into this loop, if it was a perfect nest
     inner: tuple[int, ...] = ()  # the lines of loops inside it

@@ -21,7 +21,7 @@ from remat.source.data_flow.liveness import live_after
 from remat.source.data_flow.mutation import root_name
 from remat.source.data_flow.outputs import Output, outputs_of
 from remat.source.data_flow.scopes import Scope, bound_names, late_readers, scopes_in
-from remat.source.data_flow.traceability import identified_names, is_traceable, multiplied_names
+from remat.source.data_flow.traceability import is_traceable, multiplied_names
 from remat.source.loop_info import LoopInfo
 from remat.source.syntax import clone, is_hidden, names_in, words
 
@@ -163,7 +163,6 @@ class Analysis:
             traceable=is_traceable(node),
             reads_variable=_reads_variable(node),
             scaled=frozenset(multiplied_names(node)),
-            identified=frozenset(identified_names(node)),
             emits=mark_emissions(node.body, self.locals),
         )
 

@@ -37,7 +37,7 @@ class Output:
 
 
 def outputs_of(loop: Loop, locals_: Collection[str], modules: frozenset[str]) -> list[Output]:
-    """The outputs of a loop; their statements are in its body."""
+    """The outputs of a loop, those of lists first; their statements are in its body."""
     found: list[Output] = []
     before = FlowVisitor(modules)
     if isinstance(loop, ast.For):
@@ -51,6 +51,7 @@ def outputs_of(loop: Loop, locals_: Collection[str], modules: frozenset[str]) ->
     given = Counter(output.name for output in found for _ in range(1 + output.filled))  # `out = put(v, out, i)`: twice
     filled = Counter(output.name for output in found if output.filled)
     stored = {n.id for part in loop.body for n in ast.walk(part) if isinstance(n, ast.Name) and _is_stored(n)}
+    found.sort(key=lambda output: output.filled)
     return [
         output
         for output in found

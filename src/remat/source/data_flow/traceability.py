@@ -9,7 +9,7 @@ import ast
 
 from remat.source.syntax import names_in
 
-__all__ = ["identified_names", "is_traceable", "multiplied_names"]
+__all__ = ["is_traceable", "multiplied_names"]
 
 _GROWING = (ast.Pow, ast.LShift)
 
@@ -68,17 +68,6 @@ def multiplied_names(loop: ast.For | ast.While) -> set[str]:
             elif isinstance(node, ast.Assign):
                 grows = [n for n in ast.walk(node.value) if isinstance(n, ast.Mult | ast.Pow | ast.LShift)]
                 found |= {name for target in node.targets for name in _names(target)} if grows else set()
-    return found
-
-
-def identified_names(loop: ast.For | ast.While) -> set[str]:
-    """The names that a loop compares by `is`, other than with None, True and False."""
-    found: set[str] = set()
-    for node in (node for part in loop.body for node in ast.walk(part) if isinstance(node, ast.Compare)):
-        sides = [node.left, *node.comparators]
-        by_identity = any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops)
-        if by_identity and not any(isinstance(side, ast.Constant) for side in sides):
-            found |= {side.id for side in sides if isinstance(side, ast.Name)}
     return found
 
 

@@ -25,7 +25,7 @@ from remat.source.data_flow.analysis import Analysis, FoundLoop
 from remat.source.data_flow.outputs import Output
 from remat.source.data_flow.scopes import bound_names
 from remat.source.loop_info import LoopInfo
-from remat.source.rewrite.step_body import bound_values, step_body
+from remat.source.rewrite.step_body import bound_values, step_body, step_code
 from remat.source.syntax import OwnScope, at, clone, expression, flattened, statements
 
 __all__ = ["rewritten"]
@@ -92,7 +92,7 @@ def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_Cal
     step = next(part for part in maker.body if isinstance(part, ast.FunctionDef) and part.name == ".step")
     step.args.args[1].arg = argument
     step.body.pop()  # pass
-    step.body += _head(node, argument)
+    step.body += _head(node, argument, info)
     copies = step_body(node.body, info, outputs)
     step.body += flattened([sites.visit(part) for part in copies])
     if test_too:
@@ -100,18 +100,18 @@ def _maker(info: LoopInfo, found: FoundLoop, outputs: list[Output], sites: "_Cal
         test = next(part for part in maker.body if isinstance(part, ast.FunctionDef) and part.name == ".test")
         last = test.body[-1]
         assert isinstance(last, ast.Return)
-        last.value = clone(node.test)
+        last.value = step_code(node.test, info)
     return [maker]
 
 
-def _head(node: ast.For | ast.While, argument: str) -> list[ast.stmt]:
+def _head(node: ast.For | ast.While, argument: str, info: LoopInfo) -> list[ast.stmt]:
     """The first statements of a step: assign the target of the loop, or evaluate the test of a `while`."""
     if isinstance(node, ast.While):
         [new] = statements("if .x is None and not None:\n  return .remat.ended", node)
         assert isinstance(new, ast.If)
         assert isinstance(new.test, ast.BoolOp)
         assert isinstance(new.test.values[1], ast.UnaryOp)
-        new.test.values[1].operand = clone(node.test)
+        new.test.values[1].operand = step_code(node.test, info)
         return [new]
     if argument != ".x":
         return []

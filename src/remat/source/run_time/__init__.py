@@ -8,8 +8,8 @@
 | `purity.py`, `code_facts.py` | whether all that a step calls is pure, so that it may be traced once |
 | `items.py`, `iterated_objects.py` | the items of a `for` loop, by number; that what it iterates over does not change |
 | `last_item.py` | `ys[-1]` of a list that the loop appends to |
-| `ran.py` | the result of a run of turns |
-| `statics.py` | carried strings, None, and names without a value |
+| `ran.py`, `output_rows.py` | the result of a run of turns; what it gives to lists and arrays |
+| `statics.py` | carried strings, None, names without a value, and NumPy's arrays beside tensors |
 | `item_assignment.py`, `filled_arrays.py` | `x[i] = v`, one by one, and for the rows of a whole loop |
 | `given_arrays.py`, `shared_arrays.py`, `reached_objects.py` | arrays that others have, too: what leads to them |
 | `speech.py`, `messages.py` | printing once per turn; the user's names in errors |

@@ -94,6 +94,8 @@ class _Reader:
     def _end_chain(self) -> None:
         if self.chain:
             getattr(self.facts, self.kind).add(tuple(self.chain))
+            if self.chain == [".remat", "same"]:  # `is`, in a step
+                self.facts.effects.add("identity")
         self.chain = []
 
     def _effects(self, k: int, each: dis.Instruction) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from remat.frameworks import find_framework
 from remat.source.run_time.item_assignment import put
 from remat.source.run_time.items import Items
+from remat.source.run_time.ran import OutputRows
 
 __all__ = ["fillable", "with_rows"]
 
@@ -30,12 +30,15 @@ def fillable(arrays: Sequence[Any], items: Items, start: int, stop: int) -> int:
     return stop
 
 
-def with_rows(array: Any, numbers: list[int], rows: Any) -> Any:
+def with_rows(array: Any, numbers: list[int], given: OutputRows) -> Any:
     """The array after `array[i] = row` for each number and row."""
     if isinstance(array, dict | list):
-        for k, row in zip(numbers, find_framework(rows).unstack(rows), strict=True):
-            array[k] = row
+        for k, number in enumerate(numbers):
+            array[number] = given.item(k)
         return array
+    rows = given.stacked()
+    if isinstance(rows, list):  # numbers, which have no gradient
+        rows = array.new_tensor(rows) if hasattr(array, "new_tensor") else np.asarray(rows)
     missing = len(array.shape) - len(rows.shape)
     if missing > 0:  # a row may have fewer axes than an item of the array
         rows = rows.reshape((rows.shape[0], *[1] * missing, *rows.shape[1:]))

@@ -4,26 +4,26 @@
 "own" is in a loop, for a name that is only bound to new objects; "other" is in a loop, for any other name.
 """
 
-import linecache
 import sys
 from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from remat.errors import SourceError
 from remat.execute.recomputation import is_recomputing
 from remat.frameworks import find_framework
+from remat.pytree import flatten
 from remat.source.rewrite.step_body import ITEM
 from remat.source.rewrite.updates import AUGMENTED, PLAIN
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed
+from remat.source.run_time.messages import refuse_line
 from remat.source.run_time.reached_objects import other_items, values_of
 from remat.source.run_time.shared_arrays import holder_of
 from remat.source.syntax import is_hidden
 
-__all__ = ["augmented", "put", "put_augmented"]
+__all__ = ["augmented", "put", "put_augmented", "same"]
 
 Live = tuple[str, tuple[str, ...]]  # the name of the changed object, and those that may be read after the change
 NOTHING_LIVE: Live = ("", ())
@@ -55,17 +55,19 @@ def put(
 def _after(whose: str, value: Any, x: Any, index: Any, holds: tuple[str, bool] | None, given: GivenArrays) -> Any:
     if not _is_array(x):
         if holds is not None and _is_stale(value, by_rebinding=holds[1]):
-            _refuse(
+            refuse_line(
                 f"a {type(x).__name__} holds what is put into it here, which is changed in place after that, and "
                 f"{holds[0]} is read then: put a copy into it, as in x[i] = v.copy()"
             )
         if whose == "here" or not isinstance(x, dict | list):
             if whose != "here" and hasattr(type(x), "__setitem__"):
-                _refuse(f"an item of a {type(x).__name__} is assigned in a loop: remat knows arrays, lists and dicts")
+                refuse_line(
+                    f"an item of a {type(x).__name__} is assigned in a loop: remat knows arrays, lists and dicts"
+                )
             x[index] = value
             return x
         if whose == "other":
-            _refuse(
+            refuse_line(
                 f"an item of a {type(x).__name__} is assigned in a loop, which may be somebody else's: copy it before "
                 "the loop"
             )
@@ -74,13 +76,27 @@ def _after(whose: str, value: Any, x: Any, index: Any, holds: tuple[str, bool] |
         return new
     if given.holds(x):
         if isinstance(x, np.ndarray) and type(value).__name__.endswith("Box"):
-            _refuse(
+            refuse_line(
                 "an item of an array of NumPy that the function was given is assigned, which cannot hold values that "
                 "are differentiated: copy the array first, and return it if the caller needs it"
             )
         x[index] = value
         return x
     return find_framework(x, value).put_item(x, index, value)
+
+
+def same(one: Any, other: Any) -> bool:
+    """`one is other` in a step, whose carried arrays are other objects than those of a plain loop."""
+    if one is not other and _has_arrays(one) and _has_arrays(other):
+        refuse_line(
+            "arrays are compared by `is`, and an iteration gets other arrays with the same values: compare what they "
+            "hold, or set a flag where one is assigned"
+        )
+    return one is other
+
+
+def _has_arrays(value: Any) -> bool:
+    return any(map(_is_array, flatten(value, find_framework(value).unpack)[0]))
 
 
 def _is_array(x: Any) -> bool:
@@ -101,7 +117,9 @@ def _check_not_shared(old: Any, live: Live, more: Mapping[str, Any] = MappingPro
     if holder is not None:
         other = "an item that this statement, or a list, gets" if is_hidden(holder) else holder
         what = f"{other}, which is read after that, is or holds the same object"
-        _refuse(f"{name} is changed in place, and {what}: copy one of them, as {name}.copy() or {name}.clone() does")
+        refuse_line(
+            f"{name} is changed in place, and {what}: copy one of them, as {name}.copy() or {name}.clone() does"
+        )
 
 
 def _is_stale(value: Any, by_rebinding: bool) -> bool:
@@ -109,16 +127,6 @@ def _is_stale(value: Any, by_rebinding: bool) -> bool:
     if by_rebinding:
         return is_changed(value) and find_framework(value).is_differentiating()
     return not isinstance(value, _NUMBERS)
-
-
-def _refuse(why: str) -> NoReturn:
-    """Raise a SourceError for the user's line that assigns an item: that of the first frame in another file."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    code = linecache.getline(file, line).strip()
-    raise SourceError(f"{file}, line {line}: {why}\n    {code}", file, line, 0, code)
 
 
 def put_augmented(

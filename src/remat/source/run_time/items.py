@@ -110,6 +110,13 @@ class Items:
         """Item k, which must exist."""
         return self._held[k] if self.rows is None else self.rows[k]
 
+    def before(self, stop: int) -> Sequence[Any]:
+        """All items, or if they are lazy, those before number `stop`, which must exist."""
+        if self.rows is not None:
+            return self.rows
+        self.has(stop - 1)
+        return tuple(self._held)
+
     def has(self, k: int) -> bool:
         """Whether there is an item k; lazy items are taken up to it."""
         if self.count is not None:

@@ -4,13 +4,11 @@ The rule: what was appended last is the last item only if `append` is that of Py
 last item of an empty list is UNBOUND, and reading it raises what Python raises.
 """
 
-import linecache
 import math
-import sys
 from collections import deque
 from typing import Any
 
-from remat.errors import SourceError
+from remat.source.run_time.messages import refuse_line
 from remat.source.run_time.statics import UNBOUND
 
 __all__ = ["last_item", "read_last"]
@@ -21,18 +19,15 @@ def last_item(items: Any, place: int = 1) -> Any:
     most = math.inf if type(items) is list else 0
     if type(items) is deque:
         most = math.inf if items.maxlen is None else items.maxlen
-    if place == 0 and most == math.inf:
+    if place > most or (place == 0 and most != math.inf):
+        refuse_line(
+            f"the loop reads the last item of a {type(items).__name__} that it appends to, which need not be what was "
+            "appended",
+            "Use a list, or a variable for the last value.",
+        )
+    if place == 0:
         return len(items)
-    if 0 < place <= most:
-        return items[-place] if len(items) >= place else UNBOUND
-    frame = sys._getframe(1)
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    code = linecache.getline(file, line).strip()
-    raise SourceError(
-        f"{file}, line {line}: the loop reads the last item of a {type(items).__name__} that it appends to, which need "
-        f"not be what was appended\n    {code}\nUse a list, or a variable for the last value.",
-        file, line, 0, code,
-    )  # fmt: skip
+    return items[-place] if len(items) >= place else UNBOUND
 
 
 def read_last(item: Any) -> Any:

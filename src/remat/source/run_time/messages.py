@@ -1,10 +1,14 @@
-"""Messages of the loops with the user's names: `mode` for `carry[1]`, the name of a list for `y[0]`."""
+"""Messages of the loops with the user's names and lines: `mode` for `carry[1]`, the name of a list for `y[0]`."""
 
+import linecache
 import re
+import sys
+from typing import NoReturn
 
+from remat.errors import SourceError
 from remat.source.loop_info import LoopInfo
 
-__all__ = ["with_names"]
+__all__ = ["refuse_line", "with_names"]
 
 
 def with_names(message: str, info: LoopInfo) -> str:
@@ -24,3 +28,14 @@ def with_names(message: str, info: LoopInfo) -> str:
     if len(info.carry) == 1:  # its value is the carry itself
         message = re.sub(r"^carry (?=was|is|has|became)", f"{info.carry[0]} ", message)
     return re.sub(r"\b(carry|init)\[(\d+)\]", name, message)
+
+
+def refuse_line(why: str, how: str = "") -> NoReturn:
+    """Raise a SourceError for the line of the user's that called the run time."""
+    frame = sys._getframe(1)
+    called = frame.f_code.co_filename
+    while frame.f_back is not None and frame.f_code.co_filename == called:
+        frame = frame.f_back
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(file, line).strip()
+    raise SourceError(f"{file}, line {line}: {why}\n    {code}{how and chr(10) + how}", file, line, 0, code)

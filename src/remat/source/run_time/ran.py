@@ -3,9 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ["Ran", "Step"]
+__all__ = ["OutputRows", "Ran", "Step"]
 
 Step: TypeAlias = Callable[[Any, Any], Any]
+
+
+class OutputRows(NamedTuple):
+    """What the turns gave to one list, array or dict."""
+
+    item: Callable[[int], Any]  # from a turn to what it gave
+    stacked: Callable[[], Any]  # all of it, for an array: a stacked array, or a list of numbers
 
 
 class Ran(NamedTuple):
@@ -13,7 +20,6 @@ class Ran(NamedTuple):
 
     values: Sequence[Any] | None  # of the carried names; None if no turn was run
     turns: int
-    rows: Sequence[Callable[[int], Any]]  # for each output list: the item that each turn appends
-    filled: Sequence[Any]  # for each output array: its new rows, stacked
+    rows: Sequence[OutputRows]  # what the turns gave to each output: to lists first, then to what is filled
     why: str  # why the next turn must run in place; "" if it need not
     over: bool = False  # whether a `while` has ended, so that its test need not be evaluated

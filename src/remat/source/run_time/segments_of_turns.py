@@ -17,9 +17,10 @@ from remat.loops.request import LoopRequest
 from remat.profiling.profiler import recorded_call
 from remat.source.loop_info import LoopInfo
 from remat.source.run_time.items import Items, lookup
+from remat.source.run_time.output_rows import OutputTable
 from remat.source.run_time.ran import Ran, Step
 from remat.source.run_time.speech import Speech, calls_only_libraries
-from remat.source.run_time.statics import OutputTable, StaticTable
+from remat.source.run_time.statics import StaticTable
 from remat.source.run_time.traced_turns import TracedTurns
 from remat.source.settings import Requests
 
@@ -109,7 +110,7 @@ class Turns:
 
     def _run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         if stop is not None and stop <= start:
-            return Ran(None, 0, (), (), "")
+            return Ran(None, 0, (), "")
         if self.framework.TRAITS.has_scan_options:
             traced = TracedTurns(
                 self.info, self.framework, self.step, self.test, self.items, self.request, self._scan, self.speech
@@ -127,7 +128,7 @@ class Turns:
                     most = self._count(values, start, most)
                     known, why = True, why or "it ends the loop"
                     if most == 0:
-                        return Ran(None, 0, (), (), why)
+                        return Ran(None, 0, (), why)
                 assert most is not None
                 return self._scan(values, start, start + most, why)
             except Stopped as stopped:
@@ -135,14 +136,15 @@ class Turns:
                     self.emits = True  # run all turns again, by number
                     continue
                 if stopped.step == 0:
-                    return Ran(None, 0, (), (), "it ends the loop")
+                    return Ran(None, 0, (), "it ends the loop")
                 known, stop, why = True, start + stopped.step, "it ends the loop"
             except CarryError as error:
+                self.speech.forget(start + error.step)  # that turn is run again, and writes then
                 if error.step == 0 and self.table.became_traced:
                     self.traced |= self.table.became_traced
                     continue
                 if error.step == 0:
-                    return Ran(None, 0, (), (), str(error))
+                    return Ran(None, 0, (), str(error))
                 # Rerun all turns before that one, with a plan for their number.
                 known, stop, why = True, start + error.step, str(error)
 
@@ -153,23 +155,23 @@ class Turns:
         if not self.emits:
             step = self.speech.attempting(step) if self.is_silent else self.speech.listening(step)
         step, init = (table.wrap(step), table.encode(values)) if table.any else (step, tuple(values))
-        given, lists = OutputTable(traced=self.framework.TRAITS.has_scan_options), len(self.info.lists)
-        if lists:
-            step = given.wrap(step, lists, self.framework.unpack)
+        outputs = OutputTable(self.framework, len(self.info.lists)) if self.info.lists or self.info.arrays else None
+        if outputs is not None:
+            step = outputs.wrap(step)
         request: LoopRequest = self.request(stop - start)
         with recorded_call(self.what, self.step) as call:
             request = request.for_call(self.step, call, self.framework.TRAITS.name)
             first = init[0] if plain else init or (0,)
-            after, outputs = self.framework.scan(step, first, xs, None, request)
+            after, ys = self.framework.scan(step, first, xs, None, request)
         after = (after,) if plain else after if init else ()
-        rows = [given.rows(k, outputs[k], self.framework) for k in range(lists)]
+        rows = outputs.rows(ys) if outputs is not None else []
         after = table.decode(after) if table.any else after
-        return Ran(after, stop - start, rows, outputs[lists:] if outputs else (), why)
+        return Ran(after, stop - start, rows, why)
 
     def _table(self, values: Sequence[Any]) -> StaticTable:
         boxes = self.framework.TRAITS.boxes_floats
         floats = [k for k in range(len(values)) if k not in self.traced] if boxes else ()
-        self.table = StaticTable(values, self.framework.unpack, floats)
+        self.table = StaticTable(values, self.framework, floats)
         return self.table
 
     def _inputs(self, start: int, stop: int, step: Step) -> tuple[Any, Step]:
@@ -183,12 +185,12 @@ class Turns:
 
         numbers = self.framework.integers(range(start, stop))
         if self.emits:
-            item = (lambda k: None) if items is None else lookup(items.rows)
+            item = (lambda k: None) if items is None else lookup(items.before(stop))
             return numbers, lambda carry, k: self.speech.turn(step, int(k), carry, item(int(k)))
         if items is None:
             return numbers, lambda carry, k: step(carry, None)
         if items.stacked is None:
-            item = lookup(items.rows)
+            item = lookup(items.before(stop))
             return numbers, lambda carry, k: step(carry, item(int(k)))
         if isinstance(items.stacked, tuple):
             parts = tuple(self._rows(part, start, stop) for part in items.stacked)
@@ -244,7 +246,7 @@ class Turns:
         count = int(k) - start
         if not why and (most is None or count < most):
             why = "it ends the loop"
-        return Ran(table.decode(after) if table.any else after, count, (), (), why)
+        return Ran(table.decode(after) if table.any else after, count, (), why)
 
     def _count(self, values: Sequence[Any], start: int, most: int | None) -> int:
         """The number of turns before the one that ends the loop; a scan with outputs must know it."""

@@ -1,27 +1,30 @@
-"""Carried values that are not arrays: strings, None, enums, and names without a value.
+"""Carried values that are not arrays of the framework: strings, None, enums, names without a value, NumPy's on PyTorch.
 
 The rule: such a static value is interned in a table of the loop, and its place there, an integer, is carried. Equal
 values of one type and text share a place, so a recomputed step finds the places of the first run. A value that stops or
 starts being static changes the structure of the carry; the turn in which that happens runs in place. If a framework
 would pass something other than Python floats to a step (autograd's boxes have another type, text and division by zero),
-floats are carried as their bits, also an integer.
+floats are carried as their bits, also an integer. NumPy's arrays in a loop of PyTorch are carried as tensors, without a
+gradient.
 
 What it can miss: nothing; the loop refuses other objects. The cost, for loops that carry one: two calls per turn.
 """
 
 import enum
 import struct
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from remat.errors import StepError
+import numpy as np
+
 from remat.execute.stop import STOP
+from remat.frameworks import Framework
 from remat.pytree import TreeDef, flatten
 from remat.source.run_time.ran import Step
 
-__all__ = ["UNBOUND", "OutputTable", "StaticTable", "is_static"]
+__all__ = ["UNBOUND", "StaticTable", "foreign_types", "is_numbers", "is_static"]
 
 _TYPES = frozenset({str, bytes, Fraction, Decimal, slice, frozenset, type(...)})  # not subclasses, which may hold more
 _NUMBERS = (int, bool, float)  # Python numbers that may be appended to lists
@@ -48,8 +51,20 @@ class _NoLongerStatic:
         self.value = value
 
 
-def _kind(leaf: Any, floats: bool) -> Any:
-    """How a leaf is carried: True by its place, float by its bits, False unchanged."""
+def foreign_types(framework: Framework) -> tuple[type, ...]:
+    """NumPy's types, if the framework does not take them as they are."""
+    return (np.ndarray, np.generic) if framework.TRAITS.name == "torch" else ()
+
+
+def is_numbers(leaf: Any, types: tuple[type, ...]) -> bool:
+    """Whether a leaf is an array or a number of these types of NumPy, rather than of objects or texts."""
+    return isinstance(leaf, types) and np.asarray(leaf).dtype.kind in "biufc"
+
+
+def _kind(leaf: Any, floats: bool, foreign: tuple[type, ...]) -> Any:
+    """How a leaf is carried: True by its place, float by its bits, np.ndarray as an array, False unchanged."""
+    if is_numbers(leaf, foreign):
+        return True if isinstance(leaf, np.generic) else np.ndarray
     return float if floats and type(leaf) is float else is_static(leaf)
 
 
@@ -64,7 +79,14 @@ def _identity(value: Any) -> Any:
     """A key that only equal values of equal text have: 1.0 and 1.00 are two decimals, and {1} and {1.0} two sets."""
     if isinstance(value, frozenset):
         return type(value), frozenset(map(_identity, value))
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value), value.dtype, value.shape, value.tobytes()
     return type(value), repr(value) if isinstance(value, slice | float | Decimal) else value
+
+
+def _copy(value: Any) -> Any:
+    """The value itself, or a copy if it can be written into."""
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def _bits(value: float) -> int:
@@ -82,25 +104,23 @@ class StaticTable:
     has replaced a float by something else.
     """
 
-    __slots__ = ("_places", "_trees", "_values", "any", "became_traced")
+    __slots__ = ("_foreign", "_framework", "_places", "_trees", "_values", "any", "became_traced")
 
-    def __init__(
-        self, values: Sequence[Any], unpack: Callable[[Any], Any], floats: Collection[int] = frozenset()
-    ) -> None:
+    def __init__(self, values: Sequence[Any], framework: Framework, floats: Collection[int] = frozenset()) -> None:
+        self._framework, self._foreign = framework, foreign_types(framework)
         self._places: dict[Any, int] = {}
         self._values: list[Any] = []
         self.became_traced: set[int] = set()
         # By value: None if it has no static leaf, its kind if it is a leaf, else its structure and the kinds of leaves.
-        self._trees: list[Any] = [self._look_at(value, unpack, k in floats) for k, value in enumerate(values)]
+        self._trees: list[Any] = [self._look_at(value, k in floats) for k, value in enumerate(values)]
         self.any = any(tree is not None for tree in self._trees)
 
-    @staticmethod
-    def _look_at(value: Any, unpack: Callable[[Any], Any], floats: bool) -> Any:
-        kinds = [_kind(value, floats)]
+    def _look_at(self, value: Any, floats: bool) -> Any:
+        kinds = [_kind(value, floats, self._foreign)]
         if kinds[0]:
             return kinds[0]
-        leaves, tree = flatten(value, unpack)
-        kinds = [_kind(leaf, floats) for leaf in leaves]
+        leaves, tree = flatten(value, self._framework.unpack)
+        kinds = [_kind(leaf, floats, self._foreign) for leaf in leaves]
         return (tree, kinds) if any(kinds) else None
 
     def encode(self, values: Sequence[Any]) -> tuple[Any, ...]:
@@ -128,13 +148,23 @@ class StaticTable:
                 return _bits(value)
             self.became_traced.add(number)
             return _NoLongerStatic(value)
-        if not (is_static(value) or type(value) in _NUMBERS):
+        if kind is np.ndarray:
+            return self._framework.stack([value])[0] if isinstance(value, np.ndarray) else _NoLongerStatic(value)
+        return self.place(value)
+
+    def place(self, value: Any) -> Any:
+        """The place of a value in the table, if it is static or a number."""
+        if not (is_numbers(value, self._foreign) or is_static(value) or type(value) in _NUMBERS):
             return _NoLongerStatic(value)
         key = _identity(value)
         if key not in self._places:
             self._places[key] = len(self._values)
-            self._values.append(value)
+            self._values.append(_copy(value))
         return self._places[key]
+
+    def value(self, place: int) -> Any:
+        """The value at a place."""
+        return _copy(self._values[place])
 
     def decode(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """The values in the form that the program has."""
@@ -154,7 +184,9 @@ class StaticTable:
         )
 
     def _value(self, leaf: Any, kind: Any) -> Any:
-        return _float(leaf) if kind is float else self._values[int(leaf)]
+        if kind is np.ndarray:
+            return leaf.detach().numpy().copy()
+        return _float(leaf) if kind is float else self.value(int(leaf))
 
     def wrap(self, step: Step) -> Step:
         """The step on encoded carries."""
@@ -165,49 +197,3 @@ class StaticTable:
             return out if out[0] is STOP else (encode(out[0]), out[1])
 
         return encoded
-
-
-class OutputTable:
-    """Outputs of a step for lists: Python numbers and static values come out unchanged."""
-
-    __slots__ = ("_table", "_traced", "_trees")
-
-    def __init__(self, *, traced: bool = False) -> None:
-        self._traced = traced
-        self._table = StaticTable((), lambda value: value)
-        self._trees: list[tuple[TreeDef, list[bool]]] | None = None
-
-    def encode(self, outputs: Sequence[Any], unpack: Callable[[Any], Any]) -> tuple[Any, ...]:
-        """The outputs of a turn in the form that a framework takes; the first turn decides which are static."""
-        if self._trees is None:
-            flat = [flatten(output, unpack) for output in outputs]
-            self._trees = [(tree, [is_static(x) or type(x) in (int, bool) for x in leaves]) for leaves, tree in flat]
-            whole = any(getattr(getattr(x, "dtype", None), "kind", "f") in "iub" for leaves, _ in flat for x in leaves)
-            if self._traced and (whole or any(any(static) for _, static in self._trees)):
-                raise StepError("an output is a Python number or a string, which a trace turns into an array")
-        return tuple(
-            self._table._encode(output, tree) if any(tree[1]) else output
-            for output, tree in zip(outputs, self._trees, strict=True)
-        )
-
-    def wrap(self, step: Step, lists: int, unpack: Callable[[Any], Any]) -> Step:
-        """The step with encoded outputs; the first `lists` of them are for lists."""
-        encode = self.encode
-
-        def encoded(carry: Any, x: Any) -> Any:
-            carry, outputs = step(carry, x)
-            return carry, outputs if carry is STOP else (*encode(outputs[:lists], unpack), *outputs[lists:])
-
-        return encoded
-
-    def rows(self, number: int, stacked: Any, framework: Any) -> Callable[[int], Any]:
-        """A function from a turn to the item that it has appended to a list."""
-        leaves = flatten(stacked, framework.unpack)[0]
-        assert self._trees is not None
-        tree, static = self._trees[number]
-        values = self._table._values
-        rows = [
-            [values[int(place)] for place in leaf] if is_static else framework.unstack(leaf)
-            for leaf, is_static in zip(leaves, static, strict=True)
-        ]
-        return lambda k: tree.unflatten([row[k] for row in rows])

@@ -51,12 +51,6 @@ class TracedTurns:
 
     def run(self, values: Sequence[Any], start: int, stop: int | None) -> Ran:
         """Run the turns from `start` on."""
-        for name, value in zip(self.info.carry, values, strict=True):
-            if name in self.info.identified and isinstance(value, self.framework.TRAITS.array_types):
-                raise StepError(
-                    f"it compares {name} by `is`, and an iteration gets another array with the same values: compare "
-                    "what the arrays hold, or set a flag where it is assigned"
-                )
         search = search_of(self.framework, self.step)
         purity = Purity((self.step, self.test, *values), self.framework.TRAITS.array_types)
         search.containers += purity.stored
@@ -155,7 +149,7 @@ class TracedTurns:
         assert test is not None
         request = self.request(None)
         after = self.framework.while_loop(test, lambda carry: step(carry, True)[0], tuple(values), None, request)
-        return Ran(after, 1, (), (), "", over=True)
+        return Ran(after, 1, (), "", over=True)
 
     def _log(self, turns: UnrolledTurns, count: int | None, ran: Ran) -> None:
         log = self.request(count).log

@@ -22,12 +22,12 @@ from remat.source.loop_info import LoopInfo
 from remat.source.marked_range import MarkedRange
 from remat.source.run_time.filled_arrays import fillable, with_rows
 from remat.source.run_time.given_arrays import NOTHING_GIVEN, GivenArrays, is_changed, write_back
-from remat.source.run_time.item_assignment import augmented, put, put_augmented
+from remat.source.run_time.item_assignment import augmented, put, put_augmented, same
 from remat.source.run_time.items import Combined, Items, Product, is_iterator, is_taken_from, items_of
 from remat.source.run_time.iterated_objects import Iterated, own_object
 from remat.source.run_time.last_item import last_item, read_last
 from remat.source.run_time.messages import with_names
-from remat.source.run_time.ran import Ran
+from remat.source.run_time.ran import OutputRows, Ran
 from remat.source.run_time.segments_of_turns import Turns
 from remat.source.run_time.shared_arrays import check_separate
 from remat.source.run_time.speech import say, say_unread
@@ -55,6 +55,7 @@ class RunTime:
     put = staticmethod(put)
     put_augmented = staticmethod(put_augmented)
     augmented = staticmethod(augmented)
+    same = staticmethod(same)
     last_item = staticmethod(last_item)
     read_last = staticmethod(read_last)
     say = staticmethod(say)
@@ -361,23 +362,24 @@ class _LoopRun:
 
     def _give_out(self, ran: Ran, start: int) -> None:
         """Append each turn's outputs to the lists, and write rows into the arrays."""
-        for k in range(ran.turns if ran.rows else 0):  # turn by turn, since a list may be appended to twice a turn
-            for sink, row in zip(self.lists, ran.rows, strict=True):
-                sink.append(row(k))
-        if self.arrays is not None and ran.filled:
+        lists, arrays = ran.rows[: len(self.lists)], ran.rows[len(self.lists) :]
+        for k in range(ran.turns if lists else 0):  # turn by turn, since a list may be appended to twice a turn
+            for sink, rows in zip(self.lists, lists, strict=True):
+                sink.append(rows.item(k))
+        if self.arrays is not None and arrays:
             get, fill = self.arrays
             assert self.items is not None
             numbers = [self.items.at(k) for k in range(start, start + ran.turns)]
             filled = []
-            for name, array, rows in zip(self.info.arrays, get(), ran.filled, strict=True):
+            for name, array, rows in zip(self.info.arrays, get(), arrays, strict=True):
                 self._check_held(name, array, rows)
                 after = with_rows(array, numbers, rows)
                 filled.append(write_back(self.info, name, array, after) if self.given.holds(array) else after)
             fill(tuple(filled))
 
-    def _check_held(self, name: str, array: Any, rows: Any) -> None:
+    def _check_held(self, name: str, array: Any, rows: OutputRows) -> None:
         for own, other, rebinds in self.info.held:
-            if own == name and isinstance(array, dict | list) and not (rebinds and not is_changed(rows)):
+            if own == name and isinstance(array, dict | list) and not (rebinds and not is_changed(rows.item(0))):
                 self._refuse(
                     f"{name} holds what is put into it, which is changed in place after that, and {other} is read then",
                     f"Put a copy into it, as in {name}[i] = v.copy(), or write v = v + … for v += ….",
