@@ -1,5 +1,6 @@
 """Measuring a step for a budget in bytes leaves no trace, and is done again for a step that takes more."""
 
+import gc
 import io
 import subprocess
 import sys
@@ -183,3 +184,23 @@ def test_measured_runs_that_move_what_cannot_be_restored_are_an_error(source):
 
     with pytest.raises(remat.errors.DeterminismError, match=r"an iterator \(next\)"):
         remat.scan(step, torch.zeros((), dtype=torch.float64), length=50, memory="1 MiB")
+
+
+def test_measuring_leaves_no_tensors_that_only_the_garbage_collector_would_free():
+    def run(size):  # of another size, the step is measured again
+        w = (torch.randn(size, size) / size).requires_grad_()
+        h, _ = remat.scan(lambda h, _: (torch.tanh(h @ w), None), torch.ones(4, size), length=20, memory="1 MiB")
+        torch.autograd.grad(h.sum(), w)
+
+    def tensors():
+        return sum(isinstance(each, torch.Tensor) for each in gc.get_objects())
+
+    run(64)  # what is cached once
+    gc.collect()
+    before = tensors()
+    gc.disable()
+    try:
+        run(65)
+        assert tensors() == before
+    finally:
+        gc.enable()
