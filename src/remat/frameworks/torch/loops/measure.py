@@ -6,7 +6,7 @@ trace: everything that the step can reach (contents of lists, dicts and objects,
 it was before, however the measurement ends. The first step of the loop has run by then, and its tape tells whether a
 second one fits into free memory.
 
-Not all state can be restored: measured runs move an iterator on, or a counter on a class. So the step that is measured
+Not all state can be restored: measured runs move an iterator on, or the place in a file. So the step that is measured
 runs once more afterwards, and another result than before is an error. What this can miss: state that returns to where
 it was, and state that does not show in the carry.
 
