@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from remat.closures.captures import Captures
-from remat.closures.reach import Kind, Reach, kind_of
+from remat.closures.kinds import Kind, kind_of
+from remat.closures.reach import Reach
 from remat.closures.references import AttributeRef, CellRef, ItemRef, PartialRef, SetRef, exclusive
 
 __all__ = ["ClosureSearch"]

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from remat.closures.reach import Kind, kind_of
+from remat.closures.kinds import Kind, kind_of
 from remat.closures.references import attributes_of
 from remat.execute.array_state import small_arrays
 from remat.execute.python_state import LONG, Container, Contents, Place, PythonState

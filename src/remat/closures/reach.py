@@ -15,26 +15,16 @@ which are compared but not entered), and what comes after MOST objects and MOST_
 The cost: about 1 us for an object, 3 us for a function; only facts about code and classes are cached.
 """
 
-import random
 from collections import deque
 from collections.abc import Iterable
-from enum import Enum, auto
-from functools import partial
 from itertools import islice
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from remat.closures.bytecode import (
-    assigned_globals,
-    assigned_names,
-    attributes_used,
-    global_names,
-    has_effects,
-    names_in,
-    names_not_counting,
-)
+from remat.closures.bytecode import code_names, has_effects, names_not_counting
 from remat.closures.cached_results import is_cache, results_of
-from remat.closures.libraries import add_users_package, is_always_library, is_foundation, is_library
+from remat.closures.kinds import PLAIN_OBJECTS, Kind, kind_of
+from remat.closures.libraries import add_users_package, is_library
 from remat.closures.references import (
     UNSET,
     AttributeRef,
@@ -45,89 +35,22 @@ from remat.closures.references import (
     Reference,
     SetRef,
     attributes_of,
-    function_of,
+    functions_of,
     place_of,
     slots_of,
 )
+from remat.closures.stored_attributes import class_attributes, declares_fields, slot_attributes
 from remat.execute.python_state import LONG, Container, Variable
 from remat.execute.rng_state import ReplayableState, private_rng_state
 
-__all__ = ["Kind", "Reach", "kind_of"]
+__all__ = ["Reach"]
 
 MOST = 2_000  # functions and objects; a step does not use what is farther away
 MOST_ITEMS = 100_000  # of containers
 DEEPEST = 3  # modules in modules: `import lab.models.blocks` and `lab.models.blocks.apply(x)`
-_PLAIN_OBJECTS = (
-    "types",
-    "argparse",
-    "collections",
-)  # SimpleNamespace, Namespace, UserDict: treated as objects of the user's classes
 _PRIMITIVE = frozenset({"_is_autograd_primitive", "_is_primitive"})  # attributes of functions
 # Methods that do not run when an object is used.
 _NOT_RUN = frozenset({"__init__", "__new__", "__repr__", "__str__", "__init_subclass__", "extra_repr", "__del__"})
-
-
-class Kind(Enum):
-    """What the search does with values of a type."""
-
-    ATOMIC = auto()
-    CONTAINER = auto()
-    TUPLE = auto()
-    FUNCTION = auto()
-    METHOD = auto()
-    PARTIAL = auto()
-    CLASS = auto()
-    BUILTIN = auto()  # possibly a method of a container
-    WRAPPER = auto()  # around a function, such as those of functools.lru_cache and jax.jit
-    OBJECT = auto()  # an object of a user's class
-    LIBRARY = auto()  # an object of a library's class
-    GENERATOR = auto()  # a random generator
-    ARRAY = auto()  # a NumPy array
-    TAKEN = auto()  # handled by a framework
-
-
-_CALLABLES = (
-    (FunctionType, Kind.FUNCTION),
-    (MethodType, Kind.METHOD),
-    (partial, Kind.PARTIAL),
-    (type, Kind.CLASS),
-    (BuiltinFunctionType, Kind.BUILTIN),
-)
-_kinds: dict[type, Kind] = {}  # of library classes only: these stay library classes, and no user class is kept alive
-
-
-def kind_of(cls: type) -> Kind:
-    """The kind of values of this type, without those that a framework handles."""
-    kind = _kinds.get(cls)
-    if kind is None:
-        kind = _classified(cls)
-        if is_always_library(cls.__module__):
-            _kinds[cls] = kind
-    return kind
-
-
-def _classified(cls: type) -> Kind:
-    if cls in (int, float, bool, complex, str, bytes, type(None), range):
-        return Kind.ATOMIC
-    if issubclass(cls, dict | list | set | deque):
-        return Kind.CONTAINER
-    if issubclass(cls, tuple | frozenset):
-        return Kind.TUPLE
-    for types, kind in _CALLABLES:
-        if issubclass(cls, types):
-            return kind
-    if issubclass(cls, ModuleType | CellType):
-        return Kind.ATOMIC
-    if cls.__module__ == "numpy" and cls.__name__ == "ndarray":
-        return Kind.ARRAY
-    if issubclass(cls, random.Random) or cls.__module__.startswith("numpy.random"):
-        return Kind.GENERATOR
-    if cls.__module__ in _PLAIN_OBJECTS or not is_library(cls.__module__):
-        return Kind.OBJECT
-    # Objects of Python and of the frameworks hold no user state: files, locks, enums, arrays.
-    if is_foundation(cls.__module__):
-        return Kind.WRAPPER if any("__call__" in vars(base) for base in cls.__mro__) else Kind.ATOMIC
-    return Kind.LIBRARY
 
 
 class Reach:
@@ -143,10 +66,15 @@ class Reach:
         self.caches: list[Any] = []  # functions that cache their results, such as those of functools.lru_cache
         self.results: list[tuple[Any, Container]] = []  # of caches whose functions have effects; also containers
         self.names: set[str] = set()  # in all code that was reached
+        self._stored: set[str] = set()  # the attributes that this code sets
         self._variables: list[tuple[Reference, Any]] = []
         self.assigned: dict[Place, Reference] = {}  # variables that are assigned to
-        self.rebound: dict[Place, Variable] = {}  # those of them that are used other than for counting
+        self.rebound: dict[Place, Variable] = {}  # those used other than for counting, and attributes that code sets
         self._seen: dict[int, Any] = {}  # by id; holding the values keeps the ids of bound methods unique
+        self._classes: dict[int, type] = {}  # the user's, by id
+        self._named_classes: set[int] = set()  # those that code refers to, by id
+        self._slotted: list[Any] = []  # objects with slots
+        self.slots: list[Variable] = []  # slots that code sets, and that are not replayed
         self._queue: deque[Any] = deque()  # breadth first, so that MOST cuts off what is farthest
         self._unnamed: list[tuple[str, Any, Any]] = []  # attributes whose name has not occurred so far, with owners
         self._visits, self._items = 0, 0
@@ -165,6 +93,8 @@ class Reach:
         self._drain()
         if self.assigned:
             self._list_rebound()
+        if self._stored:
+            self._list_stored()
         self._everything = False
 
     @property
@@ -219,6 +149,8 @@ class Reach:
         elif id(value) not in self._seen:
             self._seen[id(value)] = value
             self._queue.append(value)
+        if kind is Kind.CLASS:
+            self._named_classes.add(id(value))
 
     def meet_attribute(self, name: str, value: Any, owner: Any, *, named: bool) -> None:
         """Search an attribute; with `named`, only once its name occurs in code that is reached."""
@@ -227,17 +159,22 @@ class Reach:
         else:
             self._unnamed.append((name, value, owner))
 
+    def runs(self, cls: type, method: str) -> bool:
+        """Whether a method of a class may run when an object of it is used."""
+        return method not in _NOT_RUN
+
     def meet_class(self, cls: type) -> None:
         """Search the methods of a user's class: the names in their code, their closures, their globals."""
         for base in cls.__mro__:
-            if id(base) not in self._seen and not is_library(base.__module__):
-                self._seen[id(base)] = base
+            if id(base) not in self._classes and not is_library(base.__module__):
+                self._classes[id(base)] = self._seen[id(base)] = base
                 for key, member in list(vars(base).items()):
-                    function = function_of(member)
-                    if function is None and not key.startswith("__"):
+                    functions = [member] if type(member) is FunctionType else functions_of(member)
+                    if not functions and not key.startswith("__"):
                         self.meet_attribute(key, member, AttributeRef(base, key), named=True)
-                    elif key not in _NOT_RUN:
-                        self.meet(function)
+                    elif self.runs(base, key):
+                        for function in functions:
+                            self.meet(function)
 
     def _drain(self) -> None:
         while self._queue and self._visits < MOST:
@@ -255,9 +192,24 @@ class Reach:
             cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             places = [(id(cell), "") for name, cell in cells if name in names]
             for place in (*places, *((id(function.__globals__), name) for name in names)):
-                if place in self.assigned and place not in self.rebound:
-                    self.rebound[place] = Variable(self.assigned[place])
-                    self.containers.append(self.rebound[place])
+                if place in self.assigned:
+                    self._add_variable(self.assigned[place])
+
+    def _list_stored(self) -> None:
+        """Add the attributes that code sets outside a `__dict__` to the containers."""
+        for reference in class_attributes(self._stored, self._classes.values(), self._named_classes):
+            self._add_variable(reference)
+        for reference in slot_attributes(self._stored, self._slotted):
+            if declares_fields(type(reference.owner)):
+                self._add_variable(reference)
+            else:
+                self.slots.append(Variable(reference))
+
+    def _add_variable(self, reference: Reference) -> None:
+        place = place_of(reference)
+        if place not in self.rebound:
+            self.rebound[place] = Variable(reference)
+            self.containers.append(self.rebound[place])
 
     def _visit(self, value: Any) -> None:
         kind = self.kind(type(value))
@@ -276,6 +228,7 @@ class Reach:
                 self.meet(value.keywords, place)
         elif kind is Kind.CLASS:
             self.meet_class(value)
+            self.meet_class(type(value))  # a metaclass of the user's
         elif kind is Kind.BUILTIN:
             if kind_of(type(value.__self__)) is Kind.CONTAINER:  # such as losses.append
                 self.meet(value.__self__)
@@ -311,13 +264,17 @@ class Reach:
             self._visit_object(container)
 
     def _visit_object(self, value: Any) -> None:
-        named = kind_of(type(value)) is not Kind.LIBRARY
-        self.meet_class(type(value))
+        cls = type(value)
+        # Code of libraries may use attributes whatever names occur in the user's code.
+        named = kind_of(cls) is not Kind.LIBRARY and cls.__module__ not in PLAIN_OBJECTS
+        self.meet_class(cls)
         attributes = self.attributes(value)
         if attributes is not None:
             self.containers.append(attributes)
             for name, content in list(attributes.items()):
                 self.meet_attribute(name, content, attributes, named=named)
+        if any("__slots__" in vars(base) for base in cls.__mro__):
+            self._slotted.append(value)
         for name, content in slots_of(value):
             self.meet_attribute(name, content, AttributeRef(value, name), named=named)
 
@@ -329,8 +286,10 @@ class Reach:
             return  # a primitive of an AD tool: its closure has none of the user's values
         code = function.__code__
         self.code.append(code)
-        self.names |= names_in(code)
-        used, assigned = attributes_used(code), assigned_names(code)
+        names = code_names(code)
+        self.names |= names.every
+        self._stored |= names.stored
+        used, assigned = names.used, names.assigned
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             reference = CellRef(cell, name)
             content = reference.get()
@@ -344,10 +303,10 @@ class Reach:
         if function.__defaults__:
             self.meet(function.__defaults__, AttributeRef(function, "__defaults__"))
         self.meet(function.__kwdefaults__)
-        namespace, rebound = function.__globals__, assigned_globals(code)
+        namespace, rebound = function.__globals__, names.assigned_globals
         for name in rebound:
             self.assigned.setdefault((id(namespace), name), ItemRef(namespace, name))
-        for name in global_names(code):
+        for name in names.read_globals:
             value = namespace.get(name, UNSET)
             if isinstance(value, ModuleType):
                 self._visit_module(value, used.get(name), code)
@@ -355,7 +314,10 @@ class Reach:
                 self.meet(value, ItemRef(namespace, name))
             elif value is not UNSET and not is_library(function.__module__ or ""):
                 self._meet_variable(ItemRef(namespace, name), value, used.get(name))
-        self.meet(function.__dict__.get("__wrapped__"))
+        if function.__dict__:
+            self.containers.append(function.__dict__)
+            for name, content in list(function.__dict__.items()):
+                self.meet_attribute(name, content, function.__dict__, named=name != "__wrapped__")
 
     def _visit_module(self, module: ModuleType, names: Iterable[str] | None, code: CodeType, depth: int = 0) -> None:
         """Search the attributes that a function names of a user's module, and of the modules inside it."""
@@ -367,7 +329,7 @@ class Reach:
                 if value is not UNSET:
                     self._meet_variable(ItemRef(vars(module), name), value, None)
             elif depth < DEEPEST:
-                self._visit_module(value, names_in(code) & vars(value).keys(), code, depth + 1)
+                self._visit_module(value, code_names(code).every & vars(value).keys(), code, depth + 1)
 
     def _meet_variable(self, place: Reference, value: Any, names: frozenset[str] | None) -> None:
         """Search a variable; with `names`, only these attributes of its value."""

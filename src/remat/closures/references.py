@@ -27,7 +27,9 @@ __all__ = [
     "attributes_of",
     "exclusive",
     "function_of",
+    "functions_of",
     "place_of",
+    "slot_names",
     "slots_of",
 ]
 
@@ -123,17 +125,19 @@ class AttributeRef(Reference):
     name: str
 
     def get(self) -> Any:
-        """The attribute."""
+        """The attribute; that of a class itself, not of its bases."""
+        if isinstance(self.owner, type):
+            return vars(self.owner).get(self.name, UNSET)
         return getattr(self.owner, self.name, UNSET)
 
     def put(self, value: Any) -> None:
         """Bind the attribute."""
         # The base implementation, since a class may override __setattr__; that of a frozen dataclass raises.
         base = type if isinstance(self.owner, type) else object
-        if value is UNSET:
-            base.__delattr__(self.owner, self.name)
-        else:
+        if value is not UNSET:
             base.__setattr__(self.owner, self.name, value)
+        elif self.get() is not UNSET:
+            base.__delattr__(self.owner, self.name)
 
 
 @dataclass(frozen=True)
@@ -175,13 +179,15 @@ class PartialRef(Reference):
         return False
 
 
-Place: TypeAlias = tuple[int, str]  # of a variable: (id of its cell, "") or (id of its namespace, name)
+Place: TypeAlias = tuple[int, str]  # of a variable: (id of its cell, "") or (id of its namespace or owner, name)
 
 
 def place_of(reference: Reference) -> Place:
-    """The place of a captured variable or a global; (0, "") for other references."""
+    """The place of a captured variable, a global or an attribute; (0, "") for other references."""
     if isinstance(reference, CellRef):
         return id(reference.cell), ""
+    if isinstance(reference, AttributeRef):
+        return id(reference.owner), reference.name
     return (id(reference.owner), reference.key) if isinstance(reference, ItemRef) else (0, "")
 
 
@@ -221,21 +227,36 @@ def attributes_of(value: Any) -> dict[str, Any] | None:
 
 def function_of(member: Any) -> FunctionType | None:
     """The function of a class member that is a method, static or class method, or property; else None."""
-    if isinstance(member, staticmethod | classmethod):
-        member = member.__func__
-    elif isinstance(member, property):
-        member = member.fget
-    elif isinstance(member, cached_property):
-        member = member.func
-    return member if isinstance(member, FunctionType) else None
+    return next(iter(functions_of(member)), None)
+
+
+def functions_of(member: Any) -> list[FunctionType]:
+    """The functions of a class member: one of a method, up to three of a property, none of anything else."""
+    if isinstance(member, property):
+        members: tuple[Any, ...] = (member.fget, member.fset, member.fdel)
+    elif isinstance(member, staticmethod | classmethod):
+        members = (member.__func__,)
+    else:
+        members = (member.func if isinstance(member, cached_property) else member,)
+    return [each for each in members if isinstance(each, FunctionType)]
 
 
 def slots_of(value: Any) -> Iterable[tuple[str, Any]]:
     """The names (mangled if private) and values of an object's slots; slots without a value are left out."""
-    for cls in type(value).__mro__:
-        for name, member in vars(cls).items() if "__slots__" in vars(cls) else ():
+    for name, member in _slots(type(value)):
+        try:
+            yield name, member.__get__(value)
+        except AttributeError:
+            continue
+
+
+def slot_names(cls: type) -> list[str]:
+    """The names (mangled if private) of the slots of a class."""
+    return [name for name, _ in _slots(cls)]
+
+
+def _slots(cls: type) -> Iterable[tuple[str, Any]]:
+    for base in cls.__mro__:
+        for name, member in vars(base).items() if "__slots__" in vars(base) else ():
             if type(member).__name__ == "member_descriptor":
-                try:
-                    yield name, member.__get__(value)
-                except AttributeError:
-                    continue
+                yield name, member

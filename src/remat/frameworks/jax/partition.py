@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten, treedef_is_leaf
 
-from remat.closures.reach import Kind, Reach, kind_of
+from remat.closures.kinds import Kind, kind_of
+from remat.closures.reach import Reach
 from remat.errors import StepError
 from remat.frameworks.jax.avals import Tracer, innermost_trace, trace_of
 from remat.pytree import Leaf, PyTree, flatten

@@ -5,8 +5,8 @@ lists, dicts and objects that the step reaches (`execute/python_state.py`), and 
 to, all as they were at that step; afterwards they are restored. So counters, logs, ring buffers and histograms count
 every step once.
 
-What it can miss: iterators, generators of other libraries, objects with `__slots__`, arrays beyond SMALL bytes in total
-(`execute/array_state.py`). The comparison of recomputed states detects a step that depends on those.
+What it can miss: iterators, generators of other libraries, slots (`closures/stored_attributes.py`), arrays beyond SMALL
+bytes in total (`execute/array_state.py`). The comparison of recomputed states detects a step that depends on those.
 
 The cost, at each kept state as long as nothing has changed: a comparison of the contents, and a checksum of the arrays,
 20 us for all of SMALL.

@@ -42,7 +42,8 @@ from typing import Any
 import numpy as np
 
 from remat.closures.libraries import is_foundation, is_library
-from remat.closures.references import UNSET, AttributeRef, Reference, attributes_of, function_of, slots_of
+from remat.closures.references import UNSET, Reference, attributes_of, function_of, slots_of
+from remat.closures.stored_attributes import class_attributes, slot_attributes
 from remat.execute.python_state import Container, Variable
 from remat.source.run_time.code_facts import CONSTRUCTORS, Chain, CodeFacts, facts_of
 from remat.source.syntax import words
@@ -317,32 +318,9 @@ class Purity:
             if isinstance(each, FunctionType) and not _is_library(str(each.__globals__.get("__name__"))):
                 found.append(each.__dict__)
         classes = {base for each in self._objects if isinstance(each, type) for base in each.__mro__}
-        for cls in classes:
-            if not _is_library(cls.__module__):
-                found += [Variable(_ClassRef(cls, name)) for name in sorted(self._stores)]
-        for each in self._objects:
-            names = {name for base in type(each).__mro__ for name in vars(base).get("__slots__", ())}
-            found += [Variable(AttributeRef(each, name)) for name in sorted(self._stores & names)]
+        found += map(Variable, class_attributes(self._stores, classes, set(map(id, classes))))
+        found += map(Variable, slot_attributes(self._stores, self._objects))
         return found
-
-
-@dataclass(frozen=True)
-class _ClassRef(Reference):
-    """An attribute of a class itself, not of its bases."""
-
-    cls: type
-    name: str
-
-    def get(self) -> Any:
-        """The attribute, or UNSET."""
-        return vars(self.cls).get(self.name, UNSET)
-
-    def put(self, value: Any) -> None:
-        """Set the attribute, or delete it."""
-        if value is not UNSET:
-            setattr(self.cls, self.name, value)
-        elif self.name in vars(self.cls):
-            delattr(self.cls, self.name)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ remembered if a range uses a tensor from it, until the step that fills it is rec
 sweep. What is detached, a running mean or a cache of constants, never has a graph, and is no error.
 
 What it can miss: tensors in places that steps empty again before the next recorded range, and in containers that only
-objects with `__slots__` hold. The cost: nothing if the steps that the first sweep records leave no tensors; else each
-range compares the contents of all containers twice.
+new objects with `__slots__` hold. The cost: nothing if the steps that the first sweep records leave no tensors; else
+each range compares the contents of all containers twice.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -6,7 +6,7 @@ trace: everything that the step can reach (contents of lists, dicts and objects,
 it was before, however the measurement ends. The first step of the loop has run by then, and its tape tells whether a
 second one fits into free memory.
 
-Not all state can be restored: measured runs move an iterator on, or a counter on a class. So the step that is measured
+Not all state can be restored: measured runs move an iterator on, or the place in a file. So the step that is measured
 runs once more afterwards, and another result than before is an error. What this can miss: state that returns to where
 it was, and state that does not show in the carry.
 
@@ -80,7 +80,8 @@ class _Setup(MeasurementSetup):
 
     def compare(self, backend: TorchBackend) -> None:
         """Raise a DeterminismError if a step gives another result now than before it was measured."""
-        for setup, step, carry in self.first_runs:
+        while self.first_runs:  # emptied, since each run refers to a setup, and that to this list
+            setup, step, carry = self.first_runs.pop()
             again = backend.advance(setup.again(), step, step + 1)
             mismatch = backend.mismatch(again, backend.fingerprint(carry), recorded=0)
             if mismatch is not None:
@@ -142,6 +143,7 @@ def _measure(call: TorchLoopCall, leaves: Sequence[Any], capacity: int, tape_byt
         cost = measure_step(setup, steps, free)
         if call.request.check != "never":
             setup.compare(backend)
+        setup.first_runs.clear()
         return replace(cost, bookkeeping=0 if device is None else CUDA_OWN)
 
 

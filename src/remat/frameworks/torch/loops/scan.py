@@ -13,6 +13,7 @@ from remat.closures.capture import ConvertedClosure
 from remat.closures.captures import Captures
 from remat.closures.references import exclusive
 from remat.errors import CarryError, InfeasibleError, StepError
+from remat.execute.python_state import Contents
 from remat.execute.rng_state import private_rng_state
 from remat.execute.state_replay import StateReplay
 from remat.execute.stop import Stopped, until_stopped
@@ -142,7 +143,8 @@ def _call(
     contents = LoopContents([*reach.containers, *reach.registries])
     private = [generator_state(leaf) if isinstance(leaf, torch.Generator) else private_rng_state(leaf) for leaf in init]
     states = [*filter(None, private), *replayable_states(reach, contents)]
-    left = LeftBySteps(contents.first, under_functorch=under_functorch)
+    places = Contents.of([*contents.containers, *reach.slots]) if reach.slots else contents.first
+    left = LeftBySteps(places, under_functorch=under_functorch)
     candidates = _Candidates.of(closure.take_values(), reach)
     calls_backward = closure.mentions("backward") and not under_functorch
     analyzed = AnalyzedStep(

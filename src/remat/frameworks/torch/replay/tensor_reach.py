@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from remat.closures.captures import Captures
+from remat.closures.kinds import Kind, kind_of
 from remat.closures.libraries import add_users_package, is_always_library, is_library
-from remat.closures.reach import Kind, Reach, kind_of
+from remat.closures.reach import Reach
 from remat.frameworks.torch.internals.fsdp import is_reachable_fsdp1
 from remat.frameworks.torch.internals.functorch import is_wrapped, wrapped_by_active_transform
 from remat.frameworks.torch.internals.modules import (
@@ -34,6 +35,7 @@ Place = tuple[Any, Any]  # a container and a key, or a Reference and None; None 
 
 _ATOMIC = (torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, Node)
 _TAKEN = (Tensor, nn.Module, torch.Generator)
+_BACKWARD = ("backward", "vjp")
 _SELF_MANAGED = ("torch.distributed", "torch.nn.parallel", "torch._dynamo", "torch.jit")
 _torch_kinds: dict[type, Kind] = {}
 
@@ -105,6 +107,12 @@ class TorchReach(Reach):
                 self._enter_modules(value)
             else:
                 self.torch_generators.append(value)
+
+    def runs(self, cls: type, method: str) -> bool:
+        """Whether a method may run; the backward of a custom function does in loops, but not in recomputed segments."""
+        if self.captures is None and method in _BACKWARD and issubclass(cls, torch.autograd.Function):
+            return False
+        return super().runs(cls, method)
 
     def is_data(self, value: Any) -> bool:
         """Whether a value is a number, a string or a tensor without a gradient."""
