@@ -20,9 +20,10 @@ from remat.frameworks.torch.models.plan_agreement import groups_of_model, larges
 from remat.frameworks.torch.models.planned_blocks import plain_module, to_restore
 from remat.frameworks.torch.models.planned_model import PlannedModel, attach, planned_model
 from remat.planners import Plan
+from remat.problem import Chain
 from remat.units import bytes_text
 
-__all__ = ["auto_checkpoint", "largest_batch", "measure_step"]
+__all__ = ["auto_checkpoint", "chain_of_model", "largest_batch", "measure_step"]
 
 Blocks = str | Sequence[str | nn.Module] | None
 Loss = Callable[[Any], Tensor]
@@ -88,6 +89,13 @@ def measure_step(model: nn.Module, sample: Any, loss: Loss | None, plain: bool) 
             vars(model)["_remat_forward"] = planned
 
 
+def chain_of_model(model: nn.Module, sample: Any) -> Chain:
+    """A model's blocks, and the code around them, as a chain of stages, measured on a sample."""
+    found = find_blocks(model)
+    with _attached(model, found) as token:
+        return _measured(model, found, token, call_of(sample), None).chain
+
+
 def largest_batch(
     model: nn.Module,
     make_batch: Callable[[int], Any],
@@ -149,17 +157,27 @@ def _least_memory(
     call: tuple[tuple[Any, ...], dict[str, Any]],
     loss: Loss | None,
 ) -> tuple[int, MeasuredModel]:
-    args, kwargs = call
-    devices = devices_of(args, kwargs, list(model.parameters()))
-    groups = groups_of_model(model)
-    run = partial(model, *args, **kwargs)
-    measured = measure_model(model, run, blocks, token, loss, devices, groups=groups, inside=True)
-    measured = of_first_process(measured, groups)
+    measured = _measured(model, blocks, token, call, loss)
     try:
         least = measured.plan(1).peak
     except InfeasibleError as error:
         least = int(error.minimum)
     return least + measured.outputs, measured
+
+
+def _measured(
+    model: nn.Module,
+    blocks: dict[str, nn.Module],
+    token: str,
+    call: tuple[tuple[Any, ...], dict[str, Any]],
+    loss: Loss | None,
+) -> MeasuredModel:
+    args, kwargs = call
+    devices = devices_of(args, kwargs, list(model.parameters()))
+    groups = groups_of_model(model)
+    run = partial(model, *args, **kwargs)
+    measured = measure_model(model, run, blocks, token, loss, devices, groups=groups, inside=True)
+    return of_first_process(measured, groups)
 
 
 @contextmanager
